@@ -1,0 +1,1 @@
+"""gnnplan's REST service."""

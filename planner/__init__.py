@@ -1,0 +1,1 @@
+"""gnnplan's planner: graph + machine -> plan. Verbs are imported from their modules."""

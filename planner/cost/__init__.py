@@ -1,0 +1,1 @@
+"""Pure arithmetic: seconds and bytes of each stage."""

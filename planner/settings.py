@@ -1,0 +1,60 @@
+"""What the user may ask of the planner; each knob is documented where it is declared."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from planner.errors import SettingsError
+from runtime.plan import Workload
+
+POLICIES = (
+    "auto",
+    "naive",
+    "random",
+    "degree",
+    "song-jiang",
+)
+"""Named placements that can be planned today."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlanSettings:
+    """One planning request."""
+
+    workload: Workload = field(default_factory=Workload)
+    """What is to be trained; the planner never changes it."""
+    devices: int | None = None
+    """Number of ranks; None lets the planner choose from 1 to the cores (or GPUs)."""
+    device_memory_bytes: int | None = None
+    """Bytes each device may use for its own copies of rows and everything else; None: measured."""
+    host_memory_bytes: int | None = None
+    """Bytes of host memory that may be used; None: measured."""
+    mode: Literal["auto", "minibatch", "full-graph"] = "auto"
+    """Full-graph needs a later release; auto keeps the user's mini-batches."""
+    sampler: str = "neighbor"
+    dialect: Literal["first_seen", "every_hop"] = "first_seen"
+    policy: str = "auto"
+    """Placement policy; auto scores all and keeps the best."""
+    shared_host: bool = True
+    """False: the host's shared mapping of features is not used (rows live in ranks or on disk)."""
+    oversubscribe: bool = False
+    """True: ranks x threads may exceed the cores (slower and less predictable)."""
+
+    def __post_init__(self) -> None:
+        w = self.workload
+        if len(w.fanouts) != w.num_layers:
+            raise SettingsError(
+                f"expected {w.num_layers} fan-outs (one per layer), found {len(w.fanouts)}: "
+                f"{','.join(map(str, w.fanouts))}; give --layers {len(w.fanouts)} or other fan-outs"
+            )
+        if any(f == 0 or f < -1 for f in w.fanouts):
+            raise SettingsError(
+                f"expected fan-outs of at least 1 (or -1 for all), found {w.fanouts}"
+            )
+        if w.batch_size < 1:
+            raise SettingsError(f"expected a batch size of at least 1, found {w.batch_size}")
+        if self.devices is not None and self.devices < 1:
+            raise SettingsError(f"expected at least 1 device, found {self.devices}")
+        if self.policy not in POLICIES:
+            raise SettingsError(
+                f"expected a policy among {', '.join(POLICIES)}, found {self.policy!r}"
+            )

@@ -1,0 +1,1 @@
+"""Candidates, formulation, bound."""

@@ -1,0 +1,94 @@
+"""The workload profile: what one optimiser step of this graph, sampler and model asks for.
+
+Made by planner.profiling with the real sampler; read by the cost model. All counts are per rank
+and batch, for one size of the rank's share of the global batch.
+"""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.machine import Table
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Spread:
+    """A per-batch quantity: its mean, spread and tail over the profiled batches."""
+
+    mean: float
+    std: float
+    p99: float
+    largest: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BatchProfile:
+    """Batches of one size (seeds per rank)."""
+
+    seeds_per_rank: int
+    num_batches: int
+    vertices: list[Spread]
+    """Distinct vertices up to each hop, seeds first; length L + 1 (the last is the input set)."""
+    edges: list[Spread]
+    """Edges drawn at each hop, length L."""
+    block_edges: list[Spread]
+    """Edges of each block, outermost first, length L (first_seen blocks are nested)."""
+    input_standard_error: float
+    """Relative standard error of the expected input vertices."""
+    half_epoch_error: float
+    """sum|p1 - p2| / sum p between two disjoint halves of the batches (formulas 1.4)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelTiming:
+    """Measured seconds of the model on blocks of the profiled shapes, not on the graph itself."""
+
+    forward_backward: Table
+    """Seconds of one forward and backward; axes: scale (of the mean batch), ranks, threads."""
+    optimizer_seconds: float
+    num_parameters: int
+    activation_bytes: int
+    """Peak bytes of activations and their gradients at the mean batch."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WorkloadProfile:
+    """What the profile found; hotness arrays travel beside it, not in JSON."""
+
+    graph_fingerprint: str
+    sampler_fingerprint: str
+    """Hash of the exact sampler settings and the profile's own settings."""
+    batches: list[BatchProfile]
+    timing: dict[str, ModelTiming] = field(default_factory=dict[str, ModelTiming])
+    """By str(seeds_per_rank)."""
+
+    def batch(self, seeds_per_rank: int) -> BatchProfile:
+        """The profile of that batch size.
+
+        Raises:
+            KeyError: it was not profiled.
+        """
+        for profile in self.batches:
+            if profile.seeds_per_rank == seeds_per_rank:
+                return profile
+        raise KeyError(seeds_per_rank)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Hotness:
+    """Access frequencies of one batch size; arrays of length num_nodes."""
+
+    seeds_per_rank: int
+    first_half: NDArray[np.float32]
+    """Share of the first half's batches whose input set holds the vertex."""
+    second_half: NDArray[np.float32]
+    num_batches: int
+    """Over both halves."""
+    topology: NDArray[np.float32]
+    """Mean neighbour reads from each vertex's list, per batch."""
+
+    @property
+    def features(self) -> NDArray[np.float32]:
+        """Mean of the two halves: the estimate of p(v)."""
+        return (self.first_half + self.second_half) / np.float32(2)

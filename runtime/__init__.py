@@ -1,0 +1,1 @@
+"""gnnplan's runtime: executes a plan. Verbs are imported from their modules."""

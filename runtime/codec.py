@@ -1,0 +1,162 @@
+"""Checked JSON for frozen dataclasses: encode to canonical text, decode with the path of any fault.
+
+Covers what our files hold: dataclasses, str, int, float, bool, None, enums, lists, tuples, string
+keyed dicts and unions with None. No third-party library: the runtime must import anywhere.
+"""
+
+import dataclasses
+import hashlib
+import json
+import math
+import os
+import tempfile
+import types
+import typing
+from enum import Enum
+from pathlib import Path
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+class CodecError(ValueError):
+    """A value does not have the declared type; the text names the path inside the document."""
+
+
+def to_plain(value: Any) -> Any:
+    """Turn dataclasses, enums, tuples and numpy scalars into plain JSON values."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: to_plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, dict):
+        return {str(k): to_plain(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [to_plain(v) for v in value]
+    item = getattr(value, "item", None)
+    return value if item is None else item()
+
+
+def dumps(value: Any) -> str:
+    """Canonical JSON text: sorted keys, no NaN, one newline at the end."""
+    return json.dumps(to_plain(value), sort_keys=True, indent=1, allow_nan=False) + "\n"
+
+
+def content_hash(value: Any) -> str:
+    """Hex sha256 of the canonical JSON of a value."""
+    return hashlib.sha256(dumps(value).encode()).hexdigest()
+
+
+def decode(cls: type[T], value: Any, path: str = "$") -> T:
+    """Build `cls` from plain JSON values; unknown, missing or mistyped fields raise CodecError."""
+    return _decode(cls, value, path)
+
+
+def _decode(kind: Any, value: Any, path: str) -> Any:
+    origin, args = typing.get_origin(kind), typing.get_args(kind)
+    if kind is Any:
+        return value
+    if origin in (typing.Union, types.UnionType):
+        return _decode_union(args, value, path)
+    if origin is typing.Literal:
+        if value in args:
+            return value
+        raise CodecError(f"{path}: expected one of {', '.join(map(repr, args))}, found {value!r}")
+    if origin in (list, tuple):
+        return _decode_sequence(origin, args, value, path)
+    if origin is dict:
+        _expect(value, dict, "an object", path)
+        return {k: _decode(args[1], v, f"{path}.{k}") for k, v in value.items()}
+    if dataclasses.is_dataclass(kind):
+        return _decode_dataclass(kind, value, path)
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        try:
+            return kind(value)
+        except ValueError:
+            names = ", ".join(str(m.value) for m in kind)
+            raise CodecError(f"{path}: expected one of {names}, found {value!r}") from None
+    return _decode_scalar(kind, value, path)
+
+
+def _decode_union(args: tuple[Any, ...], value: Any, path: str) -> Any:
+    if value is None and type(None) in args:
+        return None
+    choices = [a for a in args if a is not type(None)]
+    errors: list[CodecError] = []
+    for choice in choices:
+        try:
+            return _decode(choice, value, path)
+        except CodecError as error:
+            errors.append(error)
+    raise errors[0]
+
+
+def _decode_sequence(origin: Any, args: tuple[Any, ...], value: Any, path: str) -> Any:
+    _expect(value, list, "a list", path)
+    if origin is tuple and not (len(args) == 2 and args[1] is Ellipsis):
+        if len(value) != len(args):
+            raise CodecError(f"{path}: expected {len(args)} items, found {len(value)}")
+        return tuple(
+            _decode(a, v, f"{path}[{i}]") for i, (a, v) in enumerate(zip(args, value, strict=True))
+        )
+    return origin(_decode(args[0], v, f"{path}[{i}]") for i, v in enumerate(value))
+
+
+def _decode_dataclass(kind: Any, value: Any, path: str) -> Any:
+    _expect(value, dict, f"an object ({kind.__name__})", path)
+    hints = typing.get_type_hints(kind)
+    fields = {f.name: f for f in dataclasses.fields(kind)}
+    unknown = sorted(set(value) - set(fields))
+    if unknown:
+        raise CodecError(f"{path}: unknown field {unknown[0]!r} in {kind.__name__}")
+    out: dict[str, Any] = {}
+    for name, spec in fields.items():
+        if name in value:
+            out[name] = _decode(hints[name], value[name], f"{path}.{name}")
+        elif spec.default is dataclasses.MISSING and spec.default_factory is dataclasses.MISSING:
+            raise CodecError(f"{path}: field {name!r} of {kind.__name__} is missing")
+    try:
+        return kind(**out)
+    except ValueError as error:
+        raise CodecError(f"{path}: {error}") from None
+
+
+def _decode_scalar(kind: Any, value: Any, path: str) -> Any:
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        value = float(value)
+    if kind is int and isinstance(value, bool):
+        raise CodecError(f"{path}: expected int, found {value!r}")
+    if not isinstance(value, kind):
+        raise CodecError(f"{path}: expected {kind.__name__}, found {value!r}")
+    if kind is float and not math.isfinite(value):
+        raise CodecError(f"{path}: expected a finite number, found {value!r}")
+    return value
+
+
+def _expect(value: Any, kind: type, words: str, path: str) -> None:
+    if not isinstance(value, kind):
+        raise CodecError(f"{path}: expected {words}, found {type(value).__name__}")
+
+
+def write_text_atomically(path: Path, text: str) -> None:
+    """Write a file so that a reader, or a crash, sees the old content or the new, never half.
+
+    Raises:
+        OSError: the disk is full or the folder cannot be written; nothing is left behind.
+    """
+    write_bytes_atomically(path, text.encode())
+
+
+def write_bytes_atomically(path: Path, data: bytes) -> None:
+    """Like `write_text_atomically`, for bytes."""
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(temporary).chmod(0o644)
+        Path(temporary).replace(path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise

@@ -1,0 +1,1 @@
+"""Thin typed collectives that meter their stage."""

@@ -1,0 +1,1 @@
+"""Feature tiers: location tables, stores and gathers."""

@@ -1,0 +1,1 @@
+"""Graph datasets: on-disk format, import, generators."""

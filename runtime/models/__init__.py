@@ -1,0 +1,1 @@
+"""GNN layers and models over torch_geometric.nn on rectangular blocks."""

@@ -1,0 +1,391 @@
+"""The plan: the contract between the planner, which writes it, and the runtime, which reads it.
+
+A plan is a folder: `plan.json` (this module's `Plan`) and one memory-mapped `.npy` file per array,
+whose sha256 stand in plan.json. `plan_id` is the hash of the content; the time of creation is not
+part of it, so equal inputs give byte-identical folders.
+
+This module imports nothing of the runtime but the codec and the errors: it must load anywhere.
+"""
+
+import hashlib
+import io
+import json
+import shutil
+import tempfile
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from runtime import codec
+from runtime.errors import PlanError
+
+SCHEMA_VERSION = 1
+PLAN_FILE = "plan.json"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GraphRef:
+    """The graph a plan was made for."""
+
+    name: str
+    path: str
+    """Folder of the dataset, as given when planning (absolute)."""
+    fingerprint: str
+    num_nodes: int
+    num_edges: int
+    feature_dim: int
+    feature_dtype: str
+    num_classes: int
+    task: str
+    num_train: int
+    topology_only: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MachineRef:
+    """The machine a plan was made for."""
+
+    name: str
+    fingerprint: str
+    """Hash of what the machine is (processors, memory, devices, versions)."""
+    calibration: str
+    """Hash of what was measured on it, or of the preset's numbers."""
+    provenance: str
+    """measured | preset."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Workload:
+    """What is to be trained: fixed by the user, never changed by the planner."""
+
+    model: str = "sage"
+    """sage | gcn | gat | module:factory."""
+    num_layers: int = 2
+    hidden: int = 256
+    heads: int = 4
+    """Attention heads (gat)."""
+    dropout: float = 0.0
+    fanouts: list[int] = field(default_factory=lambda: [15, 10])
+    """Neighbours per hop, first hop (next to the seeds) first; -1 takes all."""
+    batch_size: int = 1024
+    """GLOBAL batch: seeds per optimiser step over all devices."""
+    learning_rate: float = 3e-3
+    weight_decay: float = 0.0
+    gcn_norm: Literal["full", "sampled"] = "full"
+    seed: int = 0
+    allow: Literal["exact", "unbiased", "approximate"] = "exact"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sampler:
+    """How neighbours are drawn."""
+
+    name: str = "neighbor"
+    dialect: Literal["first_seen", "every_hop"] = "first_seen"
+    parameters: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Device:
+    """One rank of the job."""
+
+    rank: int
+    kind: Literal["cpu", "cuda"]
+    host: int = 0
+    clique: int = 0
+    memory: str = "host0"
+    """Name of the memory in the machine model that this rank's own rows live in."""
+    index: int = 0
+    """Device index on its host."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Source:
+    """Where a location table may point to; its position in `sources` is its number."""
+
+    kind: Literal["own", "peer", "host", "disk"]
+    rank: int = -1
+    """The peer's rank, for kind peer."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FeaturePlacement:
+    """Where feature rows live.
+
+    For each rank g, array `feature_location_<g>` (num_nodes codes: slot << 8 | source number) and
+    `feature_own_ids_<g>` (global id of each own slot). Ranks with equal tables share a file.
+    """
+
+    policy: str
+    sources: list[Source]
+    own_rows: list[int]
+    """Own slots per rank."""
+    row_bytes: int
+    storage_dtype: str
+    disk_budget_bytes: int = 0
+    """Most bytes the disk tier may hold in flight and staged, per rank."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TopologyPlacement:
+    """Where adjacency lists live; same scheme as features."""
+
+    policy: Literal["host", "replicated", "cached", "partitioned"] = "host"
+    own_rows: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Threads:
+    """Thread budget of each rank."""
+
+    compute: int = 1
+    sample: int = 0
+    """Prefetch threads that run the loader's stages; 0 runs them on the training thread."""
+    gather: int = 1
+    """Threads one gather call uses."""
+    comm: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Strategy:
+    """How the training runs."""
+
+    mode: Literal["minibatch", "full-graph"] = "minibatch"
+    sampler: Sampler = field(default_factory=Sampler)
+    batching: Literal["independent", "cooperative"] = "independent"
+    partition: str = "none"
+    features: FeaturePlacement
+    topology: TopologyPlacement = field(default_factory=TopologyPlacement)
+    pipeline: list[str] = field(default_factory=lambda: ["seeds", "sample", "gather", "batch"])
+    """The loader's stages, in order."""
+    prefetch_depth: int = 2
+    """Batches that may be ready or under way ahead of the training thread."""
+    devices: list[Device]
+    threads: Threads = field(default_factory=Threads)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Interval:
+    """A predicted value with its interval (90%)."""
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MemoryUse:
+    """Predicted peak use of one memory."""
+
+    parts: dict[str, int]
+    """Bytes by part (model, optimizer, activations, sampling, batches, cache, context ...)."""
+    total: int
+    capacity: int
+    headroom: int
+    """Bytes of the capacity that stay free."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Prediction:
+    """What the planner expects; every number is a prediction, never a measurement."""
+
+    step_seconds: Interval
+    epoch_seconds: Interval
+    steps_per_epoch: int
+    startup_seconds: float
+    stages: dict[str, float]
+    """Elapsed seconds per step, by stage name."""
+    stage_core_seconds: dict[str, float]
+    """Core-seconds per step over all ranks, by stage name."""
+    traffic_bytes: dict[str, float]
+    """Bytes per step, by link name."""
+    hit_rates: dict[str, dict[str, float]]
+    """Share of feature rows by device and source."""
+    memory_bytes: dict[str, MemoryUse]
+    bottleneck: str
+    provenance: dict[str, str] = field(default_factory=dict)
+    """Where each stage's number comes from: measured | preset | derived, and how."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Certificate:
+    """How good the plan is known to be, within its model."""
+
+    objective: float
+    lower_bound: float
+    gap: float
+    solver: str
+    status: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Alternative:
+    """A candidate that lost, and why."""
+
+    name: str
+    step_seconds: float | None
+    """None where it does not fit or cannot run."""
+    why: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ArrayRef:
+    """A file beside plan.json."""
+
+    file: str
+    sha256: str
+    dtype: str
+    shape: list[int]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plan:
+    """Everything the runtime needs to train, and everything a reader needs to judge it."""
+
+    schema_version: int = SCHEMA_VERSION
+    plan_id: str = ""
+    version: str
+    """Version of gnnplan that wrote it."""
+    graph: GraphRef
+    machine: MachineRef
+    workload: Workload
+    strategy: Strategy
+    prediction: Prediction
+    certificate: Certificate
+    shadow_prices: dict[str, float] = field(default_factory=dict)
+    """Seconds per step saved by one more GiB on each memory, or 10% more on each link."""
+    alternatives: list[Alternative] = field(default_factory=list)
+    statistics_class: Literal["exact", "unbiased", "approximate"] = "exact"
+    arrays: dict[str, ArrayRef] = field(default_factory=dict)
+
+    @property
+    def num_ranks(self) -> int:
+        """Number of ranks (processes) the plan runs on."""
+        return len(self.strategy.devices)
+
+
+def _npy_bytes(array: NDArray[Any]) -> bytes:
+    buffer = io.BytesIO()
+    np.save(buffer, np.ascontiguousarray(array), allow_pickle=False)
+    return buffer.getvalue()
+
+
+def with_identity(plan: Plan) -> Plan:
+    """The same plan with `plan_id` set to the hash of its content."""
+    return replace(plan, plan_id=codec.content_hash(replace(plan, plan_id=""))[:32])
+
+
+def save_plan(plan: Plan, arrays: dict[str, NDArray[Any]], folder: Path) -> Plan:
+    """Write a plan folder as a whole or not at all; returns the plan with hashes and identity.
+
+    An existing plan folder is replaced; a folder that holds anything else is refused.
+
+    Raises:
+        PlanError: the folder holds something that is not a plan.
+        OSError: it cannot be written; nothing is left behind.
+    """
+    folder = Path(folder)
+    refuse_foreign_folder(folder)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    staging = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
+    try:
+        refs: dict[str, ArrayRef] = {}
+        written: dict[str, str] = {}
+        for name in sorted(arrays):
+            data = _npy_bytes(arrays[name])
+            digest = hashlib.sha256(data).hexdigest()
+            if digest not in written:
+                written[digest] = f"{name}.npy"
+                (staging / f"{name}.npy").write_bytes(data)
+            refs[name] = ArrayRef(
+                file=written[digest],
+                sha256=digest,
+                dtype=str(arrays[name].dtype),
+                shape=list(arrays[name].shape),
+            )
+        plan = with_identity(replace(plan, arrays=refs))
+        (staging / PLAN_FILE).write_text(codec.dumps(plan))
+        staging.chmod(0o755)
+        if folder.exists():
+            shutil.rmtree(folder)
+        staging.rename(folder)
+    except BaseException:
+        shutil.rmtree(staging, ignore_errors=True)
+        raise
+    return plan
+
+
+def refuse_foreign_folder(folder: Path) -> None:
+    """Raise PlanError where an output folder exists and holds something other than a plan."""
+    if folder.is_file():
+        raise PlanError(f"{folder}: expected a folder to write the plan to, found a file")
+    if folder.is_dir() and any(folder.iterdir()) and not (folder / PLAN_FILE).is_file():
+        raise PlanError(
+            f"{folder}: expected an empty folder or an earlier plan, found other files; "
+            "choose another output folder"
+        )
+
+
+def load_plan(folder: Path, *, verify_arrays: bool = False) -> Plan:
+    """Read and check plan.json; with `verify_arrays`, re-hash every array file too.
+
+    Raises:
+        PlanError: missing, damaged, altered, or of another schema version.
+    """
+    path = Path(folder) / PLAN_FILE
+    if not path.is_file():
+        raise PlanError(f"{folder}: expected a plan folder, found no {PLAN_FILE}")
+    try:
+        document = json.loads(path.read_text())
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise PlanError(f"{path}: not readable as JSON ({error}); plan again") from None
+    version = document.get("schema_version") if isinstance(document, dict) else None
+    if version != SCHEMA_VERSION:
+        raise PlanError(
+            f"{path}: expected schema_version {SCHEMA_VERSION}, found {version!r}; plan again"
+        )
+    try:
+        plan = codec.decode(Plan, document)
+    except codec.CodecError as error:
+        raise PlanError(f"{path}: {error}; plan again") from None
+    if with_identity(plan).plan_id != plan.plan_id:
+        raise PlanError(f"{path}: content does not match its plan_id; it was altered, plan again")
+    if verify_arrays:
+        for name in plan.arrays:
+            _check_array_bytes(plan, Path(folder), name)
+    return plan
+
+
+def load_array(plan: Plan, folder: Path, name: str) -> NDArray[Any]:
+    """Memory-map one array of a plan, checking its dtype and shape.
+
+    Raises:
+        PlanError: the plan has no such array, or its file is missing or damaged.
+    """
+    if name not in plan.arrays:
+        raise PlanError(f"{folder}: the plan has no array {name!r}")
+    ref = plan.arrays[name]
+    path = Path(folder) / ref.file
+    try:
+        array: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError) as error:
+        raise PlanError(f"{path}: cannot be read ({error}); plan again") from None
+    if str(array.dtype) != ref.dtype or list(array.shape) != ref.shape:
+        raise PlanError(
+            f"{path}: expected {ref.dtype}{ref.shape}, found {array.dtype}{list(array.shape)}"
+        )
+    return array
+
+
+def _check_array_bytes(plan: Plan, folder: Path, name: str) -> None:
+    ref = plan.arrays[name]
+    path = folder / ref.file
+    if not path.is_file():
+        raise PlanError(f"{path}: the file is missing; plan again")
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    if digest != ref.sha256:
+        raise PlanError(f"{path}: expected sha256 {ref.sha256[:12]}, found {digest[:12]}")

@@ -1,0 +1,1 @@
+"""Samplers and the mini-batch they make."""

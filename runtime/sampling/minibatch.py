@@ -1,0 +1,87 @@
+"""The one object every stage passes on: L blocks, outermost first, and the ids behind them.
+
+Two dialects exist and are always named. `first_seen` (PyG's): a vertex is expanded once, at the
+hop where it first appears, and an outer block contains the edges of the inner ones, so all blocks
+are prefixes of one CSR. `every_hop` (DGL's; formulas 5.6): S^(l+1) = S^l united with N(S^l), every
+destination of a hop draws afresh.
+"""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class Dialect(StrEnum):
+    """Which vertices a hop expands."""
+
+    FIRST_SEEN = "first_seen"
+    EVERY_HOP = "every_hop"
+
+
+@dataclass(kw_only=True, slots=True)
+class Block:
+    """One layer's bipartite graph: destinations are the first `num_dst` of the `num_src` sources.
+
+    `indices[indptr[i]:indptr[i+1]]` are the local source ids that destination i aggregates from.
+    """
+
+    num_src: int
+    num_dst: int
+    indptr: NDArray[np.int64]
+    """Shape (num_dst + 1,)."""
+    indices: NDArray[np.int32]
+    """Shape (num_edges,); local ids below num_src."""
+    e_id: NDArray[np.int64] | None = None
+    """Shape (num_edges,); position of each edge in the graph's `indices`."""
+    weight: NDArray[np.float32] | None = None
+    """Shape (num_edges,); the layer computes sum_j weight_j x_j. None: the plain mean."""
+
+    @property
+    def num_edges(self) -> int:
+        """Number of sampled edges."""
+        return int(self.indptr[self.num_dst])
+
+
+@dataclass(kw_only=True, slots=True)
+class MiniBatch:
+    """A sampled mini-batch; later stages fill `x`, `y` and `counters`."""
+
+    blocks: list[Block]
+    """Outermost (next to the input features) first."""
+    n_id: NDArray[np.int64]
+    """Global ids of the outermost block's sources, seeds first. Shape (num_input,)."""
+    seeds: NDArray[np.int64]
+    """Global ids of this rank's seeds. Shape (num_seeds,)."""
+    input_id: NDArray[np.int64]
+    """Position of each seed in the training index. Shape (num_seeds,)."""
+    dialect: Dialect
+    num_sampled_nodes: list[int]
+    """New vertices per hop, seeds first; length L + 1 (first_seen) and sums to len(n_id)."""
+    num_sampled_edges: list[int]
+    """Edges drawn per hop, length L."""
+    global_num_seeds: int = 0
+    """Seeds of this optimiser step over all ranks: the loss is a local sum over this number."""
+    epoch: int = 0
+    step: int = 0
+    x: Any = None
+    """Feature rows of n_id (a torch tensor), filled by the gather stage."""
+    y: Any = None
+    """Labels of the seeds (a torch tensor), filled by the batch stage."""
+    seconds: dict[str, float] = field(default_factory=dict)
+    """Elapsed seconds of each loader stage this batch went through."""
+    rows_by_source: dict[str, int] = field(default_factory=dict)
+    """Feature rows read, by source (own, host, peer, disk, ...)."""
+    bytes_by_source: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def num_seeds(self) -> int:
+        """Number of seeds of this rank."""
+        return int(self.seeds.shape[0])
+
+    @property
+    def num_edges(self) -> int:
+        """Edges drawn over all hops (an edge in nested blocks counts once)."""
+        return sum(self.num_sampled_edges)

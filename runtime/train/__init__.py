@@ -1,0 +1,1 @@
+"""Training loops, overlap, checkpoints and evaluation."""
