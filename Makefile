@@ -1,0 +1,50 @@
+# Every target makes and re-uses .venv; nothing else needs to be installed by hand.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+# One BLAS thread unless a plan says otherwise: tests run several processes at once.
+TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
+
+.PHONY: help install demo test test-slow check format bench soak clean
+
+help:  ## this list
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
+
+$(STAMP): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --prefer-binary -c constraints.txt -e ".[dev]"
+	touch $(STAMP)
+
+install: $(STAMP)  ## make .venv and install gnnplan with its development tools
+
+demo: $(STAMP)  ## generate a graph, probe this machine, plan, train on 2 ranks, compare
+	$(BIN)/gnnplan demo
+
+test: $(STAMP)  ## unit and property tests, distributed tests, notebooks
+	$(TEST_ENV) $(BIN)/python -m pytest -q -n 2 -m "not slow and not distributed" tests
+	$(TEST_ENV) $(BIN)/python -m pytest -q -m "distributed and not slow" tests
+	$(TEST_ENV) $(BIN)/python -m pytest -q --nbmake --nbmake-timeout=240 notebooks
+
+test-slow: $(STAMP)  ## tests of more than ten seconds
+	$(TEST_ENV) $(BIN)/python -m pytest -q -m slow tests
+
+check: $(STAMP)  ## format, lint, types, import directions, notebooks without outputs
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/pyright
+	$(BIN)/lint-imports
+	$(BIN)/nbstripout --verify notebooks/*.ipynb
+
+format: $(STAMP)  ## format and fix what can be fixed
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(STAMP)  ## every benchmark, one JSON object per line
+	for name in placement sampling gather end_to_end; do $(BIN)/python -m tests.benchmarks.$$name --json || exit 1; done
+
+soak: $(STAMP)  ## long runs: learning against full-batch training on real graphs
+	$(BIN)/python -m tests.benchmarks.learning --json
+
+clean:  ## remove the virtual environment and caches
+	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -1,0 +1,91 @@
+"""The `gnnplan` command: groups the verbs and turns every failure into one line and an exit code.
+
+Exit codes: 0 fine, 2 the input is wrong, 3 no feasible plan, 1 anything else. `--json` prints one
+JSON document on stdout; everything else goes to stderr.
+"""
+
+import errno
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+
+import typer
+
+from planner.commands import demo, graphs, machines, planning, training
+from planner.errors import PlanDoesNotFit
+from runtime.errors import GnnplanError, InputError
+
+HELP = "Plans and runs multi-GPU training of graph neural networks."
+
+app = typer.Typer(
+    name="gnnplan",
+    help=HELP,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+app.add_typer(graphs.app, name="graph")
+app.add_typer(machines.app, name="machine")
+for module in (machines, planning, training, demo):
+    module.register(app)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    debug = "--debug" in arguments
+    arguments = [a for a in arguments if a != "--debug"]
+    try:
+        code = app(arguments, standalone_mode=False)
+    except Exception as error:
+        if debug:
+            traceback.print_exc()
+        return _report(error)
+    except KeyboardInterrupt:
+        _say("interrupted")
+        return 1
+    return code if isinstance(code, int) else 0
+
+
+def run() -> None:
+    """Entry point of the console script."""
+    try:
+        code = main()
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # The reader of a pipe went away (gnnplan ... | head): not an error of ours.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 0
+    raise SystemExit(code)
+
+
+def _report(error: Exception) -> int:
+    """One line for the user, and the exit code that belongs to it."""
+    usage = getattr(error, "format_message", None)
+    if usage is not None:
+        text = " ".join(str(usage()).split())
+        if not text:  # `gnnplan` alone: the help was printed already
+            return 2
+        _say(f"{text} (see gnnplan --help)")
+        return 2
+    if isinstance(error, PlanDoesNotFit):
+        _say(str(error))
+        return 3
+    if isinstance(error, InputError):
+        _say(str(error))
+        return 2
+    if isinstance(error, GnnplanError):
+        _say(str(error))
+        return 1
+    if isinstance(error, OSError):
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        advice = "; the disk is full, nothing was written" if full else ""
+        _say(f"{error.strerror or error}: {error.filename or ''}{advice}".replace(": ;", ";"))
+        return 2 if full or isinstance(error, PermissionError) else 1
+    _say(f"{type(error).__name__}: {error} (run again with --debug for the traceback)")
+    return 1
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"gnnplan: {text}\n")

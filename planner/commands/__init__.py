@@ -1,0 +1,1 @@
+"""The verbs of the `gnnplan` command, one file per group."""

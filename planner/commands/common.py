@@ -1,0 +1,100 @@
+"""What every command shares: where output goes, sizes, and progress bars."""
+
+import re
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from planner.errors import SettingsError
+from runtime import codec
+
+ProgressCallback = Callable[[str, float], None]
+"""Called with what is being done and the share of it that is done, 0 to 1."""
+
+JsonFlag = Annotated[
+    bool, typer.Option("--json", help="Print one JSON document on stdout, all else on stderr.")
+]
+
+UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
+UNITS |= {"ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
+
+
+def console(as_json: bool = False) -> Console:
+    """Where tables go: stdout, or stderr when stdout carries JSON."""
+    return Console(stderr=as_json, highlight=False)
+
+
+def emit_json(value: Any) -> None:
+    """Print one JSON document on stdout."""
+    sys.stdout.write(codec.dumps(value))
+    sys.stdout.flush()
+
+
+def parse_bytes(text: str | None, option: str) -> int | None:
+    """Bytes from 1500000, 512MiB, 8GB, 1.5g.
+
+    Raises:
+        SettingsError: not a size, or negative.
+    """
+    if text is None:
+        return None
+    match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([kmgt]?i?)b?\s*", text.lower())
+    if not match or match[2] not in UNITS:
+        raise SettingsError(f"{option}: expected a size such as 512MiB or 8GB, found {text!r}")
+    return int(float(match[1]) * UNITS[match[2]])
+
+
+def parse_integers(text: str, option: str) -> list[int]:
+    """Comma-separated integers, such as fan-outs 15,10,5.
+
+    Raises:
+        SettingsError: something else stands there.
+    """
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise SettingsError(
+            f"{option}: expected integers separated by commas, such as 15,10, found {text!r}"
+        ) from None
+
+
+@contextmanager
+def progress_bar(title: str) -> Iterator[ProgressCallback]:
+    """A progress bar on stderr; silent where stderr is not a terminal."""
+    screen = Console(stderr=True, highlight=False)
+    with Progress(
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=30),
+        TimeElapsedColumn(),
+        console=screen,
+        transient=True,
+        disable=not screen.is_terminal,
+    ) as bar:
+        task = bar.add_task(title, total=1.0)
+
+        def update(what: str, share: float) -> None:
+            bar.update(task, description=f"{title}: {what}", completed=min(share, 1.0))
+
+        yield update
+
+
+def bytes_text(value: float) -> str:
+    """Bytes for a reader: 1.50 GB."""
+    for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if abs(value) >= size:
+            return f"{value / size:.2f} {unit}"
+    return f"{value:.0f} B"
+
+
+def seconds_text(value: float) -> str:
+    """Seconds for a reader: 12.3 ms."""
+    if value >= 1:
+        return f"{value:.2f} s"
+    if value >= 1e-3:
+        return f"{value * 1e3:.2f} ms"
+    return f"{value * 1e6:.1f} us"
