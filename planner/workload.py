@@ -50,6 +50,18 @@ class ModelTiming:
     num_parameters: int
     activation_bytes: int
     """Peak bytes of activations and their gradients at the mean batch."""
+    warmup_seconds: float = 0.0
+    """What the first steps of a process cost above the steady ones, together."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProcessCost:
+    """What a rank costs before it does anything, measured on this machine."""
+
+    start_seconds: float
+    """From starting the processes to the libraries being imported in all of them."""
+    resident_bytes: int
+    """Private bytes of a process that has imported the libraries and built the model."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,6 +74,7 @@ class WorkloadProfile:
     batches: list[BatchProfile]
     timing: dict[str, ModelTiming] = field(default_factory=dict[str, ModelTiming])
     """By str(seeds_per_rank)."""
+    process: ProcessCost | None = None
 
     def batch(self, seeds_per_rank: int) -> BatchProfile:
         """The profile of that batch size.

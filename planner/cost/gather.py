@@ -1,0 +1,102 @@
+"""Stage `gather`: reading feature rows from the tiers, elapsed seconds per batch.
+
+Rates come from the probe's tables; where a preset has none, [A6] derives them from memory latency
+and bandwidth.
+"""
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+def gather_seconds(
+    rows: Mapping[str, float], seconds_per_row: Mapping[str, float], threads: int = 1
+) -> float:
+    """Seconds one gather takes, over all sources in turn.
+
+    T = sum_s rows_s * c_s / W
+
+    Args:
+        rows: rows_s, rows read from source s per batch (own, host, peer, disk).
+        seconds_per_row: c_s, one thread's seconds per row while all readers read.
+        threads: W, threads one gather uses.
+
+    Source: formulas.md 1.1 with measured C_loc, C_gpu, C_cpu; rates fall with concurrent readers
+    (modelling.md 7), which the caller looks up.
+
+    >>> gather_seconds({"own": 1e5, "host": 5e4}, {"own": 1e-7, "host": 4e-7})
+    0.03
+    >>> gather_seconds({"host": 5e4}, {"host": 4e-7}, threads=2)
+    0.01
+    """
+    return sum(rows[s] * seconds_per_row[s] for s in sorted(rows) if rows[s] > 0) / threads
+
+
+def effective_rows(p: NDArray[np.float32]) -> float:
+    """How many equally hot rows read like these: the working set of a skewed gather.
+
+    n_eff = (sum_v p_v)^2 / sum_v p_v^2, between E|S| (all p in {0, 1}) and N (all equal).
+
+    Args:
+        p: inclusion frequencies of the rows of one source, shape (num_rows,).
+
+    Returns:
+        Rows; the table of gather rates is read at n_eff * row_bytes.
+
+    Source: derived: the uniform distribution with the same probability that two reads meet.
+
+    >>> effective_rows(np.full(8, 0.5, dtype=np.float32))
+    8.0
+    >>> effective_rows(np.array([1.0, 1.0, 0.0, 0.0], dtype=np.float32))
+    2.0
+    """
+    total = float(p.sum(dtype=np.float64))
+    squares = float(np.square(p, dtype=np.float64).sum())
+    return 0.0 if squares == 0.0 else total * total / squares
+
+
+def lines(row_bytes: int, line_bytes: int = 64) -> float:
+    """Expected cache lines a row touches at a random multiple-of-row offset.
+
+    (L - gcd(L, C)) / C + 1
+
+    >>> lines(400), lines(64), lines(100)
+    (7.0, 1.0, 2.5)
+
+    Source: formulas.md 2.4 [C7].
+    """
+    return (row_bytes - math.gcd(row_bytes, line_bytes)) / line_bytes + 1
+
+
+def random_gather_seconds(
+    rows: float,
+    row_bytes: int,
+    threads: int,
+    latency_seconds: float,
+    stream_bytes_per_second: float,
+    memory_bytes_per_second: float,
+) -> float:
+    """Gather from host memory where only latency and bandwidths are known.
+
+    T = rows * max((tau + 64 lines / b1) / W, 64 lines / BW)
+
+    Args:
+        rows: rows read.
+        row_bytes: L.
+        threads: W.
+        latency_seconds: tau, exposed miss latency per row and thread.
+        stream_bytes_per_second: b1, streaming rate of one thread within a row.
+        memory_bytes_per_second: BW, DRAM random bandwidth of the ranks' share.
+
+    Source: formulas.md 8.6 [A6].
+
+    >>> round(1e3 * random_gather_seconds(1e6, 512, 8, 60e-9, 12e9, 50e9), 1)
+    12.8
+    >>> round(1e3 * random_gather_seconds(1e6, 4096, 8, 60e-9, 12e9, 50e9), 1)
+    81.9
+    """
+    moved = 64 * lines(row_bytes)
+    alone = (latency_seconds + moved / stream_bytes_per_second) / threads
+    return rows * max(alone, moved / memory_bytes_per_second)

@@ -1,0 +1,149 @@
+"""What must fit: bytes of every part at the batch-size tail, against a memory's capacity.
+
+Peak means all parts alive at once; the text of a refusal is the sum itself.
+"""
+
+from collections.abc import Mapping
+
+from planner.cost.straggler import kappa
+from planner.errors import PlanDoesNotFit
+from planner.workload import Spread
+from runtime.plan import MemoryUse
+
+ADAM_COPIES = 4
+"""Parameter, gradient and two moments."""
+MANY_BATCHES = 200
+"""From here on the profile's own largest batch is trusted for the tail."""
+
+
+def tail(spread: Spread, profiled: int, draws: int) -> float:
+    """Largest of many batches to come.
+
+    mu + sigma * kappa_M, and never below the largest that was seen; with many profiled batches the
+    seen 99th percentile's excess is scaled instead where it is the larger (skew).
+
+    Args:
+        spread: the per-batch quantity over the profiled batches.
+        profiled: batches that the spread was taken from.
+        draws: M, batches times ranks that memory must hold.
+
+    Source: formulas.md 8.10 [A10].
+
+    >>> s = Spread(mean=100.0, std=10.0, p99=120.0, largest=121.0)
+    >>> round(tail(s, profiled=50, draws=1000), 1)
+    132.4
+    """
+    normal = spread.mean + spread.std * kappa(draws)
+    if profiled > MANY_BATCHES:
+        # The 99th percentile of a normal lies 2.326 sigma out: a skewed tail lies farther.
+        skew = (spread.p99 - spread.mean) / 2.326
+        normal = max(normal, spread.mean + skew * kappa(draws))
+    return max(normal, spread.largest)
+
+
+def model_bytes(num_parameters: int, item_bytes: int = 4) -> int:
+    """Parameters, gradients and optimizer state.
+
+    >>> model_bytes(1000)
+    16000
+    """
+    return ADAM_COPIES * num_parameters * item_bytes
+
+
+def activation_bytes(mean_bytes: int, tail_scale: float) -> int:
+    """Activations and their gradients at the tail: proportional to the batch.
+
+    >>> activation_bytes(1000, 1.5)
+    1500
+    """
+    return round(mean_bytes * tail_scale)
+
+
+def sampling_bytes(
+    tail_vertices: float, tail_edges: float, num_nodes: int, loader_threads: int
+) -> int:
+    """Buffers of the sampler: per thread a relabelling table and one batch in the making.
+
+    W * (8 N + 16 V + 8 E): a stamp and a local id (4 B each) per node; a global id and a list's
+    end (8 B each) per vertex of the batch; the drawn position (8 B) per edge.
+
+    Args:
+        tail_vertices: V, vertices of the largest batch.
+        tail_edges: E, edges of its outermost block.
+        num_nodes: N of the graph.
+        loader_threads: W, threads that sample; with none the training thread does.
+
+    >>> sampling_bytes(100, 1000, 10_000, loader_threads=1)
+    89600
+    """
+    each = 8 * num_nodes + 16 * tail_vertices + 8 * tail_edges
+    return round(max(1, loader_threads) * each)
+
+
+def batch_bytes(tail_vertices: float, tail_edges: float, row_bytes: int, buffers: int) -> int:
+    """The ring of batches: rows, ids and edges of each buffer at the tail.
+
+    Args:
+        tail_vertices: input vertices of the largest batch.
+        tail_edges: edges of its outermost block.
+        row_bytes: bytes of one feature row in the batch.
+        buffers: batches alive at once: the prefetch depth and the one in use.
+
+    >>> batch_bytes(100, 1000, 400, 3)
+    134400
+    """
+    return round(buffers * (tail_vertices * (row_bytes + 8) + 4 * tail_edges))
+
+
+def location_bytes(num_nodes: int, code_bytes: int) -> int:
+    """A location table: one code per node, and own rows are found by slot.
+
+    >>> location_bytes(1000, 4)
+    4000
+    """
+    return num_nodes * code_bytes
+
+
+def use(parts: Mapping[str, int], capacity: int) -> MemoryUse:
+    """The sum of the parts against the capacity.
+
+    >>> use({"model": 3, "cache": 4}, 10).headroom
+    3
+    """
+    total = sum(parts.values())
+    return MemoryUse(parts=dict(parts), total=total, capacity=capacity, headroom=capacity - total)
+
+
+def require_fit(name: str, memory: MemoryUse) -> None:
+    """Refuse a memory whose parts pass its capacity.
+
+    Raises:
+        PlanDoesNotFit: the text is the sum with every part.
+    """
+    if memory.headroom < 0:
+        raise PlanDoesNotFit(sum_text(name, memory))
+
+
+def sum_text(name: str, memory: MemoryUse) -> str:
+    """The memory's sum in words, largest part first.
+
+    >>> sum_text("rank 0", use({"model": 3_000_000, "cache": 4_000_000}, 5_000_000))
+    'rank 0: cache 4.0 MB + model 3.0 MB = 7.0 MB > 5.0 MB usable'
+    """
+    parts = sorted(memory.parts.items(), key=lambda item: (-item[1], item[0]))
+    terms = " + ".join(f"{part} {size_text(size)}" for part, size in parts if size > 0)
+    sign = ">" if memory.headroom < 0 else "<="
+    total, capacity = size_text(memory.total), size_text(memory.capacity)
+    return f"{name}: {terms} = {total} {sign} {capacity} usable"
+
+
+def size_text(size_bytes: float) -> str:
+    """Bytes for people, in powers of ten.
+
+    >>> size_text(999), size_text(1.25e6), size_text(61.2e9)
+    ('999 B', '1.2 MB', '61.2 GB')
+    """
+    for unit, scale in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("KB", 1e3)):
+        if abs(size_bytes) >= scale:
+            return f"{size_bytes / scale:.1f} {unit}"
+    return f"{size_bytes:.0f} B"

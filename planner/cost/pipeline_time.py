@@ -1,0 +1,193 @@
+"""From stage seconds to step seconds: bounded prefetch, and cores as shared capacity.
+
+A two-stage picture suffices for a rank: the loader's threads run ahead of the training thread by
+at most the prefetch depth. Three bounds hold together: each stage's own rate, the buffers between
+them, and the cores that all ranks share. Formula [A2].
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+_ITEMS = 1500
+"""Items of the simulated epoch; the period's statistical error is then under 1%."""
+
+
+def period(
+    seconds: Sequence[float],
+    *,
+    workers: Sequence[int] | None = None,
+    depths: Sequence[int] | None = None,
+    in_flight: int | None = None,
+    shared: Sequence[tuple[float, Sequence[int]]] = (),
+) -> float:
+    """Seconds between two items of a pipeline of deterministic stages.
+
+    max( max_i t_i / w_i, max_i (t_i + t_{i+1}) / d_i, sum_i t_i / K,
+         max_r s_r sum_{i on r} t_i )
+
+    Args:
+        seconds: t_i of each stage.
+        workers: w_i, parallel workers of each stage; None means one each.
+        depths: d_i, buffers between stages i and i + 1, free again when i + 1 finishes.
+        in_flight: K, items in flight at most; None: unbounded.
+        shared: (s_r, stages on r) for each shared resource, with its slowdown s_r >= 1.
+
+    Source: formulas.md 8.2 [A2]: the maximum cycle mean of the event graph.
+
+    >>> period([4.0, 6.0, 10.0], depths=[1, 1]), period([4.0, 6.0, 10.0], depths=[2, 2])
+    (16.0, 10.0)
+    >>> period([4.0, 6.0, 10.0], in_flight=1)
+    20.0
+    """
+    w = [1] * len(seconds) if workers is None else list(workers)
+    bounds = [t / n for t, n in zip(seconds, w, strict=True)]
+    if depths is not None:
+        pairs = zip(seconds[:-1], seconds[1:], depths, strict=True)
+        bounds += [(a + b) / d for a, b, d in pairs]
+    if in_flight is not None:
+        bounds.append(sum(seconds) / in_flight)
+    bounds += [s * sum(seconds[i] for i in on) for s, on in shared]
+    return max(bounds)
+
+
+def epoch_seconds(seconds: Sequence[float], period_seconds: float, steps: int) -> float:
+    """A whole epoch: the pipeline fills once, then one item per period.
+
+    T = sum_i t_i + (steps - 1) * period
+
+    Source: formulas.md 8.2 [A2].
+
+    >>> epoch_seconds([4.0, 6.0, 10.0], 10.0, 50)
+    510.0
+    """
+    return sum(seconds) + (steps - 1) * period_seconds if steps > 0 else 0.0
+
+
+def finish_times(
+    seconds: NDArray[np.float64], depths: Sequence[int], workers: int = 1
+) -> NDArray[np.float64]:
+    """When each item leaves each stage, by the max-plus recursion.
+
+    Args:
+        seconds: shape (stages, items), positive.
+        depths: buffers between consecutive stages, released when the later stage finishes.
+        workers: parallel workers of the first stage.
+
+    Returns:
+        Shape (stages, items), seconds since the start.
+
+    Source: formulas.md 8.2 [A2].
+    """
+    stages, items = seconds.shape
+    end = np.zeros((stages, items))
+    for m in range(items):
+        for i in range(stages):
+            ahead = workers if i == 0 else 1
+            start = end[i - 1, m] if i else 0.0
+            if m >= ahead:
+                start = max(start, end[i, m - ahead])
+            if i < stages - 1 and m >= depths[i]:
+                start = max(start, end[i + 1, m - depths[i]])
+            end[i, m] = start + seconds[i, m]
+    return end
+
+
+def stochastic_period(
+    loader_seconds: float,
+    trainer_seconds: float,
+    *,
+    variation: float,
+    depth: int,
+    workers: int = 1,
+    seed: int = 0,
+) -> float:
+    """Seconds per step when stage times vary from batch to batch.
+
+    The recursion on lognormal times: deterministic stalls vanish at depth 2, the random ones fall
+    with depth. Seeded, so equal inputs give equal plans.
+
+    Args:
+        loader_seconds: mean seconds one loader worker takes for a batch.
+        trainer_seconds: mean seconds of the training thread for a batch.
+        variation: coefficient of variation of both.
+        depth: batches that may be ready or under way ahead of the training thread.
+        workers: loader threads.
+        seed: of the draws.
+
+    Source: formulas.md 8.2 [A2], random times.
+
+    >>> stochastic_period(4.0, 10.0, variation=0.0, depth=2)
+    10.0
+    """
+    mean = np.array([loader_seconds, trainer_seconds])
+    floor = period(list(mean), workers=[workers, 1], depths=[depth])
+    if variation <= 0.0 or mean.min() <= 0.0:
+        return float(floor)
+    sigma = np.sqrt(np.log1p(variation**2))
+    draws = np.random.default_rng(seed).standard_normal((2, _ITEMS))
+    # Drawn noise is centred so that the sample's own mean does not shift the prediction.
+    factor = np.exp(sigma * draws)
+    times = mean[:, None] * factor / factor.mean(axis=1, keepdims=True)
+    end = finish_times(times, [depth], workers)
+    skip = _ITEMS // 10
+    measured = (end[-1, -1] - end[-1, skip - 1]) / (_ITEMS - skip)
+    return max(float(floor), float(measured))
+
+
+def core_bound_seconds(core_seconds: float, cores: int) -> float:
+    """No step is shorter than its work spread evenly over all cores.
+
+    Args:
+        core_seconds: over all ranks and stages, per step.
+        cores: of the host.
+
+    Source: modelling.md 1.
+
+    >>> core_bound_seconds(0.3, 2)
+    0.15
+    """
+    return core_seconds / cores
+
+
+def beside(
+    loader_seconds: float,
+    trainer_seconds: float,
+    *,
+    loader_slowdown: float,
+    trainer_slowdown: float,
+    workers: int = 1,
+) -> tuple[float, float]:
+    """Loader and trainer seconds when each runs beside the other for part of the time.
+
+    Each works at rate 1 / slowdown while the other is busy and at rate 1 otherwise; the share f
+    of a period in which the other is busy follows from the result, so the pair is a fixed point:
+    t' = t / (1 - f (1 - 1 / s)).
+
+    Args:
+        loader_seconds: one loader worker alone, per batch.
+        trainer_seconds: the training thread alone, per batch.
+        loader_slowdown: s >= 1 of the loader while the trainer computes.
+        trainer_slowdown: s >= 1 of the trainer while a loader thread works.
+        workers: loader threads.
+
+    Returns:
+        (loader seconds, trainer seconds) in each other's company.
+
+    Source: derived from measured slowdowns; modelling.md 1 and 7.
+
+    >>> beside(10.0, 10.0, loader_slowdown=2.0, trainer_slowdown=2.0)
+    (20.0, 20.0)
+    >>> beside(5.0, 10.0, loader_slowdown=1.0, trainer_slowdown=1.0)
+    (5.0, 10.0)
+    """
+    loader, trainer = loader_seconds * loader_slowdown, trainer_seconds * trainer_slowdown
+    for _ in range(50):
+        cycle = max(loader / workers, trainer)
+        if cycle == 0.0:
+            return 0.0, 0.0
+        busy_loader, busy_trainer = min(1.0, loader / workers / cycle), min(1.0, trainer / cycle)
+        loader = loader_seconds / (1.0 - busy_trainer * (1.0 - 1.0 / loader_slowdown))
+        trainer = trainer_seconds / (1.0 - busy_loader * (1.0 - 1.0 / trainer_slowdown))
+    return loader, trainer
