@@ -1,0 +1,55 @@
+"""What one run is asked to do: the file that `launch` writes and each rank reads.
+
+Everything about *how* to train stands in the plan; this holds only what may differ between two
+runs of one plan.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from runtime.errors import InputError
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunConfig:
+    """One run of one plan."""
+
+    plan_folder: str
+    run_folder: str
+    """Where events, logs, checkpoints and report.json of this run go."""
+    epochs: int = 1
+    """Epochs in all; a resumed run does those that are still missing."""
+    eval_every: int = 1
+    """Validate after every this many epochs, and test after the last one; 0 never does either."""
+    eval_fanouts: list[int] | None = None
+    """Evaluate by sampling with these fan-outs; None: full neighbourhoods, layer by layer."""
+    resume: bool = False
+    """Continue from the newest whole checkpoint of the run folder, if there is one."""
+    verify: bool = False
+    """Re-hash the plan's arrays before use."""
+    force: bool = False
+    """Train although the graph or the machine is not the one the plan was made for."""
+    max_steps: int | None = None
+    """Stop after this many optimiser steps of this run; None: no limit."""
+    keep_checkpoints: int = 2
+    """Checkpoints kept; 0 writes none."""
+    checkpoint_every_steps: int = 0
+    """Also write a checkpoint after every this many steps; 0: at the ends of epochs only."""
+    pin: bool = True
+    """Pin ranks to disjoint cores when the thread budget fits into the cores."""
+    launcher_pid: int = 0
+    """Process to outlive never: a rank ends when it is gone; 0: none."""
+
+    def __post_init__(self) -> None:
+        if self.epochs < 1:
+            raise InputError(f"expected at least 1 epoch, found {self.epochs}")
+        if self.max_steps is not None and self.max_steps < 1:
+            raise InputError(f"expected at least 1 step, found {self.max_steps}")
+        for name in ("eval_every", "keep_checkpoints", "checkpoint_every_steps"):
+            if getattr(self, name) < 0:
+                raise InputError(f"expected {name} of at least 0, found {getattr(self, name)}")
+
+    @property
+    def run_path(self) -> Path:
+        """The run folder as a path."""
+        return Path(self.run_folder)

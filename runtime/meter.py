@@ -1,0 +1,94 @@
+"""Seconds of every stage of every step, recorded where the stage runs.
+
+One meter belongs to one rank and is shared by its training thread and its prefetch threads: a
+record is one `list.append`, which is atomic, so no lock is taken while training. Two clocks are
+read: elapsed seconds, and core-seconds, the processor time of the thread that ran the stage (what
+a torch or numba pool spends beside that thread is not in it).
+"""
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+
+from runtime.report import Quantiles, StageReport, quantiles
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One stage of one step."""
+
+    step: int
+    """Number of the step within this process, from 0, over epochs."""
+    seconds: float
+    core_seconds: float
+
+
+class StageMeter:
+    """Records of one rank: `with meter.measure(Stage.SAMPLE, step): ...`."""
+
+    def __init__(self) -> None:
+        self._samples: dict[str, list[Sample]] = {}
+        self._counts: list[tuple[int, dict[str, int], dict[str, int]]] = []
+
+    @contextmanager
+    def measure(self, stage: str, step: int) -> Iterator[None]:
+        """Time the body of a `with` block, on the calling thread, as `stage` of `step`.
+
+        A body that raises leaves no record.
+        """
+        core, start = time.thread_time(), time.perf_counter()
+        yield
+        seconds = time.perf_counter() - start
+        self.add(stage, step, seconds, time.thread_time() - core)
+
+    def add(self, stage: str, step: int, seconds: float, core_seconds: float = 0.0) -> None:
+        """Record a stage that was timed elsewhere."""
+        self._samples.setdefault(str(stage), []).append(Sample(step, seconds, core_seconds))
+
+    def count(self, step: int, rows: Mapping[str, int], num_bytes: Mapping[str, int]) -> None:
+        """Record the rows and bytes that the features of `step` took from each source."""
+        self._counts.append((step, dict(rows), dict(num_bytes)))
+
+    def seconds(self, stage: str, *, skip_steps: int = 0) -> list[float]:
+        """Elapsed seconds of `stage` in order of step, without the first `skip_steps` steps."""
+        samples = [s for s in self._samples.get(str(stage), []) if s.step >= skip_steps]
+        return [s.seconds for s in sorted(samples, key=lambda s: s.step)]
+
+    def stages(self, *, skip_steps: int = 0) -> dict[str, StageReport]:
+        """Summary of each stage that has a record beyond the first `skip_steps` steps."""
+        found: dict[str, StageReport] = {}
+        for stage in list(self._samples):
+            kept = [s for s in list(self._samples[stage]) if s.step >= skip_steps]
+            if kept:
+                found[stage] = _summary(kept)
+        return found
+
+    def totals(self, *, skip_steps: int = 0) -> tuple[dict[str, int], dict[str, int]]:
+        """Rows by source and bytes by source, summed."""
+        rows: dict[str, int] = {}
+        num_bytes: dict[str, int] = {}
+        for step, step_rows, step_bytes in list(self._counts):
+            if step >= skip_steps:
+                _add_into(rows, step_rows)
+                _add_into(num_bytes, step_bytes)
+        return rows, num_bytes
+
+
+def _summary(samples: list[Sample]) -> StageReport:
+    elapsed: Quantiles = quantiles([s.seconds for s in samples])
+    return StageReport(
+        median=elapsed.median,
+        p10=elapsed.p10,
+        p90=elapsed.p90,
+        count=elapsed.count,
+        mean=float(np.mean([s.seconds for s in samples])),
+        core_seconds=float(np.mean([s.core_seconds for s in samples])),
+    )
+
+
+def _add_into(total: dict[str, int], part: Mapping[str, int]) -> None:
+    for name, number in part.items():
+        total[name] = total.get(name, 0) + int(number)

@@ -1,0 +1,183 @@
+"""The run report: what a run measured, in the words of the plan, so that the two can be compared.
+
+`report.json` is written by rank 0 after the last epoch (and after each epoch, so that a run that is
+stopped leaves its figures), as a whole or not at all.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from runtime import codec
+from runtime.errors import InputError
+
+REPORT_FILE = "report.json"
+WARMUP_STEPS = 10
+"""Steps discarded at the start of each process: library warm-up, page faults, compilation loads."""
+MIN_MEASURED_STEPS = 30
+"""Steps that a step time must rest on to be compared with a prediction."""
+MAX_STEP_SAMPLES = 2000
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Quantiles:
+    """Median and spread of a measured quantity."""
+
+    median: float
+    p10: float
+    p90: float
+    count: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StageReport:
+    """Seconds per step of one stage on one rank."""
+
+    median: float
+    p10: float
+    p90: float
+    count: int
+    mean: float
+    core_seconds: float
+    """Mean processor seconds of the thread that ran the stage."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RankReport:
+    """What one rank measured, warm-up steps left out of the times but not of the counts."""
+
+    rank: int
+    stages: dict[str, StageReport]
+    rows_by_source: dict[str, int]
+    bytes_by_source: dict[str, int]
+    hit_rates: dict[str, float]
+    """Share of the feature rows by source."""
+    peak_memory_bytes: int
+    """Largest resident memory of the process, pages of mapped files included."""
+    private_memory_bytes: int
+    """Largest private (anonymous) resident memory, looked at after each epoch."""
+    resident_feature_bytes: int = 0
+    """Bytes of feature rows that the rank holds itself."""
+    cores: list[int] = field(default_factory=list[int])
+    """Cores the rank was allowed to run on."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EpochReport:
+    """One epoch."""
+
+    epoch: int
+    seconds: float
+    """Training only, without evaluation and checkpoints."""
+    steps: int
+    loss: float
+    """Mean over the epoch's steps of the loss per seed."""
+    first_loss: float
+    last_loss: float
+    val: float | None = None
+    """Validation score in the report's metric; None: not evaluated after this epoch."""
+    eval_seconds: float = 0.0
+    checkpoint_seconds: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepSeconds:
+    """Measured seconds of one optimiser step on rank 0, `WARMUP_STEPS` discarded."""
+
+    median: float
+    p10: float
+    p90: float
+    count: int
+    discarded: int
+    enough: bool
+    """True where at least `MIN_MEASURED_STEPS` remain after `WARMUP_STEPS`."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HostNoise:
+    """How quiet the machine was."""
+
+    load_before: float
+    """One-minute load average when the run began."""
+    load_after: float
+    steal_fraction: float
+    """Share of processor time that the hypervisor took away during the run."""
+    cores: int
+    overloaded: bool
+    """True where something else was running: the load before passed half the cores."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunReport:
+    """What a run measured."""
+
+    plan_id: str
+    versions: dict[str, str]
+    num_ranks: int
+    metric: str
+    ranks: list[RankReport]
+    step_seconds: StepSeconds | None
+    """None where no step was left after the warm-up."""
+    step_samples: list[float]
+    """Seconds of rank 0's steps after the warm-up, at most `MAX_STEP_SAMPLES`."""
+    epochs: list[EpochReport]
+    losses: list[float]
+    """Global loss per seed of each step of this process, at most `MAX_STEP_SAMPLES`."""
+    startup_seconds: float
+    """From the start of the rank's process to its first step."""
+    test_accuracy: float | None
+    """Test score in `metric`; None: not evaluated."""
+    noise: HostNoise
+    notes: list[str] = field(default_factory=list[str])
+
+
+def quantiles(values: Sequence[float]) -> Quantiles:
+    """Median, 10th and 90th percentile of a non-empty sequence."""
+    low, middle, high = np.percentile(np.asarray(values, dtype=np.float64), (10, 50, 90))
+    return Quantiles(median=float(middle), p10=float(low), p90=float(high), count=len(values))
+
+
+def measured_steps(seconds: Sequence[float], *, discard: int = WARMUP_STEPS) -> StepSeconds | None:
+    """Median step of one process, its first `discard` steps left out, over epochs.
+
+    Args:
+        seconds: elapsed seconds of every step of one process, in order.
+        discard: steps to leave out at the start.
+
+    Returns:
+        The timing, flagged `enough` only with `MIN_MEASURED_STEPS` left after at least
+        `WARMUP_STEPS`; None where nothing is left.
+    """
+    kept = list(seconds[discard:])
+    if not kept:
+        return None
+    q = quantiles(kept)
+    enough = q.count >= MIN_MEASURED_STEPS and discard >= WARMUP_STEPS
+    return StepSeconds(
+        median=q.median, p10=q.p10, p90=q.p90, count=q.count, discarded=discard, enough=enough
+    )
+
+
+def save_report(report: RunReport, folder: Path) -> Path:
+    """Write report.json into a folder, as a whole or not at all; returns its path."""
+    path = Path(folder) / REPORT_FILE
+    codec.write_text_atomically(path, codec.dumps(report))
+    return path
+
+
+def load_report(folder: Path) -> RunReport:
+    """Read report.json from a plan's or a run's folder.
+
+    Raises:
+        InputError: there is none, or it is damaged.
+    """
+    path = Path(folder) / REPORT_FILE
+    if not path.is_file():
+        raise InputError(f"{folder}: expected {REPORT_FILE}, found none; train first")
+    try:
+        return codec.decode(RunReport, json.loads(path.read_text()))
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path}: not a run report ({error}); train again") from None

@@ -1,0 +1,164 @@
+"""Prefetch: run the loader's stages on threads, ahead of the training thread.
+
+The result is the same as without: batches come in order, an error comes where its batch would
+have come, and draws do not depend on who makes them. What changes is who waits. The stages that
+release the interpreter lock (sampling and gathering are numba kernels) truly run beside the model.
+
+A stage that every rank must enter in the same order (an exchange between ranks) passes through a
+turnstile: any thread may run it, but only in batch order.
+"""
+
+import threading
+from collections.abc import Callable, Iterator
+from types import TracebackType
+from typing import Generic, Protocol, TypeVar
+
+T = TypeVar("T")
+JOIN_SECONDS = 5.0
+"""Wait for a thread that is inside a stage when the prefetcher closes; threads are daemons."""
+
+
+class Turns(Protocol):
+    """Lets stages of different batches that must keep their order wait for their turn."""
+
+    def take(self, stage: int, index: int) -> None:
+        """Return when the stage has run for every batch before `index`."""
+        ...
+
+    def done(self, stage: int, index: int) -> None:
+        """Let the next batch in."""
+        ...
+
+
+class InOrder:
+    """Turns of a single thread: it is always its turn."""
+
+    def take(self, stage: int, index: int) -> None:
+        """Nothing to wait for."""
+
+    def done(self, stage: int, index: int) -> None:
+        """Nobody waits."""
+
+
+class _ConsumerGone(Exception):  # noqa: N818  unwinds a thread, is never an error
+    """The consumer is gone: unwind the thread."""
+
+
+Produce = Callable[[int, Turns], T]
+"""Makes item `index`, passing its ordered stages through the turns."""
+
+
+class Prefetcher(Generic[T]):
+    """Iterator over `produce(0) ... produce(count - 1)`, made ahead by threads.
+
+    Args:
+        produce: makes one item; called from any thread, each index once.
+        count: number of items.
+        threads: threads that make items; 0 makes each one when it is asked for.
+        depth: most items that are ready or under way ahead of the consumer.
+    """
+
+    def __init__(self, produce: Produce[T], count: int, *, threads: int, depth: int) -> None:
+        self._produce = produce
+        self._count = count
+        self._depth = max(1, depth)
+        self._changed = threading.Condition()
+        self._claimed = 0
+        self._consumed = 0
+        self._ready: dict[int, T] = {}
+        self._errors: dict[int, BaseException] = {}
+        self._turns: dict[int, int] = {}
+        self._stopped = False
+        self._threads = [
+            threading.Thread(target=self._work, name=f"prefetch-{i}", daemon=True)
+            for i in range(min(threads, count))
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def __enter__(self) -> "Prefetcher[T]":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __iter__(self) -> Iterator[T]:
+        return self
+
+    def __next__(self) -> T:
+        index = self._consumed
+        if index >= self._count or self._stopped:
+            raise StopIteration
+        if not self._threads:
+            self._consumed += 1
+            return self._produce(index, InOrder())
+        with self._changed:
+            while index not in self._ready and index not in self._errors:
+                self._changed.wait()
+            self._consumed += 1
+            self._changed.notify_all()
+            if index in self._errors:
+                self._stopped = True
+                raise self._errors.pop(index)
+            return self._ready.pop(index)
+
+    def close(self) -> None:
+        """Stop the threads and drop what they made; safe to call twice."""
+        with self._changed:
+            self._stopped = True
+            self._ready.clear()
+            self._changed.notify_all()
+        for thread in self._threads:
+            thread.join(JOIN_SECONDS)
+
+    def take(self, stage: int, index: int) -> None:
+        """Wait until `stage` has run for every item before `index`."""
+        with self._changed:
+            while self._turns.get(stage, 0) != index:
+                if self._stopped or self._failed_before(index):
+                    raise _ConsumerGone
+                self._changed.wait()
+            if self._stopped:
+                raise _ConsumerGone
+
+    def done(self, stage: int, index: int) -> None:
+        """Let item `index + 1` into `stage`."""
+        with self._changed:
+            self._turns[stage] = index + 1
+            self._changed.notify_all()
+
+    def _failed_before(self, index: int) -> bool:
+        return any(failed < index for failed in self._errors)
+
+    def _claim(self) -> int | None:
+        with self._changed:
+            while not self._stopped:
+                if self._claimed >= self._count or self._errors:
+                    return None
+                if self._claimed < self._consumed + self._depth:
+                    self._claimed += 1
+                    return self._claimed - 1
+                self._changed.wait()
+            return None
+
+    def _work(self) -> None:
+        while (index := self._claim()) is not None:
+            try:
+                item = self._produce(index, self)
+            except _ConsumerGone:
+                return
+            except BaseException as error:
+                with self._changed:
+                    self._errors[index] = error
+                    self._changed.notify_all()
+                return
+            with self._changed:
+                if not self._stopped:
+                    self._ready[index] = item
+                self._changed.notify_all()
+            del item  # the buffer behind it must not live until the next item is claimed

@@ -1,0 +1,106 @@
+"""The prefetcher changes who waits, never what comes out."""
+
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+
+from runtime.train.overlap import Prefetcher, Turns
+
+
+def squares(delay: Callable[[int], float] = lambda index: 0.0) -> Callable[[int, Turns], int]:
+    def produce(index: int, turns: Turns) -> int:
+        del turns
+        time.sleep(delay(index))
+        return index * index
+
+    return produce
+
+
+@pytest.mark.parametrize("threads", [0, 1, 3])
+def test_items_come_in_order_whatever_each_takes(threads: int) -> None:
+    slow_first = squares(lambda index: 0.02 if index % 3 == 0 else 0.0)
+    with Prefetcher(slow_first, 10, threads=threads, depth=4) as items:
+        assert list(items) == [i * i for i in range(10)]
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_never_more_than_depth_items_are_made_ahead(threads: int) -> None:
+    made: list[int] = []
+
+    def produce(index: int, turns: Turns) -> int:
+        del turns
+        made.append(index)
+        return index
+
+    with Prefetcher(produce, 20, threads=threads, depth=2) as items:
+        for consumed in range(1, 6):
+            next(items)
+            time.sleep(0.02)
+            assert len(made) <= consumed + 2
+        assert len(made) == 5 + 2
+
+
+@pytest.mark.parametrize("threads", [0, 1, 3])
+def test_an_error_comes_where_its_item_would_have_come(threads: int) -> None:
+    def produce(index: int, turns: Turns) -> int:
+        del turns
+        if index == 3:
+            raise ValueError("item 3")
+        return index
+
+    seen: list[int] = []
+    items = Prefetcher(produce, 10, threads=threads, depth=3)
+    with pytest.raises(ValueError, match="item 3"):
+        seen.extend(items)
+    items.close()
+    assert seen == [0, 1, 2]
+    assert not [t for t in threading.enumerate() if t.name.startswith("prefetch-")]
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_leaving_the_loop_early_ends_the_threads(threads: int) -> None:
+    with Prefetcher(squares(lambda index: 0.005), 1000, threads=threads, depth=2) as items:
+        next(items)
+    names = [t.name for t in threading.enumerate() if t.name.startswith("prefetch-")]
+    assert names == []
+
+
+def test_closing_twice_and_reading_after_closing_are_harmless() -> None:
+    items = Prefetcher(squares(), 5, threads=1, depth=2)
+    next(items)
+    items.close()
+    items.close()
+    assert list(items) == []
+
+
+def test_ordered_stages_run_in_item_order_on_any_number_of_threads() -> None:
+    order: list[int] = []
+
+    def produce(index: int, turns: Turns) -> int:
+        time.sleep(0.01 if index % 2 == 0 else 0.0)  # odd items overtake even ones
+        turns.take(0, index)
+        order.append(index)
+        turns.done(0, index)
+        return index
+
+    with Prefetcher(produce, 12, threads=3, depth=4) as items:
+        assert list(items) == list(range(12))
+    assert order == list(range(12))
+
+
+def test_an_error_frees_the_items_that_wait_for_their_turn() -> None:
+    def produce(index: int, turns: Turns) -> int:
+        if index == 0:
+            time.sleep(0.05)
+            raise ValueError("item 0")
+        turns.take(0, index)
+        return index
+
+    with (
+        pytest.raises(ValueError, match="item 0"),
+        Prefetcher(produce, 6, threads=3, depth=4) as items,
+    ):
+        next(items)
+    assert [t for t in threading.enumerate() if t.name.startswith("prefetch-")] == []
