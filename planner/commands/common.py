@@ -2,7 +2,7 @@
 
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Annotated, Any
 
@@ -20,8 +20,9 @@ JsonFlag = Annotated[
     bool, typer.Option("--json", help="Print one JSON document on stdout, all else on stderr.")
 ]
 
-UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
-UNITS |= {"ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
+DECIMAL_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
+BINARY_UNITS = {"ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
+UNITS = {**DECIMAL_UNITS, **BINARY_UNITS}
 
 
 def console(as_json: bool = False) -> Console:
@@ -64,7 +65,7 @@ def parse_integers(text: str, option: str) -> list[int]:
 
 
 @contextmanager
-def progress_bar(title: str) -> Iterator[ProgressCallback]:
+def progress_bar(title: str) -> Generator[ProgressCallback, None, None]:
     """A progress bar on stderr; silent where stderr is not a terminal."""
     screen = Console(stderr=True, highlight=False)
     with Progress(

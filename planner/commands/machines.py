@@ -1,0 +1,136 @@
+"""`gnnplan doctor`, `gnnplan probe` and `gnnplan machine`: what this machine is and can do."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table as Grid
+
+from planner.commands.common import (
+    JsonFlag,
+    bytes_text,
+    console,
+    emit_json,
+    progress_bar,
+    seconds_text,
+)
+from planner.machine import MachineModel, load_machine, save_machine
+from planner.probe.presets import list_presets, load_preset
+
+app = typer.Typer(help="Machines: presets and probed files.", no_args_is_help=True)
+
+
+def register(parent: typer.Typer) -> None:
+    """Add `doctor` and `probe` to the top level."""
+    parent.command()(doctor)
+    parent.command("probe")(probe_command)
+
+
+def find_machine(name: str) -> MachineModel:
+    """A machine file, or a preset by name.
+
+    Raises:
+        MachineError: neither exists.
+    """
+    return load_preset(name) if name in list_presets() else load_machine(Path(name))
+
+
+def doctor(as_json: JsonFlag = False) -> None:
+    """What this machine can do, what is missing, what to change."""
+    from planner.probe.doctor import examine
+
+    findings = examine()
+    if as_json:
+        emit_json({"findings": findings, "ok": all(f.level != "problem" for f in findings)})
+        return
+    grid = Grid("", "check", "found", "what to do", box=None)
+    marks = {"ok": "ok", "note": "note", "problem": "PROBLEM"}
+    for finding in findings:
+        grid.add_row(marks[finding.level], finding.check, finding.found, finding.advice)
+    console().print(grid)
+
+
+def probe_command(
+    output: Annotated[Path, typer.Option("--output", "-o", help="Machine file to write.")] = Path(
+        "machine.json"
+    ),
+    quick: Annotated[bool, typer.Option("--quick", help="Coarser grid, under 20 s.")] = False,
+    as_json: JsonFlag = False,
+) -> None:
+    """Measure this machine: memory, disk, exchange between ranks, sampling."""
+    from planner.probe.probe import probe
+
+    if output.is_dir():
+        raise IsADirectoryError(21, "expected a file name for -o, found a folder", str(output))
+    output.parent.mkdir(parents=True, exist_ok=True)
+    with progress_bar("probe") as progress:
+        machine = probe(quick=quick, progress=progress)
+    save_machine(machine, output)
+    if as_json:
+        emit_json(machine)
+        return
+    show(machine)
+    console().print(f"written to {output}", markup=False)
+
+
+@app.command("list")
+def list_command(as_json: JsonFlag = False) -> None:
+    """Presets that can be planned for without owning the machine."""
+    names = list_presets()
+    if as_json:
+        emit_json(names)
+        return
+    for name in names:
+        console().print(name)
+
+
+@app.command("show")
+def show_command(
+    machine: Annotated[str, typer.Argument(help="Preset name or machine file.")],
+    as_json: JsonFlag = False,
+) -> None:
+    """Show a machine: processors, memories, links, measured tables."""
+    model = find_machine(machine)
+    if as_json:
+        emit_json(model)
+        return
+    show(model)
+
+
+def show(machine: MachineModel) -> None:
+    """Print a machine as tables."""
+    screen = console()
+    screen.print(
+        f"{machine.name} ({machine.provenance}), noise {machine.noise:.1%}, "
+        f"fingerprint {machine.fingerprint[:12]}",
+        markup=False,
+    )
+    places = Grid("memory", "kind", "capacity", box=None)
+    for memory in machine.memories:
+        places.add_row(memory.name, memory.kind, bytes_text(memory.capacity_bytes))
+    screen.print(places)
+    links = Grid("link", "from", "to", "latency", "bandwidth", "provenance", box=None)
+    for link in machine.links:
+        links.add_row(
+            link.name,
+            link.source,
+            link.target,
+            seconds_text(link.latency_seconds),
+            bytes_text(link.bandwidth_bytes_per_second) + "/s",
+            link.provenance,
+        )
+    screen.print(links)
+    grid = Grid("table", "unit", "axes", "least", "largest", "spread", box=None)
+    for name, table in sorted(machine.tables.items()):
+        spread = f"{table.spread:.1%}" + (" uncertain" if table.uncertain else "")
+        grid.add_row(
+            name,
+            table.unit,
+            " x ".join(table.axes),
+            f"{min(table.values):.3g}",
+            f"{max(table.values):.3g}",
+            spread,
+        )
+    screen.print(grid)
+    for note in machine.notes:
+        screen.print(f"note: {note}", markup=False)

@@ -1,0 +1,188 @@
+"""`gnnplan plan` and `gnnplan explain`."""
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from planner.commands.common import (
+    JsonFlag,
+    console,
+    emit_json,
+    parse_bytes,
+    parse_integers,
+    progress_bar,
+)
+from planner.errors import SettingsError
+from planner.machine import MachineModel
+from planner.settings import PlanSettings
+from runtime.plan import Workload, load_plan, refuse_foreign_folder
+
+
+class Allow(StrEnum):
+    """How far the planner may change training statistics."""
+
+    EXACT = "exact"
+    UNBIASED = "unbiased"
+    APPROXIMATE = "approximate"
+
+
+class Mode(StrEnum):
+    """Kinds of training."""
+
+    AUTO = "auto"
+    MINIBATCH = "minibatch"
+    FULL_GRAPH = "full-graph"
+
+
+class Dialect(StrEnum):
+    """Which vertices a hop expands."""
+
+    FIRST_SEEN = "first_seen"
+    EVERY_HOP = "every_hop"
+
+
+class GcnNorm(StrEnum):
+    """Degrees a GCN normalises by."""
+
+    FULL = "full"
+    SAMPLED = "sampled"
+
+
+def register(parent: typer.Typer) -> None:
+    """Add the verbs to the top level."""
+    parent.command("plan")(plan_command)
+    parent.command("explain")(explain_command)
+
+
+def plan_command(
+    graph: Annotated[Path, typer.Argument(help="Dataset folder.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="Plan folder to write.")],
+    machine: Annotated[
+        str | None,
+        typer.Option(help="Machine file or preset; without it this machine is probed (cached)."),
+    ] = None,
+    devices: Annotated[str, typer.Option(help="Number of ranks, or auto.")] = "auto",
+    device_memory: Annotated[
+        str | None, typer.Option(help="Memory per device, e.g. 8GiB; default: measured.")
+    ] = None,
+    host_memory: Annotated[
+        str | None, typer.Option(help="Host memory, e.g. 64GiB; default: measured.")
+    ] = None,
+    model: Annotated[str, typer.Option(help="sage | gcn | gat | module:factory.")] = "sage",
+    layers: Annotated[int | None, typer.Option(help="Layers; default: one per fan-out.")] = None,
+    hidden: Annotated[int, typer.Option(help="Hidden columns.")] = 256,
+    heads: Annotated[int, typer.Option(help="Attention heads (gat).")] = 4,
+    dropout: Annotated[float, typer.Option(help="Dropout between layers.")] = 0.0,
+    fanouts: Annotated[
+        str, typer.Option(help="Neighbours per hop, hop next to the seeds first; -1 takes all.")
+    ] = "15,10",
+    batch_size: Annotated[
+        int, typer.Option(help="GLOBAL batch: seeds per optimiser step over all devices.")
+    ] = 1024,
+    learning_rate: Annotated[float, typer.Option(help="Adam's learning rate.")] = 3e-3,
+    weight_decay: Annotated[float, typer.Option(help="L2 penalty.")] = 0.0,
+    sampler: Annotated[str, typer.Option(help="neighbor.")] = "neighbor",
+    dialect: Annotated[Dialect, typer.Option(help="Which vertices a hop expands.")] = (
+        Dialect.FIRST_SEEN
+    ),
+    gcn_norm: Annotated[GcnNorm, typer.Option(help="Degrees a GCN normalises by.")] = GcnNorm.FULL,
+    mode: Annotated[Mode, typer.Option(help="Kind of training.")] = Mode.AUTO,
+    policy: Annotated[str, typer.Option(help="Placement policy, or auto.")] = "auto",
+    allow: Annotated[
+        Allow, typer.Option(help="How far training statistics may change.")
+    ] = Allow.EXACT,
+    seed: Annotated[int, typer.Option(help="Seed of shuffling, sampling and weights.")] = 0,
+    shared_host: Annotated[
+        bool, typer.Option(help="Use the host's shared mapping of features.")
+    ] = True,
+    oversubscribe: Annotated[
+        bool, typer.Option("--oversubscribe", help="Allow more threads than cores.")
+    ] = False,
+    as_json: JsonFlag = False,
+) -> None:
+    """Find the plan with the lowest predicted time per step."""
+    fanout_list = parse_integers(fanouts, "--fanouts")
+    settings = PlanSettings(
+        workload=Workload(
+            model=model,
+            num_layers=len(fanout_list) if layers is None else layers,
+            hidden=hidden,
+            heads=heads,
+            dropout=dropout,
+            fanouts=fanout_list,
+            batch_size=batch_size,
+            learning_rate=learning_rate,
+            weight_decay=weight_decay,
+            gcn_norm=gcn_norm.value,
+            seed=seed,
+            allow=allow.value,
+        ),
+        devices=_devices(devices),
+        device_memory_bytes=parse_bytes(device_memory, "--device-memory"),
+        host_memory_bytes=parse_bytes(host_memory, "--host-memory"),
+        mode=mode.value,
+        sampler=sampler,
+        dialect=dialect.value,
+        policy=policy,
+        shared_host=shared_host,
+        oversubscribe=oversubscribe,
+    )
+    refuse_foreign_folder(output)
+    make_plan(graph, output, settings, machine=machine, as_json=as_json)
+
+
+def make_plan(
+    graph: Path, output: Path, settings: PlanSettings, *, machine: str | None, as_json: bool
+) -> None:
+    """Plan, write the folder and print the explanation."""
+    from planner.pipeline import plan
+
+    model = machine_for_planning(machine)
+    with progress_bar("plan") as progress:
+        result = plan(graph, settings, machine=model, out=output, progress=progress)
+    if as_json:
+        emit_json(result)
+        return
+    print_explanation(output)
+    console().print(f"written to {output}", markup=False)
+
+
+def machine_for_planning(name: str | None) -> MachineModel:
+    """The named machine, or this one: probed once and cached by its fingerprint."""
+    if name is not None:
+        from planner.commands.machines import find_machine
+
+        return find_machine(name)
+    from planner.probe.probe import load_or_probe
+
+    with progress_bar("probe") as progress:
+        return load_or_probe(quick=False, progress=progress)
+
+
+def _devices(text: str) -> int | None:
+    if text == "auto":
+        return None
+    if not text.lstrip("-").isdigit():
+        raise SettingsError(f"--devices: expected a number or auto, found {text!r}")
+    return int(text)
+
+
+def explain_command(
+    plan: Annotated[Path, typer.Argument(help="Plan folder.")], as_json: JsonFlag = False
+) -> None:
+    """Where the time goes, where rows live, and why the runner-up lost."""
+    if as_json:
+        from planner.explain import explain
+
+        emit_json(explain(load_plan(plan)))
+        return
+    print_explanation(plan)
+
+
+def print_explanation(folder: Path) -> None:
+    """Print a plan's explanation."""
+    from planner.explain import explain, render
+
+    console().print(render(explain(load_plan(folder))), markup=False)

@@ -1,0 +1,179 @@
+"""Plans round-trip, keep their identity, and refuse damage."""
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from runtime.errors import PlanError
+from runtime.plan import (
+    Certificate,
+    Device,
+    FeaturePlacement,
+    GraphRef,
+    Interval,
+    MachineRef,
+    MemoryUse,
+    Plan,
+    Prediction,
+    Source,
+    Strategy,
+    Workload,
+    load_array,
+    load_plan,
+    save_plan,
+)
+
+
+def example() -> Plan:
+    interval = Interval(value=1.0, low=0.9, high=1.1)
+    return Plan(
+        version="0",
+        graph=GraphRef(
+            name="g",
+            path="/g",
+            fingerprint="f",
+            num_nodes=4,
+            num_edges=5,
+            feature_dim=2,
+            feature_dtype="float32",
+            num_classes=2,
+            task="multiclass",
+            num_train=2,
+        ),
+        machine=MachineRef(name="m", fingerprint="a", calibration="b", provenance="preset"),
+        workload=Workload(),
+        strategy=Strategy(
+            features=FeaturePlacement(
+                policy="host",
+                sources=[Source(kind="own"), Source(kind="host")],
+                own_rows=[0],
+                row_bytes=8,
+                storage_dtype="float32",
+            ),
+            devices=[Device(rank=0, kind="cpu")],
+        ),
+        prediction=Prediction(
+            step_seconds=interval,
+            epoch_seconds=interval,
+            steps_per_epoch=1,
+            startup_seconds=1.0,
+            stages={"sample": 0.5},
+            stage_core_seconds={"sample": 0.5},
+            traffic_bytes={},
+            hit_rates={"0": {"host": 1.0}},
+            memory_bytes={"host0": MemoryUse(parts={"a": 1}, total=1, capacity=2, headroom=1)},
+            bottleneck="cores",
+        ),
+        certificate=Certificate(
+            objective=1.0, lower_bound=1.0, gap=0.0, solver="sort", status="optimal"
+        ),
+    )
+
+
+ARRAYS = {"one": np.arange(4, dtype=np.uint32), "two": np.arange(4, dtype=np.uint32)}
+
+
+def test_a_plan_reads_back_as_it_was_written(tmp_path: Path):
+    saved = save_plan(example(), ARRAYS, tmp_path / "p")
+    assert load_plan(tmp_path / "p", verify_arrays=True) == saved
+    assert (load_array(saved, tmp_path / "p", "two") == ARRAYS["two"]).all()
+
+
+def test_equal_arrays_share_a_file_and_repetition_is_byte_identical(tmp_path: Path):
+    save_plan(example(), ARRAYS, tmp_path / "a")
+    save_plan(example(), ARRAYS, tmp_path / "b")
+    names = sorted(p.name for p in (tmp_path / "a").iterdir())
+    assert names == ["one.npy", "plan.json"]
+    for name in names:
+        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
+
+
+def test_identity_changes_with_content(tmp_path: Path):
+    first = save_plan(example(), ARRAYS, tmp_path / "a")
+    second = save_plan(replace(example(), statistics_class="unbiased"), ARRAYS, tmp_path / "b")
+    assert first.plan_id != second.plan_id
+
+
+def test_a_folder_with_other_files_is_refused_and_untouched(tmp_path: Path):
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(PlanError, match="expected an empty folder or an earlier plan"):
+        save_plan(example(), ARRAYS, tmp_path)
+    assert [p.name for p in tmp_path.iterdir()] == ["notes.txt"]
+
+
+def test_a_full_disk_leaves_the_earlier_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    saved = save_plan(example(), ARRAYS, tmp_path / "p")
+
+    def full_disk(_self: Path, _data: bytes) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full_disk)
+    with pytest.raises(OSError, match="No space"):
+        save_plan(replace(example(), version="1"), ARRAYS, tmp_path / "p")
+    assert load_plan(tmp_path / "p") == saved
+    assert [p.name for p in tmp_path.iterdir()] == ["p"]
+
+
+@pytest.mark.parametrize(
+    ("edit", "words"),
+    [
+        (lambda d: d.pop("graph"), "'graph' of Plan is missing"),
+        (lambda d: d.update(schema_version=99), "schema_version"),
+        (lambda d: d.update(version="other"), "does not match its plan_id"),
+        (lambda d: d["strategy"].update(mode="sideways"), "expected one of"),
+    ],
+)
+def test_an_altered_plan_is_refused(tmp_path: Path, edit, words: str):
+    save_plan(example(), ARRAYS, tmp_path / "p")
+    path = tmp_path / "p" / "plan.json"
+    document = json.loads(path.read_text())
+    edit(document)
+    path.write_text(json.dumps(document))
+    with pytest.raises(PlanError, match=words):
+        load_plan(tmp_path / "p")
+
+
+def test_truncated_files_are_refused(tmp_path: Path):
+    plan = save_plan(example(), ARRAYS, tmp_path / "p")
+    array = tmp_path / "p" / "one.npy"
+    array.write_bytes(array.read_bytes()[:-3])
+    with pytest.raises(PlanError, match="plan again"):
+        load_array(plan, tmp_path / "p", "one")
+    with pytest.raises(PlanError, match="sha256"):
+        load_plan(tmp_path / "p", verify_arrays=True)
+    text = tmp_path / "p" / "plan.json"
+    text.write_text(text.read_text()[:50])
+    with pytest.raises(PlanError, match="not readable as JSON"):
+        load_plan(tmp_path / "p")
+
+
+def test_a_folder_that_is_no_plan_is_refused(tmp_path: Path):
+    with pytest.raises(PlanError, match=r"found no plan\.json"):
+        load_plan(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "module", ["runtime.plan", "planner.cost", "planner.placement", "planner.settings", "api.app"]
+)
+def test_importing_the_pure_layers_does_not_import_torch(module: str):
+    code = f"import sys, {module}; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_the_runtime_imports_without_the_planners_dependencies():
+    blocked = ["pydantic", "typer", "rich", "pulp", "fastapi", "sqlalchemy", "networkx", "yaml"]
+    code = (
+        "import sys, pkgutil, importlib, runtime\n"
+        f"for name in {blocked!r}: sys.modules[name] = None\n"
+        "for m in pkgutil.walk_packages(runtime.__path__, 'runtime.'):\n"
+        "    importlib.import_module(m.name)\n"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code], check=False, capture_output=True, text=True
+    )
+    assert result.returncode == 0, result.stderr
