@@ -1,0 +1,186 @@
+"""What this machine is: facts, and the fingerprint that ties a plan and a calibration to it.
+
+Facts only, no measured rates: two calls on an unchanged machine give the same fingerprint. Ask
+before pinning a process to cores, since the cores it may use are one of the facts. Neither torch
+nor NVML is imported with this module.
+"""
+
+import hashlib
+import json
+import math
+import os
+import platform
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+PROC = Path("/proc")
+SYS = Path("/sys")
+GIB = 2**30
+FINGERPRINT_FACTS = (
+    "cpu_model",
+    "architecture",
+    "cores",
+    "ram_gib",
+    "huge_pages",
+    "gpus",
+    "versions",
+)
+"""The facts that enter the fingerprint."""
+FINGERPRINT_VERSIONS = ("torch", "numpy", "numba")
+
+
+def machine_facts() -> dict[str, Any]:
+    """What this machine is.
+
+    Returns:
+        cpu_model (str), architecture (str), cores (int, those this process may use), ram_bytes
+        (int, the control group's limit where lower), ram_gib (int, rounded), numa_nodes (int),
+        huge_pages (str: always | madvise | never | unknown), gpus (list of {uuid, name,
+        memory_bytes}), versions (name -> version; those not installed are absent).
+    """
+    ram_bytes = usable_ram_bytes()
+    gpus, driver = _gpus()
+    return {
+        "cpu_model": _cpu_model(),
+        "architecture": platform.machine(),
+        "cores": usable_cores(),
+        "ram_bytes": ram_bytes,
+        "ram_gib": round(ram_bytes / GIB),
+        "numa_nodes": max(1, len(list((SYS / "devices/system/node").glob("node[0-9]*")))),
+        "huge_pages": _huge_pages(),
+        "gpus": gpus,
+        "versions": _versions() | driver,
+    }
+
+
+def machine_fingerprint(facts: dict[str, Any] | None = None) -> str:
+    """Hash of what the machine is, 32 hex digits.
+
+    Enter: processor model, usable cores, memory in whole GiB, huge-page state, GPU names and
+    UUIDs (in any order) and the versions of torch, numpy and numba. Nothing measured enters.
+
+    Args:
+        facts: what `machine_facts()` returned; None asks now.
+    """
+    facts = machine_facts() if facts is None else facts
+    kept = {name: facts[name] for name in FINGERPRINT_FACTS}
+    kept["gpus"] = sorted([gpu["uuid"], gpu["name"]] for gpu in facts["gpus"])
+    versions = facts["versions"]
+    kept["versions"] = {name: versions.get(name, "") for name in FINGERPRINT_VERSIONS}
+    return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def usable_cores() -> int:
+    """Cores this process may use: its affinity, and the control group's quota rounded up."""
+    try:
+        cores = len(os.sched_getaffinity(0))
+    except AttributeError:  # not Linux
+        cores = os.cpu_count() or 1
+    quota, _, period = _read(SYS / "fs/cgroup/cpu.max").partition(" ")
+    if quota.isdigit() and period.isdigit() and int(period) > 0:
+        cores = min(cores, max(1, math.ceil(int(quota) / int(period))))
+    return max(1, cores)
+
+
+def usable_ram_bytes() -> int:
+    """Bytes of memory: the machine's, or the control group's limit where that is lower."""
+    total = meminfo().get("MemTotal", 0) or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limit = _read(SYS / "fs/cgroup/memory.max")
+    return min(total, int(limit)) if limit.isdigit() else total
+
+
+def available_ram_bytes() -> int:
+    """Bytes that can be taken now without swapping."""
+    return min(meminfo().get("MemAvailable", usable_ram_bytes()), usable_ram_bytes())
+
+
+def meminfo() -> dict[str, int]:
+    """/proc/meminfo in bytes; empty where there is none."""
+    out: dict[str, int] = {}
+    for line in _read(PROC / "meminfo").splitlines():
+        name, _, rest = line.partition(":")
+        words = rest.split()
+        if words and words[0].isdigit():
+            out[name] = int(words[0]) * (1024 if words[1:] == ["kB"] else 1)
+    return out
+
+
+def set_threads(compute: int) -> None:
+    """Set the threads torch and numba use for one operation in this process.
+
+    Args:
+        compute: threads of torch's operators; numba's parallel loops get as many, up to the
+            number numba was started with.
+    """
+    import numba
+    import numba.core.config as numba_config
+    import torch
+
+    compute = max(1, compute)
+    # numba first: starting its OpenMP layer sets the threads torch uses, and torch's call mends it.
+    numba.set_num_threads(min(compute, numba_config.NUMBA_NUM_THREADS))  # pyright: ignore[reportAttributeAccessIssue]
+    torch.set_num_threads(compute)
+
+
+def _cpu_model() -> str:
+    for line in _read(PROC / "cpuinfo").splitlines():
+        name, _, value = line.partition(":")
+        if name.strip() in ("model name", "Model", "cpu model"):
+            return value.strip()
+    return platform.processor() or "unknown"
+
+
+def _huge_pages() -> str:
+    text = _read(SYS / "kernel/mm/transparent_hugepage/enabled")
+    _, opened, rest = text.partition("[")
+    return rest.partition("]")[0] if opened else "unknown"
+
+
+def _versions() -> dict[str, str]:
+    out = {"python": platform.python_version(), "kernel": platform.release()}
+    for name in (*FINGERPRINT_VERSIONS, "scipy", "torch_geometric", "triton"):
+        try:
+            out[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return out
+
+
+def _gpus() -> tuple[list[dict[str, Any]], dict[str, str]]:
+    """GPUs by NVML and the driver's version; ([], {}) where there is no NVML or no GPU."""
+    try:
+        import pynvml
+    except ImportError:
+        return [], {}
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return [], {}
+    try:
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
+        gpus = [
+            {
+                "uuid": _text(pynvml.nvmlDeviceGetUUID(handle)),
+                "name": _text(pynvml.nvmlDeviceGetName(handle)),
+                "memory_bytes": int(pynvml.nvmlDeviceGetMemoryInfo(handle).total),
+            }
+            for handle in handles
+        ]
+        return gpus, {"nvidia_driver": _text(pynvml.nvmlSystemGetDriverVersion())}
+    except pynvml.NVMLError:
+        return [], {}
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _text(value: Any) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)
+
+
+def _read(path: Path) -> str:
+    """A small file's text; empty where it is missing or may not be read."""
+    try:
+        return path.read_text().strip()
+    except (OSError, UnicodeDecodeError):
+        return ""

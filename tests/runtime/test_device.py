@@ -1,0 +1,120 @@
+"""Tests for runtime/device.py."""
+
+import copy
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runtime import device
+
+FACTS: dict[str, Any] = {
+    "cpu_model": "Example CPU",
+    "architecture": "x86_64",
+    "cores": 8,
+    "ram_bytes": 64 * 2**30 - 5,
+    "ram_gib": 64,
+    "numa_nodes": 1,
+    "huge_pages": "madvise",
+    "gpus": [
+        {"uuid": "GPU-a", "name": "A", "memory_bytes": 1},
+        {"uuid": "GPU-b", "name": "B", "memory_bytes": 1},
+    ],
+    "versions": {"torch": "2.9", "numpy": "2.0", "numba": "0.60", "kernel": "6.1"},
+}
+
+
+def test_fingerprint_is_the_same_twice_in_one_process():
+    assert device.machine_fingerprint() == device.machine_fingerprint()
+
+
+def test_fingerprint_is_thirty_two_hex_digits():
+    text = device.machine_fingerprint(FACTS)
+    assert len(text) == 32
+    assert int(text, 16) >= 0
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("cpu_model", "Other CPU"),
+        ("cores", 4),
+        ("ram_gib", 63),
+        ("huge_pages", "never"),
+        ("gpus", FACTS["gpus"][:1]),
+        ("versions", {"torch": "2.10", "numpy": "2.0", "numba": "0.60"}),
+    ],
+)
+def test_fingerprint_changes_with(name: str, value: Any):
+    changed = copy.deepcopy(FACTS) | {name: value}
+    assert device.machine_fingerprint(changed) != device.machine_fingerprint(FACTS)
+
+
+def test_fingerprint_ignores_kernel_version_exact_bytes_and_gpu_order():
+    changed = copy.deepcopy(FACTS)
+    changed["versions"]["kernel"] = "6.2"
+    changed["ram_bytes"] += 1000
+    changed["gpus"].reverse()
+    assert device.machine_fingerprint(changed) == device.machine_fingerprint(FACTS)
+
+
+def test_facts_of_this_machine_are_sane():
+    facts = device.machine_facts()
+    assert facts["cores"] >= 1
+    assert facts["ram_bytes"] > 2**28
+    assert facts["versions"]["numpy"]
+    assert set(device.FINGERPRINT_FACTS) <= set(facts)
+
+
+def test_module_imports_neither_torch_nor_nvml_nor_numba():
+    code = (
+        "import sys, runtime.device as d; d.machine_fingerprint();"
+        "print([m for m in ('torch', 'numba') if m in sys.modules])"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout.strip() == "[]"
+
+
+def test_control_group_limits_lower_cores_and_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    group = tmp_path / "fs/cgroup"
+    group.mkdir(parents=True)
+    (group / "cpu.max").write_text("50000 100000\n")
+    (group / "memory.max").write_text("1048576\n")
+    monkeypatch.setattr(device, "SYS", tmp_path)
+    assert device.usable_cores() == 1
+    assert device.usable_ram_bytes() == 1048576
+    assert device.available_ram_bytes() <= 1048576
+
+
+def test_unlimited_control_group_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    free = device.usable_cores(), device.usable_ram_bytes()
+    group = tmp_path / "fs/cgroup"
+    group.mkdir(parents=True)
+    (group / "cpu.max").write_text("max 100000\n")
+    (group / "memory.max").write_text("max\n")
+    monkeypatch.setattr(device, "SYS", tmp_path)
+    assert device.usable_cores() >= free[0]
+    assert device.usable_ram_bytes() >= free[1]
+
+
+def test_huge_page_state_is_the_bracketed_word(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    folder = tmp_path / "kernel/mm/transparent_hugepage"
+    folder.mkdir(parents=True)
+    (folder / "enabled").write_text("always [madvise] never\n")
+    monkeypatch.setattr(device, "SYS", tmp_path)
+    assert device.machine_facts()["huge_pages"] == "madvise"
+
+
+def test_set_threads_reaches_torch():
+    import torch
+
+    before = torch.get_num_threads()
+    try:
+        device.set_threads(1)
+        assert torch.get_num_threads() == 1
+    finally:
+        torch.set_num_threads(before)
