@@ -1,0 +1,199 @@
+"""`gnnplan doctor`: what this machine can do, what is missing, and what to change.
+
+Looks, never changes anything. Each finding is one line; a problem names its remedy.
+"""
+
+import importlib.metadata
+import os
+import resource
+import shutil
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+LEAST_SHARED_MEMORY_BYTES = 1 << 30
+LEAST_OPEN_FILES = 1024
+LEAST_DISK_BYTES = 5 << 30
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Finding:
+    """One thing that was looked at."""
+
+    check: str
+    level: Literal["ok", "note", "problem"]
+    found: str
+    advice: str = ""
+
+
+def examine() -> list[Finding]:
+    """Everything worth knowing before planning here."""
+    return [
+        _python(),
+        _torch(),
+        _cores(),
+        _memory(),
+        *_gpus(),
+        _shared_memory(),
+        _open_files(),
+        _locked_memory(),
+        _direct_io(),
+        _disk(),
+        _pynvml(),
+        _cache_folder(),
+    ]
+
+
+def _python() -> Finding:
+    text = ".".join(map(str, sys.version_info[:3]))
+    good = sys.version_info >= (3, 11)
+    return Finding(
+        check="python",
+        level="ok" if good else "problem",
+        found=text,
+        advice="" if good else "use Python 3.11 or newer",
+    )
+
+
+def _torch() -> Finding:
+    try:
+        import torch
+    except ImportError as error:
+        return Finding(
+            check="torch",
+            level="problem",
+            found=str(error),
+            advice="install torch: pip install torch",
+        )
+    # NCCL is only of use with GPUs; without them gloo carries the ranks.
+    backends = ["gloo"] if torch.distributed.is_gloo_available() else []
+    backends += ["nccl"] if torch.distributed.is_nccl_available() else []
+    level = "ok" if backends else "problem"
+    advice = "" if backends else "this build has no gloo: several ranks cannot run"
+    found = f"{torch.__version__}, {'+'.join(backends) or 'no backend'}"
+    return Finding(check="torch", level=level, found=found, advice=advice)
+
+
+def _cores() -> Finding:
+    usable, present = len(os.sched_getaffinity(0)), os.cpu_count() or 1
+    return Finding(
+        check="cores",
+        level="ok" if usable == present else "note",
+        found=f"{usable} usable of {present}",
+        advice="" if usable == present else "plans use the usable cores only",
+    )
+
+
+def _memory() -> Finding:
+    total, available = memory_bytes()
+    return Finding(
+        check="memory",
+        level="ok",
+        found=f"{available / 1e9:.1f} of {total / 1e9:.1f} GB available",
+    )
+
+
+def memory_bytes() -> tuple[int, int]:
+    """Total and available bytes of RAM, from /proc/meminfo."""
+    fields = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
+    return tuple(int(fields[name].split()[0]) * 1024 for name in ("MemTotal", "MemAvailable"))  # pyright: ignore[reportReturnType]
+
+
+def _gpus() -> list[Finding]:
+    from runtime.device import machine_facts
+
+    gpus = machine_facts().get("gpus")
+    if not gpus:
+        return [
+            Finding(
+                check="gpu",
+                level="note",
+                found="none",
+                advice="ranks run on the CPU; plan for a preset with --machine NAME",
+            )
+        ]
+    return [Finding(check="gpu", level="ok", found=str(gpu)) for gpu in gpus]
+
+
+def _shared_memory() -> Finding:
+    free = shutil.disk_usage("/dev/shm").free if Path("/dev/shm").is_dir() else 0
+    good = free >= LEAST_SHARED_MEMORY_BYTES
+    return Finding(
+        check="/dev/shm",
+        level="ok" if good else "note",
+        found=f"{free / 1e9:.1f} GB free",
+        advice="" if good else "a container: start it with a larger --shm-size",
+    )
+
+
+def _open_files() -> Finding:
+    soft, _hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    good = soft >= LEAST_OPEN_FILES
+    return Finding(
+        check="open files",
+        level="ok" if good else "note",
+        found=f"limit {soft}",
+        advice="" if good else f"ulimit -n {LEAST_OPEN_FILES * 4}",
+    )
+
+
+def _locked_memory() -> Finding:
+    soft, _hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    unlimited = soft == resource.RLIM_INFINITY
+    return Finding(
+        check="locked memory",
+        level="ok" if unlimited else "note",
+        found="unlimited" if unlimited else f"limit {soft / 1e6:.1f} MB",
+        advice="" if unlimited else "matters with GPUs only: ulimit -l unlimited to pin features",
+    )
+
+
+def _direct_io() -> Finding:
+    with tempfile.NamedTemporaryFile(dir=Path.cwd() if os.access(".", os.W_OK) else None) as file:
+        try:
+            os.close(os.open(file.name, os.O_RDONLY | os.O_DIRECT))
+        except OSError as error:
+            return Finding(
+                check="direct disk reads",
+                level="note",
+                found=f"refused here ({error.strerror})",
+                advice="the disk tier falls back to the page cache; keep data on ext4 or xfs",
+            )
+    return Finding(check="direct disk reads", level="ok", found="work here")
+
+
+def _disk() -> Finding:
+    free = shutil.disk_usage(Path.cwd()).free
+    good = free >= LEAST_DISK_BYTES
+    return Finding(
+        check="disk",
+        level="ok" if good else "note",
+        found=f"{free / 1e9:.1f} GB free here",
+        advice="" if good else "datasets and plans need room",
+    )
+
+
+def _pynvml() -> Finding:
+    names = {d.metadata["Name"].lower() for d in importlib.metadata.distributions()}
+    if "pynvml" in names:
+        return Finding(
+            check="NVML",
+            level="problem",
+            found="the deprecated package pynvml is installed",
+            advice="pip uninstall pynvml; pip install --force-reinstall nvidia-ml-py",
+        )
+    return Finding(check="NVML", level="ok", found="nvidia-ml-py")
+
+
+def _cache_folder() -> Finding:
+    folder = Path(os.environ.get("GNNPLAN_CACHE", Path.home() / ".cache" / "gnnplan"))
+    nearest = next(p for p in (folder, *folder.parents) if p.exists())
+    good = os.access(nearest, os.W_OK)
+    return Finding(
+        check="cache",
+        level="ok" if good else "problem",
+        found=str(folder),
+        advice="" if good else "not writable: set GNNPLAN_CACHE to a folder that is",
+    )

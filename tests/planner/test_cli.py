@@ -1,0 +1,153 @@
+"""The command line: bad input gets one line and code 2, and leaves nothing behind."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from planner.cli import main
+from planner.commands.common import parse_bytes, parse_integers
+from planner.errors import SettingsError
+from runtime.graph.dataset import Graph
+
+FAST = ["--machine", "cpu-2core", "--devices", "1", "--fanouts", "3,3", "--hidden", "8"]
+
+
+def one_line(capsys: pytest.CaptureFixture[str]) -> str:
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("gnnplan:")]
+    assert len(lines) == 1, lines
+    return lines[0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["plan", "G", "-o", "P", "--nonsense"], "--nonsense"),
+        (["frobnicate"], "frobnicate"),
+        (["plan", "G", "-o", "P", "--policy", "astrology"], "expected a policy"),
+        (["plan", "G", "-o", "P", "--fanouts", "5,5", "--layers", "3"], "expected 3 fan-outs"),
+        (["plan", "G", "-o", "P", "--fanouts", "5,x"], "expected integers"),
+        (["plan", "G", "-o", "P", "--fanouts", "0,5"], "fan-outs of at least 1"),
+        (["plan", "G", "-o", "P", "--devices", "0"], "at least 1 device"),
+        (["plan", "G", "-o", "P", "--devices", "many"], "expected a number or auto"),
+        (["plan", "G", "-o", "P", "--device-memory", "lots"], "expected a size"),
+        (["plan", "G", "-o", "P", "--batch-size", "0"], "batch size"),
+        (["plan", "G", "-o", "P", "--machine", "no-such-machine"], "no-such-machine"),
+        (["plan", "G", "-o", "P", "--machine", "cpu-2core", "--sampler", "psychic"], "psychic"),
+        (["train", "nowhere"], "found no plan.json"),
+        (["compare", "nowhere"], "found no plan.json"),
+        (["explain", "nowhere"], "found no plan.json"),
+        (["machine", "show", "nowhere.json"], "nowhere.json"),
+        (["graph", "info", "nowhere"], "nowhere"),
+        (["graph", "import", "nowhere", "out"], "nowhere"),
+        (["graph", "generate", "sbm", "out", "--nodes", "0"], "nodes"),
+    ],
+)
+def test_bad_input_gets_one_line_and_code_2(
+    arguments: list[str],
+    words: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    small_graph: Graph,
+):
+    monkeypatch.chdir(tmp_path)
+    arguments = [str(small_graph.path) if a == "G" else a for a in arguments]
+    assert main(arguments) == 2
+    assert words in one_line(capsys)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_plan_for_a_folder_that_is_no_dataset_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    (tmp_path / "g").mkdir()
+    assert main(["plan", str(tmp_path / "g"), "-o", str(tmp_path / "p"), *FAST]) == 2
+    assert "g" in one_line(capsys)
+    assert not (tmp_path / "p").exists()
+
+
+def test_an_output_folder_with_other_files_is_refused(
+    tmp_path: Path, small_graph: Graph, capsys: pytest.CaptureFixture[str]
+):
+    (tmp_path / "mine.txt").write_text("keep")
+    assert main(["plan", str(small_graph.path), "-o", str(tmp_path), *FAST]) == 2
+    assert "expected an empty folder or an earlier plan" in one_line(capsys)
+    assert [p.name for p in tmp_path.iterdir()] == ["mine.txt"]
+
+
+def test_device_memory_below_one_row_is_no_feasible_plan(
+    tmp_path: Path, small_graph: Graph, capsys: pytest.CaptureFixture[str]
+):
+    code = main(
+        ["plan", str(small_graph.path), "-o", str(tmp_path / "p"), *FAST, "--device-memory", "8"]
+    )
+    assert code in (2, 3)
+    assert ">" in one_line(capsys) or code == 2
+    assert not (tmp_path / "p").exists()
+
+
+def test_generate_info_and_plan_print_one_json_document(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    folder = tmp_path / "g"
+    assert main(["graph", "generate", "sbm", str(folder), "--nodes", "2000", "--json"]) == 0
+    made = json.loads(capsys.readouterr().out)
+    assert made["num_nodes"] == 2000
+    assert main(["graph", "info", str(folder), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["fingerprint"] == made["fingerprint"]
+    assert main(["plan", str(folder), "-o", str(tmp_path / "p"), *FAST, "--json"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert plan["workload"]["fanouts"] == [3, 3]
+    assert {"step_seconds", "epoch_seconds", "stages"} <= set(plan["prediction"])
+    assert main(["explain", str(tmp_path / "p")]) == 0
+    text = capsys.readouterr().out
+    assert "sample" in text
+    assert "predicted" in text
+
+
+def test_a_damaged_dataset_is_refused_by_info(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    folder = tmp_path / "g"
+    assert main(["graph", "generate", "rmat", str(folder), "--nodes", "500"]) == 0
+    capsys.readouterr()
+    indices = np.load(folder / "indices.npy")
+    indices[0] = 10_000
+    np.save(folder / "indices.npy", indices)
+    assert main(["graph", "info", str(folder)]) == 2
+    assert "10000" in one_line(capsys) or "range" in one_line(capsys)
+
+
+def test_doctor_looks_and_reports(capsys: pytest.CaptureFixture[str]):
+    assert main(["doctor", "--json"]) == 0
+    findings = json.loads(capsys.readouterr().out)["findings"]
+    assert {"python", "torch", "memory", "direct disk reads"} <= {f["check"] for f in findings}
+    assert all(f["advice"] for f in findings if f["level"] == "problem")
+
+
+def test_presets_are_listed_and_shown(capsys: pytest.CaptureFixture[str]):
+    assert main(["machine", "list", "--json"]) == 0
+    names = json.loads(capsys.readouterr().out)
+    assert "cpu-2core" in names
+    assert main(["machine", "show", "cpu-2core", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["provenance"] == "preset"
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("8GB", 8 * 10**9), ("1.5GiB", 3 * 2**29), ("512", 512), ("2 MiB", 2**21)]
+)
+def test_sizes_are_read_as_written(text: str, value: int):
+    assert parse_bytes(text, "--device-memory") == value
+
+
+def test_fanouts_are_integers():
+    assert parse_integers("15,10,-1", "--fanouts") == [15, 10, -1]
+    with pytest.raises(SettingsError, match="--fanouts"):
+        parse_integers("", "--fanouts")
+
+
+def test_help_is_quick_to_import():
+    code = "import sys; from planner.cli import main; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
