@@ -1,0 +1,108 @@
+"""The pages tell the truth: every verb, flag, route, stage, setting and table is documented."""
+
+import json
+import re
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+import typer.main
+
+from api.app import create_app
+from planner.cli import app
+from planner.probe.presets import load_preset
+from planner.settings import POLICIES, PlanSettings
+from runtime.stages import Stage
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def page(name: str) -> str:
+    return (ROOT / name).read_text()
+
+
+def verbs() -> dict[str, set[str]]:
+    """Every command of the command line and its flags."""
+    found: dict[str, set[str]] = {}
+
+    def walk(command, path: str) -> None:
+        children = getattr(command, "commands", None)
+        if children is not None:
+            for name, child in children.items():
+                walk(child, f"{path} {name}".strip())
+            return
+        options = [p for p in command.params if p.param_type_name == "option"]
+        found[path] = {o for p in options for o in p.opts if o.startswith("--")}
+
+    walk(typer.main.get_command(app), "")
+    return found
+
+
+def test_every_verb_is_in_the_readme():
+    readme = page("README.md")
+    missing = [verb for verb in verbs() if f"gnnplan {verb}" not in readme]
+    assert not missing
+
+
+def test_every_flag_is_in_the_readme():
+    readme = page("README.md")
+    known = {"--json", "--help"}
+    flags = set().union(*verbs().values()) - known
+    missing = sorted(flag for flag in flags if f"`{flag}" not in readme)
+    assert not missing
+
+
+def test_every_flag_and_verb_the_readme_names_exists():
+    flags = set().union(*verbs().values()) | {"--debug", "--port", "--data-dir", "--host"}
+    named = set(re.findall(r"`(--[a-z-]+)", page("README.md")))
+    assert named <= flags | {"--no-shared-host", "--json", "--help"}
+
+
+def test_every_route_is_in_the_api_page(tmp_path: Path):
+    routes = set(create_app(tmp_path).openapi()["paths"])
+    assert {r for r in routes if r not in page("api/README.md")} == set()
+
+
+def test_every_stage_is_in_the_runtime_page():
+    assert [s for s in Stage if f"`{s}`" not in page("runtime/README.md")] == []
+
+
+def test_every_policy_is_in_the_readme():
+    assert [p for p in POLICIES if p not in page("README.md")] == []
+
+
+def test_every_setting_has_a_flag():
+    flags = verbs()["plan"]
+    renamed = {"workload": None, "device_memory_bytes": "--device-memory"}
+    renamed["host_memory_bytes"] = "--host-memory"
+    for spec in fields(PlanSettings):
+        flag = renamed.get(spec.name, f"--{spec.name.replace('_', '-')}")
+        assert flag is None or flag in flags, spec.name
+
+
+def test_every_table_of_a_machine_is_in_the_probe_page():
+    text = page("planner/probe/README.md")
+    assert [name for name in load_preset("cpu-2core").tables if f"`{name}`" not in text] == []
+
+
+@pytest.mark.parametrize("name", ["README.md", "DESIGN.md", "planner/README.md"])
+def test_every_file_a_page_links_to_exists(name: str):
+    folder = (ROOT / name).parent
+    links = re.findall(r"\]\((?!https?:)([^)#]+)\)", page(name))
+    assert [link for link in links if not (folder / link).exists()] == []
+
+
+def test_every_module_the_coverage_table_names_exists():
+    rows = re.findall(r"\| `([a-z_/]+\.py)` \|", page("planner/README.md"))
+    assert len(rows) >= 6
+    bases = (ROOT / "planner", ROOT)
+    assert [row for row in rows if not any((base / row).exists() for base in bases)] == []
+
+
+def test_notebooks_are_listed_and_hold_no_outputs():
+    names = sorted(p.stem for p in (ROOT / "notebooks").glob("*.ipynb"))
+    assert names
+    for name in names:
+        assert name in page("notebooks/README.md")
+        cells = json.loads(page(f"notebooks/{name}.ipynb"))["cells"]
+        assert all(not cell.get("outputs") for cell in cells)
