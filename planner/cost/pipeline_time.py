@@ -21,6 +21,7 @@ def period(
     depths: Sequence[int] | None = None,
     in_flight: int | None = None,
     shared: Sequence[tuple[float, Sequence[int]]] = (),
+    freed_at_start: bool = False,
 ) -> float:
     """Seconds between two items of a pipeline of deterministic stages.
 
@@ -31,6 +32,7 @@ def period(
         seconds: t_i of each stage.
         workers: w_i, parallel workers of each stage; None means one each.
         depths: d_i, buffers between stages i and i + 1, free again when i + 1 finishes.
+        freed_at_start: a buffer is free when i + 1 starts, so the second term has t_i alone.
         in_flight: K, items in flight at most; None: unbounded.
         shared: (s_r, stages on r) for each shared resource, with its slowdown s_r >= 1.
 
@@ -45,7 +47,7 @@ def period(
     bounds = [t / n for t, n in zip(seconds, w, strict=True)]
     if depths is not None:
         pairs = zip(seconds[:-1], seconds[1:], depths, strict=True)
-        bounds += [(a + b) / d for a, b, d in pairs]
+        bounds += [(a + (0.0 if freed_at_start else b)) / d for a, b, d in pairs]
     if in_flight is not None:
         bounds.append(sum(seconds) / in_flight)
     bounds += [s * sum(seconds[i] for i in on) for s, on in shared]
@@ -66,14 +68,19 @@ def epoch_seconds(seconds: Sequence[float], period_seconds: float, steps: int) -
 
 
 def finish_times(
-    seconds: NDArray[np.float64], depths: Sequence[int], workers: int = 1
+    seconds: NDArray[np.float64],
+    depths: Sequence[int],
+    *,
+    workers: int = 1,
+    freed_at_start: bool = False,
 ) -> NDArray[np.float64]:
     """When each item leaves each stage, by the max-plus recursion.
 
     Args:
         seconds: shape (stages, items), positive.
-        depths: buffers between consecutive stages, released when the later stage finishes.
+        depths: buffers between consecutive stages.
         workers: parallel workers of the first stage.
+        freed_at_start: a buffer is free when the later stage starts its item, else when it ends.
 
     Returns:
         Shape (stages, items), seconds since the start.
@@ -82,6 +89,7 @@ def finish_times(
     """
     stages, items = seconds.shape
     end = np.zeros((stages, items))
+    freed = np.zeros((stages, items))
     for m in range(items):
         for i in range(stages):
             ahead = workers if i == 0 else 1
@@ -89,8 +97,9 @@ def finish_times(
             if m >= ahead:
                 start = max(start, end[i, m - ahead])
             if i < stages - 1 and m >= depths[i]:
-                start = max(start, end[i + 1, m - depths[i]])
+                start = max(start, freed[i + 1, m - depths[i]])
             end[i, m] = start + seconds[i, m]
+            freed[i, m] = start if freed_at_start else end[i, m]
     return end
 
 
@@ -103,10 +112,10 @@ def stochastic_period(
     workers: int = 1,
     seed: int = 0,
 ) -> float:
-    """Seconds per step when stage times vary from batch to batch.
+    """Seconds per step of a loader and a trainer whose times vary from batch to batch.
 
-    The recursion on lognormal times: deterministic stalls vanish at depth 2, the random ones fall
-    with depth. Seeded, so equal inputs give equal plans.
+    The recursion on lognormal times: random stalls fall with depth. A slot is free as soon as the
+    training thread takes its batch. Seeded, so equal inputs give equal plans.
 
     Args:
         loader_seconds: mean seconds one loader worker takes for a batch.
@@ -122,7 +131,7 @@ def stochastic_period(
     10.0
     """
     mean = np.array([loader_seconds, trainer_seconds])
-    floor = period(list(mean), workers=[workers, 1], depths=[depth])
+    floor = period(list(mean), workers=[workers, 1], depths=[depth], freed_at_start=True)
     if variation <= 0.0 or mean.min() <= 0.0:
         return float(floor)
     sigma = np.sqrt(np.log1p(variation**2))
@@ -130,7 +139,7 @@ def stochastic_period(
     # Drawn noise is centred so that the sample's own mean does not shift the prediction.
     factor = np.exp(sigma * draws)
     times = mean[:, None] * factor / factor.mean(axis=1, keepdims=True)
-    end = finish_times(times, [depth], workers)
+    end = finish_times(times, [depth], workers=workers, freed_at_start=True)
     skip = _ITEMS // 10
     measured = (end[-1, -1] - end[-1, skip - 1]) / (_ITEMS - skip)
     return max(float(floor), float(measured))

@@ -1,0 +1,148 @@
+"""The price of a candidate: seconds per optimiser step with an interval, memory, traffic.
+
+Three familiar systems are points of this space: a data-parallel loop that loads in line (one
+training thread per rank, nothing prefetched), a loader with worker threads (bounded prefetch), and
+a static cache of hot rows (own rows per rank). All are priced by the same few sums, and cores are
+shared capacity, so prefetching on a full machine is not predicted to be free.
+"""
+
+from dataclasses import dataclass
+
+from planner.candidate import Candidate, PlacedRows
+from planner.cost.budget import Budgets, memory_use, rank_parts
+from planner.cost.interval import relative_half_width, spanned
+from planner.cost.rank_seconds import RankSeconds, rank_seconds
+from planner.cost.rates import topology_bytes
+from planner.cost.startup import startup_seconds
+from planner.cost.step import StepSeconds, step_seconds
+from planner.errors import SettingsError
+from planner.machine import MachineModel
+from planner.workload import ProcessCost, WorkloadProfile
+from runtime.plan import GraphRef, Prediction, Workload
+
+ITEM_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
+
+
+def row_bytes(graph: GraphRef) -> int:
+    """Bytes of one stored feature row."""
+    return graph.feature_dim * ITEM_BYTES.get(graph.feature_dtype, 4)
+
+
+def seeds_per_rank(batch_size: int, num_ranks: int) -> int:
+    """The largest share of the global batch, which is what a step waits for.
+
+    >>> seeds_per_rank(1024, 3)
+    342
+    """
+    return -(-batch_size // num_ranks)
+
+
+def steps_per_epoch(num_train: int, batch_size: int) -> int:
+    """Optimiser steps that show each training seed once.
+
+    >>> steps_per_epoch(2500, 1024)
+    3
+    """
+    return -(-num_train // batch_size)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Request:
+    """What every candidate of one planning request has in common."""
+
+    graph: GraphRef
+    workload: Workload
+    profile: WorkloadProfile
+    machine: MachineModel
+    budgets: Budgets
+
+
+def predict(request: Request, candidate: Candidate, placed: PlacedRows) -> Prediction:
+    """Price one candidate under one placement.
+
+    Raises:
+        SettingsError: this batch size was not profiled.
+        MachineError: the machine was not measured for something the candidate needs.
+    """
+    seeds = seeds_per_rank(request.workload.batch_size, candidate.num_ranks)
+    try:
+        batch = request.profile.batch(seeds)
+        timing = request.profile.timing[str(seeds)]
+    except KeyError:
+        raise SettingsError(
+            f"expected a profile of {seeds} seeds per rank, found none; profile the graph again"
+        ) from None
+    stored = row_bytes(request.graph)
+    ranks = [
+        rank_seconds(candidate, request.graph, batch, timing, request.machine, rows, stored)
+        for rows in placed.ranks
+    ]
+    step = step_seconds(candidate, request.machine, ranks)
+    half = relative_half_width(
+        step.seconds,
+        step.stages,
+        step.slowest.spreads,
+        noise=request.machine.noise,
+        profile_error=batch.input_standard_error,
+        oversubscribed=candidate.busy_threads > request.machine.num_cores,
+    )
+    steps = steps_per_epoch(request.graph.num_train, request.workload.batch_size)
+    process = request.profile.process or ProcessCost(start_seconds=0.0, resident_bytes=0)
+    item = 4 * request.graph.feature_dim
+    parts = [
+        rank_parts(candidate, request.graph, batch, timing, process, item, placed.code_bytes)
+        for _ in placed.ranks
+    ]
+    return Prediction(
+        step_seconds=spanned(step.seconds, half),
+        epoch_seconds=spanned(step.fill_seconds + steps * step.seconds, half),
+        steps_per_epoch=steps,
+        startup_seconds=_startup(request, candidate, placed, process, timing.warmup_seconds),
+        stages=step.stages,
+        stage_core_seconds=step.core_seconds,
+        traffic_bytes=_traffic(request, placed, ranks, timing.num_parameters),
+        hit_rates={f"rank{g}": dict(rows.shares) for g, rows in enumerate(placed.ranks)},
+        memory_bytes=memory_use(
+            parts, request.graph, placed, stored, request.machine, request.budgets
+        ),
+        bottleneck=step.bottleneck,
+        provenance=_provenance(step),
+    )
+
+
+def _startup(
+    request: Request,
+    candidate: Candidate,
+    placed: PlacedRows,
+    process: ProcessCost,
+    warmup_seconds: float,
+) -> float:
+    copy = request.machine.table("copy").at(readers=candidate.num_ranks)
+    return startup_seconds(
+        process_seconds=process.start_seconds,
+        own_row_bytes=max(r.own_rows for r in placed.ranks) * row_bytes(request.graph),
+        topology_bytes=topology_bytes(request.graph),
+        copy_bytes_per_second=copy,
+        warmup_seconds=warmup_seconds,
+    )
+
+
+def _traffic(
+    request: Request, placed: PlacedRows, ranks: list[RankSeconds], num_parameters: int
+) -> dict[str, float]:
+    """Bytes per step over all ranks, by where they come from, and the gradient's."""
+    stored, total = row_bytes(request.graph), dict[str, float]()
+    for rank in placed.ranks:
+        for kind, rows in rank.rows.items():
+            total[kind] = total.get(kind, 0.0) + rows * stored
+    count = len(ranks)
+    if count > 1:
+        # Ring: every rank sends 2 (P - 1) / P of the gradient.
+        total["all_reduce"] = 2.0 * (count - 1) * 4 * num_parameters
+    return total
+
+
+def _provenance(step: StepSeconds) -> dict[str, str]:
+    words = dict(step.slowest.provenance)
+    words["wait"] = "derived: what the training thread cannot hide of the loader's work"
+    return {name: words[name] for name in sorted(words) if name in step.stages}

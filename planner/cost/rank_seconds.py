@@ -1,0 +1,124 @@
+"""Seconds of each stage of one rank for one batch, before ranks and threads meet."""
+
+from dataclasses import dataclass
+
+from planner.candidate import Candidate, RankRows
+from planner.cost.all_reduce import all_reduce_seconds, gradient_bytes
+from planner.cost.compute import compute_seconds, seconds_per_scale
+from planner.cost.gather import gather_seconds
+from planner.cost.rates import Rate, edge_rate, row_rate, vertex_rate
+from planner.cost.sample import sample_seconds
+from planner.machine import MachineModel
+from planner.workload import BatchProfile, ModelTiming
+from runtime.plan import GraphRef
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RankSeconds:
+    """One rank's stage seconds for a mean batch, each alone on its core."""
+
+    sample: float
+    gather: float
+    forward_backward: float
+    all_reduce: float
+    """The collective itself, without waiting for the slowest rank."""
+    optimizer: float
+    loader_sigma: float
+    """Standard deviation over batches of sample and gather together."""
+    trainer_sigma: float
+    """Standard deviation over batches of forward_backward."""
+    spreads: dict[str, float]
+    """Relative half-width of each stage's rates."""
+    provenance: dict[str, str]
+
+
+def rank_seconds(
+    candidate: Candidate,
+    graph: GraphRef,
+    batch: BatchProfile,
+    timing: ModelTiming,
+    machine: MachineModel,
+    rows: RankRows,
+    row_bytes: int,
+) -> RankSeconds:
+    """Price every stage of one rank.
+
+    Args:
+        candidate: ranks, threads, prefetch.
+        graph: sizes of the dataset.
+        batch: profiled batches of this rank's share of the global batch.
+        timing: the model's measured seconds for those shapes.
+        machine: measured rates.
+        rows: what the placement leaves this rank to read.
+        row_bytes: bytes of a row as it is stored.
+
+    Raises:
+        MachineError: the machine was not measured for something the candidate needs.
+    """
+    edge, vertex = edge_rate(machine, graph, candidate), vertex_rate(machine, graph, candidate)
+    edges, vertices = sum(e.mean for e in batch.edges), batch.vertices[-1].mean
+    sample = sample_seconds(edges, vertices, edge.seconds, vertex.seconds)
+    by_source = {
+        k: row_rate(machine, k, rows, row_bytes, candidate)
+        for k in sorted(rows.rows)
+        if rows.rows[k] > 0
+    }
+    gather = gather_seconds(
+        {k: rows.rows[k] for k in by_source},
+        {k: r.seconds for k, r in by_source.items()},
+        candidate.threads.gather,
+    )
+    ranks, threads = candidate.num_ranks, candidate.threads.compute
+    compute = compute_seconds(timing, ranks=ranks, threads=threads)
+    variation = _variation(batch)
+    slope = seconds_per_scale(timing, ranks=ranks, threads=threads)
+    reduce_seconds, reduce_spread, reduce_words = _all_reduce(machine, timing, ranks)
+    return RankSeconds(
+        sample=sample,
+        gather=gather,
+        forward_backward=compute,
+        all_reduce=reduce_seconds,
+        optimizer=timing.optimizer_seconds,
+        loader_sigma=_join((sample + gather) * variation, (sample + gather) * machine.noise),
+        trainer_sigma=_join(slope * variation, compute * machine.noise),
+        spreads={
+            "sample": max(edge.spread, vertex.spread),
+            "gather": max((r.spread for r in by_source.values()), default=0.0),
+            "forward_backward": timing.forward_backward.spread,
+            "all_reduce": reduce_spread,
+            "optimizer": timing.forward_backward.spread,
+        },
+        provenance={
+            "sample": f"{edge.provenance}, {vertex.provenance} x profiled edges and vertices",
+            "gather": _gather_words(by_source),
+            "forward_backward": "measured: the model on synthetic blocks of the profiled sizes",
+            "all_reduce": reduce_words,
+            "optimizer": "measured: the optimizer on this model",
+        },
+    )
+
+
+def _all_reduce(machine: MachineModel, timing: ModelTiming, ranks: int) -> tuple[float, float, str]:
+    if ranks == 1:
+        return 0.0, 0.0, "derived: one rank has nothing to sum"
+    table = machine.table("all_reduce")
+    seconds = all_reduce_seconds(table, gradient_bytes(timing.num_parameters), ranks)
+    words = f"{table.provenance}: table all_reduce at the gradient's bytes + expected straggler"
+    return seconds, table.spread, words
+
+
+def _gather_words(rates: dict[str, Rate]) -> str:
+    if not rates:
+        return "derived: no feature rows are read"
+    return "; ".join(f"{kind}: {rate.provenance}" for kind, rate in rates.items())
+
+
+def _variation(batch: BatchProfile) -> float:
+    """Relative standard deviation of a batch's size."""
+    vertices = batch.vertices[-1]
+    return vertices.std / vertices.mean if vertices.mean > 0 else 0.0
+
+
+def _join(a: float, b: float) -> float:
+    """Independent deviations add in squares."""
+    return (a * a + b * b) ** 0.5

@@ -1,0 +1,118 @@
+"""Looking up the machine's measured rates for one candidate: seconds per row, edge and message.
+
+Where the machine has no such table this raises rather than inventing a number.
+"""
+
+from dataclasses import dataclass
+
+from planner.candidate import Candidate, RankRows
+from planner.cost.disk import PAGE_BYTES, reads_per_row
+from planner.machine import MachineModel
+from runtime.plan import GraphRef
+
+INDPTR_BYTES = 8
+INDEX_BYTES = 4
+RELABEL_BYTES = 8
+"""A stamp and a local id for each node."""
+QUEUE_DEPTH = 32
+"""Direct reads a rank keeps in flight."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rate:
+    """A looked-up rate, how sure it is and where it is from."""
+
+    seconds: float
+    spread: float
+    provenance: str
+
+
+def topology_bytes(graph: GraphRef) -> int:
+    """Bytes of the CSC arrays; 32-bit indices unless the ids need more.
+
+    8 (N + 1) + 4 E
+    """
+    index_bytes = INDEX_BYTES if graph.num_nodes < 2**31 else 8
+    return INDPTR_BYTES * (graph.num_nodes + 1) + index_bytes * graph.num_edges
+
+
+def readers(candidate: Candidate) -> int:
+    """Threads that sample or gather at once over all ranks."""
+    return candidate.num_ranks * max(1, candidate.threads.sample)
+
+
+def lookup(machine: MachineModel, name: str, **coordinates: float) -> Rate:
+    """One value of one table, with its spread and provenance.
+
+    Raises:
+        MachineError: the machine has no such measurement.
+    """
+    table = machine.table(name)
+    words = f"{table.provenance}: table {name}" + (" (uncertain)" if table.uncertain else "")
+    return Rate(seconds=table.at(**coordinates), spread=table.spread, provenance=words)
+
+
+def edge_rate(machine: MachineModel, graph: GraphRef, candidate: Candidate) -> Rate:
+    """Seconds per sampled edge."""
+    return lookup(
+        machine,
+        "sample_edge",
+        topology_bytes=topology_bytes(graph),
+        readers=readers(candidate),
+    )
+
+
+def vertex_rate(machine: MachineModel, graph: GraphRef, candidate: Candidate) -> Rate:
+    """Seconds per distinct vertex of a batch."""
+    return lookup(
+        machine,
+        "sample_vertex",
+        table_bytes=RELABEL_BYTES * graph.num_nodes,
+        readers=readers(candidate),
+    )
+
+
+def row_rate(
+    machine: MachineModel, kind: str, rows: RankRows, row_bytes: int, candidate: Candidate
+) -> Rate:
+    """One thread's seconds per feature row from one kind of source.
+
+    own: private memory; host: the shared mapping; disk: aligned direct reads, the disk shared by
+    all ranks; peer: the owner's gather, then an exchange of ids and of rows.
+    """
+    reading = readers(candidate) * candidate.threads.gather
+    if kind == "disk":
+        read_bytes = max(PAGE_BYTES, -(-row_bytes // PAGE_BYTES) * PAGE_BYTES)
+        depth = QUEUE_DEPTH * candidate.num_ranks
+        rate = lookup(machine, "disk_read", read_bytes=read_bytes, queue_depth=depth)
+        factor = reads_per_row(row_bytes) * candidate.num_ranks * candidate.threads.gather
+        return Rate(seconds=rate.seconds * factor, spread=rate.spread, provenance=rate.provenance)
+    table = "mapped_gather" if kind == "host" else "gather"
+    local = lookup(
+        machine,
+        table,
+        row_bytes=row_bytes,
+        working_set_bytes=max(1.0, rows.working_rows.get(kind, 0.0)) * row_bytes,
+        readers=reading,
+    )
+    if kind != "peer":
+        return local
+    return _with_exchange(machine, local, rows.rows.get("peer", 0.0), row_bytes, candidate)
+
+
+def _with_exchange(
+    machine: MachineModel, local: Rate, rows: float, row_bytes: int, candidate: Candidate
+) -> Rate:
+    """A peer's row: counts and ids out, rows back (three latencies, formulas 8.4 [A4])."""
+    if rows <= 0:
+        return local
+    ranks = candidate.num_ranks
+    messages = [8.0 * ranks, 8.0 * rows, rows * row_bytes]
+    moved = [lookup(machine, "all_to_all", bytes=m, ranks=ranks) for m in messages]
+    # One call whatever the gather threads are, and gather_seconds divides by those.
+    seconds = sum(m.seconds for m in moved) * candidate.threads.gather / rows
+    return Rate(
+        seconds=local.seconds + seconds,
+        spread=max(local.spread, moved[0].spread),
+        provenance=f"{local.provenance} + {moved[0].provenance}",
+    )

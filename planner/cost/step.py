@@ -1,0 +1,187 @@
+"""From the ranks' stage seconds to the step: who overlaps, who waits, and what binds.
+
+The stages mean what the run report measures: sample and gather where they run; wait,
+forward_backward, all_reduce (the wait for the slowest rank is in it) and optimizer on the training
+thread, where their sum is the step. Without loader threads the loader's stages run inside wait.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from planner.candidate import Candidate
+from planner.cost.pipeline_time import beside, core_bound_seconds, stochastic_period
+from planner.cost.rank_seconds import RankSeconds
+from planner.cost.straggler import expected_maximum
+from planner.machine import MachineModel
+from runtime.stages import Stage
+
+LOADER = (Stage.SAMPLE.value, Stage.GATHER.value)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepSeconds:
+    """The step of all ranks together."""
+
+    seconds: float
+    stages: dict[str, float]
+    """Elapsed seconds per step by stage, of a rank with the largest mean."""
+    core_seconds: dict[str, float]
+    """Over all ranks."""
+    fill_seconds: float
+    """What an epoch waits for its first batch, where batches are made ahead."""
+    bottleneck: str
+    slowest: RankSeconds
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Slowed:
+    """Loader stages and compute of one rank as they are when both run."""
+
+    sample: float
+    gather: float
+    forward_backward: float
+
+    @property
+    def loader(self) -> float:
+        return self.sample + self.gather
+
+
+def step_seconds(
+    candidate: Candidate, machine: MachineModel, ranks: Sequence[RankSeconds]
+) -> StepSeconds:
+    """Combine the ranks' stages into one step.
+
+    Args:
+        candidate: threads and prefetch depth.
+        machine: cores, and how much loader and trainer slow each other down.
+        ranks: each rank's stages.
+
+    Source: formulas.md 8.1 [A1] and 8.2 [A2]; modelling.md 1, 5 and 11.
+    """
+    slowest = max(ranks, key=lambda r: r.sample + r.gather + r.forward_backward)
+    slowed = _slowed(candidate, machine, slowest)
+    straggling = _straggling(candidate, ranks)
+    all_reduce = slowest.all_reduce + straggling
+    trainer = slowed.forward_backward + all_reduce + slowest.optimizer
+    cores = _core_seconds(candidate, ranks)
+    bound = core_bound_seconds(sum(cores.values()), max(1, machine.num_cores))
+    if candidate.threads.sample == 0:
+        alone, fill = slowed.loader + trainer, 0.0
+    else:
+        alone, fill = _pipelined(candidate, slowest, slowed.loader, trainer), slowed.loader
+    seconds = max(alone, bound)
+    stages = {
+        Stage.SAMPLE.value: slowed.sample,
+        Stage.GATHER.value: slowed.gather,
+        Stage.WAIT.value: max(0.0, seconds - trainer),
+        Stage.FORWARD_BACKWARD.value: slowed.forward_backward,
+        Stage.ALL_REDUCE.value: all_reduce,
+        Stage.OPTIMIZER.value: slowest.optimizer,
+    }
+    return StepSeconds(
+        seconds=seconds,
+        stages=stages,
+        core_seconds=cores,
+        fill_seconds=fill,
+        bottleneck=_bottleneck(candidate, stages, bound > alone, slowed.loader, trainer),
+        slowest=slowest,
+    )
+
+
+def _pipelined(
+    candidate: Candidate, rank: RankSeconds, loader_seconds: float, trainer_seconds: float
+) -> float:
+    """Period of a rank whose loader runs ahead of its training thread [A2]."""
+    sigma = max(rank.loader_sigma, rank.trainer_sigma)
+    mean = rank.sample + rank.gather + rank.forward_backward
+    return stochastic_period(
+        loader_seconds,
+        trainer_seconds,
+        variation=sigma / mean if mean > 0 else 0.0,
+        depth=candidate.prefetch_depth,
+        workers=candidate.threads.sample,
+    )
+
+
+def _slowed(candidate: Candidate, machine: MachineModel, rank: RankSeconds) -> _Slowed:
+    """What loader threads and the training thread take away from each other."""
+    loader = rank.sample + rank.gather
+    if candidate.threads.sample == 0 or loader == 0.0:
+        return _Slowed(
+            sample=rank.sample, gather=rank.gather, forward_backward=rank.forward_backward
+        )
+    slow_loader, slow_trainer = _slowdowns(candidate, machine)
+    busy = rank.forward_backward + rank.all_reduce + rank.optimizer
+    new_loader, new_busy = beside(
+        loader,
+        busy,
+        loader_slowdown=slow_loader,
+        trainer_slowdown=slow_trainer,
+        workers=candidate.threads.sample,
+    )
+    return _Slowed(
+        sample=rank.sample * new_loader / loader,
+        gather=rank.gather * new_loader / loader,
+        forward_backward=rank.forward_backward * new_busy / busy if busy > 0 else 0.0,
+    )
+
+
+def _slowdowns(candidate: Candidate, machine: MachineModel) -> tuple[float, float]:
+    """(loader, trainer) slowdown of running beside each other; measured on free cores.
+
+    Where threads outnumber cores each also gets only its share of the cores.
+    """
+    crowd = max(1.0, candidate.busy_threads / max(1, machine.num_cores))
+    found: list[float] = []
+    for name in ("beside_loader", "beside"):
+        table = machine.tables.get(name)
+        slowdown = 1.0
+        if table is not None:
+            all_axes = {
+                "ranks": candidate.num_ranks,
+                "threads": candidate.threads.compute,
+            }
+            slowdown = table.at(**{axis: all_axes[axis] for axis in table.axes})
+        found.append(max(1.0, slowdown) * crowd)
+    return found[0], found[1]
+
+
+def _straggling(candidate: Candidate, ranks: Sequence[RankSeconds]) -> float:
+    """Seconds the slowest mean rank still waits for the slowest of the step [A1]."""
+    if len(ranks) == 1:
+        return 0.0
+    inline = candidate.threads.sample == 0
+    means = [r.forward_backward + (r.sample + r.gather if inline else 0.0) for r in ranks]
+    sigmas = [(r.trainer_sigma**2 + (r.loader_sigma**2 if inline else 0.0)) ** 0.5 for r in ranks]
+    return expected_maximum(means, sigmas) - max(means)
+
+
+def _core_seconds(candidate: Candidate, ranks: Sequence[RankSeconds]) -> dict[str, float]:
+    """Core-seconds of each stage over all ranks; a thread that waits holds no core."""
+    threads = candidate.threads
+    return {
+        Stage.SAMPLE.value: sum(r.sample for r in ranks),
+        Stage.GATHER.value: sum(r.gather for r in ranks) * threads.gather,
+        Stage.FORWARD_BACKWARD.value: sum(r.forward_backward for r in ranks) * threads.compute,
+        # gloo's own threads copy and add while the exchange lasts (modelling.md 4).
+        Stage.ALL_REDUCE.value: sum(r.all_reduce for r in ranks),
+        Stage.OPTIMIZER.value: sum(r.optimizer for r in ranks),
+    }
+
+
+def _bottleneck(
+    candidate: Candidate,
+    stages: dict[str, float],
+    cores_bind: bool,
+    loader_seconds: float,
+    trainer_seconds: float,
+) -> str:
+    """The stage (or the cores) that a faster step would have to speed up first."""
+    if cores_bind:
+        return "cores"
+    threads = candidate.threads.sample
+    loader_binds = threads > 0 and loader_seconds / threads > trainer_seconds
+    hidden = threads > 0 and not loader_binds
+    skip = {Stage.WAIT.value} | (set(LOADER) if hidden else set[str]())
+    names = [n for n in stages if n not in skip and (n in LOADER or not loader_binds)]
+    return max(names, key=lambda n: stages[n])
