@@ -1,0 +1,278 @@
+"""COO to CSC with bounded memory: count, deal the edges to buckets on disk, sort bucket by bucket.
+
+Pass 1 reads the edges once and counts in-edges per node. The nodes are then cut into ranges whose
+edges fit the memory limit; pass 2 reads the edges again and appends each to the bucket file of its
+destination's range. Each bucket is loaded, sorted by (destination, source) and appended to the
+output. With one bucket the edges never touch the disk. What stays in memory: 8 bytes per node, one
+chunk of edges, one bucket.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from runtime.errors import DatasetError
+from runtime.graph.staging import Staging
+
+SelfLoops = Literal["keep", "add", "remove"]
+MAX_BUCKETS = 512
+CHUNK_EDGES = 1 << 20
+BUCKET_BYTES_PER_EDGE = 48
+"""Memory to sort one edge: record, key, order and sorted copies."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EdgeSource:
+    """Edges that can be read more than once, in chunks."""
+
+    num_edges: int
+    """Upper bound of the number of edges, known (or estimated) before they are read."""
+    chunks: Callable[[], Iterator[dict[str, NDArray[Any]]]]
+    """Each call starts anew; chunks have equally long arrays `src`, `dst` (node ids) and one for
+    each attribute."""
+    attributes: Mapping[str, DTypeLike] = field(default_factory=dict)
+    """Types of the values that travel with each edge, by name (`edge_weight`, `edge_type`)."""
+
+
+def array_edges(src: NDArray[Any], dst: NDArray[Any], **values: NDArray[Any]) -> EdgeSource:
+    """Edges that lie in equally long arrays, mapped or in memory."""
+
+    def chunks() -> Iterator[dict[str, NDArray[Any]]]:
+        for start in range(0, len(src), CHUNK_EDGES):
+            part = slice(start, start + CHUNK_EDGES)
+            extra = {name: array[part] for name, array in values.items()}
+            yield {"src": src[part], "dst": dst[part], **extra}
+
+    kinds = {name: array.dtype for name, array in values.items()}
+    return EdgeSource(num_edges=len(src), chunks=chunks, attributes=kinds)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EdgeOptions:
+    """What to do with the edges on the way."""
+
+    symmetrise: bool = False
+    """Store each edge in both directions (a self-loop once)."""
+    self_loops: SelfLoops = "keep"
+    """keep | add (each node without one gets one) | remove."""
+    deduplicate: bool = False
+    """Keep the first of edges with equal source and destination."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Need:
+    """What a conversion needs at most, said before it starts."""
+
+    memory_bytes: int
+    scratch_disk_bytes: int
+    output_disk_bytes: int
+    num_buckets: int
+
+    def __str__(self) -> str:
+        """One line for a user."""
+        megabytes = (self.memory_bytes, self.scratch_disk_bytes, self.output_disk_bytes)
+        memory, scratch, output = (f"{b / 1e6:,.0f} MB" for b in megabytes)
+        return (
+            f"COO to CSC needs about {memory} of memory, {scratch} of scratch disk and "
+            f"{output} for the result ({self.num_buckets} bucket{'s'[: self.num_buckets - 1]})"
+        )
+
+
+def estimate_need(
+    num_nodes: int,
+    num_edges: int,
+    *,
+    options: EdgeOptions,
+    record_bytes: int = 8,
+    memory_limit_bytes: int = 1 << 30,
+) -> Need:
+    """Upper estimate of memory and disk for `build_csc`.
+
+    Args:
+        num_nodes: nodes.
+        num_edges: edges of the source.
+        options: symmetrising doubles the edges, adding self-loops adds one per node.
+        record_bytes: bytes of one edge on scratch disk.
+        memory_limit_bytes: limit for one bucket.
+    """
+    edges = num_edges * (2 if options.symmetrise else 1)
+    limit = max(1, memory_limit_bytes // BUCKET_BYTES_PER_EDGE)
+    buckets = min(MAX_BUCKETS, -(-edges // limit))
+    bucket_edges = -(-edges // max(buckets, 1))
+    chunk_edges = min(edges, CHUNK_EDGES * (2 if options.symmetrise else 1))
+    loops = num_nodes if options.self_loops == "add" else 0
+    return Need(
+        memory_bytes=16 * num_nodes + BUCKET_BYTES_PER_EDGE * (bucket_edges + chunk_edges),
+        scratch_disk_bytes=record_bytes * edges if buckets > 1 else 0,
+        output_disk_bytes=8 * (num_nodes + 1) + max(4, record_bytes - 4) * (edges + loops),
+        num_buckets=max(buckets, 1),
+    )
+
+
+def build_csc(
+    edges: EdgeSource,
+    num_nodes: int,
+    staging: Staging,
+    *,
+    options: EdgeOptions | None = None,
+    memory_limit_bytes: int = 1 << 30,
+    report: Callable[[str], None] | None = None,
+) -> int:
+    """Write `indptr`, `indices` and the edge attributes of a graph into a staged dataset.
+
+    In-neighbours are sorted by id; equal edges keep the order of the source.
+
+    Args:
+        edges: read twice.
+        num_nodes: node ids lie in [0, num_nodes).
+        staging: the dataset being written; bucket files live in it for a while.
+        options: symmetrise, self-loops, deduplicate.
+        memory_limit_bytes: the largest bucket's working memory. A single node with more edges than
+            that is still handled, in one bucket of its own.
+        report: called once with the estimated need, before anything is read.
+
+    Returns:
+        The number of stored edges.
+
+    Raises:
+        DatasetError: a node id is out of range.
+    """
+    options = options or EdgeOptions()
+    record = _record_type(edges, num_nodes)
+    need = estimate_need(
+        num_nodes,
+        edges.num_edges,
+        options=options,
+        record_bytes=record.itemsize,
+        memory_limit_bytes=memory_limit_bytes,
+    )
+    if report is not None:
+        report(str(need))
+    counts = np.zeros(num_nodes, np.int64)
+    for part in _records(edges, num_nodes, record, options, staging.target):
+        counts += np.bincount(part["dst"], minlength=num_nodes) if _dense(part, num_nodes) else 0
+        if not _dense(part, num_nodes):
+            np.add.at(counts, part["dst"], 1)
+    bounds = bucket_bounds(counts, max(1, memory_limit_bytes // BUCKET_BYTES_PER_EDGE))
+    parts = _records(edges, num_nodes, record, options, staging.target)
+    names = ["indices", *edges.attributes]
+    outputs = [staging.create(n, record["src" if n == "indices" else n]) for n in names]
+    pointers = staging.create("indptr", np.int64)
+    pointers.append(np.zeros(1, np.int64))
+    total = 0
+    for low, high, bucket in _buckets(parts, bounds, record, staging.folder):
+        bucket = _finish_bucket(bucket, low, high, num_nodes, options)
+        degrees = np.bincount(bucket["dst"] - low, minlength=high - low)
+        pointers.append(total + np.cumsum(degrees))
+        total += len(bucket)
+        outputs[0].append(bucket["src"])
+        for name, output in zip(names[1:], outputs[1:], strict=True):
+            output.append(bucket[name])
+    for output in [*outputs, pointers]:
+        output.close()
+    return total
+
+
+def bucket_bounds(counts: NDArray[np.int64], bucket_edges: int) -> NDArray[np.int64]:
+    """Cut the nodes into ranges of at most about `bucket_edges` in-edges each.
+
+    Args:
+        counts: [num_nodes] in-edges per node.
+        bucket_edges: aim; raised where it would make more than `MAX_BUCKETS` ranges.
+
+    Returns:
+        [buckets + 1] rising node ids from 0 to num_nodes.
+    """
+    ends = np.cumsum(counts)
+    total = int(ends[-1]) if len(ends) else 0
+    size = max(bucket_edges, -(-total // MAX_BUCKETS), 1)
+    cuts = np.searchsorted(ends, np.arange(size, total, size), side="right")
+    return np.unique(np.concatenate([[0], cuts, [len(counts)]]).astype(np.int64))
+
+
+def _record_type(edges: EdgeSource, num_nodes: int) -> np.dtype[Any]:
+    ids = np.int32 if num_nodes <= np.iinfo(np.int32).max else np.int64
+    extra = [(name, np.dtype(kind)) for name, kind in edges.attributes.items()]
+    return np.dtype([("dst", ids), ("src", ids), *extra])
+
+
+def _dense(part: NDArray[Any], num_nodes: int) -> bool:
+    """Whether a bincount over all nodes costs no more than the chunk itself."""
+    return num_nodes <= 4 * len(part)
+
+
+def _records(
+    edges: EdgeSource, num_nodes: int, record: np.dtype[Any], options: EdgeOptions, target: Path
+) -> Iterator[NDArray[Any]]:
+    """The source's edges as records, checked, with loops dropped and reverses added."""
+    for chunk in edges.chunks():
+        for end in ("src", "dst"):
+            ids = chunk[end]
+            if ids.size and (ids.min() < 0 or ids.max() >= num_nodes):
+                found = ids.min() if ids.min() < 0 else ids.max()
+                raise DatasetError(
+                    f"{target}: expected edge ends from 0 to {num_nodes - 1}, found {found}"
+                )
+        out = np.empty(len(chunk["src"]), record)
+        for name in out.dtype.names or ():
+            out[name] = chunk[name]
+        if options.self_loops == "remove":
+            out = out[out["src"] != out["dst"]]
+        if options.symmetrise:
+            back = out[out["src"] != out["dst"]]
+            back["src"], back["dst"] = back["dst"], back["src"].copy()
+            out = np.concatenate([out, back])
+        yield out
+
+
+def _buckets(
+    parts: Iterator[NDArray[Any]], bounds: NDArray[np.int64], record: np.dtype[Any], folder: Path
+) -> Iterator[tuple[int, int, NDArray[Any]]]:
+    """Deal records to destination ranges; yields (first node, end node, records)."""
+    ranges = list(zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True))
+    if len(ranges) == 1:
+        yield (*ranges[0], np.concatenate([np.empty(0, record), *parts]))
+        return
+    paths = [folder / f"bucket-{i}.tmp" for i in range(len(ranges))]
+    for part in parts:
+        number = np.searchsorted(bounds, part["dst"], side="right") - 1
+        order = np.argsort(number, kind="stable")
+        ends = np.cumsum(np.bincount(number, minlength=len(ranges)))
+        dealt = part[order]
+        for path, piece in zip(paths, np.split(dealt, ends[:-1]), strict=True):
+            if len(piece):
+                with path.open("ab") as file:
+                    file.write(piece.view(np.uint8).data)
+    for path, (low, high) in zip(paths, ranges, strict=True):
+        bucket = np.fromfile(path, record) if path.exists() else np.empty(0, record)
+        path.unlink(missing_ok=True)
+        yield low, high, bucket
+
+
+def _finish_bucket(
+    bucket: NDArray[Any], low: int, high: int, num_nodes: int, options: EdgeOptions
+) -> NDArray[Any]:
+    """Add missing self-loops, sort by (destination, source), drop repeats."""
+    if options.self_loops == "add":
+        looped = np.zeros(high - low, bool)
+        looped[bucket["dst"][bucket["src"] == bucket["dst"]] - low] = True
+        loops = np.zeros(int((~looped).sum()), bucket.dtype)
+        loops["src"] = loops["dst"] = low + np.flatnonzero(~looped)
+        if "edge_weight" in (bucket.dtype.names or ()):
+            loops["edge_weight"] = 1
+        bucket = np.concatenate([bucket, loops])
+    keys = (bucket["dst"].astype(np.int64) - low) * num_nodes + bucket["src"]
+    if len(bucket.dtype.names or ()) > 2:
+        order = np.argsort(keys, kind="stable")
+        bucket, keys = bucket[order], keys[order]
+    else:
+        keys.sort()
+        bucket["dst"] = low + keys // num_nodes
+        bucket["src"] = keys % num_nodes
+    if options.deduplicate and len(keys):
+        bucket = bucket[np.concatenate([[True], keys[1:] != keys[:-1]])]
+    return bucket

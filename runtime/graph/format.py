@@ -1,0 +1,100 @@
+"""The format of a graph dataset: what `graph.json` says and which array files stand beside it.
+
+indptr.npy   int64 [num_nodes + 1]         in-neighbours of v: indices[indptr[v]:indptr[v + 1]]
+indices.npy  int32 or int64 [num_edges]
+x.npy        float16 or float32 [num_nodes, feature_dim]           (dense features)
+x_indptr.npy int64, x_indices.npy int32, x_data.npy float          (CSR features)
+x_<type>.npy one dense table per node type, in order of node id    (typed features)
+y.npy        int64 [num_nodes], or [num_nodes, num_classes] of 0/1 (multilabel); -1 is unknown
+train_idx.npy, val_idx.npy, test_idx.npy   int64 node ids; for task link [k, 2] node pairs
+                                           (source, destination) of the positive edges
+edge_weight.npy float32, edge_type.npy int32 [num_edges]; node_type.npy int32 [num_nodes]
+"""
+
+import json
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from runtime import codec
+from runtime.errors import DatasetError
+
+FORMAT_VERSION = 1
+META_FILE = "graph.json"
+
+Task = Literal["multiclass", "multilabel", "binary", "link"]
+TASKS: tuple[Task, ...] = ("multiclass", "multilabel", "binary", "link")
+FeatureStorage = Literal["none", "dense", "sparse", "typed"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Projection:
+    """How projected features were made from the source's, so that others can be made alike."""
+
+    source_dim: int
+    target_dim: int
+    seed: int
+    density: float
+    """Share of non-zero entries of the projection matrix."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GraphMeta:
+    """The content of `graph.json`."""
+
+    format_version: int = FORMAT_VERSION
+    name: str
+    num_nodes: int
+    num_edges: int
+    feature_dim: int
+    """Columns of a feature row; may be declared without features (topology only)."""
+    feature_dtype: Literal["float16", "float32"] = "float32"
+    feature_storage: FeatureStorage = "none"
+    num_classes: int = 0
+    task: Task = "multiclass"
+    fingerprint: str = ""
+    """Content hash when written; a reader computes its own (`fingerprint.py`)."""
+    node_types: list[str] = field(default_factory=list)
+    edge_types: list[str] = field(default_factory=list)
+    projection: Projection | None = None
+    notes: list[str] = field(default_factory=list)
+    """One line per decision taken on import."""
+
+    def __post_init__(self) -> None:
+        """Refuse what no dataset can be."""
+        if self.format_version != FORMAT_VERSION:
+            raise ValueError(
+                f"expected format_version {FORMAT_VERSION}, found {self.format_version}"
+            )
+        if self.num_nodes < 1 or self.num_edges < 1:
+            raise ValueError(
+                "expected at least one node and one edge, found an empty graph of "
+                f"{self.num_nodes} nodes and {self.num_edges} edges"
+            )
+        if self.feature_dim < 0 or self.num_classes < 0:
+            raise ValueError("expected feature_dim and num_classes of 0 or more")
+        for name in self.node_types:
+            if not re.fullmatch(r"[\w.\-]+", name):
+                raise ValueError(f"expected node types of letters, digits, _ . -, found {name!r}")
+
+
+def read_meta(folder: Path) -> GraphMeta:
+    """Read and check `graph.json` of a dataset folder.
+
+    Raises:
+        DatasetError: not a dataset folder, or a damaged or inconsistent graph.json.
+    """
+    path = folder / META_FILE
+    if not path.is_file():
+        found = "no such folder" if not folder.exists() else f"no {META_FILE} in it"
+        raise DatasetError(
+            f"{folder}: expected a graph dataset folder, found {found}; "
+            "make one with `gnnplan graph import` or `gnnplan graph generate`"
+        )
+    try:
+        document = json.loads(path.read_text())
+        return codec.decode(GraphMeta, document)
+    except (OSError, ValueError, RecursionError) as error:
+        text = str(error).splitlines()[0]
+        raise DatasetError(f"{path}: not a valid dataset description ({text})") from None

@@ -1,0 +1,36 @@
+"""Fixtures for every test: where the data packs are, and one small learnable graph."""
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from runtime.graph.dataset import Graph
+from runtime.graph.generate import generate_sbm
+
+torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def data_folder() -> Path:
+    """Folder of the .npz packs: $GNNPLAN_TEST_DATA, or shared/data beside the checkout."""
+    named = os.environ.get("GNNPLAN_TEST_DATA")
+    beside = Path(__file__).resolve().parents[2] / "shared" / "data"
+    folder = Path(named) if named else beside
+    if not any(folder.glob("*.npz")):
+        pytest.skip(f"no .npz packs in {folder}; set GNNPLAN_TEST_DATA to their folder")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def small_graph(tmp_path_factory: pytest.TempPathFactory) -> Graph:
+    """An SBM of 3000 nodes, mean degree 15, 16 features, 5 classes; do not write into it."""
+    return generate_sbm(
+        tmp_path_factory.mktemp("graphs") / "small",
+        num_nodes=3000,
+        degree=15.0,
+        feature_dim=16,
+        num_classes=5,
+        seed=7,
+    )
