@@ -1,0 +1,93 @@
+"""Placements to be compared with: each is one short function (formulas 1.7).
+
+They run unchanged on the one evaluator and in the runtime, so a difference is the placement's.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.placement.order import Probabilities, hotness_order
+
+
+def naive(hotness: Probabilities, capacity_rows: Sequence[int]) -> list[NDArray[np.int64]]:
+    """GPU i owns the ids [i * ceil(N/n), ...) and stores the hottest of them.
+
+    Args:
+        hotness: p(v), shape [N] or [n, N].
+        capacity_rows: Rows each of the n GPUs may hold.
+
+    Returns:
+        Ids each GPU stores, hottest first.
+
+    Example:
+        >>> [ids.tolist() for ids in naive(np.array([0.1, 0.2, 0.3, 0.4]), [1, 1])]
+        [[1], [3]]
+    """
+    ids = np.arange(hotness.shape[-1], dtype=np.int64)
+    return _hottest_of_blocks(ids, hotness, capacity_rows)
+
+
+def random(
+    hotness: Probabilities, capacity_rows: Sequence[int], *, seed: int
+) -> list[NDArray[np.int64]]:
+    """As `naive`, after a random permutation of the ids."""
+    ids = np.arange(hotness.shape[-1], dtype=np.int64)
+    np.random.default_rng(seed).shuffle(ids)
+    return _hottest_of_blocks(ids, hotness, capacity_rows)
+
+
+def degree(out_degree: NDArray[np.int64], capacity_rows: Sequence[int]) -> list[NDArray[np.int64]]:
+    """Every GPU stores the rows of highest out-degree: PaGraph's cache, without its partition."""
+    order = hotness_order(out_degree.astype(np.float64))
+    return [order[:rows] for rows in capacity_rows]
+
+
+def count_out_degree(
+    indices: NDArray[np.int32] | NDArray[np.int64], num_nodes: int
+) -> NDArray[np.int64]:
+    """Number of lists each vertex stands in, shape [num_nodes], in bounded memory."""
+    total = np.zeros(num_nodes, np.int64)
+    block = 1 << 24
+    for start in range(0, len(indices), block):
+        total += np.bincount(indices[start : start + block], minlength=num_nodes)
+    return total
+
+
+def pagraph_score(
+    *, common: int, part_training: int, part_nodes: int, num_training: float, num_parts: int
+) -> float:
+    """PaGraph's score of giving a training vertex to a part, in its public form.
+
+        (1 + common) * (TV_avg - part_training) / (part_nodes + 1)
+
+    Args:
+        common: Vertices of the training vertex's L-hop in-neighbourhood already in the part.
+        part_training: Training vertices of the part.
+        part_nodes: All vertices of the part, redundant ones included.
+        num_training: Training vertices of the graph; TV_avg is this by num_parts.
+        num_parts: Number of parts.
+
+    References:
+        PaGraph, SoCC 2020; formulas 1.7.
+
+    Example:
+        >>> pagraph_score(
+        ...     common=3, part_training=10, part_nodes=49, num_training=65.0, num_parts=2
+        ... )
+        1.8
+    """
+    return (1 + common) * (num_training / num_parts - part_training) / (part_nodes + 1)
+
+
+def _hottest_of_blocks(
+    ids: NDArray[np.int64], hotness: Probabilities, capacity_rows: Sequence[int]
+) -> list[NDArray[np.int64]]:
+    size = -(-len(ids) // len(capacity_rows))
+    own: list[NDArray[np.int64]] = []
+    for g, rows in enumerate(capacity_rows):
+        block = np.sort(ids[g * size : (g + 1) * size])  # ascending, so that ties go to low ids
+        p = hotness[g] if hotness.ndim == 2 else hotness
+        own.append(block[hotness_order(p[block])[:rows]])
+    return own

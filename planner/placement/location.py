@@ -1,0 +1,146 @@
+"""Location tables: for each rank, where to read the row of each vertex.
+
+A code is `slot << 8 | source`. Sources are numbered alike for all ranks: own, the peers 0..G-1,
+host, disk. Host and disk hold rows by id, so their slot is the id; own and peer slots index the
+holder's `feature_own_ids_<g>`. The copy chosen is the one the evaluator charges for.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.placement.costs import RowCosts
+from planner.placement.evaluate import mark_holders
+from runtime.errors import PlanError
+from runtime.features.location import MAX_SOURCES, SOURCE_BITS, Codes, LocationTable, encode
+from runtime.plan import Source
+
+MAX_DEVICES = MAX_SOURCES - 3
+"""Own, host and disk take three of the source numbers."""
+
+
+def sources(num_devices: int) -> list[Source]:
+    """The sources in the order of their numbers.
+
+    Raises:
+        ValueError: there are more devices than a code can name.
+    """
+    if num_devices > MAX_DEVICES:
+        raise ValueError(f"expected at most {MAX_DEVICES} devices, found {num_devices}")
+    peers = [Source(kind="peer", rank=rank) for rank in range(num_devices)]
+    return [Source(kind="own"), *peers, Source(kind="host"), Source(kind="disk")]
+
+
+def build_locations(
+    own: Sequence[NDArray[np.int64]],
+    num_nodes: int,
+    costs: RowCosts,
+    *,
+    cliques: Sequence[Sequence[int]] | None = None,
+    on_host: NDArray[np.bool_] | None = None,
+) -> list[Codes]:
+    """Location codes of every rank; ranks with equal tables share one array.
+
+    The nearest copy by cost: own, else a peer of the clique where C_gpu is below the cost of the
+    row's other place (equal costs go to the host), else host, else disk. Of several peers that hold
+    a row the lowest rank is read.
+
+    Args:
+        own: Ids each rank stores, by slot.
+        num_nodes: N.
+        costs: Seconds per row.
+        cliques: Ranks that can read each other; None: all of them.
+        on_host: Whether a row is in host memory, shape [N]; None: all are.
+
+    Returns:
+        For each rank, codes of shape [N].
+    """
+    num_devices = len(own)
+    elsewhere = _elsewhere(num_nodes, num_devices, on_host)
+    tables: list[Codes] = [elsewhere] * num_devices
+    for clique in [range(num_devices)] if cliques is None else cliques:
+        clique_table = _with_peers(elsewhere, own, clique, num_devices, costs, on_host)
+        for position, g in enumerate(clique):
+            same = [h for h in clique[:position] if np.array_equal(own[h], own[g])]
+            tables[g] = tables[same[0]] if same else _with_own(clique_table, own[g])
+    return _share_equal(tables)
+
+
+def _elsewhere(num_nodes: int, num_devices: int, on_host: NDArray[np.bool_] | None) -> Codes:
+    """Codes of rows that no device holds: by id, on the host or on disk."""
+    host, disk = np.uint8(num_devices + 1), np.uint8(num_devices + 2)
+    numbers = np.full(num_nodes, host) if on_host is None else np.where(on_host, host, disk)
+    return encode(numbers, np.arange(num_nodes))
+
+
+def _with_peers(
+    elsewhere: Codes,
+    own: Sequence[NDArray[np.int64]],
+    clique: Sequence[int],
+    num_devices: int,
+    costs: RowCosts,
+    on_host: NDArray[np.bool_] | None,
+) -> Codes:
+    """Codes of a clique: as if every held row were read from its lowest holder."""
+    beats_host, beats_disk = costs.peer < costs.host, costs.peer < costs.disk
+    if num_devices == 1 or not (beats_host or (beats_disk and on_host is not None)):
+        return elsewhere
+    codes = elsewhere.copy()
+    for g in sorted(clique, reverse=True):  # the lowest rank writes last
+        slots = np.arange(len(own[g]), dtype=codes.dtype)
+        ids = own[g]
+        if on_host is not None:
+            pays = np.where(on_host[ids], beats_host, beats_disk)
+            ids, slots = ids[pays], slots[pays]
+        codes[ids] = (slots << SOURCE_BITS) | (1 + g)
+    return codes
+
+
+def _with_own(clique_table: Codes, own: NDArray[np.int64]) -> Codes:
+    codes = clique_table.copy()
+    codes[own] = np.arange(len(own), dtype=codes.dtype) << SOURCE_BITS  # source 0: own
+    return codes
+
+
+def _share_equal(tables: list[Codes]) -> list[Codes]:
+    """The same tables, with equal ones being one object."""
+    distinct: list[Codes] = []
+    shared: list[Codes] = []
+    for table in tables:
+        equal = next((d for d in distinct if d is table or np.array_equal(d, table)), None)
+        if equal is None:
+            distinct.append(table)
+        shared.append(table if equal is None else equal)
+    return shared
+
+
+def check_locations(
+    tables: Sequence[Codes], own: Sequence[NDArray[np.int64]], num_nodes: int
+) -> None:
+    """Check that every code addresses a row whose stored id is the vertex it stands for.
+
+    Two vertices can then not share a slot, and no row is stored twice by one rank.
+
+    Args:
+        tables: Codes of each rank, shape [N].
+        own: Ids each rank stores, by slot.
+        num_nodes: N.
+
+    Raises:
+        PlanError: names the rank, the vertex and what its code points at.
+    """
+    named = sources(len(own))
+    own_ids = dict(enumerate(own))
+    try:
+        mark_holders(own, num_nodes)
+    except ValueError as error:
+        raise PlanError(f"own rows: {error}; plan again") from None
+    checked: list[tuple[Codes, NDArray[np.int64]]] = []
+    for rank, codes in enumerate(tables):
+        if any(codes is table and ids is own[rank] for table, ids in checked):
+            continue
+        if codes.shape != (num_nodes,):
+            raise PlanError(f"rank {rank}: expected {num_nodes} codes, found shape {codes.shape}")
+        LocationTable(codes, named).check(own_ids, rank)
+        checked.append((codes, own[rank]))

@@ -1,0 +1,93 @@
+"""Vertices from hot to cold: one radix sort, ties by ascending id.
+
+Every placement starts here. Probabilities are non-negative, and the bit patterns of non-negative
+floats sort like the floats themselves, so a stable radix sort of (largest bits - bits) gives
+descending probability with ties in id order, in one counting pass and a few scattering ones.
+"""
+
+import typing
+
+import numba
+import numpy as np
+from numpy.typing import NDArray
+
+from runtime.errors import InputError
+
+Probabilities = NDArray[np.float32] | NDArray[np.float64]
+"""p(v): share of a rank's batches whose input set holds v. Shape [N], or [G, N] per GPU."""
+
+_DIGIT_BITS = 11
+
+
+@numba.njit(cache=True, nogil=True)
+@typing.no_type_check
+def _radix_order(keys: np.ndarray, num_passes: int) -> np.ndarray:
+    """Stable ascending argsort of non-negative integer keys [N], by digits of 11 bits."""
+    n = keys.size
+    mask = 2047
+    counts = np.zeros((num_passes, 2048), np.int64)
+    for i in range(n):
+        key = keys[i]
+        for j in range(num_passes):
+            counts[j, (key >> (11 * j)) & mask] += 1
+    ids = np.arange(n).astype(np.int32)
+    next_keys = np.empty_like(keys)
+    next_ids = np.empty_like(ids)
+    for j in range(num_passes):
+        shift = 11 * j
+        if n == 0 or counts[j, (keys[0] >> shift) & mask] == n:
+            continue  # all keys share this digit
+        start = 0
+        for d in range(2048):
+            count = counts[j, d]
+            counts[j, d] = start
+            start += count
+        for i in range(n):
+            key = keys[i]
+            digit = (key >> shift) & mask
+            to = counts[j, digit]
+            counts[j, digit] = to + 1
+            next_keys[to] = key
+            next_ids[to] = ids[i]
+        keys, next_keys = next_keys, keys
+        ids, next_ids = next_ids, ids
+    return ids
+
+
+def check_hotness(hotness: Probabilities) -> None:
+    """Raise where a probability is negative, infinite or not a number.
+
+    Raises:
+        InputError: says how many values are at fault.
+    """
+    low, high = hotness.min(initial=0), hotness.max(initial=0)  # NaN passes through min and max
+    if not (low >= 0 and high < np.inf):
+        bad = int(np.count_nonzero(~(np.isfinite(hotness) & (hotness >= 0))))
+        raise InputError(
+            f"expected hotness values that are finite and at least 0, found {bad} others; "
+            "profile the graph again"
+        )
+
+
+def hotness_order(hotness: Probabilities) -> NDArray[np.int64]:
+    """Ids sorted by (p descending, id ascending), formulas 1.2.
+
+    Args:
+        hotness: p(v) >= 0, shape [N], N < 2^31.
+
+    Returns:
+        Ids, shape [N].
+
+    Raises:
+        InputError: a value is negative or not finite.
+
+    Example:
+        >>> hotness_order(np.array([0.5, 1.0, 0.5, 0.0])).tolist()
+        [1, 0, 2, 3]
+    """
+    check_hotness(hotness)
+    integer = np.int32 if hotness.dtype == np.float32 else np.int64
+    bits = (hotness + hotness.dtype.type(0)).view(integer)  # + 0 turns -0.0 into 0.0
+    top = bits.max(initial=0)
+    num_passes = -(-int(top).bit_length() // _DIGIT_BITS)
+    return _radix_order(top - bits, num_passes).astype(np.int64)

@@ -1,0 +1,170 @@
+"""Named placements: one function from a policy's name to the rows each device holds."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.errors import SettingsError
+from planner.placement import baselines
+from planner.placement.costs import RowCosts
+from planner.placement.evaluate import Evaluation, evaluate
+from planner.placement.order import Probabilities, check_hotness, hotness_order
+from planner.placement.song_jiang import CliquePlacement, Objective, Variant, best_of
+
+Policy = Literal["none", "naive", "random", "degree", "song-jiang"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Placement:
+    """Which rows each device holds, and what that is expected to cost."""
+
+    policy: str
+    variant: str
+    """What the policy settled on (the reading of Song-Jiang, by clique)."""
+    own: list[NDArray[np.int64]]
+    """Ids each device stores, by slot."""
+    cliques: list[list[int]]
+    """Devices that can read each other's rows."""
+    on_host: NDArray[np.bool_] | None
+    """Whether a row is in host memory, shape [N]; None: all are."""
+    evaluation: Evaluation
+    variants: tuple[Variant, ...]
+    """Scores of all that was tried on the first clique, the chosen one first."""
+
+
+def place(
+    policy: str,
+    hotness: Probabilities,
+    costs: RowCosts,
+    capacity_rows: Sequence[int],
+    *,
+    cliques: Sequence[Sequence[int]] | None = None,
+    host_rows: int | None = None,
+    out_degree: NDArray[np.int64] | None = None,
+    row_bytes: int = 0,
+    seed: int = 0,
+    objective: Objective = "max",
+) -> Placement:
+    """Place feature rows by a named policy.
+
+    Args:
+        policy: none (devices hold nothing), naive, random, degree or song-jiang.
+        hotness: p(v), shape [N] when all devices draw from the same law, else [G, N].
+        costs: Seconds per row, gross.
+        capacity_rows: Rows each of the G devices may hold.
+        cliques: Devices that can read each other's rows; None: all of them.
+        host_rows: Rows host memory may hold; the hottest it must serve are kept there and the rest
+            stay on disk. None: all of them.
+        out_degree: Lists each vertex stands in, shape [N]; for policy degree.
+        row_bytes: Bytes per row.
+        seed: For policy random.
+        objective: What song-jiang minimises over the devices of a clique.
+
+    Returns:
+        The placement and its score.
+
+    Raises:
+        SettingsError: the policy is unknown or lacks its input.
+        InputError: hotness holds negative or non-finite values.
+    """
+    if policy not in get_args(Policy):
+        raise SettingsError(
+            f"expected a policy among {', '.join(get_args(Policy))}, found {policy!r}"
+        )
+    check_hotness(hotness)
+    groups = [list(c) for c in ([range(len(capacity_rows))] if cliques is None else cliques)]
+    variant, variants = policy, ()
+    if policy == "song-jiang":
+        own, variants = _song_jiang(hotness, costs, capacity_rows, groups, host_rows, objective)
+        variant = variants[0].name
+    else:
+        own = _baseline(policy, hotness, capacity_rows, out_degree, seed)
+    on_host = _hottest_on_host(hotness, own, groups, costs, host_rows)
+    result = evaluate(hotness, own, costs, cliques=groups, on_host=on_host, row_bytes=row_bytes)
+    return Placement(
+        policy=policy,
+        variant=variant,
+        own=own,
+        cliques=groups,
+        on_host=on_host,
+        evaluation=result,
+        variants=variants or (_as_variant(policy, result),),
+    )
+
+
+def _as_variant(name: str, result: Evaluation) -> Variant:
+    return Variant(name=name, max_seconds=result.max_seconds, mean_seconds=result.mean_seconds)
+
+
+def _baseline(
+    policy: str,
+    hotness: Probabilities,
+    capacity_rows: Sequence[int],
+    out_degree: NDArray[np.int64] | None,
+    seed: int,
+) -> list[NDArray[np.int64]]:
+    if policy == "none":
+        return [np.empty(0, np.int64) for _ in capacity_rows]
+    if policy == "naive":
+        return baselines.naive(hotness, capacity_rows)
+    if policy == "random":
+        return baselines.random(hotness, capacity_rows, seed=seed)
+    if out_degree is None:
+        raise SettingsError("policy degree: expected the out-degrees of the graph, found none")
+    return baselines.degree(out_degree, capacity_rows)
+
+
+def _song_jiang(
+    hotness: Probabilities,
+    costs: RowCosts,
+    capacity_rows: Sequence[int],
+    cliques: list[list[int]],
+    host_rows: int | None,
+    objective: Objective,
+) -> tuple[list[NDArray[np.int64]], tuple[Variant, ...]]:
+    """The algorithm inside every clique (formulas 1.5), n = its size, BSIZE = its least capacity.
+
+    Where GPUs share one law, cliques of equal size and capacity hold the same rows.
+    """
+    if host_rows == 0:  # no host memory: what no device holds is read from disk
+        costs = replace(costs, host=costs.disk)
+    own = [np.empty(0, np.int64) for _ in capacity_rows]
+    order = hotness_order(hotness) if hotness.ndim == 1 else None
+    solved: dict[tuple[int, int], CliquePlacement] = {}
+    first: tuple[Variant, ...] = ()
+    for clique in cliques:
+        n, rows = len(clique), min(capacity_rows[g] for g in clique)
+        key = (n, rows)
+        if order is None or key not in solved:
+            p = hotness if hotness.ndim == 1 else hotness[clique]
+            solved[key] = best_of(p, costs, n, rows, objective=objective, order=order)
+        for position, g in enumerate(clique):
+            own[g] = solved[key].own[position]
+        first = first or solved[key].variants
+    return own, first
+
+
+def _hottest_on_host(
+    hotness: Probabilities,
+    own: list[NDArray[np.int64]],
+    cliques: list[list[int]],
+    costs: RowCosts,
+    host_rows: int | None,
+) -> NDArray[np.bool_] | None:
+    """The rows host memory keeps: those the devices ask it for most often, ties to low ids."""
+    num_nodes = hotness.shape[-1]
+    if host_rows is None or host_rows >= num_nodes:
+        return None
+    demand = np.zeros(num_nodes)
+    for clique in cliques:
+        for g in clique:
+            asked = np.array(hotness[g] if hotness.ndim == 2 else hotness, dtype=np.float64)
+            for holder in clique if costs.peer < costs.host else [g]:
+                asked[own[holder]] = 0
+            demand += asked
+    on_host = np.zeros(num_nodes, np.bool_)
+    on_host[hotness_order(demand)[:host_rows]] = True
+    return on_host

@@ -1,0 +1,192 @@
+"""Song and Jiang's placement on one clique (ICS 2022), and the best of its three readings.
+
+Start from the hottest rows replicated on every GPU, then trade second copies of the coldest of them
+for rows nobody holds, as long as the threshold says that pays. The threshold alpha of the paper is
+selfish (one GPU's view), alpha_star is exact for the mean, and neither is exact for the maximum, so
+the best of Algorithm 1 under both and of split_k is taken, scored by the one evaluator
+(formulas 1.2, 1.3).
+"""
+
+import typing
+from dataclasses import dataclass
+from typing import Literal
+
+import numba
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.placement.costs import Case, RowCosts, alpha, alpha_star
+from planner.placement.evaluate import evaluate
+from planner.placement.order import Probabilities, hotness_order
+from planner.placement.split import best_split, split_ranks, whole_rounds
+
+Objective = Literal["max", "mean"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Variant:
+    """One placement that was tried, and its score."""
+
+    name: str
+    max_seconds: float
+    mean_seconds: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CliquePlacement:
+    """The chosen placement of one clique."""
+
+    own: NDArray[np.int64]
+    """Ids by GPU and slot, shape [n, b]."""
+    variants: tuple[Variant, ...]
+    """All that were scored, the chosen one first."""
+
+
+@numba.njit(cache=True, nogil=True)
+@typing.no_type_check
+def _exchange(q: np.ndarray, threshold: float, ranks: np.ndarray) -> int:
+    """The loop of Algorithm 1 on ranks [n, b], in place; the number of swaps made."""
+    n, b = ranks.shape
+    mass = np.zeros(n)
+    order = np.arange(n)
+    candidate = b
+    for r in range(b):
+        slot = b - 1 - r  # coldest replicated slot first
+        for i in range(1, n):  # insertion sort: GPUs by (mass, index), nearly sorted already
+            g, j = order[i], i - 1
+            while j >= 0 and (
+                mass[order[j]] > mass[g] or (mass[order[j]] == mass[g] and order[j] > g)
+            ):
+                order[j + 1] = order[j]
+                j -= 1
+            order[j + 1] = g
+        limit = threshold * q[slot]
+        for j in range(n - 1):  # order[n-1] keeps its copy, so every row keeps one
+            if candidate >= q.size or not q[candidate] > limit:
+                return candidate - b
+            ranks[order[j], slot] = candidate
+            mass[order[j]] += q[candidate]
+            candidate += 1
+    return candidate - b
+
+
+def exchange_ranks(
+    q: NDArray[np.float64], num_devices: int, buffer_rows: int, threshold: float
+) -> tuple[NDArray[np.int64], int]:
+    """Algorithm 1 on ranks; see `algorithm1`.
+
+    Returns:
+        Ranks by GPU and slot, shape [n, min(b, N)], and the number of swaps.
+    """
+    b = min(buffer_rows, q.size)
+    ranks = np.tile(np.arange(b), (num_devices, 1))
+    if num_devices == 1 or b in (0, q.size):
+        return ranks, 0  # nothing to trade
+    return ranks, int(_exchange(q, threshold, ranks))
+
+
+def algorithm1(
+    order: NDArray[np.int64],
+    hotness: Probabilities,
+    num_devices: int,
+    buffer_rows: int,
+    threshold: float,
+) -> NDArray[np.int64]:
+    """Algorithm 1 in its normative form: replicate, then swap while p(new) > threshold * p(old).
+
+    Round r owns slot b-1-r of every GPU. Its n-1 next candidates go to the GPUs of least swapped-in
+    mass; the last GPU keeps the old row. Candidates are consumed one after the other, none skipped,
+    and the first refusal ends the loop: new rows only get colder and old ones hotter.
+
+    Args:
+        order: Ids by (p descending, id ascending), shape [N].
+        hotness: p(v), shape [N].
+        num_devices: n, GPUs of the clique.
+        buffer_rows: BSIZE, rows each may hold.
+        threshold: `alpha` (published) or `alpha_star` (optimal for the mean). The caller has
+            excluded C_gpu >= C_cpu, where everything is replicated instead.
+
+    Returns:
+        Ids by GPU and slot, shape [n, min(BSIZE, N)].
+
+    References:
+        Song and Jiang, ICS 2022, Algorithm 1; formulas 1.2, which repairs its slot index.
+
+    Example:
+        >>> p = np.array([1.0, 0.9, 0.5, 0.4, 0.2, 0.0])
+        >>> algorithm1(hotness_order(p), p, 2, 2, 0.3).tolist()
+        [[0, 2], [3, 1]]
+    """
+    ranks, _ = exchange_ranks(
+        hotness[order].astype(np.float64), num_devices, buffer_rows, threshold
+    )
+    return order[ranks]
+
+
+def best_of(
+    hotness: Probabilities,
+    costs: RowCosts,
+    num_devices: int,
+    buffer_rows: int,
+    *,
+    objective: Objective = "max",
+    order: NDArray[np.int64] | None = None,
+) -> CliquePlacement:
+    """The best of Alg1(alpha), Alg1(alpha_star) and every split_k; replication in case 1.
+
+    Args:
+        hotness: p(v), shape [N] for all GPUs, or [n, N] per GPU (thresholds then use the mean).
+        costs: Gross seconds per row; `host` is what a row costs that no GPU holds.
+        num_devices: n, GPUs of the clique.
+        buffer_rows: BSIZE, rows each may hold.
+        objective: The cost over the GPUs that is minimised; ties are broken by the other one.
+        order: `hotness_order` of the (mean) hotness, where the caller has it already.
+
+    Returns:
+        The chosen placement and every variant's score.
+    """
+    n, shared = num_devices, hotness if hotness.ndim == 1 else hotness.mean(axis=0)
+    b = min(buffer_rows, shared.size)
+    if costs.case is Case.REPLICATE and hotness.ndim == 2:
+        own = np.stack([hotness_order(p)[:b] for p in hotness])
+        return CliquePlacement(own=own, variants=(_score("replicate", own, hotness, costs),))
+    order = hotness_order(shared) if order is None else order
+    sorted_hotness = hotness[..., order]
+    if costs.case is Case.NOTHING or b == 0:
+        tried = {"nothing": np.empty((n, 0), np.int64)}
+    elif costs.case is Case.REPLICATE or n == 1 or b == shared.size:
+        tried = {"replicate": np.tile(np.arange(b), (n, 1))}
+    else:
+        tried = _candidates(sorted_hotness, n, b, costs)
+    scored = [(_score(name, ranks, sorted_hotness, costs), ranks) for name, ranks in tried.items()]
+    scored.sort(key=lambda pair: _sort_key(pair[0], objective))
+    return CliquePlacement(own=order[scored[0][1]], variants=tuple(v for v, _ in scored))
+
+
+def _candidates(
+    sorted_hotness: Probabilities, n: int, b: int, costs: RowCosts
+) -> dict[str, NDArray[np.int64]]:
+    """Ranks [n, b] of the three readings; hotness [N] or [n, N] in hot-to-cold order."""
+    shared = sorted_hotness if sorted_hotness.ndim == 1 else sorted_hotness.mean(axis=0)
+    q, num_nodes = shared.astype(np.float64), shared.size
+    tried = {
+        "algorithm 1, alpha": exchange_ranks(q, n, b, alpha(costs))[0],
+        "algorithm 1, alpha*": exchange_ranks(q, n, b, alpha_star(costs, n))[0],
+    }
+    k = best_split(q, n, b, costs)
+    tried[f"split, k={k}"] = split_ranks(num_nodes, n, b, k)
+    rounds = whole_rounds(num_nodes, n, b)
+    if rounds < b and b + (n - 1) * rounds < num_nodes:  # a partial round covers the last rows
+        tried[f"split, k={rounds + 1}"] = split_ranks(num_nodes, n, b, rounds + 1)
+    return tried
+
+
+def _score(name: str, own: NDArray[np.int64], hotness: Probabilities, costs: RowCosts) -> Variant:
+    result = evaluate(hotness, list(own), costs)
+    return Variant(name=name, max_seconds=result.max_seconds, mean_seconds=result.mean_seconds)
+
+
+def _sort_key(variant: Variant, objective: Objective) -> tuple[float, float]:
+    if objective == "max":
+        return variant.max_seconds, variant.mean_seconds
+    return variant.mean_seconds, variant.max_seconds
