@@ -1,0 +1,104 @@
+"""Blocks as torch tensors, sharing the sampler's memory."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from runtime.models.kernels import transpose, with_self_loops
+from runtime.sampling.minibatch import Block, MiniBatch
+
+
+@dataclass(kw_only=True, slots=True)
+class TorchBlock:
+    """One layer's rectangular adjacency in CSR: rows are destinations, columns sources.
+
+    Destinations are the first `num_dst` of the `num_src` sources. With `weight` the layer computes
+    sum_j weight_j x_j; without, the plain mean over the row's edges.
+    """
+
+    num_src: int
+    num_dst: int
+    indptr: Tensor
+    """int64, shape (num_dst + 1,)."""
+    indices: Tensor
+    """int32, shape (num_edges,)."""
+    weight: Tensor | None = None
+    """float32, shape (num_edges,)."""
+    _transposed: tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.float32]] | None = field(
+        default=None, repr=False
+    )
+    _self_looped: "TorchBlock | None" = field(default=None, repr=False)
+
+    @property
+    def num_edges(self) -> int:
+        """Number of edges."""
+        return self.indices.shape[0]
+
+    def transposed(self) -> tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.float32]]:
+        """Edges by source for the backward pass, made once: (indptr, rows, weights)."""
+        if self._transposed is None:
+            weight = np.empty(0, np.float32) if self.weight is None else self.weight.numpy()
+            self._transposed = transpose(
+                self.indptr.numpy(), self.indices.numpy(), weight, self.num_src
+            )
+        return self._transposed
+
+    def self_looped(self) -> "TorchBlock":
+        """The unweighted block with exactly one self-loop per destination, made once."""
+        if self._self_looped is None:
+            indptr, indices = with_self_loops(self.indptr.cpu().numpy(), self.indices.cpu().numpy())
+            device = self.indptr.device
+            self._self_looped = TorchBlock(
+                num_src=self.num_src,
+                num_dst=self.num_dst,
+                indptr=torch.from_numpy(indptr).to(device),
+                indices=torch.from_numpy(indices).to(device),
+            )
+        return self._self_looped
+
+    def row_of_edge(self) -> Tensor:
+        """Destination of each edge: int64, shape (num_edges,)."""
+        rows = torch.arange(self.num_dst, device=self.indptr.device)
+        return torch.repeat_interleave(rows, self.indptr.diff(), output_size=self.num_edges)
+
+    def edge_index(self) -> Tensor:
+        """COO in PyG's order, (source, destination): int64, shape (2, num_edges)."""
+        return torch.stack([self.indices.long(), self.row_of_edge()])
+
+    def to(self, device: torch.device, *, non_blocking: bool = False) -> "TorchBlock":
+        """The block on another device."""
+        return TorchBlock(
+            num_src=self.num_src,
+            num_dst=self.num_dst,
+            indptr=self.indptr.to(device, non_blocking=non_blocking),
+            indices=self.indices.to(device, non_blocking=non_blocking),
+            weight=None
+            if self.weight is None
+            else self.weight.to(device, non_blocking=non_blocking),
+        )
+
+
+def _shared(array: NDArray[np.generic]) -> Tensor:
+    # torch warns about read-only memory; a block mapped from a file is copied instead.
+    return torch.from_numpy(array if array.flags.writeable else array.copy())
+
+
+def torch_block(block: Block) -> TorchBlock:
+    """A block's arrays as tensors, without a copy."""
+    num_edges = block.num_edges
+    indptr = block.indptr[: block.num_dst + 1]
+    return TorchBlock(
+        num_src=block.num_src,
+        num_dst=block.num_dst,
+        indptr=_shared(indptr),
+        indices=_shared(block.indices[:num_edges].astype(np.int32, copy=False)),
+        weight=None if block.weight is None else _shared(block.weight[:num_edges]),
+    )
+
+
+def torch_blocks(batch: MiniBatch) -> list[TorchBlock]:
+    """The batch's blocks as tensors, outermost first; they share the sampler's memory."""
+    return [torch_block(block) for block in batch.blocks]
