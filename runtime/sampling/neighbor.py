@@ -1,0 +1,240 @@
+"""Uniform neighbour sampling without replacement on the CPU, equal to `reference` bit for bit.
+
+The work is done by `kernels` without the GIL and without locks: every calling thread has its own
+workspace, and the batch handed out owns its arrays.
+"""
+
+import threading
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from runtime.errors import SamplerError
+from runtime.sampling.kernels import HOP, expand_hops
+from runtime.sampling.minibatch import Block, Dialect, MiniBatch
+from runtime.sampling.relabel import add_seeds
+from runtime.sampling.rng import Purpose, stream
+from runtime.sampling.workspace import Workspace
+
+RELABEL_BUDGET_BYTES = 1 << 30
+"""Up to this size per thread the dense relabelling table is used (8 bytes per node)."""
+
+
+class NeighborSampler:
+    """Draws up to `fanouts[h]` in-neighbours of every vertex that hop h expands.
+
+    Args:
+        indptr: int64 [N + 1], non-decreasing (an opened dataset is validated already).
+        indices: int32 or int64 [E], C-contiguous; may be memory-mapped.
+        fanouts: Neighbours per hop, the hop next to the seeds first; -1 takes all.
+        dialect: Which vertices a hop expands.
+        seed: The run's seed.
+        edge_ids: Fill each block's `e_id` with positions in `indices`.
+        purpose: Stream of the draws; profiling uses another one than training.
+        relabel_budget_bytes: Per thread. The dense table is used where it fits, otherwise a hash
+            table of the batch's size; the batches are the same.
+
+    Raises:
+        SamplerError: fan-outs empty, zero or below -1; arrays of the wrong type or shape.
+    """
+
+    def __init__(
+        self,
+        indptr: NDArray[np.int64],
+        indices: NDArray[np.integer],
+        fanouts: Sequence[int],
+        *,
+        dialect: Dialect = Dialect.FIRST_SEEN,
+        seed: int = 0,
+        edge_ids: bool = False,
+        purpose: Purpose = Purpose.NEIGHBOR,
+        relabel_budget_bytes: int = RELABEL_BUDGET_BYTES,
+    ) -> None:
+        self.fanouts = check_fanouts(fanouts)
+        self.indptr, self.indices = _check_graph(indptr, indices)
+        self.num_nodes = int(self.indptr.shape[0]) - 1
+        self.dialect = Dialect(dialect)
+        self.seed = seed
+        self.edge_ids = edge_ids
+        self.purpose = purpose
+        self.dense_table = 8 * self.num_nodes <= relabel_budget_bytes
+        self._fanouts = np.array(self.fanouts, dtype=np.int64)
+        self._threads = threading.local()
+
+    @property
+    def num_hops(self) -> int:
+        """Number of hops, and of blocks."""
+        return len(self.fanouts)
+
+    def sample(
+        self,
+        seeds: NDArray[np.int64],
+        *,
+        epoch: int,
+        step: int,
+        input_id: NDArray[np.int64] | None = None,
+        global_num_seeds: int | None = None,
+    ) -> MiniBatch:
+        """Sample the blocks of one batch; any thread may call it.
+
+        Args:
+            seeds: int64 [n], distinct; n = 0 gives an empty batch with all its blocks.
+            epoch: Epoch number, part of the stream of the draws.
+            step: Optimiser step in the epoch, likewise.
+            input_id: int64 [n], position of each seed in the training index; 0 .. n-1 if None.
+            global_num_seeds: Seeds of the step over all ranks; n if None.
+
+        Raises:
+            SamplerError: a seed is out of range or occurs twice.
+        """
+        seeds = np.ascontiguousarray(seeds, dtype=np.int64)
+        workspace = self._workspace()
+        self._fill(workspace, seeds, epoch, step)
+        num_seeds = int(seeds.shape[0])
+        return MiniBatch(
+            blocks=self._blocks(workspace),
+            n_id=workspace.node_ids[: workspace.node_ends[-1]].copy(),
+            seeds=seeds,
+            input_id=np.arange(num_seeds, dtype=np.int64) if input_id is None else input_id,
+            dialect=self.dialect,
+            num_sampled_nodes=[num_seeds, *np.diff(workspace.node_ends).tolist()],
+            num_sampled_edges=np.diff(workspace.edge_ends).tolist(),
+            global_num_seeds=num_seeds if global_num_seeds is None else global_num_seeds,
+            epoch=epoch,
+            step=step,
+        )
+
+    def workspace_bytes(self) -> int:
+        """Bytes held by the calling thread's buffers and relabelling table."""
+        return self._workspace().nbytes
+
+    def _workspace(self) -> Workspace:
+        workspace = getattr(self._threads, "workspace", None)
+        if workspace is None:
+            workspace = Workspace(
+                self.num_nodes, self.num_hops, self.indices.dtype, dense=self.dense_table
+            )
+            self._threads.workspace = workspace
+        return workspace
+
+    def _fill(self, workspace: Workspace, seeds: NDArray[np.int64], epoch: int, step: int) -> None:
+        """Run the kernel, growing the workspace as often as it asks for it."""
+        w = workspace
+        w.begin(int(seeds.shape[0]))
+        stamp = np.uint64(w.stamp)
+        bad = add_seeds(seeds, self.num_nodes, w.node_ids, w.table, np.uint64(w.shift), stamp)
+        if bad >= 0:
+            raise _bad_seed(seeds, bad, self.num_nodes)
+        streams = np.array(
+            [stream(self.seed, epoch, step, hop, self.purpose) for hop in range(self.num_hops)],
+            dtype=np.uint64,
+        )
+        every_hop = self.dialect is Dialect.EVERY_HOP
+        while not expand_hops(
+            self.indptr, self.indices, streams, self._fanouts, every_hop,
+            w.table, w.shift, stamp, w.node_ids, w.row_start, w.row_degree, w.row_ptr,
+            w.positions, w.values, w.local, w.node_ends, w.row_ends, w.edge_ends, w.state,
+        ):  # fmt: skip
+            w.grow(int(w.state[HOP]))
+
+    def _blocks(self, workspace: Workspace) -> list[Block]:
+        """Copy the batch out of the workspace, exactly sized, as blocks, outermost first."""
+        if self.dialect is Dialect.FIRST_SEEN:
+            return self._nested_blocks(workspace)
+        return self._hop_blocks(workspace)
+
+    def _nested_blocks(self, w: Workspace) -> list[Block]:
+        """All blocks are prefixes of one CSR over the expanded vertices, in order of appearance."""
+        rows, edges = int(w.row_ends[-1]), int(w.edge_ends[-1])
+        indptr = w.row_ptr[: rows + 1].copy()
+        indices = w.local[:edges].copy()
+        e_id = w.positions[:edges].copy() if self.edge_ids else None
+        blocks = []
+        for hop in reversed(range(self.num_hops)):
+            num_dst, end = int(w.node_ends[hop]), int(w.edge_ends[hop + 1])
+            blocks.append(
+                Block(
+                    num_src=int(w.node_ends[hop + 1]),
+                    num_dst=num_dst,
+                    indptr=indptr[: num_dst + 1],
+                    indices=indices[:end],
+                    e_id=None if e_id is None else e_id[:end],
+                )
+            )
+        return blocks
+
+    def _hop_blocks(self, w: Workspace) -> list[Block]:
+        """One CSR per hop: every vertex known at the hop has a row of its own draws."""
+        blocks = []
+        for hop in reversed(range(self.num_hops)):
+            row, row_end = int(w.row_ends[hop]), int(w.row_ends[hop + 1])
+            edge, edge_end = int(w.edge_ends[hop]), int(w.edge_ends[hop + 1])
+            blocks.append(
+                Block(
+                    num_src=int(w.node_ends[hop + 1]),
+                    num_dst=row_end - row,
+                    indptr=w.row_ptr[row : row_end + 1] - edge,
+                    indices=w.local[edge:edge_end].copy(),
+                    e_id=w.positions[edge:edge_end].copy() if self.edge_ids else None,
+                )
+            )
+        return blocks
+
+
+def check_fanouts(fanouts: Sequence[int]) -> tuple[int, ...]:
+    """The fan-outs as a tuple of integers, each positive or -1.
+
+    Raises:
+        SamplerError: there is none, or one is zero, below -1 or no integer.
+    """
+    if len(fanouts) == 0:
+        raise SamplerError("expected one fan-out per layer, found none; pass e.g. 15,10")
+    for fanout in fanouts:
+        if int(fanout) != fanout or (fanout < 1 and fanout != -1):
+            raise SamplerError(
+                f"expected every fan-out to be a positive integer or -1 (all neighbours), found "
+                f"{fanout} in {list(fanouts)}; correct or drop it"
+            )
+    return tuple(int(fanout) for fanout in fanouts)
+
+
+def _check_graph(
+    indptr: NDArray[np.int64], indices: NDArray[np.integer]
+) -> tuple[NDArray[np.int64], NDArray[np.integer]]:
+    """The two arrays as plain read-only views, so that one compiled kernel serves all graphs."""
+    if indptr.ndim != 1 or indptr.shape[0] < 1 or indptr.dtype != np.int64:
+        raise SamplerError(
+            f"expected indptr as int64 [N + 1], found {indptr.dtype} {list(indptr.shape)}; "
+            "open the graph with open_graph"
+        )
+    if indices.ndim != 1 or indices.dtype not in (np.int32, np.int64):
+        raise SamplerError(
+            f"expected indices as int32 or int64 [E], found {indices.dtype} "
+            f"{list(indices.shape)}; open the graph with open_graph"
+        )
+    if int(indptr[-1]) != indices.shape[0]:
+        raise SamplerError(
+            f"expected indptr to end at the number of edges {indices.shape[0]}, found "
+            f"{int(indptr[-1])}; import the graph again"
+        )
+    return _read_only(indptr), _read_only(indices)
+
+
+def _read_only(array: NDArray) -> NDArray:
+    view = np.ascontiguousarray(array).view(np.ndarray)[:]
+    view.flags.writeable = False
+    return view
+
+
+def _bad_seed(seeds: NDArray[np.int64], position: int, num_nodes: int) -> SamplerError:
+    node = int(seeds[position])
+    if 0 <= node < num_nodes:
+        return SamplerError(
+            f"expected distinct seeds, found node {node} twice (again at position {position}); "
+            "remove the repetition"
+        )
+    return SamplerError(
+        f"expected seeds between 0 and {num_nodes - 1}, found {node} at position {position}; "
+        "check the training index against the graph"
+    )

@@ -1,0 +1,159 @@
+"""Counter-based random numbers: a pure function of (stream, id, j), the same on every worker.
+
+A sampler chooses the stream (the policy: seed, epoch, step, hop, purpose); what is drawn then
+depends on a global node or edge id alone, never on a row, a rank, a thread or a batch size. So one
+process and any split of the seeds over ranks draw the same neighbours.
+
+The mixer is SplitMix64's finaliser (Steele, Lea and Flood, OOPSLA 2014; variant 13 of Stafford):
+`key = mix(stream ^ id * ODD)`, `draw = mix(key + (j + 1) * GOLDEN)`, that is, the SplitMix64
+sequence seeded by the key. Only uint64 multiply, xor, shift and add occur, so numpy, numba and
+Triton give the same bits.
+"""
+
+from enum import IntEnum
+from typing import no_type_check
+
+import numba
+import numpy as np
+from numpy.typing import NDArray
+
+from runtime.sampling.intrinsics import mulhi
+
+GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+ODD = np.uint64(0xD1342543DE82EF95)
+MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
+MIX_2 = np.uint64(0x94D049BB133111EB)
+
+Integers = int | np.integer | NDArray[np.integer]
+"""One integer or an array of them."""
+
+_MASK = (1 << 64) - 1
+_LOW = np.uint64(0xFFFFFFFF)
+_HALF = np.uint64(32)
+_S30, _S27, _S31 = np.uint64(30), np.uint64(27), np.uint64(31)
+
+
+class Purpose(IntEnum):
+    """What random numbers are for; two purposes never share a stream."""
+
+    NEIGHBOR = 1
+    """Neighbour selection."""
+    SHUFFLE = 2
+    """The order of the seeds of an epoch."""
+    CALIBRATION = 3
+    """Profiling and probing: draws that training must not repeat."""
+
+
+def stream(seed: int, epoch: int, step: int, hop: int, purpose: Purpose) -> np.uint64:
+    """Derive the stream of one hop of one step.
+
+    Args:
+        seed: The run's seed; any integer, taken modulo 2^64.
+        epoch: Epoch number.
+        step: Optimiser step within the epoch.
+        hop: 0 for the neighbours of the seeds, then 1, ...
+        purpose: What the numbers are for.
+    """
+    state = 0
+    for word in (seed, epoch, step, hop, int(purpose)):
+        state = _mix_int((state ^ (word & _MASK)) + int(GOLDEN) & _MASK)
+    return np.uint64(state)
+
+
+def _mix_int(z: int) -> int:
+    """`mix` on one Python integer (numpy scalars would warn on the wanted overflow)."""
+    z = ((z ^ (z >> 30)) * int(MIX_1)) & _MASK
+    z = ((z ^ (z >> 27)) * int(MIX_2)) & _MASK
+    return z ^ (z >> 31)
+
+
+def mix(z: Integers) -> NDArray[np.uint64]:
+    """SplitMix64's finaliser, a bijection of uint64, element by element."""
+    z = np.asarray(z, dtype=np.uint64)
+    with np.errstate(over="ignore"):
+        z = (z ^ (z >> _S30)) * MIX_1
+        z = (z ^ (z >> _S27)) * MIX_2
+    return np.asarray(z ^ (z >> _S31))
+
+
+def draw(stream: np.uint64, id: Integers, j: Integers) -> NDArray[np.uint64]:
+    """Draw the j-th 64-bit number of each id.
+
+    Args:
+        stream: From `stream()`.
+        id: Global node or edge ids, non-negative integers, any shape.
+        j: Index of the draw, non-negative integers, broadcast against `id`.
+
+    Returns:
+        uint64 array of the broadcast shape (0-dimensional for two scalars).
+    """
+    ids = np.asarray(id).astype(np.uint64)
+    turns = np.asarray(j).astype(np.uint64)
+    with np.errstate(over="ignore"):
+        key = mix(np.uint64(stream) ^ (ids * ODD))
+        return mix(key + (turns + np.uint64(1)) * GOLDEN)
+
+
+def bounded(bits: Integers, bound: Integers) -> NDArray[np.int64]:
+    """Map 64 random bits to 0 .. bound-1: the high 64 bits of the product bits * bound.
+
+    The law is uniform up to bound / 2^64. The product is taken by 32-bit halves.
+
+    Args:
+        bits: uint64 array from `draw`.
+        bound: Positive integers below 2^63, broadcast against `bits`.
+    """
+    a = np.asarray(bits, dtype=np.uint64)
+    b = np.asarray(bound).astype(np.uint64)
+    a_low, a_high = a & _LOW, a >> _HALF
+    b_low, b_high = b & _LOW, b >> _HALF
+    middle = a_high * b_low + ((a_low * b_low) >> _HALF)
+    other = a_low * b_high + (middle & _LOW)
+    high = a_high * b_high + (middle >> _HALF) + (other >> _HALF)
+    return np.asarray(high.astype(np.int64))
+
+
+@numba.njit(cache=True, nogil=True, inline="always")
+@no_type_check
+def mix_kernel(z):
+    """Numba twin of `mix` for one uint64."""
+    z = (z ^ (z >> _S30)) * MIX_1
+    z = (z ^ (z >> _S27)) * MIX_2
+    return z ^ (z >> _S31)
+
+
+@numba.njit(cache=True, nogil=True, inline="always")
+@no_type_check
+def key_kernel(stream, id):
+    """First half of `draw`: what all the draws of one id share."""
+    return mix_kernel(stream ^ (np.uint64(id) * ODD))
+
+
+@numba.njit(cache=True, nogil=True, inline="always")
+@no_type_check
+def value_kernel(key, j):
+    """Second half of `draw`: the j-th number of a key."""
+    return mix_kernel(key + (np.uint64(j) + np.uint64(1)) * GOLDEN)
+
+
+@numba.njit(cache=True, nogil=True, inline="always")
+@no_type_check
+def bounded_kernel(bits, bound):
+    """Numba twin of `bounded`."""
+    return np.int64(mulhi(bits, np.uint64(bound)))
+
+
+@numba.njit(cache=True, nogil=True)
+@no_type_check
+def draw_kernel(stream, ids, j, out):
+    """Numba twin of `draw`: out[i] = draw(stream, ids[i], j[i]); out is uint64."""
+    for i in range(ids.shape[0]):
+        out[i] = value_kernel(key_kernel(stream, ids[i]), j[i])
+
+
+@numba.njit(cache=True, nogil=True)
+@no_type_check
+def bounded_all_kernel(bits, bounds, out):
+    """Numba twin of `bounded` over arrays; out is int64."""
+    for i in range(bits.shape[0]):
+        out[i] = bounded_kernel(bits[i], bounds[i])

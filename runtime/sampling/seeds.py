@@ -1,0 +1,106 @@
+"""Which seeds a rank takes at each step: a global shuffle, dealt in contiguous balanced shares.
+
+The order of an epoch is a pure function of (seed, epoch): positions in the training index sorted by
+their draw of the epoch's shuffle stream. Every rank computes the same order, so nothing is sent.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from runtime.errors import SamplerError
+from runtime.sampling.rng import Purpose, draw, stream
+
+
+class SeedSchedule:
+    """The seeds of every (epoch, step) for one rank; any thread may ask.
+
+    Args:
+        train_idx: int64 [n], distinct global node ids.
+        batch_size: GLOBAL batch: seeds per optimiser step over all ranks.
+        seed: The run's seed.
+        num_ranks: Ranks that share each batch.
+        rank: This rank.
+        drop_last: Leave out an incomplete last batch; otherwise each seed occurs once per epoch.
+
+    Raises:
+        SamplerError: nothing to train on, repeated ids, or sizes that make no step.
+    """
+
+    def __init__(
+        self,
+        train_idx: NDArray[np.int64],
+        batch_size: int,
+        *,
+        seed: int,
+        num_ranks: int = 1,
+        rank: int = 0,
+        drop_last: bool = False,
+    ) -> None:
+        self.train_idx = np.ascontiguousarray(train_idx, dtype=np.int64).view(np.ndarray)
+        self.batch_size = batch_size
+        self.seed = seed
+        self.num_ranks = num_ranks
+        self.rank = rank
+        self.drop_last = drop_last
+        self._check()
+        self._latest: tuple[int, NDArray[np.int64]] = (-1, np.zeros(0, dtype=np.int64))
+
+    @property
+    def num_steps(self) -> int:
+        """Optimiser steps per epoch, the same on every rank."""
+        whole, rest = divmod(len(self.train_idx), self.batch_size)
+        return whole + (rest > 0 and not self.drop_last)
+
+    def order(self, epoch: int) -> NDArray[np.int64]:
+        """The epoch's permutation of positions in the training index, the same on every rank."""
+        # One tuple, replaced at once: threads may compute it twice but never see half of it.
+        known, order = self._latest
+        if known != epoch:
+            source = stream(self.seed, epoch, 0, 0, Purpose.SHUFFLE)
+            keys = draw(source, np.arange(len(self.train_idx)), 0)
+            order = np.argsort(keys, kind="stable")
+            self._latest = (epoch, order)
+        return order
+
+    def share(self, epoch: int, step: int) -> tuple[NDArray[np.int64], NDArray[np.int64], int]:
+        """This rank's part of one global batch.
+
+        Returns:
+            seeds: int64 [m], global node ids; may be empty.
+            input_id: int64 [m], their positions in the training index.
+            global_num_seeds: Seeds of the step over all ranks.
+        """
+        if not 0 <= step < self.num_steps:
+            raise SamplerError(
+                f"expected a step between 0 and {self.num_steps - 1}, found {step}; "
+                "start the next epoch"
+            )
+        start = step * self.batch_size
+        count = min(self.batch_size, len(self.train_idx) - start)
+        first = start + count * self.rank // self.num_ranks
+        last = start + count * (self.rank + 1) // self.num_ranks
+        input_id = self.order(epoch)[first:last]
+        return self.train_idx[input_id], input_id, count
+
+    def _check(self) -> None:
+        if self.train_idx.ndim != 1 or len(self.train_idx) == 0:
+            raise SamplerError(
+                f"expected a list of training nodes, found shape {list(self.train_idx.shape)}; "
+                "give the graph a train_idx"
+            )
+        if self.batch_size < 1 or self.num_ranks < 1 or not 0 <= self.rank < self.num_ranks:
+            raise SamplerError(
+                f"expected batch_size >= 1 and 0 <= rank < num_ranks, found batch_size "
+                f"{self.batch_size}, rank {self.rank}, num_ranks {self.num_ranks}; correct them"
+            )
+        distinct = len(np.unique(self.train_idx))
+        if distinct != len(self.train_idx):
+            raise SamplerError(
+                f"expected distinct training nodes, found {len(self.train_idx) - distinct} "
+                "repetitions; remove them from train_idx"
+            )
+        if self.num_steps == 0:
+            raise SamplerError(
+                f"expected at least one full batch, found {len(self.train_idx)} training nodes "
+                f"for batch_size {self.batch_size} with drop_last; lower the batch size"
+            )
