@@ -1,0 +1,213 @@
+"""Thin typed collectives that meter their stage: calls, bytes sent and elapsed seconds.
+
+A `Communicator` wraps one torch.distributed process group (gloo between CPU ranks, nccl between
+GPUs). Every rank must call the same collectives in the same order, with empty arguments where it
+has nothing to send. With one rank nothing is sent and torch.distributed need not be initialised.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from numpy.typing import NDArray
+
+from runtime.stages import Stage
+
+MeterHook = Callable[[Stage, float, int], None]
+"""Called after each collective with its stage, elapsed seconds and bytes sent by this rank."""
+
+
+@dataclass(slots=True)
+class Traffic:
+    """What one stage sent through a communicator."""
+
+    calls: int = 0
+    sent_bytes: int = 0
+    """Bytes this rank handed over for other ranks (an all-reduce counts its tensor once)."""
+    seconds: float = 0.0
+    """Elapsed, the wait for the slowest rank included."""
+
+
+class Communicator:
+    """The collectives of one process group, metered by stage."""
+
+    def __init__(self, group: Any = None, *, meter: MeterHook | None = None) -> None:
+        """Wrap a process group; None is the default group, or one rank alone where none exists."""
+        self._group = group
+        self._meter = meter
+        self._joined = dist.is_available() and dist.is_initialized()
+        self._lock = threading.Lock()
+        self._traffic: dict[Stage, Traffic] = {}
+        self._owned = False
+        self.rank = dist.get_rank(group) if self._joined else 0
+        self.size = dist.get_world_size(group) if self._joined else 1
+
+    @property
+    def device(self) -> torch.device:
+        """Where tensors must lie to be sent: the current GPU with nccl, else the CPU."""
+        if self._joined and dist.get_backend(self._group) == "nccl":
+            return torch.device("cuda", torch.cuda.current_device())
+        return torch.device("cpu")
+
+    @property
+    def traffic(self) -> dict[Stage, Traffic]:
+        """Calls, bytes and seconds so far, by stage (a copy)."""
+        with self._lock:
+            return {
+                stage: Traffic(each.calls, each.sent_bytes, each.seconds)
+                for stage, each in self._traffic.items()
+            }
+
+    def duplicate(self) -> "Communicator":
+        """A communicator of the same ranks on a process group of its own.
+
+        Two threads of a rank may each use one, without having to agree on an order. Collective:
+        every rank of the job must call it.
+        """
+        if self.size == 1:
+            return Communicator(self._group, meter=self._meter)
+        ranks = dist.get_process_group_ranks(self._group or dist.group.WORLD)
+        twin = Communicator(dist.new_group(ranks), meter=self._meter)
+        twin._owned = True
+        return twin
+
+    def close(self) -> None:
+        """Destroy the process group, if `duplicate` made it."""
+        if self._owned and dist.is_initialized():
+            dist.destroy_process_group(self._group)
+            self._owned = False
+
+    def all_reduce_sum(
+        self, tensor: torch.Tensor, *, stage: Stage = Stage.ALL_REDUCE
+    ) -> torch.Tensor:
+        """Replace a tensor by its sum over ranks, in place; returns it."""
+        with self._metered(stage, tensor.nbytes if self.size > 1 else 0):
+            if self.size > 1:
+                dist.all_reduce(tensor, group=self._group)
+        return tensor
+
+    def all_to_all_ids(
+        self, ids: torch.Tensor, counts: Sequence[int], *, stage: Stage = Stage.EXCHANGE_IDS
+    ) -> tuple[torch.Tensor, list[int]]:
+        """Send `counts[r]` ids to each rank r, and learn how many each rank sent here.
+
+        Args:
+            ids: int64, shape (sum(counts),), those for rank 0 first.
+            counts: one per rank; zeros are allowed.
+            stage: where the call is metered.
+
+        Returns:
+            The ids received, those of rank 0 first, and how many came from each rank.
+        """
+        sizes = torch.tensor(counts, dtype=torch.int64)
+        if sizes.shape != (self.size,) or int(sizes.sum()) != ids.shape[0]:
+            raise ValueError(f"expected {self.size} counts with sum {ids.shape[0]}, found {counts}")
+        if self.size == 1:
+            with self._metered(stage, 0):
+                return ids, list(counts)
+        with self._metered(stage, _sent_bytes(sizes.reshape(-1, 1), [1] * self.size, self.rank)):
+            wanted = torch.empty_like(sizes, device=self.device)
+            dist.all_to_all_single(wanted, sizes.to(self.device), group=self._group)
+            received_counts = wanted.tolist()
+        received = ids.new_empty(sum(received_counts))
+        self._all_to_all(received, ids, received_counts, counts, stage)
+        return received, received_counts
+
+    def all_to_all_rows(
+        self,
+        rows: torch.Tensor,
+        counts: Sequence[int],
+        received_counts: Sequence[int],
+        *,
+        out: torch.Tensor | None = None,
+        stage: Stage = Stage.EXCHANGE_ROWS,
+    ) -> torch.Tensor:
+        """Send `counts[r]` rows to each rank r and receive `received_counts[r]` from it.
+
+        Args:
+            rows: shape (sum(counts), ...), those for rank 0 first.
+            counts: rows to send, per rank.
+            received_counts: rows to receive, per rank.
+            out: shape (sum(received_counts), ...), filled and returned; allocated where None.
+            stage: where the call is metered.
+        """
+        if out is None:
+            out = rows.new_empty((sum(received_counts), *rows.shape[1:]))
+        if self.size == 1:
+            with self._metered(stage, 0):
+                return out.copy_(rows)
+        self._all_to_all(out, rows, received_counts, counts, stage)
+        return out
+
+    def all_gather_objects(self, value: Any) -> list[Any]:
+        """Every rank's value (picklable), in rank order."""
+        if self.size == 1:
+            return [value]
+        values: list[Any] = [None] * self.size
+        dist.all_gather_object(values, value, group=self._group)
+        return values
+
+    def all_gather_array(self, array: NDArray[Any]) -> list[NDArray[Any]]:
+        """Every rank's array, in rank order; lengths may differ, dtype and width may not."""
+        return [np.asarray(each) for each in self.all_gather_objects(np.ascontiguousarray(array))]
+
+    def broadcast(self, tensor: torch.Tensor, source: int = 0) -> torch.Tensor:
+        """Overwrite a tensor with that of rank `source` of this group; returns it."""
+        if self.size > 1:
+            dist.broadcast(tensor, group=self._group, group_src=source)
+        return tensor
+
+    def broadcast_object(self, value: Any, source: int = 0) -> Any:
+        """The value (picklable) of rank `source` of this group."""
+        if self.size == 1:
+            return value
+        box = [value]
+        dist.broadcast_object_list(box, group=self._group, group_src=source)
+        return box[0]
+
+    def barrier(self) -> None:
+        """Wait until every rank is here."""
+        if self.size > 1:
+            dist.barrier(group=self._group)
+
+    def _all_to_all(
+        self,
+        received: torch.Tensor,
+        sent: torch.Tensor,
+        received_counts: Sequence[int],
+        counts: Sequence[int],
+        stage: Stage,
+    ) -> None:
+        """All-to-all into `received`, by way of the device the group sends from."""
+        into, splits = received, (list(received_counts), list(counts))
+        with self._metered(stage, _sent_bytes(sent, counts, self.rank)):
+            if sent.device.type != self.device.type:
+                into, sent = torch.empty_like(received, device=self.device), sent.to(self.device)
+            dist.all_to_all_single(into, sent, *splits, group=self._group)
+            if into is not received:
+                received.copy_(into)
+
+    @contextmanager
+    def _metered(self, stage: Stage, sent_bytes: int) -> Iterator[None]:
+        start = time.perf_counter()
+        yield
+        seconds = time.perf_counter() - start
+        with self._lock:
+            each = self._traffic.setdefault(stage, Traffic())
+            each.calls += 1
+            each.sent_bytes += sent_bytes
+            each.seconds += seconds
+        if self._meter is not None:
+            self._meter(stage, seconds, sent_bytes)
+
+
+def _sent_bytes(sent: torch.Tensor, counts: Sequence[int], rank: int) -> int:
+    """Bytes of the rows that leave this rank."""
+    row_bytes = sent.element_size() * int(np.prod(sent.shape[1:]))
+    return row_bytes * (sum(counts) - counts[rank])

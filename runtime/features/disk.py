@@ -1,0 +1,165 @@
+"""The disk tier: rows of x.npy read past the page cache, in whole blocks, under a byte budget.
+
+Ids are taken in pieces that fit the budget, sorted, and coalesced into requests of aligned blocks;
+a bounded number of threads reads them into aligned buffers and copies rows out. What the tier holds
+(buffers and index) is reserved in a `ByteBudget`, so it cannot grow with the batch. A mapped file
+is not a disk tier: after one pass the page cache has made it memory, and on nobody's budget.
+"""
+
+import itertools
+import mmap
+import os
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from runtime.features import direct
+from runtime.features.budget import ByteBudget
+from runtime.features.counters import Counters
+from runtime.features.gather import copy_from_addresses
+from runtime.features.tier import AbstractTier
+
+MOST_REQUEST_BYTES = 128 << 10
+"""Longest request; a coalesced run of rows is cut there."""
+INDEX_BYTES_PER_ID = 6 * 8
+"""Per id under way: order and the sort's own space, slot, position, first of request, address."""
+LEAST_IDS = 256
+"""A budget must leave room to sort at least this many ids at a time."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """Ids that are read together, sorted by slot, and where each request begins among them."""
+
+    slots: NDArray[np.int64]
+    positions: NDArray[np.int64]
+    firsts: NDArray[np.int64]
+
+
+class Disk(AbstractTier):
+    """Rows of a .npy file [num_rows, feature_dim] by aligned direct reads."""
+
+    kind = "disk"
+
+    def __init__(self, path: Path, *, budget_bytes: int, queue_depth: int = 16) -> None:
+        """Open the file; nothing is read yet.
+
+        Args:
+            path: the .npy file, C order, float32 or float16.
+            budget_bytes: most bytes the tier may hold.
+            queue_depth: most requests in flight; fewer where their buffers would take more than
+                three quarters of the budget.
+
+        Raises:
+            BudgetExceeded: not even one buffer and the least index fit.
+            DatasetError: the file is not a .npy file of rows, or is cut short.
+        """
+        self.rows = direct.read_header(path)
+        self.budget = ByteBudget(budget_bytes, "disk tier")
+        # A row may begin and end inside a block: up to one block more than its own length.
+        least_bytes = direct.round_up(self.rows.row_bytes) + direct.BLOCK_BYTES
+        room_bytes = 3 * budget_bytes // 4
+        share_bytes = direct.round_down(room_bytes // queue_depth)
+        self.request_bytes = max(least_bytes, min(MOST_REQUEST_BYTES, share_bytes))
+        self.queue_depth = max(1, min(queue_depth, room_bytes // self.request_bytes))
+        self.budget.reserve("buffers", self.queue_depth * self.request_bytes)
+        with self.budget.holding("index", LEAST_IDS * INDEX_BYTES_PER_ID):
+            self._file, self.is_direct = direct.open_file(path)
+        self._buffers: SimpleQueue[NDArray[np.uint8]] = SimpleQueue()
+        for _ in range(self.queue_depth):
+            self._buffers.put(np.frombuffer(mmap.mmap(-1, self.request_bytes), np.uint8))
+        self._pool = ThreadPoolExecutor(self.queue_depth, thread_name_prefix="disk")
+        # One read at a time: the budget pays for one index.
+        self._lock = threading.Lock()
+
+    @property
+    def resident_bytes(self) -> int:
+        """Bytes reserved now; `budget.peak_bytes` is the most there ever were."""
+        return self.budget.used_bytes
+
+    def read(
+        self,
+        slots: NDArray[np.int64],
+        positions: NDArray[np.int64],
+        counts: NDArray[np.int64],
+        out: NDArray[np.float32],
+        counters: Counters,
+    ) -> None:
+        """See `AbstractTier.read`; bytes are those of the rows, `disk_read_bytes` of the blocks."""
+        del counts
+        if slots.size and not (slots.min() >= 0 and slots.max() < self.rows.num_rows):
+            raise IndexError(f"expected rows in [0, {self.rows.num_rows}), found {slots.max()}")
+        with self._lock:
+            most_ids = self.budget.free_bytes // INDEX_BYTES_PER_ID
+            for first in range(0, slots.size, most_ids):
+                part = slice(first, first + most_ids)
+                with self.budget.holding("index", slots[part].size * INDEX_BYTES_PER_ID):
+                    self._read_piece(slots[part], positions[part], out, counters)
+        counters.add_rows(self.kind, slots.size, slots.size * self.rows.row_bytes)
+
+    def _read_piece(
+        self,
+        slots: NDArray[np.int64],
+        positions: NDArray[np.int64],
+        out: NDArray[np.float32],
+        counters: Counters,
+    ) -> None:
+        order = np.argsort(slots, kind="stable")
+        piece = _Piece(slots[order], positions[order], np.empty(slots.size + 1, np.int64))
+        num_requests = self.rows.cut_requests(piece.slots, self.request_bytes, piece.firsts)
+        # A shared counter hands out requests: nothing is queued, so nothing grows with the piece.
+        requests = itertools.count()
+        workers = [
+            self._pool.submit(self._work, piece, requests, num_requests, out)
+            for _ in range(min(self.queue_depth, num_requests))
+        ]
+        counters.disk_read_bytes += sum([worker.result() for worker in workers])
+        counters.disk_reads += num_requests
+
+    def _work(
+        self, piece: _Piece, requests: Iterator[int], num_requests: int, out: NDArray[np.float32]
+    ) -> int:
+        """Serve requests until none is left; returns the bytes asked of the disk."""
+        buffer = self._buffers.get()
+        read_bytes = 0
+        try:
+            while (number := next(requests)) < num_requests:
+                ids = slice(int(piece.firsts[number]), int(piece.firsts[number + 1]))
+                read_bytes += self._serve(piece.slots[ids], piece.positions[ids], buffer, out)
+        finally:
+            self._buffers.put(buffer)
+        return read_bytes
+
+    def _serve(
+        self,
+        slots: NDArray[np.int64],
+        positions: NDArray[np.int64],
+        buffer: NDArray[np.uint8],
+        out: NDArray[Any],
+    ) -> int:
+        begin, end = self.rows.block_range(int(slots[0]), int(slots[-1]))
+        direct.read_blocks(self._file, buffer[: end - begin], begin, self.rows.end_bytes)
+        if not self.is_direct:
+            os.posix_fadvise(self._file, begin, end - begin, os.POSIX_FADV_DONTNEED)
+        addresses = slots * self.rows.row_bytes
+        addresses += buffer.ctypes.data + self.rows.data_offset - begin
+        copy_from_addresses(addresses, self.rows.dtype, out, positions=positions)
+        return end - begin
+
+    def close(self) -> None:
+        """Stop the threads, close the file, give back the buffers."""
+        if self._file < 0:
+            return
+        self._pool.shutdown()
+        os.close(self._file)
+        self._file = -1
+        while not self._buffers.empty():
+            self._buffers.get()
+        self.budget.release("buffers", self.queue_depth * self.request_bytes)

@@ -1,0 +1,105 @@
+"""Four machine instructions that numba has no name for, as LLVM intrinsics on plain addresses.
+
+Addresses are `intp` numbers, so one compiled kernel serves every dtype, row width and mapping. The
+callers (`runtime.features.gather`) check every bound before an address reaches one of these.
+"""
+
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+_BYTE_POINTER = ir.IntType(8).as_pointer()
+_INT32 = ir.IntType(32)
+
+
+def _pointer(builder: Any, address: Any, kind: Any) -> Any:
+    return builder.inttoptr(address, kind.as_pointer())
+
+
+@intrinsic
+def prefetch(_context: Any, address: Any) -> Any:
+    """Ask for the cache line at an address, for reading, into every level."""
+    del address
+
+    def codegen(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        kind = ir.FunctionType(ir.VoidType(), [_BYTE_POINTER, _INT32, _INT32, _INT32])
+        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+        read, keep_in_all_levels, data = (ir.Constant(_INT32, value) for value in (0, 3, 1))
+        pointer = _pointer(builder, arguments[0], ir.IntType(8))
+        builder.call(function, [pointer, read, keep_in_all_levels, data])
+        return context.get_dummy_value()
+
+    return types.void(types.intp), codegen
+
+
+@intrinsic
+def copy_bytes(_context: Any, target: Any, source: Any, num_bytes: Any) -> Any:
+    """Copy `num_bytes` between two addresses that do not overlap; no alignment is needed."""
+    del target, source, num_bytes
+
+    def codegen(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        target, source = (_pointer(builder, a, ir.IntType(8)) for a in arguments[:2])
+        cgutils.raw_memcpy(builder, target, source, arguments[2], 1)
+        return context.get_dummy_value()
+
+    return types.void(types.intp, types.intp, types.intp), codegen
+
+
+@intrinsic
+def stream_16_bytes(_context: Any, target: Any, source: Any) -> Any:
+    """Copy 16 bytes past the caches; the target must be 16-byte aligned, the source need not."""
+    del target, source
+
+    def codegen(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        quad = ir.VectorType(_INT32, 4)
+        value = builder.load(_pointer(builder, arguments[1], quad))
+        value.align = 1
+        store = builder.store(value, _pointer(builder, arguments[0], quad))
+        store.align = 16
+        flag = builder.module.add_metadata([ir.Constant(_INT32, 1)])
+        store.set_metadata("nontemporal", flag)
+        return context.get_dummy_value()
+
+    return types.void(types.intp, types.intp), codegen
+
+
+@intrinsic
+def fence(_context: Any) -> Any:
+    """Make streamed stores visible to the other threads before anything that follows."""
+
+    def codegen(context: Any, builder: Any, _signature: Any, _arguments: Any) -> Any:
+        builder.fence("seq_cst")
+        return context.get_dummy_value()
+
+    return types.void(), codegen
+
+
+def _widen(lanes: int) -> Any:
+    """An intrinsic that turns `lanes` float16 at one address into float32 at another."""
+
+    def typing_of(_context: Any, target: Any, source: Any) -> Any:
+        del target, source
+
+        def codegen(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+            half = ir.VectorType(ir.HalfType(), lanes)
+            single = ir.VectorType(ir.FloatType(), lanes)
+            value = builder.load(_pointer(builder, arguments[1], half))
+            value.align = 1
+            store = builder.store(
+                builder.fpext(value, single), _pointer(builder, arguments[0], single)
+            )
+            store.align = 1
+            return context.get_dummy_value()
+
+        return types.void(types.intp, types.intp), codegen
+
+    return intrinsic(typing_of)
+
+
+widen_8 = _widen(8)
+"""widen_8(target, source): eight float16 to eight float32."""
+widen_1 = _widen(1)
+"""widen_1(target, source): one float16 to one float32."""

@@ -1,0 +1,202 @@
+"""The feature store: one read fills a batch's rows from every tier, and counts them.
+
+A read looks each id up in the location table (one pass), copies the rows that lie in memory (own
+and host) in one prefetching pass over the batch, and hands the rest, partitioned by source in a
+stable order, to the tiers that must fetch them (peer, disk, sparse). A dynamic cache wraps a store:
+it is an `AbstractFeatureStore` over another, and needs nothing else from this file.
+"""
+
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from runtime.comm.collectives import Communicator
+from runtime.features import lookup, tiers as building
+from runtime.features.counters import Counters
+from runtime.features.gather import addresses_of, check_output, copy_from_addresses
+from runtime.features.location import LocationTable
+from runtime.features.tier import AbstractTier, Dense
+from runtime.graph.dataset import Graph
+from runtime.plan import Plan
+
+
+class AbstractFeatureStore(ABC):
+    """Rows by global node id. Implementations are final; variation comes by wrapping."""
+
+    feature_dim: int
+
+    @abstractmethod
+    def read(self, ids: NDArray[np.int64], out: NDArray[np.float32]) -> Counters:
+        """out[i] = features of node ids[i], bit for bit (float16 widened).
+
+        With peers in the plan this is collective: every rank reads as often, in the same order.
+
+        Args:
+            ids: shape (n,), in [0, num_nodes); repeated ids are allowed, and none at all.
+            out: shape (n, feature_dim), C-contiguous, owned and re-used by the caller.
+
+        Returns:
+            Rows and bytes by source.
+
+        Raises:
+            IndexError: an id is outside the graph.
+            ValueError: the shapes do not fit.
+        """
+
+    @property
+    @abstractmethod
+    def resident_bytes(self) -> int:
+        """Bytes of memory private to this rank held now."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Give back files, threads and process groups."""
+
+
+class FeatureStore(AbstractFeatureStore):
+    """A location table and the tiers it points into."""
+
+    def __init__(
+        self,
+        location: LocationTable,
+        dense: Mapping[int, Dense],
+        tiers: Sequence[tuple[AbstractTier, list[int]]],
+        feature_dim: int,
+        *,
+        threads: int = 1,
+    ) -> None:
+        """Put a store together; `open_store` does it for a plan.
+
+        Args:
+            location: this rank's table, checked.
+            dense: arrays in memory, by source number.
+            tiers: every other tier with the numbers of its sources, in the tier's order.
+            feature_dim: columns of a row.
+            threads: threads of one copy.
+        """
+        self.feature_dim = feature_dim
+        self._location = location
+        self._dense = dict(dense)
+        self._tiers = list(tiers)
+        self._threads = threads
+        self._groups = lookup.group_by_dtype(self._dense)
+        self._order = [number for _, numbers in self._tiers for number in numbers]
+        self._host = self._only_host()
+        self._local = threading.local()
+        self._lock = threading.Lock()
+        self._scratch_bytes = 0
+
+    def _only_host(self) -> Dense | None:
+        """The host's array, where every node is read from there (slot = id: no table needed)."""
+        used = np.flatnonzero(self._location.count())
+        if self._tiers or used.size != 1:
+            return None
+        only = self._dense[int(used[0])]
+        return only if only.kind == "host" else None
+
+    @property
+    def resident_bytes(self) -> int:
+        """Own rows, staging and exchange buffers, and scratch; shared mappings are not counted."""
+        held: list[Dense | AbstractTier] = list({id(d): d for d in self._dense.values()}.values())
+        held += [tier for tier, _ in self._tiers]
+        return sum(each.resident_bytes for each in held) + self._scratch_bytes
+
+    def read(self, ids: NDArray[np.int64], out: NDArray[np.float32]) -> Counters:
+        """See `AbstractFeatureStore.read`."""
+        check_output(ids, out, self.feature_dim)
+        scratch = self._scratch(ids.size)
+        counters = Counters()
+        if self._host is not None:
+            addresses = addresses_of(self._host.table, ids, scratch.addresses[: ids.size])
+            copy_from_addresses(addresses, self._host.table.dtype, out, threads=self._threads)
+            counters.add_rows("host", ids.size, ids.size * self._host.row_bytes)
+            return counters
+        counts = lookup.look_up(self._location.codes, ids, scratch)
+        self._copy_dense(ids.size, out, scratch, counts, counters)
+        if self._tiers:
+            self._read_tiers(ids.size, out, scratch, counts, counters)
+        return counters
+
+    def _copy_dense(
+        self,
+        num_ids: int,
+        out: NDArray[np.float32],
+        scratch: lookup.Scratch,
+        counts: NDArray[np.int64],
+        counters: Counters,
+    ) -> None:
+        """Copy the rows that lie in memory, in the batch's order; the others stay as they are."""
+        for group in self._groups:
+            if counts[group.numbers].any():
+                addresses = lookup.locate(group, num_ids, scratch)
+                copy_from_addresses(addresses, group.dtype, out, threads=self._threads)
+        for number, each in self._dense.items():
+            count = int(counts[number])
+            counters.add_rows(each.kind, count, count * each.row_bytes)
+
+    def _read_tiers(
+        self,
+        num_ids: int,
+        out: NDArray[np.float32],
+        scratch: lookup.Scratch,
+        counts: NDArray[np.int64],
+        counters: Counters,
+    ) -> None:
+        """Let every tier fetch its share; also an empty one, which a peer exchange needs."""
+        starts = lookup.partition(num_ids, self._order, counts, scratch)
+        lane = 0
+        for tier, numbers in self._tiers:
+            part = slice(int(starts[lane]), int(starts[lane + len(numbers)]))
+            slots, positions = scratch.lane_slots[part], scratch.positions[part]
+            tier.read(slots, positions, counts[numbers], out, counters)
+            lane += len(numbers)
+
+    def _scratch(self, num_ids: int) -> lookup.Scratch:
+        """This thread's working arrays, at least `num_ids` long."""
+        held: lookup.Scratch | None = getattr(self._local, "scratch", None)
+        if held is None or held.size < num_ids:
+            grown = lookup.Scratch(num_ids + num_ids // 4)
+            with self._lock:
+                self._scratch_bytes += grown.nbytes - (held.nbytes if held else 0)
+            held = self._local.scratch = grown
+        return held
+
+    def close(self) -> None:
+        """Close every tier and let go of the arrays; no read may be under way."""
+        for tier, _ in self._tiers:
+            tier.close()
+        self._tiers, self._dense, self._groups, self._host = [], {}, [], None
+
+
+def open_store(
+    graph: Graph,
+    plan: Plan,
+    plan_folder: Path,
+    rank: int,
+    *,
+    comm: Communicator | None = None,
+    threads: int = 1,
+) -> FeatureStore:
+    """Open the feature tiers of a plan for one rank: checks the table, loads the own rows.
+
+    Args:
+        graph: the dataset, whose x (dense or CSR) the host and disk tiers read.
+        plan: the plan.
+        plan_folder: where its arrays lie.
+        rank: this rank.
+        comm: all ranks of the plan; needed where the plan has peers. Collective then: the store
+            makes itself a process group of its own.
+        threads: threads of one copy (the plan's `threads.gather`).
+
+    Raises:
+        PlanError: the plan's arrays are missing or point to the wrong rows.
+        DatasetError: the dataset has no features, or its file is damaged.
+        BudgetExceeded: the plan's disk budget does not hold one buffer.
+    """
+    location, own_ids = building.read_location(graph, plan, plan_folder, rank)
+    dense, tiers = building.build_tiers(graph, plan, rank, own_ids, comm, threads)
+    return FeatureStore(location, dense, tiers, graph.feature_dim, threads=threads)
