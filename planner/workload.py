@@ -50,6 +50,8 @@ class ModelTiming:
     num_parameters: int
     activation_bytes: int
     """Peak bytes of activations and their gradients at the mean batch."""
+    batch_seconds: float = 0.0
+    """Seconds to add edge weights to a mean batch (loader's last stage)."""
     warmup_seconds: float = 0.0
     """What the first steps of a process cost above the steady ones, together."""
 

@@ -6,7 +6,7 @@ from planner.candidate import Candidate, RankRows
 from planner.cost.all_reduce import all_reduce_seconds, gradient_bytes
 from planner.cost.compute import compute_seconds, seconds_per_scale
 from planner.cost.gather import gather_seconds
-from planner.cost.rates import Rate, edge_rate, row_rate, vertex_rate
+from planner.cost.rates import Rate, edge_rate, exchange_rates, row_rate, vertex_rate
 from planner.cost.sample import sample_seconds
 from planner.machine import MachineModel
 from planner.workload import BatchProfile, ModelTiming
@@ -19,6 +19,10 @@ class RankSeconds:
 
     sample: float
     gather: float
+    exchange_ids: float
+    exchange_rows: float
+    batch: float
+    """Adding edge weights and labels."""
     forward_backward: float
     all_reduce: float
     """The collective itself, without waiting for the slowest rank."""
@@ -30,6 +34,11 @@ class RankSeconds:
     spreads: dict[str, float]
     """Relative half-width of each stage's rates."""
     provenance: dict[str, str]
+
+    @property
+    def loader(self) -> float:
+        """Seconds of all loader stages of one batch."""
+        return self.sample + self.gather + self.exchange_ids + self.exchange_rows + self.batch
 
 
 def rank_seconds(
@@ -68,6 +77,8 @@ def rank_seconds(
         {k: r.seconds for k, r in by_source.items()},
         candidate.threads.gather,
     )
+    asked, sent = exchange_rates(machine, rows.rows.get("peer", 0.0), row_bytes, candidate)
+    loader = sample + gather + asked.seconds + sent.seconds
     ranks, threads = candidate.num_ranks, candidate.threads.compute
     compute = compute_seconds(timing, ranks=ranks, threads=threads)
     variation = _variation(batch)
@@ -76,14 +87,19 @@ def rank_seconds(
     return RankSeconds(
         sample=sample,
         gather=gather,
+        exchange_ids=asked.seconds,
+        exchange_rows=sent.seconds,
+        batch=timing.batch_seconds,
         forward_backward=compute,
         all_reduce=reduce_seconds,
         optimizer=timing.optimizer_seconds,
-        loader_sigma=_join((sample + gather) * variation, (sample + gather) * machine.noise),
+        loader_sigma=_join(loader * variation, loader * machine.noise),
         trainer_sigma=_join(slope * variation, compute * machine.noise),
         spreads={
             "sample": max(edge.spread, vertex.spread),
             "gather": max((r.spread for r in by_source.values()), default=0.0),
+            "exchange_ids": asked.spread,
+            "exchange_rows": sent.spread,
             "forward_backward": timing.forward_backward.spread,
             "all_reduce": reduce_spread,
             "optimizer": timing.forward_backward.spread,
@@ -91,6 +107,9 @@ def rank_seconds(
         provenance={
             "sample": f"{edge.provenance}, {vertex.provenance} x profiled edges and vertices",
             "gather": _gather_words(by_source),
+            "exchange_ids": asked.provenance,
+            "exchange_rows": sent.provenance,
+            "batch": "measured: edge weights of synthetic batches",
             "forward_backward": "measured: the model on synthetic blocks of the profiled sizes",
             "all_reduce": reduce_words,
             "optimizer": "measured: the optimizer on this model",

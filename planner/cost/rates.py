@@ -78,7 +78,7 @@ def row_rate(
     """One thread's seconds per feature row from one kind of source.
 
     own: private memory; host: the shared mapping; disk: aligned direct reads, the disk shared by
-    all ranks; peer: the owner's gather, then an exchange of ids and of rows.
+    all ranks; peer: the owner's own gather (the exchange is priced apart).
     """
     reading = readers(candidate) * candidate.threads.gather
     if kind == "disk":
@@ -88,31 +88,30 @@ def row_rate(
         factor = reads_per_row(row_bytes) * candidate.num_ranks * candidate.threads.gather
         return Rate(seconds=rate.seconds * factor, spread=rate.spread, provenance=rate.provenance)
     table = "mapped_gather" if kind == "host" else "gather"
-    local = lookup(
+    return lookup(
         machine,
-        table,
+        "mapped_gather" if kind == "host" else "gather",
         row_bytes=row_bytes,
         working_set_bytes=max(1.0, rows.working_rows.get(kind, 0.0)) * row_bytes,
         readers=reading,
     )
-    if kind != "peer":
-        return local
-    return _with_exchange(machine, local, rows.rows.get("peer", 0.0), row_bytes, candidate)
 
 
-def _with_exchange(
-    machine: MachineModel, local: Rate, rows: float, row_bytes: int, candidate: Candidate
-) -> Rate:
-    """A peer's row: counts and ids out, rows back (three latencies, formulas 8.4 [A4])."""
-    if rows <= 0:
-        return local
+def exchange_rates(
+    machine: MachineModel, rows: float, row_bytes: int, candidate: Candidate
+) -> tuple[Rate, Rate]:
+    """Seconds per batch to ask peers for rows and to be sent them (formulas 8.4 [A4]).
+
+    Counts and ids go out in two messages, rows come back in a third; each is looked up at its own
+    size, so that latency counts three times.
+    """
     ranks = candidate.num_ranks
-    messages = [8.0 * ranks, 8.0 * rows, rows * row_bytes]
-    moved = [lookup(machine, "all_to_all", bytes=m, ranks=ranks) for m in messages]
-    # One call whatever the gather threads are, and gather_seconds divides by those.
-    seconds = sum(m.seconds for m in moved) * candidate.threads.gather / rows
-    return Rate(
-        seconds=local.seconds + seconds,
-        spread=max(local.spread, moved[0].spread),
-        provenance=f"{local.provenance} + {moved[0].provenance}",
+    if rows <= 0 or ranks == 1:
+        nothing = Rate(seconds=0.0, spread=0.0, provenance="derived: no rows of peers are read")
+        return nothing, nothing
+    counts, ids, back = (
+        lookup(machine, "all_to_all", bytes=size, ranks=ranks)
+        for size in (8.0 * ranks, 8.0 * rows, rows * row_bytes)
     )
+    asked = Rate(seconds=counts.seconds + ids.seconds, spread=ids.spread, provenance=ids.provenance)
+    return asked, back

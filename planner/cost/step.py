@@ -15,7 +15,8 @@ from planner.cost.straggler import expected_maximum
 from planner.machine import MachineModel
 from runtime.stages import Stage
 
-LOADER = (Stage.SAMPLE.value, Stage.GATHER.value)
+LOADER = ("sample", "exchange_ids", "gather", "exchange_rows", "batch")
+"""Stages of the loader, by the names under which a run meters them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,15 +36,14 @@ class StepSeconds:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Slowed:
-    """Loader stages and compute of one rank as they are when both run."""
+    """One rank's loader stages and compute as they are when both run."""
 
-    sample: float
-    gather: float
+    loader: dict[str, float]
     forward_backward: float
 
     @property
-    def loader(self) -> float:
-        return self.sample + self.gather
+    def loader_seconds(self) -> float:
+        return sum(self.loader.values())
 
 
 def step_seconds(
@@ -58,7 +58,7 @@ def step_seconds(
 
     Source: formulas.md 8.1 [A1] and 8.2 [A2]; modelling.md 1, 5 and 11.
     """
-    slowest = max(ranks, key=lambda r: r.sample + r.gather + r.forward_backward)
+    slowest = max(ranks, key=lambda r: r.loader + r.forward_backward)
     slowed = _slowed(candidate, machine, slowest)
     straggling = _straggling(candidate, ranks)
     all_reduce = slowest.all_reduce + straggling
@@ -66,13 +66,15 @@ def step_seconds(
     cores = _core_seconds(candidate, ranks)
     bound = core_bound_seconds(sum(cores.values()), max(1, machine.num_cores))
     if candidate.threads.sample == 0:
-        alone, fill = slowed.loader + trainer, 0.0
+        alone, fill = slowed.loader_seconds + trainer, 0.0
     else:
-        alone, fill = _pipelined(candidate, slowest, slowed.loader, trainer), slowed.loader
+        alone, fill = (
+            _pipelined(candidate, slowest, slowed.loader_seconds, trainer),
+            slowed.loader_seconds,
+        )
     seconds = max(alone, bound)
     stages = {
-        Stage.SAMPLE.value: slowed.sample,
-        Stage.GATHER.value: slowed.gather,
+        **{k: v for k, v in slowed.loader.items() if v > 0 or k in ("sample", "gather")},
         Stage.WAIT.value: max(0.0, seconds - trainer),
         Stage.FORWARD_BACKWARD.value: slowed.forward_backward,
         Stage.ALL_REDUCE.value: all_reduce,
@@ -83,7 +85,7 @@ def step_seconds(
         stages=stages,
         core_seconds=cores,
         fill_seconds=fill,
-        bottleneck=_bottleneck(candidate, stages, bound > alone, slowed.loader, trainer),
+        bottleneck=_bottleneck(candidate, stages, bound > alone, slowed.loader_seconds, trainer),
         slowest=slowest,
     )
 
@@ -93,7 +95,7 @@ def _pipelined(
 ) -> float:
     """Period of a rank whose loader runs ahead of its training thread [A2]."""
     sigma = max(rank.loader_sigma, rank.trainer_sigma)
-    mean = rank.sample + rank.gather + rank.forward_backward
+    mean = rank.loader + rank.forward_backward
     return stochastic_period(
         loader_seconds,
         trainer_seconds,
@@ -105,23 +107,20 @@ def _pipelined(
 
 def _slowed(candidate: Candidate, machine: MachineModel, rank: RankSeconds) -> _Slowed:
     """What loader threads and the training thread take away from each other."""
-    loader = rank.sample + rank.gather
-    if candidate.threads.sample == 0 or loader == 0.0:
-        return _Slowed(
-            sample=rank.sample, gather=rank.gather, forward_backward=rank.forward_backward
-        )
+    stages = {name: float(getattr(rank, name)) for name in LOADER}
+    if candidate.threads.sample == 0 or rank.loader == 0.0:
+        return _Slowed(loader=stages, forward_backward=rank.forward_backward)
     slow_loader, slow_trainer = _slowdowns(candidate, machine)
     busy = rank.forward_backward + rank.all_reduce + rank.optimizer
     new_loader, new_busy = beside(
-        loader,
+        rank.loader,
         busy,
         loader_slowdown=slow_loader,
         trainer_slowdown=slow_trainer,
         workers=candidate.threads.sample,
     )
     return _Slowed(
-        sample=rank.sample * new_loader / loader,
-        gather=rank.gather * new_loader / loader,
+        loader={name: t * new_loader / rank.loader for name, t in stages.items()},
         forward_backward=rank.forward_backward * new_busy / busy if busy > 0 else 0.0,
     )
 
@@ -151,7 +150,7 @@ def _straggling(candidate: Candidate, ranks: Sequence[RankSeconds]) -> float:
     if len(ranks) == 1:
         return 0.0
     inline = candidate.threads.sample == 0
-    means = [r.forward_backward + (r.sample + r.gather if inline else 0.0) for r in ranks]
+    means = [r.forward_backward + (r.loader if inline else 0.0) for r in ranks]
     sigmas = [(r.trainer_sigma**2 + (r.loader_sigma**2 if inline else 0.0)) ** 0.5 for r in ranks]
     return expected_maximum(means, sigmas) - max(means)
 
@@ -159,14 +158,13 @@ def _straggling(candidate: Candidate, ranks: Sequence[RankSeconds]) -> float:
 def _core_seconds(candidate: Candidate, ranks: Sequence[RankSeconds]) -> dict[str, float]:
     """Core-seconds of each stage over all ranks; a thread that waits holds no core."""
     threads = candidate.threads
-    return {
-        Stage.SAMPLE.value: sum(r.sample for r in ranks),
-        Stage.GATHER.value: sum(r.gather for r in ranks) * threads.gather,
-        Stage.FORWARD_BACKWARD.value: sum(r.forward_backward for r in ranks) * threads.compute,
-        # gloo's own threads copy and add while the exchange lasts (modelling.md 4).
-        Stage.ALL_REDUCE.value: sum(r.all_reduce for r in ranks),
-        Stage.OPTIMIZER.value: sum(r.optimizer for r in ranks),
-    }
+    found = {name: sum(float(getattr(r, name)) for r in ranks) for name in LOADER}
+    found[Stage.GATHER.value] *= threads.gather
+    found[Stage.FORWARD_BACKWARD.value] = sum(r.forward_backward for r in ranks) * threads.compute
+    # gloo's own threads copy and add while the exchange lasts (modelling.md 4).
+    found[Stage.ALL_REDUCE.value] = sum(r.all_reduce for r in ranks)
+    found[Stage.OPTIMIZER.value] = sum(r.optimizer for r in ranks)
+    return found
 
 
 def _bottleneck(

@@ -1,0 +1,90 @@
+"""Profiles on disk: a repeated plan reads the same numbers, and so is the same to the byte.
+
+A profile is a folder named by the hash of all that decided it. `GNNPLAN_CACHE` names the place;
+otherwise it is ~/.cache/gnnplan/profiles.
+"""
+
+import contextlib
+import json
+import os
+import shutil
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from planner.workload import Hotness, WorkloadProfile
+from runtime import codec
+
+PROFILE_FILE = "profile.json"
+ARRAYS = ("first_half", "second_half", "topology")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Profile:
+    """What profiling hands over: the numbers, and hotness by seeds per rank."""
+
+    numbers: WorkloadProfile
+    hotness: dict[int, Hotness]
+
+
+def cache_folder() -> Path:
+    """Where profiles are kept."""
+    chosen = os.environ.get("GNNPLAN_CACHE")
+    root = Path(chosen) if chosen else Path.home() / ".cache" / "gnnplan"
+    return root / "profiles"
+
+
+def load(key: str, folder: Path | None = None) -> Profile | None:
+    """The cached profile of that key; None where there is none that can be read.
+
+    A damaged entry counts as absent: it is measured again and replaced.
+    """
+    place = (folder or cache_folder()) / key
+    try:
+        document = json.loads((place / PROFILE_FILE).read_text())
+        numbers = codec.decode(WorkloadProfile, document)
+        hotness = {
+            b.seeds_per_rank: _load_hotness(place, b.seeds_per_rank, b.num_batches)
+            for b in numbers.batches
+        }
+    except (OSError, ValueError, EOFError):
+        return None
+    return Profile(numbers=numbers, hotness=hotness)
+
+
+def save(key: str, profile: Profile, folder: Path | None = None) -> None:
+    """Keep a profile, as a whole or not at all.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
+    root = folder or cache_folder()
+    root.mkdir(parents=True, exist_ok=True)
+    staging = Path(tempfile.mkdtemp(dir=root, prefix=f".{key}."))
+    try:
+        for seeds, hotness in profile.hotness.items():
+            for name in ARRAYS:
+                np.save(staging / f"{name}_{seeds}.npy", getattr(hotness, name))
+        (staging / PROFILE_FILE).write_text(codec.dumps(profile.numbers))
+        if (root / key).exists():
+            shutil.rmtree(root / key)
+        # Another process may have put the same profile there in the meantime: theirs is as good.
+        with contextlib.suppress(FileExistsError):
+            staging.rename(root / key)
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+
+
+def _load_hotness(place: Path, seeds: int, num_batches: int) -> Hotness:
+    first, second, topology = (
+        np.load(place / f"{name}_{seeds}.npy", allow_pickle=False) for name in ARRAYS
+    )
+    return Hotness(
+        seeds_per_rank=seeds,
+        first_half=first,
+        second_half=second,
+        num_batches=num_batches,
+        topology=topology,
+    )

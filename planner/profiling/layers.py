@@ -1,0 +1,252 @@
+"""One timing process: runs the real model on synthetic blocks when told to.
+
+Started by planner.profiling.team as `python -m planner.profiling.layers`. It reads one JSON request
+per line, answers "ready" when the blocks are built, computes on the next line, and answers with the
+measured seconds. The only module of the profile that imports torch, and only when it runs.
+"""
+
+import importlib
+import json
+import resource
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.profiling.synthetic import BatchShape, synthetic_batch
+from runtime import codec
+from runtime.plan import Workload
+from runtime.sampling.minibatch import MiniBatch
+from runtime.stages import Stage
+
+WARMUP_STEPS = 10
+"""Steps of a process that are thrown away: library warm-up costs the first calls 50 ms each."""
+BATCHES = 3
+"""Different synthetic batches in turn, so that no batch stays in the cache."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TimingRequest:
+    """What to build and time."""
+
+    workload: Workload
+    in_dim: int
+    num_classes: int
+    task: str
+    shape: BatchShape
+    scales: list[float]
+    threads: int
+    steps: int
+    """Measured steps of each scale."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TimingAnswer:
+    """What one process measured."""
+
+    forward_backward: list[float]
+    """Median seconds per step, by scale."""
+    spread: float
+    """Relative half-width of the median over steps, the largest of the scales."""
+    optimizer_seconds: float
+    batch_seconds: float
+    """Adding edge weights to a mean batch."""
+    warmup_seconds: float
+    """Warm-up steps above as many steady ones."""
+    num_parameters: int
+    activation_bytes: int
+
+
+class _Bench:
+    """The runtime's own training loop on the batches of one request."""
+
+    def __init__(self, request: TimingRequest) -> None:
+        from runtime.comm.collectives import Communicator
+        from runtime.device import set_threads
+        from runtime.meter import StageMeter
+        from runtime.models.build import build_model
+        from runtime.train.minibatch import GradientBuffer, TrainLoop, make_optimizer
+
+        set_threads(request.threads)
+        work = request.workload
+        model = build_model(work, request.in_dim, request.num_classes, request.task)
+        model.train()
+        self.request = request
+        self.meter = StageMeter()
+        self.loop = TrainLoop(
+            model=model,
+            optimizer=make_optimizer(
+                model, learning_rate=work.learning_rate, weight_decay=work.weight_decay
+            ),
+            gradients=GradientBuffer(model),
+            comm=Communicator(),
+            meter=self.meter,
+            task=request.task,
+            seed=work.seed,
+        )
+        self.batches = [
+            [_batch(request, scale, seed) for seed in range(BATCHES)] for scale in request.scales
+        ]
+        self.steady = _scale_index(request.scales)
+        self.steps = 0
+
+    def step(self, batch: MiniBatch) -> tuple[float, float]:
+        """Seconds of forward and backward, and of the optimizer."""
+        self.steps += 1
+        self.loop.step(batch, self.steps)
+        compute, update = (
+            self.meter.seconds(stage, skip_steps=self.steps)[0]
+            for stage in (Stage.FORWARD_BACKWARD, Stage.OPTIMIZER)
+        )
+        return compute, update
+
+    def run(self) -> TimingAnswer:
+        """Warm up, then time the scales in turn so that drift meets all alike."""
+        warm = [self._turn(self.steady, i) for i in range(WARMUP_STEPS)]
+        seconds: list[list[float]] = [[] for _ in self.batches]
+        optimizer: list[float] = []
+        for i in range(self.request.steps):
+            for s in range(len(self.batches)):
+                compute, update = self._turn(s, i)
+                seconds[s].append(compute)
+                optimizer.append(update)
+        medians = [float(np.median(values)) for values in seconds]
+        steady = medians[self.steady] + float(np.median(optimizer))
+        return TimingAnswer(
+            forward_backward=medians,
+            spread=max(_spread(values) for values in seconds),
+            optimizer_seconds=float(np.median(optimizer)),
+            warmup_seconds=max(0.0, sum(map(sum, warm)) - WARMUP_STEPS * steady),
+            batch_seconds=self._batch_seconds(),
+            num_parameters=sum(p.numel() for p in self.loop.model.parameters()),
+            activation_bytes=self._activation_bytes(),
+        )
+
+    def _turn(self, scale: int, i: int) -> tuple[float, float]:
+        return self.step(self.batches[scale][i % BATCHES])
+
+    def _batch_seconds(self) -> float:
+        """Seconds to add edge weights to a mean batch, as the loader's last stage does."""
+        from runtime.models.weights import fill_weights
+
+        shape, seconds = self.request.shape, list[float]()
+        for seed in range(BATCHES + 1):
+            batch = synthetic_batch(shape, seed)
+            degree = _degrees(batch)
+            start = time.perf_counter()
+            fill_weights(batch, self.request.workload, degree)
+            seconds.append(time.perf_counter() - start)
+        return float(np.median(seconds[1:]))
+
+    def _activation_bytes(self) -> int:
+        """Bytes that autograd keeps for the backward pass at the mean batch, and their gradients.
+
+        Distinct storages are counted once and parameters not at all; each kept activation has a
+        gradient of its own size while the backward pass runs.
+        """
+        import torch
+
+        kept: dict[int, int] = {}
+        parameters = {p.untyped_storage().data_ptr() for p in self.loop.model.parameters()}
+
+        def pack(tensor: Any) -> Any:
+            storage = tensor.untyped_storage()
+            if storage.data_ptr() not in parameters:
+                kept[storage.data_ptr()] = storage.nbytes()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, _same):
+            self._turn(self.steady, 0)
+        return 2 * sum(kept.values())
+
+
+def _same(tensor: Any) -> Any:
+    return tensor
+
+
+def _scale_index(scales: list[float]) -> int:
+    """Position of the mean batch among the scales."""
+    return min(range(len(scales)), key=lambda i: abs(scales[i] - 1.0))
+
+
+def _batch(request: TimingRequest, scale: float, seed: int) -> MiniBatch:
+    """A synthetic batch with features, labels and the model's edge weights."""
+    import torch
+
+    from runtime.models.weights import fill_weights
+
+    batch = synthetic_batch(request.shape.scaled(scale), seed)
+    fill_weights(batch, request.workload, _degrees(batch))  # in place
+    generator = torch.Generator().manual_seed(seed)
+    batch.x = torch.randn(batch.n_id.shape[0], request.in_dim, generator=generator)
+    if request.task == "multilabel":
+        shape = (batch.num_seeds, request.num_classes)
+        batch.y = torch.randint(0, 2, shape, generator=generator)
+    else:
+        classes = 2 if request.task == "binary" else request.num_classes
+        batch.y = torch.randint(0, classes, (batch.num_seeds,), generator=generator)
+    return batch
+
+
+def _degrees(batch: MiniBatch) -> NDArray[np.int64]:
+    """Some degree for every vertex; its value does not change the work."""
+    return np.full(batch.n_id.shape[0], 16, dtype=np.int64)
+
+
+def _spread(values: list[float]) -> float:
+    """Relative half-width (90%) of the median of repeats, from their quartiles."""
+    low, middle, high = np.percentile(values, (25, 50, 75))
+    # The median of n repeats varies 1.25 times as much as their mean; IQR / 1.349 is sigma.
+    sigma = (high - low) / 1.349
+    return float(1.645 * 1.25 * sigma / np.sqrt(len(values)) / middle) if middle > 0 else 0.0
+
+
+def private_bytes() -> int:
+    """Resident bytes of this process that no file backs; the peak where the system tells no more.
+
+    Libraries' code is shared between ranks and not counted.
+    """
+    try:
+        with open("/proc/self/smaps_rollup") as file:  # noqa: PTH123
+            fields = dict(line.split(":", 1) for line in file if ":" in line)
+        return int(fields["Anonymous"].split()[0]) * 1024
+    except (OSError, KeyError, ValueError):
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def serve(read: Callable[[], str], write: Callable[[str], None]) -> None:
+    """Answer requests until an empty line or the end of the input.
+
+    Args:
+        read: the next line, empty at the end.
+        write: sends one line.
+    """
+    from runtime.models.memory import keep_freed_memory
+
+    for library in ("torch", "torch_geometric.nn", "runtime.models.build"):
+        importlib.import_module(library)
+    keep_freed_memory()
+    write(json.dumps({"resident_bytes": private_bytes()}))
+    while line := read().strip():
+        bench = _Bench(codec.decode(TimingRequest, json.loads(line)))
+        write("ready")
+        read()
+        write(json.dumps(codec.to_plain(bench.run())))
+
+
+def main() -> None:
+    """Serve the standard streams."""
+
+    def write(line: str) -> None:
+        sys.stdout.write(line + "\n")
+        sys.stdout.flush()
+
+    serve(sys.stdin.readline, write)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,182 @@
+"""Pre-sampling: what batches of this graph look like, by drawing some with the real sampler.
+
+Batches are drawn until the expected number of input vertices is known to 2%, or one epoch has
+passed. Even and odd steps are counted apart, so that a placement chosen on one half can be scored
+on the other (formulas 1.4 (c) and 8.9 [A9]).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.workload import BatchProfile, Hotness, Spread
+from runtime.sampling.minibatch import Dialect, MiniBatch
+from runtime.sampling.neighbor import NeighborSampler
+from runtime.sampling.rng import Purpose
+from runtime.sampling.seeds import SeedSchedule
+
+TARGET_ERROR = 0.02
+"""Relative standard error of the expected input vertices at which drawing stops."""
+MIN_BATCHES = 32
+"""Batches drawn before the error is believed; hotness needs some to rank by."""
+PROFILE_EPOCH = 1 << 30
+"""An epoch no training reaches: the profile must not be scored on the batches it was made from."""
+
+Progress = Callable[[str, float], None]
+"""Called with what is going on and the share done, 0 to 1."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SampleSettings:
+    """What decides which batches are drawn."""
+
+    fanouts: list[int]
+    dialect: str
+    batch_size: int
+    """Seeds per step over all ranks."""
+    seed: int
+
+
+@dataclass(slots=True)
+class _Counts:
+    """Running counts over batches."""
+
+    num_nodes: int
+    vertices: list[list[int]] = field(default_factory=list[list[int]])
+    edges: list[list[int]] = field(default_factory=list[list[int]])
+    block_edges: list[list[int]] = field(default_factory=list[list[int]])
+    halves: list[NDArray[np.float32]] = field(default_factory=list[NDArray[np.float32]])
+    half_batches: list[int] = field(default_factory=lambda: [0, 0])
+    topology: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
+
+    def __post_init__(self) -> None:
+        self.halves = [np.zeros(self.num_nodes, np.float32) for _ in range(2)]
+        self.topology = np.zeros(self.num_nodes, np.float64)
+
+    def add(self, batch: MiniBatch, half: int) -> None:
+        """Count one batch into one of the halves."""
+        self.vertices.append(np.cumsum(batch.num_sampled_nodes).tolist())
+        self.edges.append(list(batch.num_sampled_edges))
+        self.block_edges.append([b.num_edges for b in batch.blocks])
+        # Ids are distinct within a batch, so fancy addition counts each once.
+        self.halves[half][batch.n_id] += 1
+        self.half_batches[half] += 1
+        read = batch.blocks[:1] if batch.dialect is Dialect.FIRST_SEEN else batch.blocks
+        for block in read:
+            lengths = np.diff(block.indptr[: block.num_dst + 1])
+            self.topology[batch.n_id[: block.num_dst]] += lengths
+
+    def input_error(self) -> float:
+        """Relative standard error of the mean input vertices."""
+        sizes = np.array([v[-1] for v in self.vertices], dtype=np.float64)
+        if sizes.size < 2 or sizes.mean() == 0:
+            return 1.0 if sizes.size < 2 else 0.0
+        return float(sizes.std(ddof=1) / np.sqrt(sizes.size) / sizes.mean())
+
+
+def presample(
+    indptr: NDArray[np.int64],
+    indices: NDArray[Any],
+    train_idx: NDArray[np.int64],
+    settings: SampleSettings,
+    num_ranks: int,
+    *,
+    progress: Progress | None = None,
+) -> tuple[BatchProfile, Hotness]:
+    """Draw batches as `num_ranks` ranks would, and count.
+
+    Args:
+        indptr: CSC list ends, shape (num_nodes + 1,).
+        indices: in-neighbours, shape (num_edges,).
+        train_idx: training vertices, shape (num_train,).
+        settings: sampler and global batch.
+        num_ranks: ranks that share the global batch.
+        progress: told how far the standard error has come down.
+
+    Returns:
+        Sizes of one rank's batches, and how often each vertex is read.
+    """
+    num_nodes = int(indptr.shape[0]) - 1
+    sampler = NeighborSampler(
+        indptr,
+        indices,
+        settings.fanouts,
+        dialect=Dialect(settings.dialect),
+        seed=settings.seed,
+        purpose=Purpose.CALIBRATION,
+    )
+    schedules = [
+        SeedSchedule(
+            train_idx, settings.batch_size, seed=settings.seed, num_ranks=num_ranks, rank=r
+        )
+        for r in range(num_ranks)
+    ]
+    counts = _Counts(num_nodes)
+    steps = _whole_steps(int(train_idx.shape[0]), settings.batch_size)
+    for step in range(steps):
+        for schedule in schedules:
+            seeds, input_id, global_num_seeds = schedule.share(PROFILE_EPOCH, step)
+            batch = sampler.sample(
+                seeds,
+                epoch=PROFILE_EPOCH,
+                step=step,
+                input_id=input_id,
+                global_num_seeds=global_num_seeds,
+            )
+            counts.add(batch, step % 2)
+        error = counts.input_error()
+        if progress is not None:
+            progress(f"sampling for {num_ranks} ranks", min(1.0, TARGET_ERROR / max(error, 1e-9)))
+        if step % 2 and len(counts.vertices) >= MIN_BATCHES and error < TARGET_ERROR:
+            break
+    return _summary(counts, -(-settings.batch_size // num_ranks))
+
+
+def _whole_steps(num_train: int, batch_size: int) -> int:
+    """Steps of one epoch without the last, smaller one; a single small step is kept."""
+    return max(1, num_train // batch_size)
+
+
+def _summary(counts: _Counts, seeds_per_rank: int) -> tuple[BatchProfile, Hotness]:
+    """Means, spreads and frequencies."""
+    first, second = (
+        h / np.float32(max(1, n)) for h, n in zip(counts.halves, counts.half_batches, strict=True)
+    )
+    if counts.half_batches[1] == 0:
+        second = first
+    total = float((first + second).sum(dtype=np.float64)) / 2
+    error = float(np.abs(first - second).sum(dtype=np.float64)) / total if total > 0 else 0.0
+    profile = BatchProfile(
+        seeds_per_rank=seeds_per_rank,
+        num_batches=len(counts.vertices),
+        vertices=_spreads(counts.vertices),
+        edges=_spreads(counts.edges),
+        block_edges=_spreads(counts.block_edges),
+        input_standard_error=counts.input_error(),
+        half_epoch_error=error,
+    )
+    hotness = Hotness(
+        seeds_per_rank=seeds_per_rank,
+        first_half=first,
+        second_half=second,
+        num_batches=len(counts.vertices),
+        topology=(counts.topology / max(1, len(counts.vertices))).astype(np.float32),
+    )
+    return profile, hotness
+
+
+def _spreads(rows: list[list[int]]) -> list[Spread]:
+    """Column by column: mean, standard deviation, 99th percentile and maximum."""
+    table = np.asarray(rows, dtype=np.float64)
+    return [
+        Spread(
+            mean=float(column.mean()),
+            std=float(column.std(ddof=1)) if column.size > 1 else 0.0,
+            p99=float(np.quantile(column, 0.99)),
+            largest=float(column.max()),
+        )
+        for column in table.T
+    ]

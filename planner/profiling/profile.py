@@ -1,0 +1,256 @@
+"""Graph -> profile: pre-sample for every number of ranks, then time the model on those shapes."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from planner.cost.frontier import between
+from planner.machine import MachineModel, Table
+from planner.profiling import cache
+from planner.profiling.cache import Profile
+from planner.profiling.layers import TimingAnswer, TimingRequest
+from planner.profiling.presample import Progress, SampleSettings, presample
+from planner.profiling.synthetic import BatchShape
+from planner.profiling.team import Team
+from planner.settings import PlanSettings
+from planner.workload import BatchProfile, Hotness, ModelTiming, Spread, WorkloadProfile
+from runtime import codec
+from runtime.graph.dataset import Graph
+
+VERSION = 1
+"""Rises when a profile means something else than before."""
+SCALES = [0.6, 1.0, 1.6]
+"""Batch sizes over the mean batch at which the model is timed."""
+STEPS = 20
+"""Measured steps of each scale."""
+MOST_SAMPLED = 3
+"""Numbers of ranks that are pre-sampled; those between are interpolated [A5]."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Combination:
+    """One way to share the cores that the model is timed in."""
+
+    ranks: int
+    threads: int
+
+
+def profile_key(
+    graph: Graph,
+    settings: PlanSettings,
+    machine: MachineModel,
+    combinations: Sequence[Combination],
+) -> str:
+    """Hash of everything that decides a profile."""
+    work = settings.workload
+    decided = [
+        VERSION,
+        [graph.fingerprint, machine.fingerprint, settings.sampler, settings.dialect],
+        replace(work, learning_rate=0.0, weight_decay=0.0, allow="exact"),
+        list(combinations),
+        [SCALES, STEPS, MOST_SAMPLED],
+    ]
+    return codec.content_hash(decided)[:32]
+
+
+def profile(
+    graph: Graph,
+    settings: PlanSettings,
+    machine: MachineModel,
+    combinations: Sequence[Combination],
+    *,
+    progress: Progress | None = None,
+) -> Profile:
+    """The profile of a workload, from the cache where it was made before.
+
+    Args:
+        graph: the dataset.
+        settings: sampler, model and global batch.
+        machine: its fingerprint enters the key, since layer times are the machine's.
+        combinations: (ranks, threads) that candidates may use.
+        progress: told what is going on.
+
+    Raises:
+        WorkerFailed: the model could not be timed; the text is its own error.
+    """
+    key = profile_key(graph, settings, machine, combinations)
+    found = cache.load(key)
+    if found is not None:
+        return found
+    made = make_profile(graph, settings, combinations, fingerprint=key, progress=progress)
+    cache.save(key, made)
+    # Read back: the first plan and a repeated one then see the very same numbers.
+    return cache.load(key) or made
+
+
+def make_profile(
+    graph: Graph,
+    settings: PlanSettings,
+    combinations: Sequence[Combination],
+    *,
+    fingerprint: str = "",
+    progress: Progress | None = None,
+) -> Profile:
+    """Pre-sample and time, without looking at the cache."""
+    work = settings.workload
+    drawing = SampleSettings(
+        fanouts=work.fanouts,
+        dialect=settings.dialect,
+        batch_size=work.batch_size,
+        seed=work.seed,
+    )
+    batches, hotness = _batches(graph, drawing, combinations, progress)
+    with Team(max(c.ranks for c in combinations)) as team:
+        timing = {
+            str(seeds): _timing(graph, settings, batch, mine, team, progress)
+            for seeds, batch in batches.items()
+            if (mine := [c for c in combinations if -(-work.batch_size // c.ranks) == seeds])
+        }
+        process = team.process
+    numbers = WorkloadProfile(
+        graph_fingerprint=graph.fingerprint,
+        sampler_fingerprint=fingerprint or codec.content_hash(drawing)[:32],
+        batches=[batches[seeds] for seeds in sorted(batches, reverse=True)],
+        timing=timing,
+        process=process,
+    )
+    return Profile(numbers=numbers, hotness=hotness)
+
+
+def _batches(
+    graph: Graph,
+    drawing: SampleSettings,
+    combinations: Sequence[Combination],
+    progress: Progress | None,
+) -> tuple[dict[int, BatchProfile], dict[int, Hotness]]:
+    """Batch sizes and hotness for each number of ranks, by seeds per rank."""
+    ranks = sorted({c.ranks for c in combinations})
+    drawn = ranks if len(ranks) <= MOST_SAMPLED else [ranks[0], ranks[len(ranks) // 2], ranks[-1]]
+    batches: dict[int, BatchProfile] = {}
+    hotness: dict[int, Hotness] = {}
+    for count in drawn:
+        batch, hot = presample(
+            graph.indptr, graph.indices, graph.train_idx, drawing, count, progress=progress
+        )
+        batches[batch.seeds_per_rank], hotness[batch.seeds_per_rank] = batch, hot
+    for count in ranks:
+        seeds = -(-drawing.batch_size // count)
+        if seeds not in batches:
+            batches[seeds], hotness[seeds] = interpolated(seeds, batches, hotness)
+    return batches, hotness
+
+
+def interpolated(
+    seeds: int, batches: dict[int, BatchProfile], hotness: dict[int, Hotness]
+) -> tuple[BatchProfile, Hotness]:
+    """A batch size between two profiled ones, by both power forms [A5].
+
+    Sizes per hop are scaled by the ratio that the input vertices get.
+    """
+    low = max(s for s in hotness if s <= seeds)
+    high = min(s for s in hotness if s >= seeds)
+    weight = float(np.log(seeds / low) / np.log(high / low)) if high > low else 0.0
+    near = batches[low] if weight < 0.5 else batches[high]
+    a, b = hotness[low], hotness[high]
+    halves = [
+        between(seeds, (low, getattr(a, half)), (high, getattr(b, half)))
+        for half in ("first_half", "second_half")
+    ]
+    vertices = float((halves[0] + halves[1]).sum(dtype=np.float64)) / 2
+    factor = vertices / near.vertices[-1].mean if near.vertices[-1].mean > 0 else 1.0
+    scaled = replace(
+        near,
+        seeds_per_rank=seeds,
+        vertices=[_scaled(s, factor) for s in near.vertices],
+        edges=[_scaled(s, factor) for s in near.edges],
+        block_edges=[_scaled(s, factor) for s in near.block_edges],
+    )
+    hot = Hotness(
+        seeds_per_rank=seeds,
+        first_half=halves[0],
+        second_half=halves[1],
+        num_batches=near.num_batches,
+        topology=(a.topology * (1 - weight) + b.topology * weight).astype(np.float32),
+    )
+    return scaled, hot
+
+
+def _scaled(spread: Spread, factor: float) -> Spread:
+    return replace(
+        spread,
+        mean=spread.mean * factor,
+        std=spread.std * factor,
+        p99=spread.p99 * factor,
+        largest=spread.largest * factor,
+    )
+
+
+def batch_shape(batch: BatchProfile, dialect: str) -> BatchShape:
+    """The mean batch as the timing processes build it."""
+    return BatchShape(
+        vertices=[round(v.mean) for v in batch.vertices],
+        edges=[round(e.mean) for e in batch.edges],
+        dialect=dialect,
+    )
+
+
+def _timing(
+    graph: Graph,
+    settings: PlanSettings,
+    batch: BatchProfile,
+    combinations: Sequence[Combination],
+    team: Team,
+    progress: Progress | None,
+) -> ModelTiming:
+    """Time one batch size at every number of threads; all its combinations have the same ranks."""
+    answers: list[tuple[Combination, list[TimingAnswer]]] = []
+    ordered = sorted(combinations, key=lambda c: (c.ranks, c.threads))
+    for i, combination in enumerate(ordered):
+        if progress is not None:
+            words = f"timing {combination.ranks} ranks x {combination.threads} threads"
+            progress(words, i / len(ordered))
+        request = TimingRequest(
+            workload=settings.workload,
+            in_dim=graph.feature_dim,
+            num_classes=graph.num_classes,
+            task=str(graph.task),
+            shape=batch_shape(batch, settings.dialect),
+            scales=SCALES,
+            threads=combination.threads,
+            steps=STEPS,
+        )
+        answers.append((combination, team.time(request, combination.ranks)))
+    return model_timing(answers)
+
+
+def model_timing(answers: Sequence[tuple[Combination, Sequence[TimingAnswer]]]) -> ModelTiming:
+    """One table out of the processes' answers, averaged over ranks that computed at once.
+
+    Args:
+        answers: per combination, each rank's answer; all combinations have the same ranks.
+    """
+    threads = [c.threads for c, _ in answers]
+    ranks = {c.ranks for c, _ in answers}
+    if len(ranks) != 1:
+        raise ValueError(f"expected one number of ranks per batch size, found {sorted(ranks)}")
+    values = [
+        float(np.mean([a.forward_backward[s] for a in found]))
+        for s in range(len(SCALES))
+        for _, found in answers
+    ]
+    every = [a for _, found in answers for a in found]
+    return ModelTiming(
+        forward_backward=Table(
+            unit="seconds",
+            axes=["scale", "ranks", "threads"],
+            points=[SCALES, [float(ranks.pop())], [float(t) for t in threads]],
+            values=values,
+            spread=max(a.spread for a in every),
+        ),
+        optimizer_seconds=float(np.median([a.optimizer_seconds for a in every])),
+        num_parameters=every[0].num_parameters,
+        activation_bytes=max(a.activation_bytes for a in every),
+        batch_seconds=float(np.median([a.batch_seconds for a in every])),
+        warmup_seconds=max(a.warmup_seconds for a in every),
+    )

@@ -1,0 +1,109 @@
+"""Blocks of given sizes with random ids: what a layer is timed on instead of the graph itself.
+
+A sampler numbers vertices in the order in which it first meets them, so neighbouring edges of a
+real block often name neighbouring rows. The blocks here are made by the same process from the
+sizes alone: of a hop's edges, some are first meetings and get the next free number, the others
+name an earlier vertex at random.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from runtime.sampling.minibatch import Block, Dialect, MiniBatch
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BatchShape:
+    """Mean sizes of a batch, in JSON's types."""
+
+    vertices: list[int]
+    """Distinct vertices up to each hop, seeds first; length L + 1."""
+    edges: list[int]
+    """Edges drawn at each hop; length L."""
+    dialect: str = Dialect.FIRST_SEEN.value
+
+    def scaled(self, factor: float) -> "BatchShape":
+        """All sizes times a factor, at least one seed."""
+        return BatchShape(
+            vertices=[max(1, round(v * factor)) for v in self.vertices],
+            edges=[max(0, round(e * factor)) for e in self.edges],
+            dialect=self.dialect,
+        )
+
+
+def synthetic_batch(shape: BatchShape, seed: int) -> MiniBatch:
+    """A batch of that shape; ids count from 0 and mean nothing.
+
+    Args:
+        shape: sizes per hop.
+        seed: of the draws.
+
+    Returns:
+        Blocks outermost first, as a sampler of that dialect would leave them.
+    """
+    rng = np.random.default_rng(seed)
+    first_seen = Dialect(shape.dialect) is Dialect.FIRST_SEEN
+    hops = len(shape.edges)
+    pieces: list[NDArray[np.int32]] = []
+    lengths: list[NDArray[np.int64]] = []
+    blocks: list[Block] = []
+    for hop in range(hops):
+        before, after = shape.vertices[hop], max(shape.vertices[hop : hop + 2])
+        expanded = before
+        if first_seen:
+            expanded -= shape.vertices[hop - 1] if hop else 0
+        indices = _meet(rng, before, after, shape.edges[hop])
+        spread = _spread(shape.edges[hop], expanded)
+        if first_seen:
+            pieces.append(indices)
+            lengths.append(spread)
+            blocks.append(_block(after, before, np.concatenate(lengths), np.concatenate(pieces)))
+        else:
+            blocks.append(_block(after, before, spread, indices))
+    blocks.reverse()
+    seeds = np.arange(shape.vertices[0], dtype=np.int64)
+    return MiniBatch(
+        blocks=blocks,
+        n_id=np.arange(shape.vertices[-1], dtype=np.int64),
+        seeds=seeds,
+        input_id=seeds,
+        dialect=Dialect(shape.dialect),
+        num_sampled_nodes=np.diff(shape.vertices, prepend=0).tolist(),
+        num_sampled_edges=list(shape.edges),
+        global_num_seeds=shape.vertices[0],
+    )
+
+
+def _meet(rng: np.random.Generator, before: int, after: int, num_edges: int) -> NDArray[np.int32]:
+    """Sources of a hop's edges: new vertices in order of meeting, others at random."""
+    new = min(after - before, num_edges)
+    at = np.sort(rng.choice(num_edges, size=new, replace=False)) if new else np.zeros(0, np.int64)
+    met = np.zeros(num_edges, np.int64)
+    met[at] = 1
+    known = before + np.cumsum(met) - met
+    sources = (rng.random(num_edges) * np.maximum(known, 1)).astype(np.int64)
+    sources[at] = before + np.arange(new)
+    return sources.astype(np.int32)
+
+
+def _spread(num_edges: int, destinations: int) -> NDArray[np.int64]:
+    """Edges dealt evenly over destinations."""
+    if destinations <= 0:
+        return np.zeros(0, np.int64)
+    ends = np.linspace(0, num_edges, destinations + 1).round().astype(np.int64)
+    return np.diff(ends)
+
+
+def _block(
+    num_src: int, num_dst: int, lengths: NDArray[np.int64], indices: NDArray[np.int32]
+) -> Block:
+    indptr = np.zeros(num_dst + 1, np.int64)
+    np.cumsum(lengths, out=indptr[1:])
+    return Block(
+        num_src=num_src,
+        num_dst=num_dst,
+        indptr=indptr,
+        indices=np.ascontiguousarray(indices[: indptr[-1]]),
+    )

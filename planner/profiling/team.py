@@ -1,0 +1,166 @@
+"""Timing processes that compute at once, as the ranks of a job would.
+
+    with Team(2) as team:
+        answers = team.time(request, ranks=2)
+
+Processes are started once and told by line what to do; a line is sent to all of them when all are
+ready, so that they really compute at the same time.
+"""
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from types import TracebackType
+from typing import IO, Self
+
+from planner.profiling.layers import TimingAnswer, TimingRequest
+from planner.workload import ProcessCost
+from runtime import codec
+from runtime.errors import WorkerFailed
+
+STOP_SECONDS = 5.0
+
+
+class _Member:
+    """One timing process."""
+
+    def __init__(self) -> None:
+        environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "planner.profiling.layers"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment,
+        )
+        self._errors: list[str] = []
+        self._drain = threading.Thread(target=self._collect, daemon=True)
+        self._drain.start()
+
+    def _collect(self) -> None:
+        for line in _stream(self._process.stderr):
+            self._errors.append(line.rstrip())
+
+    def send(self, line: str) -> None:
+        """Send one line.
+
+        Raises:
+            WorkerFailed: the process is gone.
+        """
+        try:
+            stdin = _stream(self._process.stdin)
+            stdin.write(line + "\n")
+            stdin.flush()
+        except OSError:
+            raise self._failure() from None
+
+    def receive(self) -> str:
+        """The next line of the answer.
+
+        Raises:
+            WorkerFailed: the process ended instead; its own last words are in the text.
+        """
+        line = _stream(self._process.stdout).readline()
+        if not line:
+            raise self._failure()
+        return line.strip()
+
+    def pin(self, cores: set[int]) -> None:
+        """Let the process run on these cores only, where the system can."""
+        if hasattr(os, "sched_setaffinity"):
+            for task in os.listdir(f"/proc/{self._process.pid}/task"):  # noqa: PTH208
+                os.sched_setaffinity(int(task), cores)
+
+    def close(self) -> None:
+        """End the process."""
+        with contextlib.suppress(OSError):  # it may be gone already, with unsent lines
+            _stream(self._process.stdin).close()
+        try:
+            self._process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._drain.join(STOP_SECONDS)
+        for stream in (self._process.stdout, self._process.stderr):
+            if stream is not None:
+                stream.close()
+
+    def _failure(self) -> WorkerFailed:
+        self._process.wait()
+        self._drain.join(STOP_SECONDS)
+        words = self._errors[-1] if self._errors else f"exit code {self._process.returncode}"
+        return WorkerFailed(f"timing the model failed: {words}")
+
+
+def _stream(stream: IO[str] | None) -> IO[str]:
+    assert stream is not None
+    return stream
+
+
+class Team:
+    """Up to `size` processes that time the model at once.
+
+    Args:
+        size: processes to start.
+    """
+
+    def __init__(self, size: int) -> None:
+        start = time.perf_counter()
+        self._members: list[_Member] = []
+        try:
+            self._members = [_Member() for _ in range(size)]
+            resident = [json.loads(m.receive())["resident_bytes"] for m in self._members]
+        except BaseException:
+            self.close()
+            raise
+        self.process = ProcessCost(
+            start_seconds=time.perf_counter() - start, resident_bytes=max(resident)
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def time(self, request: TimingRequest, ranks: int) -> list[TimingAnswer]:
+        """Have the first `ranks` processes compute at once.
+
+        Raises:
+            WorkerFailed: a process ended with an error.
+        """
+        chosen = self._members[:ranks]
+        text = json.dumps(codec.to_plain(request))
+        for member in chosen:
+            member.send(text)
+        for member in chosen:
+            member.receive()
+        self._pin(chosen, request.threads)
+        for member in chosen:
+            member.send("go")
+        return [codec.decode(TimingAnswer, json.loads(m.receive())) for m in chosen]
+
+    def _pin(self, members: list[_Member], threads: int) -> None:
+        """Give each process cores of its own where there are enough, as a run does."""
+        usable = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+        fits = len(members) * threads <= len(usable)
+        for i, member in enumerate(members):
+            mine = set(usable[i * threads : (i + 1) * threads]) if fits else set(usable)
+            if mine:
+                member.pin(mine)
+
+    def close(self) -> None:
+        """End all processes."""
+        for member in self._members:
+            member.close()
+        self._members = []
