@@ -82,15 +82,25 @@ class Table:
 
     def __post_init__(self) -> None:
         size = 1
+        if not self.axes or len(self.points) != len(self.axes):
+            raise ValueError(f"expected one list of points for each of {len(self.axes)} axes")
         for axis in self.points:
             size *= len(axis)
             if not axis or any(b <= a for a, b in itertools.pairwise(axis)):
                 raise ValueError("axis points must rise")
-        if size != len(self.values) or len(self.points) != len(self.axes):
+        if size != len(self.values):
             raise ValueError(f"expected {size} values, found {len(self.values)}")
+        if min(map(min, self.points)) <= 0 or not min(self.values) > 0:
+            raise ValueError("expected positive axis points and values")
 
     def at(self, **coordinates: float) -> float:
-        """The value at the named coordinates (all axes must be given)."""
+        """The value at the named coordinates.
+
+        Raises:
+            KeyError: the names given are not those of the axes, each once.
+        """
+        if set(coordinates) != set(self.axes):
+            raise KeyError(f"expected coordinates {self.axes}, found {sorted(coordinates)}")
         grid = np.log(np.asarray(self.values, dtype=np.float64)).reshape(
             [len(p) for p in self.points]
         )
@@ -124,6 +134,8 @@ class MachineModel:
     """Measured curves; names and axes are listed in planner/probe/README.md."""
     noise: float = 0.05
     """Coefficient of variation of a fixed kernel: the least half-width of any interval."""
+    extent: str = ""
+    """quick | full: how much was measured; empty for presets."""
     versions: dict[str, str] = field(default_factory=dict[str, str])
     notes: list[str] = field(default_factory=list[str])
     """What was noticed while probing (noisy points, missing permissions)."""

@@ -1,0 +1,177 @@
+"""gloo between real processes: all-reduce and all-to-all against message size and ranks.
+
+Three states: idle ranks; ranks with another thread computing (as while loaders run); and ranks that
+compute a step-like burst between calls, as a training loop without loader threads does. One call's
+seconds run from the entry of the last rank to the exit of the last (the clock is one for all
+processes of a host), so that waiting for a slow rank is not charged to the exchange. Core-seconds
+are all threads' CPU time, summed over ranks: gloo costs CPU (modelling rule 4).
+"""
+
+import contextlib
+import itertools
+import math
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from planner.machine import Table
+from planner.probe.burst import background_load, make_burst
+from planner.probe.context import ProbeContext
+from planner.probe.timing import Measurement, robust_spread, summarize, wait_until
+from planner.probe.worker import State
+
+MODULE = "planner.probe.collectives"
+Operation = Literal["all_reduce", "all_to_all"]
+Mode = Literal["idle", "loaded", "stepped"]
+MODES: tuple[tuple[str, Mode], ...] = (("", "loaded"), ("_idle", "idle"), ("_stepped", "stepped"))
+"""Suffix of the table's name, and the state of the ranks."""
+COLLECTIVE_LIMIT = 0.4
+"""Accepted spread: small messages over sockets scatter, their median is still useful."""
+TRIAL_CALLS = 3
+MOST_CALLS = 400
+
+
+def join(context: ProbeContext) -> None:
+    """Put the team into one process group, with a subgroup for each number of ranks."""
+    team = context.team
+    team.run(
+        f"{MODULE}:join_task",
+        path=context.scratch / "rendezvous",
+        size=team.size,
+        groups=context.ranks(least=2),
+    )
+
+
+def measure(context: ProbeContext) -> dict[str, Table]:
+    """Tables of both collectives: loaded, idle, stepped, p90 and core-seconds."""
+    tables: dict[str, Table] = {}
+    for operation in ("all_reduce", "all_to_all"):
+        tables |= _tables_of(context, operation)
+    return tables
+
+
+def _tables_of(context: ProbeContext, operation: Operation) -> dict[str, Table]:
+    axes = {"bytes": context.sizes.message_bytes, "ranks": context.ranks(least=2)}
+    grid = list(itertools.product(axes["bytes"], axes["ranks"]))
+    tables: dict[str, Table] = {}
+    for suffix, mode in MODES:
+        cores: list[Measurement] = []
+        points = [_point(context, operation, mode, size, ranks, cores) for size, ranks in grid]
+        name = f"{operation}{suffix}"
+        tables |= context.table(name, "seconds", axes, points, rising=["bytes"])
+        if mode == "idle":
+            name = f"{operation}_core_seconds"
+            tables |= context.table(name, "core_seconds", axes, cores, rising=["bytes"])
+        if mode == "loaded":
+            tails = [summarize([point.p90]) for point in points]
+            tables |= context.table(f"{name}_p90", "seconds", axes, tails, rising=["bytes"])
+    return tables
+
+
+def _point(
+    context: ProbeContext,
+    operation: Operation,
+    mode: Mode,
+    num_bytes: int,
+    ranks: int,
+    cores: list[Measurement],
+) -> Measurement:
+    """One grid point; its core-seconds per call are appended to `cores`."""
+    used: list[float] = []
+
+    def run(calls: int) -> list[float]:
+        found = context.team.run_together(
+            f"{MODULE}:call_task",
+            ranks=ranks,
+            operation=operation,
+            mode=mode,
+            num_ranks=ranks,
+            num_bytes=num_bytes,
+            calls=calls,
+            burst_rows=context.sizes.burst_rows,
+        )
+        used.append(max(1e-9, sum(cpu for _, _, cpu in found) / calls))
+        entered = np.max([entries for entries, _, _ in found], axis=0)
+        left = np.max([exits for _, exits, _ in found], axis=0)
+        return [float(s) for s in np.maximum(left - entered, 1e-7)]
+
+    took = max(1e-5, float(np.median(run(TRIAL_CALLS))))
+    if mode == "stepped":
+        calls = 2 * context.sizes.least_repeats
+    else:
+        most = max(context.sizes.least_repeats, MOST_CALLS)
+        wanted = math.ceil(context.sizes.point_seconds / took)
+        calls = min(most, max(context.sizes.least_repeats, wanted))
+    used.clear()
+    point = context.settle(lambda: run(calls), limit=COLLECTIVE_LIMIT)
+    cores.append(summarize(used) if robust_spread(used) < 1 else summarize(used[-1:]))
+    return point
+
+
+def distributed() -> Any:
+    """The torch.distributed module, whose stubs are partial."""
+    import torch.distributed
+
+    return torch.distributed
+
+
+def join_task(state: State, *, path: Path, size: int, groups: list[int]) -> None:
+    """Task: join the process group by a file, and make the subgroups."""
+    dist = distributed()
+    dist.init_process_group("gloo", init_method=f"file://{path}", rank=state.rank, world_size=size)
+    state.kept["groups"] = {n: dist.new_group(list(range(n))) for n in groups}
+
+
+def call_task(
+    state: State,
+    *,
+    operation: Operation,
+    mode: Mode,
+    num_ranks: int,
+    num_bytes: int,
+    calls: int,
+    burst_rows: int,
+    start_at: float,
+) -> tuple[list[float], list[float], float]:
+    """Task: entry and exit moments of each call, and this rank's CPU seconds inside them all."""
+    call = make_call(state, operation, num_ranks, num_bytes)
+    between: Callable[[], None] = _nothing
+    if mode == "stepped":
+        between = state.kept.setdefault("burst", make_burst(burst_rows))
+        between()
+    entries: list[float] = []
+    exits: list[float] = []
+    call()
+    wait_until(start_at)
+    with background_load() if mode == "loaded" else contextlib.nullcontext():
+        cpu = time.process_time()
+        for _ in range(calls):
+            between()
+            entries.append(time.perf_counter())
+            call()
+            exits.append(time.perf_counter())
+        cpu = time.process_time() - cpu
+    return entries, exits, cpu
+
+
+def make_call(
+    state: State, operation: Operation, num_ranks: int, num_bytes: int
+) -> Callable[[], Any]:
+    """A function that runs one collective on `num_bytes` per rank."""
+    import torch
+
+    dist = distributed()
+    group = state.kept["groups"][num_ranks]
+    if operation == "all_reduce":
+        tensor = torch.zeros(max(1, num_bytes // 4))
+        return lambda: dist.all_reduce(tensor, group=group)
+    share = max(1, num_bytes // 4 // num_ranks)
+    sent, received = torch.zeros(share * num_ranks), torch.zeros(share * num_ranks)
+    return lambda: dist.all_to_all_single(received, sent, group=group)
+
+
+def _nothing() -> None:
+    """Between calls, idle ranks do nothing."""

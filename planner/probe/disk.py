@@ -1,0 +1,122 @@
+"""Direct reads of random aligned blocks against read size and queue depth.
+
+O_DIRECT, because a read through the page cache measures memory. Where the file system refuses it
+the table is left out and a note says so; nothing is invented. One thread keeps one read in flight,
+as the runtime's disk tier does.
+"""
+
+import itertools
+import mmap
+import os
+import random
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+
+from planner.machine import Table
+from planner.probe.context import ProbeContext
+from planner.probe.timing import Measurement
+from planner.probe.worker import State
+
+MODULE = "planner.probe.disk"
+ROUNDS = 5
+"""Rounds of each point; the seconds per read of a round are one sample."""
+DISK_LIMIT = 0.25
+"""Accepted spread: disks of virtual machines are shared."""
+
+
+def measure(context: ProbeContext) -> dict[str, Table]:
+    """Table `disk_read`, or nothing and a note where direct reads are refused."""
+    sizes = context.sizes
+    path = context.scratch / "disk.bin"
+    try:
+        write_file(path, sizes.disk_file_bytes)
+        os.close(open_direct(path))
+    except OSError as error:
+        context.notes.append(
+            f"disk_read: not measured: direct reads refused ({error.strerror}); "
+            "set GNNPLAN_CACHE to a folder on the disk that holds the graphs"
+        )
+        path.unlink(missing_ok=True)
+        return {}
+
+    def samples(read_bytes: int, depth: int) -> list[float]:
+        return context.team.run(
+            f"{MODULE}:read_task",
+            ranks=1,
+            path=path,
+            read_bytes=read_bytes,
+            depth=depth,
+            round_seconds=sizes.point_seconds / 3,
+        )[0]
+
+    points: list[Measurement] = []
+    for read_bytes, depth in itertools.product(sizes.disk_read_bytes, sizes.disk_queue_depths):
+        points.append(context.settle(lambda b=read_bytes, d=depth: samples(b, d), limit=DISK_LIMIT))
+    path.unlink()
+    axes = {"read_bytes": sizes.disk_read_bytes, "queue_depth": sizes.disk_queue_depths}
+    return context.table("disk_read", "seconds_per_read", axes, points, rising=["read_bytes"])
+
+
+def write_file(path: Path, num_bytes: int) -> None:
+    """Write a file of bytes that do not compress, and flush it to the disk."""
+    block = np.random.default_rng(0).bytes(4 * 2**20)
+    with path.open("wb") as file:
+        for _ in range(max(1, num_bytes // len(block))):
+            file.write(block)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def open_direct(path: Path) -> int:
+    """Open for direct reads and try one.
+
+    Raises:
+        OSError: the system or the file system has no direct reads.
+    """
+    flag = getattr(os, "O_DIRECT", None)
+    if flag is None:
+        raise OSError(95, "this system has no O_DIRECT")
+    descriptor = os.open(path, os.O_RDONLY | flag)
+    try:
+        with mmap.mmap(-1, 4096) as buffer:
+            os.preadv(descriptor, [buffer], 0)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def read_task(
+    state: State, *, path: Path, read_bytes: int, depth: int, round_seconds: float
+) -> list[float]:
+    """Task: seconds per read (elapsed over reads ended) of each round, `depth` reads in flight."""
+    del state
+    descriptor = open_direct(path)
+    try:
+        return [_round(descriptor, path, read_bytes, depth, round_seconds) for _ in range(ROUNDS)]
+    finally:
+        os.close(descriptor)
+
+
+def _round(descriptor: int, path: Path, read_bytes: int, depth: int, seconds: float) -> float:
+    num_blocks = path.stat().st_size // read_bytes
+    counts = [0] * depth
+    start = time.perf_counter()
+    end = start + seconds
+
+    def reader(index: int) -> None:
+        draws = random.Random(index + time.perf_counter_ns())
+        with mmap.mmap(-1, read_bytes) as buffer:  # anonymous maps are page-aligned
+            while counts[index] == 0 or time.perf_counter() < end:
+                os.preadv(descriptor, [buffer], draws.randrange(num_blocks) * read_bytes)
+                counts[index] += 1
+
+    threads = [threading.Thread(target=reader, args=(i,)) for i in range(depth)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return (time.perf_counter() - start) / sum(counts)

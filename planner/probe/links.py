@@ -1,0 +1,193 @@
+"""Links of the machine graph, derived from the measured tables and the NVML inventory.
+
+A link holds one latency and one bandwidth for pictures, bounds and what-if questions; the cost
+model reads the tables they were derived from. GPU links carry what the driver states, until they
+are measured: their provenance is `derived` and never `measured`.
+"""
+
+import numpy as np
+
+from planner.machine import Link, Memory, Processor, Table
+from planner.probe.fit import fit_alpha_beta
+from planner.probe.nvml import Gpu, Inventory
+
+PCIE_BYTES_PER_SECOND_PER_LANE = {
+    1: 0.25e9,
+    2: 0.5e9,
+    3: 0.985e9,
+    4: 1.969e9,
+    5: 3.938e9,
+    6: 7.563e9,
+}
+"""One direction, line code included; PCI Express base specifications 1.0 to 6.0."""
+
+
+def host_links(tables: dict[str, Table]) -> tuple[list[Link], list[str]]:
+    """Memory to cores, disk to memory, and rank to rank on this host; notes on their fits."""
+    links = _memory_links(tables)
+    notes: list[str] = []
+    if "disk_read" in tables:
+        links.append(_disk_link(tables["disk_read"]))
+    if "all_to_all_idle" in tables:
+        link, note = _exchange_link(tables["all_to_all_idle"])
+        links.append(link)
+        notes.append(note)
+    return links, notes
+
+
+def _memory_links(tables: dict[str, Table]) -> list[Link]:
+    """Aggregate copy bandwidth of all readers; the latency is a short row's, read at random."""
+    copy, gather = tables["copy"], tables["gather"]
+    readers = copy.points[0]
+    bandwidth = max(n * rate for n, rate in zip(readers, copy.values, strict=True))
+    row_bytes, working_sets, _ = gather.points
+    latency = gather.at(row_bytes=row_bytes[0], working_set_bytes=working_sets[-1], readers=1)
+    return [
+        Link(
+            name=name,
+            source=source,
+            target=target,
+            latency_seconds=latency,
+            bandwidth_bytes_per_second=bandwidth,
+            provenance="derived",
+        )
+        for name, source, target in (
+            ("memory0.read", "host0", "cpu0"),
+            ("memory0.write", "cpu0", "host0"),
+        )
+    ]
+
+
+def _disk_link(table: Table) -> Link:
+    sizes, depths = table.points
+    one = [table.at(read_bytes=size, queue_depth=depths[0]) for size in sizes]
+    best = max(
+        size / table.at(read_bytes=size, queue_depth=depth) for size in sizes for depth in depths
+    )
+    return Link(
+        name="disk0.read",
+        source="disk0",
+        target="host0",
+        latency_seconds=fit_alpha_beta(sizes, one).latency_seconds,
+        bandwidth_bytes_per_second=best,
+        provenance="derived",
+    )
+
+
+def _exchange_link(table: Table) -> tuple[Link, str]:
+    """What two ranks of one host exchange through gloo; half of an all-to-all leaves a rank."""
+    sizes, ranks = table.points
+    seconds = [table.at(bytes=size, ranks=ranks[0]) for size in sizes]
+    share = 1 - 1 / ranks[0]
+    fit = fit_alpha_beta([size * share for size in sizes], seconds)
+    link = Link(
+        name="gloo0",
+        source="host0",
+        target="host0",
+        latency_seconds=fit.latency_seconds,
+        bandwidth_bytes_per_second=fit.bandwidth_bytes_per_second,
+        provenance="derived",
+    )
+    return link, f"gloo0: latency + bytes / bandwidth fitted with {fit.residual:.0%} residual"
+
+
+def gpu_parts(inventory: Inventory) -> tuple[list[Processor], list[Memory], list[str]]:
+    """A processor and a memory per GPU; a GPU whose memory is unknown is left out, with a note."""
+    processors: list[Processor] = []
+    memories: list[Memory] = []
+    notes = list(inventory.notes)
+    for gpu in inventory.gpus:
+        name = f"gpu{gpu.index}"
+        if gpu.memory_bytes is None:
+            notes.append(f"{name}: memory size unknown; left out of the machine")
+            continue
+        processors.append(
+            Processor(
+                name=name, kind="cuda", memory=f"{name}.memory", uuid=gpu.uuid, model=gpu.name
+            )
+        )
+        memories.append(
+            Memory(
+                name=f"{name}.memory",
+                kind="device",
+                capacity_bytes=gpu.memory_bytes,
+                numa_node=-1 if gpu.numa_node is None else gpu.numa_node,
+            )
+        )
+    return processors, memories, notes
+
+
+def gpu_links(inventory: Inventory) -> list[Link]:
+    """PCIe to the host, direct NVLinks, and one switch node with each GPU's port capacity."""
+    present = {gpu.index: gpu for gpu in inventory.gpus if gpu.memory_bytes is not None}
+    links = [link for gpu in present.values() for link in _pcie_links(gpu)]
+    switched: dict[int, int] = {}
+    for pair in inventory.pairs:
+        if pair.first not in present or pair.second not in present or not pair.num_nvlinks:
+            continue
+        if pair.via_switch:
+            for index in (pair.first, pair.second):
+                switched[index] = max(switched.get(index, 0), pair.num_nvlinks)
+            continue
+        for a, b in ((pair.first, pair.second), (pair.second, pair.first)):
+            links += _nvlink(present[a], f"gpu{a}.memory", f"gpu{b}.memory", pair.num_nvlinks)
+    for index, count in sorted(switched.items()):
+        port = f"gpu{index}.memory"
+        links += _nvlink(present[index], port, "nvswitch0", count)
+        links += _nvlink(present[index], "nvswitch0", port, count)
+    return links
+
+
+def _pcie_links(gpu: Gpu) -> list[Link]:
+    """Both directions at the highest rate of the slot; none where the driver does not say."""
+    lane = PCIE_BYTES_PER_SECOND_PER_LANE.get(gpu.pcie_max_generation or 0)
+    if lane is None or not gpu.pcie_max_width:
+        return []
+    name = f"gpu{gpu.index}"
+    return [
+        Link(
+            name=f"pcie{gpu.index}.{way}",
+            source=source,
+            target=target,
+            latency_seconds=0.0,
+            bandwidth_bytes_per_second=lane * gpu.pcie_max_width,
+            provenance="derived",
+        )
+        for way, source, target in (
+            ("h2d", "host0", f"{name}.memory"),
+            ("d2h", f"{name}.memory", "host0"),
+        )
+    ]
+
+
+def _nvlink(gpu: Gpu, source: str, target: str, count: int) -> list[Link]:
+    """`count` links at the driver's speed; none where it does not state one."""
+    speeds = [link.bytes_per_second for link in gpu.nvlinks or [] if link.bytes_per_second]
+    if not speeds:
+        return []
+    return [
+        Link(
+            name=f"nvlink.{source.split('.')[0]}.{target.split('.')[0]}",
+            source=source,
+            target=target,
+            latency_seconds=0.0,
+            bandwidth_bytes_per_second=float(np.median(speeds)) * count,
+            provenance="derived",
+        )
+    ]
+
+
+def nvlink_cliques(inventory: Inventory) -> list[list[str]]:
+    """Groups of GPUs joined all to all by NVLink: maximal cliques, taken largest first."""
+    import networkx as nx
+
+    joined: nx.Graph[int] = nx.Graph()
+    joined.add_nodes_from(gpu.index for gpu in inventory.gpus)
+    joined.add_edges_from((p.first, p.second) for p in inventory.pairs if p.num_nvlinks)
+    cliques: list[list[str]] = []
+    while joined.number_of_nodes():
+        found = [sorted(clique) for clique in nx.find_cliques(joined)]
+        best = min(found, key=lambda clique: (-len(clique), clique))
+        cliques.append([f"gpu{index}" for index in best])
+        joined.remove_nodes_from(best)
+    return cliques

@@ -1,0 +1,232 @@
+"""NVML inventory: which GPUs there are and how they are joined. Facts, no measured rate.
+
+Every call may be refused (old driver, MIG, container, virtual machine); what is refused is None and
+stays unknown, it is never guessed. Names follow nvidia-ml-py, module `pynvml`, which is imported
+here only when the inventory is asked for; tests hand in a fake or a recorded module instead.
+"""
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from planner.probe.nvlinks import NvLink, bus_key, pair_links, read_links
+
+COMMON_ANCESTORS = {
+    0: "internal",
+    10: "single",
+    20: "multiple",
+    30: "hostbridge",
+    40: "node",
+    50: "system",
+}
+"""Meeting point of two GPUs on PCIe: one bridge, several, the host bridge, a NUMA node, beyond."""
+P2P_INDEX = {"read": 0, "write": 1, "nvlink": 2, "atomics": 3, "pci": 4}
+"""Plain integers: the module's constant for `read` is a tuple by mistake."""
+P2P_OK = 0
+MASK_WORDS = 16
+"""64-bit words of a CPU or NUMA node mask: 1024 bits."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Gpu:
+    """One GPU; None is unknown."""
+
+    index: int
+    uuid: str
+    name: str
+    bus_id: str
+    """domain:bus:device.function, lower case, domain of 4 hex digits."""
+    compute_capability: tuple[int, int] | None
+    memory_bytes: int | None
+    mig: bool | None
+    numa_node: int | None
+    cpus: list[int] | None
+    """Cores next to it."""
+    pcie_generation: int | None
+    """Now: the link trains down when idle."""
+    pcie_width: int | None
+    pcie_max_generation: int | None
+    pcie_max_width: int | None
+    nvlinks: list[NvLink] | None
+    """None where not one link could be asked for (MIG, old driver)."""
+    compute_processes: int | None
+    """Processes that use it now: it is measured alone or not at all."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GpuPair:
+    """How two GPUs are joined; None is unknown."""
+
+    first: int
+    second: int
+    common_ancestor: str | None
+    p2p: dict[str, bool | None]
+    num_nvlinks: int | None
+    via_switch: bool | None
+    """None where there is no NVLink between them or it is unknown."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Inventory:
+    """All GPUs and pairs."""
+
+    driver_version: str
+    cuda_driver_version: int | None
+    gpus: list[Gpu]
+    pairs: list[GpuPair]
+    notes: list[str] = field(default_factory=list[str])
+
+
+class Asker:
+    """Calls NVML functions and turns every refusal into None."""
+
+    def __init__(self, nvml: Any) -> None:
+        self.nvml = nvml
+        self.refused: set[str] = set()
+
+    def ask(self, name: str, *arguments: Any) -> Any:
+        """The function's answer, or None where it is refused or unknown to this module."""
+        function: Callable[..., Any] | None = getattr(self.nvml, name, None)
+        if function is None:
+            self.refused.add(name)
+            return None
+        try:
+            return function(*arguments)
+        except self.nvml.NVMLError:
+            self.refused.add(name)
+            return None
+
+    def number(self, name: str, *arguments: Any) -> int | None:
+        """An integer answer, or None."""
+        answer = self.ask(name, *arguments)
+        return None if answer is None else int(answer)
+
+    def text(self, name: str, *arguments: Any) -> str:
+        """A text answer, empty where unknown."""
+        answer = self.ask(name, *arguments)
+        if answer is None:
+            return ""
+        return answer.decode() if isinstance(answer, bytes) else str(answer)
+
+
+def inventory(nvml: Any = None, sysfs: Path = Path("/sys")) -> Inventory | None:
+    """Ask NVML for GPUs and links.
+
+    Args:
+        nvml: a module like pynvml; None imports it.
+        sysfs: where PCI devices say their NUMA node, a cross-check.
+
+    Returns:
+        None where there is no NVML, no driver or no GPU.
+    """
+    if nvml is None:
+        try:
+            nvml = importlib.import_module("pynvml")
+        except ImportError:
+            return None
+    try:
+        nvml.nvmlInit()
+    except nvml.NVMLError:
+        return None
+    try:
+        return _read_inventory(Asker(nvml), sysfs)
+    finally:
+        nvml.nvmlShutdown()
+
+
+def _read_inventory(asker: Asker, sysfs: Path) -> Inventory | None:
+    count = asker.number("nvmlDeviceGetCount") or 0
+    handles = [(i, asker.ask("nvmlDeviceGetHandleByIndex", i)) for i in range(count)]
+    usable = [(i, handle) for i, handle in handles if handle is not None]
+    if not usable:
+        return None
+    gpus = [_read_gpu(asker, i, handle, sysfs) for i, handle in usable]
+    pairs = [
+        _read_pair(asker, gpus[a], gpus[b], usable[a][1], usable[b][1])
+        for a in range(len(gpus))
+        for b in range(a + 1, len(gpus))
+    ]
+    notes = [f"nvml: {name} refused, left unknown" for name in sorted(asker.refused)]
+    notes += [
+        f"gpu{gpu.index}: {gpu.compute_processes} other processes use it"
+        for gpu in gpus
+        if gpu.compute_processes
+    ]
+    if len(usable) < count:
+        notes.append(f"nvml: {count - len(usable)} of {count} GPUs could not be opened")
+    return Inventory(
+        driver_version=asker.text("nvmlSystemGetDriverVersion"),
+        cuda_driver_version=asker.number("nvmlSystemGetCudaDriverVersion_v2"),
+        gpus=gpus,
+        pairs=pairs,
+        notes=notes,
+    )
+
+
+def _read_gpu(asker: Asker, index: int, handle: Any, sysfs: Path) -> Gpu:
+    pci = asker.ask("nvmlDeviceGetPciInfo", handle)
+    bus_id = bus_key(pci.busId) if pci is not None else ""
+    capability: Any = asker.ask("nvmlDeviceGetCudaComputeCapability", handle)
+    memory = asker.ask("nvmlDeviceGetMemoryInfo", handle)
+    mig = asker.ask("nvmlDeviceGetMigMode", handle)
+    processes = asker.ask("nvmlDeviceGetComputeRunningProcesses", handle)
+    compute = None if capability is None else (int(capability[0]), int(capability[1]))
+    return Gpu(
+        index=index,
+        uuid=asker.text("nvmlDeviceGetUUID", handle),
+        name=asker.text("nvmlDeviceGetName", handle),
+        bus_id=bus_id,
+        compute_capability=compute,
+        memory_bytes=None if memory is None else int(memory.total),
+        mig=None if mig is None else int(mig[0]) == 1,
+        numa_node=_numa_node(asker, handle, bus_id, sysfs),
+        cpus=_bits(asker.ask("nvmlDeviceGetCpuAffinity", handle, MASK_WORDS)),
+        pcie_generation=asker.number("nvmlDeviceGetCurrPcieLinkGeneration", handle),
+        pcie_width=asker.number("nvmlDeviceGetCurrPcieLinkWidth", handle),
+        pcie_max_generation=asker.number("nvmlDeviceGetMaxPcieLinkGeneration", handle),
+        pcie_max_width=asker.number("nvmlDeviceGetMaxPcieLinkWidth", handle),
+        nvlinks=read_links(asker.ask, asker.nvml, handle, compute[0] if compute else None),
+        compute_processes=None if processes is None else len(processes),
+    )
+
+
+def _bits(mask: Any) -> list[int] | None:
+    """Positions of the set bits of an array of 64-bit words."""
+    if mask is None:
+        return None
+    words = [int(word) for word in mask]
+    return [64 * w + b for w, word in enumerate(words) for b in range(64) if word >> b & 1]
+
+
+def _numa_node(asker: Asker, handle: Any, bus_id: str, sysfs: Path) -> int | None:
+    """The one NUMA node next to the GPU; None where unknown or where the two sources disagree."""
+    nodes = _bits(asker.ask("nvmlDeviceGetMemoryAffinity", handle, MASK_WORDS, 0))
+    asked = nodes[0] if nodes is not None and len(nodes) == 1 else None
+    try:
+        told = int((sysfs / "bus/pci/devices" / bus_id / "numa_node").read_text())
+    except (OSError, ValueError):
+        return asked
+    if told < 0:  # the system does not know
+        return asked
+    return told if asked is None or asked == told else None
+
+
+def _read_pair(asker: Asker, a: Gpu, b: Gpu, handle_a: Any, handle_b: Any) -> GpuPair:
+    p2p: dict[str, bool | None] = {}
+    for name, index in P2P_INDEX.items():
+        status = asker.number("nvmlDeviceGetP2PStatus", handle_a, handle_b, index)
+        p2p[name] = None if status is None else status == P2P_OK
+    level = asker.number("nvmlDeviceGetTopologyCommonAncestor", handle_a, handle_b)
+    links, via_switch = pair_links(
+        a.nvlinks, a.bus_id, b.nvlinks, b.bus_id, nvlink_peer=p2p["nvlink"]
+    )
+    return GpuPair(
+        first=a.index,
+        second=b.index,
+        common_ancestor=None if level is None else COMMON_ANCESTORS.get(level),
+        p2p=p2p,
+        num_nvlinks=links,
+        via_switch=via_switch,
+    )

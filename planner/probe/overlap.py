@@ -1,0 +1,254 @@
+"""What runs beside what: compute beside a loader thread, compute beside an exchange, crowded cores.
+
+- `beside`: slowdown of a compute burst while one loader thread of the same process gathers rows;
+  `beside_loader`: slowdown of that loader. Only where every thread has a core: cores that are
+  shared out are counted by the cost model, and not here once more.
+- `overlap_eta`: share of an all-reduce hidden by compute (modelling rule 5).
+- `compute_slowdown`: a burst in several processes at once against one alone (rule 3).
+"""
+
+import itertools
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from planner.machine import Table
+from planner.probe.burst import make_burst
+from planner.probe.collectives import distributed, make_call
+from planner.probe.context import ProbeContext
+from planner.probe.memory import gather
+from planner.probe.timing import Measurement, robust_spread, summarize, timed, wait_until
+from planner.probe.worker import State
+
+MODULE = "planner.probe.overlap"
+EXCHANGE_BYTES = 4 * 2**20
+"""All-reduce of the eta measurement: long enough to be worth hiding."""
+LOADER_ROWS = 10_000
+LOADER_COLUMNS = 128
+LOADER_TABLE_ROWS = 2**18
+"""128 MiB of rows: more than caches hold."""
+LEAST_ETA = 1e-3
+"""Tables hold positive values: nothing hidden is written as this."""
+RATIO_LIMIT = 0.2
+
+
+def measure(context: ProbeContext) -> dict[str, Table]:
+    """Tables `beside`, `beside_loader`, `overlap_eta` and `compute_slowdown`."""
+    return _crowding(context) | _beside(context) | _etas(context)
+
+
+def _crowding(context: ProbeContext) -> dict[str, Table]:
+    ranks = context.ranks()
+
+    def seconds(num_ranks: int) -> list[float]:
+        return list(itertools.chain(*_bursts(context, num_ranks, 1)))
+
+    alone = context.settle(lambda: seconds(1), limit=RATIO_LIMIT)
+    points = [summarize([1.0])]
+    for num_ranks in ranks[1:]:
+        together = context.settle(lambda n=num_ranks: seconds(n), limit=2 * RATIO_LIMIT)
+        points.append(_ratio(together, alone))
+    return context.table("compute_slowdown", "ratio", {"ranks": ranks}, points, rising=["ranks"])
+
+
+def _bursts(context: ProbeContext, ranks: int, threads: int) -> list[list[float]]:
+    return context.team.run_together(
+        f"{MODULE}:burst_task",
+        ranks=ranks,
+        rows=context.sizes.burst_rows,
+        threads=threads,
+        repeats=context.sizes.overlap_repeats,
+    )
+
+
+def _beside(context: ProbeContext) -> dict[str, Table]:
+    ranks = [n for n in context.readers() if 2 * n <= context.cores]
+    if not ranks:
+        context.notes.append("beside: not measured: one core has no room for a loader thread")
+        return {}
+    computes: list[Measurement] = []
+    loaders: list[Measurement] = []
+    for num_ranks in ranks:
+        compute, loader = _beside_point(context, num_ranks)
+        computes.append(compute)
+        loaders.append(loader)
+    tables = context.table("beside", "ratio", {"ranks": ranks}, computes)
+    return tables | context.table("beside_loader", "ratio", {"ranks": ranks}, loaders)
+
+
+def _beside_point(context: ProbeContext, ranks: int) -> tuple[Measurement, Measurement]:
+    """Slowdowns of compute and loader beside each other, from interleaved rounds."""
+    modes = ("compute", "load", "both")
+    compute: dict[str, list[float]] = {mode: [] for mode in modes}
+    loader: dict[str, list[float]] = {mode: [] for mode in modes}
+    for _, mode in itertools.product(range(3), modes):
+        for found in context.team.run_together(
+            f"{MODULE}:beside_task",
+            ranks=ranks,
+            mode=mode,
+            rows=context.sizes.burst_rows,
+            repeats=context.sizes.overlap_repeats,
+        ):
+            compute[mode] += found[0]
+            loader[mode] += found[1]
+    return (
+        _ratio(summarize(compute["both"]), summarize(compute["compute"])),
+        _ratio(summarize(loader["both"]), summarize(loader["load"])),
+    )
+
+
+def _ratio(top: Measurement, bottom: Measurement) -> Measurement:
+    """Ratio of two measurements, at least 1, its spread joined from both."""
+    ratio = max(1.0, top.value / bottom.value)
+    spread = float(np.hypot(top.spread, bottom.spread))
+    joined = summarize([ratio])
+    return Measurement(
+        value=joined.value,
+        p90=joined.p90,
+        spread=spread,
+        num_samples=top.num_samples,
+        attempts=top.attempts,
+        uncertain=spread > 2 * RATIO_LIMIT,
+    )
+
+
+def eta(compute_seconds: float, serial_seconds: float, overlapped_seconds: float) -> float:
+    """Share of the exchange that compute hides: (serial - overlapped) / (serial - compute).
+
+    Source: modelling rule 5. Within [0.001, 1]; 0.001 where the exchange cost nothing visible.
+
+    >>> round(eta(43.8, 49.8, 46.5), 2)
+    0.55
+    """
+    exchange = serial_seconds - compute_seconds
+    if exchange <= 0:
+        return LEAST_ETA
+    return float(np.clip((serial_seconds - overlapped_seconds) / exchange, LEAST_ETA, 1.0))
+
+
+def _etas(context: ProbeContext) -> dict[str, Table]:
+    axes = {"ranks": context.ranks(least=2), "threads": list(context.sizes.threads)}
+    points = [_eta_point(context, r, t) for r, t in itertools.product(*axes.values())]
+    return context.table("overlap_eta", "ratio", axes, points)
+
+
+def _eta_point(context: ProbeContext, ranks: int, threads: int) -> Measurement:
+    """Eta of each round; every round times the three loops one after the other."""
+    etas: list[float] = []
+    for _ in range(3):
+        found = context.team.run_together(
+            f"{MODULE}:exchange_task",
+            ranks=ranks,
+            num_ranks=ranks,
+            rows=context.sizes.burst_rows,
+            threads=threads,
+            repeats=context.sizes.overlap_repeats,
+        )
+        # A step ends when its slowest rank does.
+        slowest = np.max(np.asarray(found), axis=0)
+        compute, serial, overlapped = np.median(slowest, axis=1)
+        etas.append(eta(float(compute), float(serial), float(overlapped)))
+    point = summarize(etas)
+    if robust_spread(etas) <= 2 * RATIO_LIMIT:
+        return point
+    low = float(min(etas))  # scattered: the least of them, so that no overlap is promised
+    return Measurement(
+        value=low,
+        p90=point.p90,
+        spread=min(1.0, point.spread),
+        num_samples=len(etas),
+        attempts=3,
+        uncertain=True,
+    )
+
+
+def burst_task(
+    state: State, *, rows: int, threads: int, repeats: int, start_at: float
+) -> list[float]:
+    """Task: seconds of each compute burst."""
+    burst = _burst(state, rows, threads)
+    wait_until(start_at)
+    return timed(burst, seconds=0.0, least=repeats)
+
+
+def beside_task(
+    state: State, *, mode: str, rows: int, repeats: int, start_at: float
+) -> tuple[list[float], list[float]]:
+    """Task: seconds of each burst and of each loader unit, alone or beside each other."""
+    burst, unit = _burst(state, rows, 1), _loader(state)
+    unit()
+    wait_until(start_at)
+    if mode == "compute":
+        return timed(burst, seconds=0.0, least=repeats), []
+    if mode == "load":
+        return [], timed(unit, seconds=0.05, least=repeats)
+    stop = threading.Event()
+    loaded: list[float] = []
+
+    def load() -> None:
+        while not stop.is_set():
+            loaded.extend(timed(unit, seconds=0.0, least=1))
+
+    thread = threading.Thread(target=load, daemon=True)
+    thread.start()
+    computed = timed(burst, seconds=0.0, least=repeats)
+    stop.set()
+    thread.join()
+    return computed, loaded
+
+
+def exchange_task(
+    state: State, *, num_ranks: int, rows: int, threads: int, repeats: int, start_at: float
+) -> list[list[float]]:
+    """Task: seconds of each repeat of compute alone, then the exchange, and both overlapped."""
+    import torch
+
+    dist = distributed()
+    burst = _burst(state, rows, threads)
+    exchange = make_call(state, "all_reduce", num_ranks, EXCHANGE_BYTES)
+    group, tensor = state.kept["groups"][num_ranks], torch.zeros(EXCHANGE_BYTES // 4)
+
+    def serial() -> None:
+        burst()
+        exchange()
+
+    def overlapped() -> None:
+        work: Any = dist.all_reduce(tensor, group=group, async_op=True)
+        burst()
+        work.wait()
+
+    loops: list[Callable[[], None]] = [burst, serial, overlapped]
+    found: list[list[float]] = [[], [], []]
+    serial()
+    wait_until(start_at)
+    for _ in range(repeats):
+        for loop, seconds in zip(loops, found, strict=True):
+            start = time.perf_counter()
+            loop()
+            seconds.append(time.perf_counter() - start)
+    torch.set_num_threads(1)
+    return found
+
+
+def _burst(state: State, rows: int, threads: int) -> Callable[[], None]:
+    import torch
+
+    torch.set_num_threads(threads)
+    if "burst" not in state.kept:
+        state.kept["burst"] = make_burst(rows)
+        state.kept["burst"]()
+    return state.kept["burst"]
+
+
+def _loader(state: State) -> Callable[[], object]:
+    """One unit of a loader thread's work: gather LOADER_ROWS random rows."""
+    if "loader" not in state.kept:
+        table = np.ones((LOADER_TABLE_ROWS, LOADER_COLUMNS), dtype=np.float32)
+        out = np.empty((LOADER_ROWS, LOADER_COLUMNS), dtype=np.float32)
+        draws = np.random.default_rng(state.rank)
+        ids = itertools.cycle(list(draws.integers(0, LOADER_TABLE_ROWS, size=(8, LOADER_ROWS))))
+        state.kept["loader"] = lambda: gather(table, next(ids), out)
+    return state.kept["loader"]

@@ -1,0 +1,181 @@
+"""The probe: hardware -> MachineModel, one call.
+
+Workers are started once (their start is itself measured), subjects run one after the other so that
+nothing disturbs what is being measured, and every table carries its spread. Read this page first;
+each subject is a file of this folder.
+"""
+
+import os
+import platform
+import shutil
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from planner.errors import MachineError
+from planner.machine import MachineModel, Memory, Processor, Table, load_machine, save_machine
+from planner.probe import collectives, disk, host, links, memory, overlap, sampling
+from planner.probe.context import ProbeContext, ProgressCallback
+from planner.probe.nvml import inventory
+from planner.probe.sizes import FULL, QUICK, ProbeSizes, fit_to
+from planner.probe.team import Team
+from planner.probe.timing import summarize
+from runtime.device import available_ram_bytes, machine_facts, machine_fingerprint
+
+SUBJECTS: tuple[tuple[str, float, Callable[[ProbeContext], dict[str, Table]]], ...] = (
+    ("memory", 0.15, memory.measure),
+    ("disk", 0.40, disk.measure),
+    ("exchange between ranks", 0.45, collectives.measure),
+    ("overlap", 0.65, overlap.measure),
+    ("sampling", 0.75, sampling.measure),
+)
+"""What is measured, the share of the probe done before it, and by what."""
+
+
+def probe(*, quick: bool = False, progress: ProgressCallback | None = None) -> MachineModel:
+    """Measure this machine.
+
+    Takes under 20 s (quick) or 120 s (full) on an idle 2-core machine, and writes nothing but
+    temporary files in `cache_folder()`, to measure the disk that holds it.
+
+    Args:
+        quick: coarser grids and fewer repeats.
+        progress: called with what is under way and the share that is done.
+
+    Raises:
+        WorkerFailed: a measuring process failed; its error is shown.
+    """
+    return probe_with(QUICK if quick else FULL, progress=progress)
+
+
+def probe_with(sizes: ProbeSizes, *, progress: ProgressCallback | None = None) -> MachineModel:
+    """Like `probe`, with sizes of one's own."""
+    report = progress or _silent
+    facts = machine_facts()
+    sizes = fit_to(sizes, cores=facts["cores"], available_ram_bytes=available_ram_bytes())
+    wanted = max(2, facts["cores"] * (2 if sizes.oversubscribe else 1))
+    before = host.read_load()
+    scratch = Path(tempfile.mkdtemp(prefix="probe-", dir=cache_folder()))
+    try:
+        started = time.perf_counter()
+        report("starting processes", 0.0)
+        with Team(min(sizes.max_team, wanted)) as team:
+            context = ProbeContext(
+                team=team,
+                sizes=sizes,
+                cores=facts["cores"],
+                scratch=scratch,
+                deadline=started + sizes.retry_seconds,
+            )
+            collectives.join(context)
+            tables = _start_table(context, time.perf_counter() - started)
+            report("noise floor", 0.05)
+            noise = _noise(context)
+            for name, share, measure in SUBJECTS:
+                report(name, share)
+                tables |= measure(context)
+        memories = host.host_memories(facts, scratch)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    notes = context.notes + host.numa_notes(facts)
+    notes += host.load_notes(before, host.read_load(), facts["cores"])
+    report("done", 1.0)
+    return _assemble(facts, sizes, tables, noise, memories, notes)
+
+
+def _start_table(context: ProbeContext, seconds: float) -> dict[str, Table]:
+    """From no process to all of them joined in one group, torch imported: part of start-up."""
+    ranks = [context.team.size]
+    return context.table("process_start", "seconds", {"ranks": ranks}, [summarize([seconds])])
+
+
+def _noise(context: ProbeContext) -> float:
+    found = context.team.run(
+        "planner.probe.timing:noise_task",
+        ranks=1,
+        kernel_seconds=context.sizes.noise_kernel_seconds,
+        repeats=context.sizes.noise_repeats,
+    )
+    return float(found[0])
+
+
+def _assemble(
+    facts: dict[str, Any],
+    sizes: ProbeSizes,
+    tables: dict[str, Table],
+    noise: float,
+    memories: list[Memory],
+    notes: list[str],
+) -> MachineModel:
+    """Join facts, tables, derived links and the GPU inventory."""
+    processors: list[Processor] = [host.host_processor(facts)]
+    found_links, link_notes = links.host_links(tables)
+    gpus = inventory()
+    cliques: list[list[str]] = []
+    if gpus is not None:
+        more_processors, more_memories, gpu_notes = links.gpu_parts(gpus)
+        processors += more_processors
+        memories = memories + more_memories
+        found_links += links.gpu_links(gpus)
+        cliques = links.nvlink_cliques(gpus)
+        notes = notes + gpu_notes
+    return MachineModel(
+        name=platform.node() or "this-machine",
+        fingerprint=machine_fingerprint(facts),
+        provenance="measured",
+        processors=processors,
+        memories=memories,
+        links=found_links,
+        cliques=cliques,
+        tables=tables,
+        noise=noise,
+        versions=facts["versions"],
+        notes=notes + link_notes,
+        extent=sizes.name,
+    )
+
+
+def load_or_probe(
+    path: Path | None = None,
+    *,
+    quick: bool = False,
+    progress: ProgressCallback | None = None,
+) -> MachineModel:
+    """This machine's model: from a file, from the cache, or measured now and cached.
+
+    Args:
+        path: a machine file to read instead; it must exist.
+        quick: a quick probe will do. A cached full probe serves both; a quick one only quick.
+        progress: as for `probe`.
+
+    Raises:
+        MachineError: `path` is missing or damaged. A damaged cache is measured again.
+    """
+    if path is not None:
+        return load_machine(path)
+    fingerprint = machine_fingerprint()
+    cached = cache_folder() / f"machine-{fingerprint}.json"
+    try:
+        machine = load_machine(cached)
+        if machine.fingerprint == fingerprint and (quick or machine.extent == FULL.name):
+            return machine
+    except MachineError:
+        pass  # absent or of an older release: measured anew below
+    machine = probe(quick=quick, progress=progress)
+    save_machine(machine, cached)
+    return machine
+
+
+def cache_folder() -> Path:
+    """$GNNPLAN_CACHE, or gnnplan in the user's cache folder; made if it is not there."""
+    given = os.environ.get("GNNPLAN_CACHE")
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    folder = Path(given) if given else Path(base) / "gnnplan"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def _silent(what: str, share: float) -> None:
+    """Progress that nobody watches."""

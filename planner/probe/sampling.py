@@ -1,0 +1,209 @@
+"""Seconds per sampled edge and per vertex, from the real sampler on generated calibration graphs.
+
+At each size an R-MAT graph (skewed: many repeated vertices) and a block model (even: few) are
+sampled with several fan-outs and batch sizes, by one and by several processes at once; the cost of
+a batch, E edges and V distinct vertices, is fitted as
+
+    T = E * sample_edge + V * sample_vertex,      both >= 0, least squares of relative errors
+
+per size and number of readers. The residual is part of the tables' spread. The graphs are the
+probe's own: no constant is ever fitted on the graph being planned for.
+"""
+
+import itertools
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from planner.machine import Table
+from planner.probe.context import ProbeContext
+from planner.probe.fit import fit_non_negative
+from planner.probe.timing import Measurement, wait_until
+from planner.probe.worker import State
+
+MODULE = "planner.probe.sampling"
+RELABEL_BYTES = 8
+"""The sampler's dense relabelling table: a stamp and a local id per vertex."""
+LEAST_SECONDS = 1e-10
+"""Tables hold positive values: a cost fitted as zero is written as this."""
+RESIDUAL_LIMIT = 0.4
+"""Fits worse than this are uncertain."""
+SAMPLING_LIMIT = 0.2
+WARM_BATCHES = 3
+"""Batches that grow the sampler's workspace before the clock runs."""
+KINDS = ("rmat", "sbm")
+
+
+def measure(context: ProbeContext) -> dict[str, Table]:
+    """Tables `sample_edge` and `sample_vertex`."""
+    sizes, readers = context.sizes, context.readers()
+    edges: list[Measurement] = []
+    vertices: list[Measurement] = []
+    topology_bytes: list[float] = []
+    for num_nodes in sizes.graph_nodes:
+        folders = [context.scratch / f"{kind}-{num_nodes}" for kind in KINDS]
+        made = context.team.run(
+            f"{MODULE}:generate_task",
+            ranks=1,
+            folders=folders,
+            num_nodes=num_nodes,
+            degree=sizes.graph_degree,
+        )
+        context.team.run(f"{MODULE}:open_task", ranks=1, folders=folders)  # compiles
+        context.team.run(f"{MODULE}:open_task", ranks=max(readers), folders=folders)
+        topology_bytes.append(float(made[0]))
+        for num_readers in readers:
+            edge, vertex = _costs(context, num_nodes, num_readers)
+            edges.append(edge)
+            vertices.append(vertex)
+        context.team.run(f"{MODULE}:close_task", ranks=max(readers))
+    tables = context.table(
+        "sample_edge",
+        "seconds_per_edge",
+        {"topology_bytes": topology_bytes, "readers": readers},
+        edges,
+        rising=["topology_bytes", "readers"],
+    )
+    table_bytes = [RELABEL_BYTES * n for n in sizes.graph_nodes]
+    return tables | context.table(
+        "sample_vertex",
+        "seconds_per_vertex",
+        {"table_bytes": table_bytes, "readers": readers},
+        vertices,
+        rising=["table_bytes", "readers"],
+    )
+
+
+def _costs(
+    context: ProbeContext, num_nodes: int, num_readers: int
+) -> tuple[Measurement, Measurement]:
+    """Cost per edge and per vertex at one size and number of readers."""
+    rows: list[tuple[float, float]] = []
+    seconds: list[float] = []
+    spreads: list[float] = []
+    noisy = False
+    for graph, (num_seeds, fanouts) in itertools.product(
+        range(len(KINDS)), context.sizes.sample_cases
+    ):
+        counts: list[tuple[float, float]] = []
+
+        def samples(
+            graph: int = graph,
+            num_seeds: int = num_seeds,
+            fanouts: tuple[int, ...] = fanouts,
+            counts: list[tuple[float, float]] = counts,
+        ) -> list[float]:
+            found = context.team.run_together(
+                f"{MODULE}:sample_task",
+                ranks=num_readers,
+                graph=graph,
+                num_seeds=num_seeds,
+                fanouts=fanouts,
+                seconds=context.sizes.sample_seconds,
+                least=context.sizes.least_repeats,
+            )
+            counts[:] = [pair for _, pairs in found for pair in pairs]
+            return [s for times, _ in found for s in times]
+
+        case = context.settle(samples, limit=SAMPLING_LIMIT)
+        mean_edges, mean_vertices = np.mean(counts, axis=0)
+        rows.append((float(mean_edges), float(mean_vertices)))
+        seconds.append(case.value)
+        spreads.append(case.spread)
+        noisy = noisy or case.uncertain
+    return _fit(np.array(rows), np.array(seconds), float(np.median(spreads)), noisy)
+
+
+def _fit(
+    counts: Any, seconds: Any, case_spread: float, noisy: bool
+) -> tuple[Measurement, Measurement]:
+    """Turn fitted costs into measurements that carry the residual."""
+    fit = fit_non_negative(counts, seconds)
+    spread = float(np.hypot(fit.residual, case_spread))
+    edge, vertex = (
+        Measurement(
+            value=max(LEAST_SECONDS, cost),
+            p90=cost,
+            spread=spread,
+            num_samples=len(seconds),
+            attempts=1,
+            uncertain=noisy or fit.residual > RESIDUAL_LIMIT,
+        )
+        for cost in fit.costs
+    )
+    return edge, vertex
+
+
+def generate_task(state: State, *, folders: list[Path], num_nodes: int, degree: int) -> int:
+    """Task: write the calibration graphs; returns the bytes of their topology."""
+    del state
+    from runtime.graph.generate import generate_rmat, generate_sbm
+
+    num_bytes = 0
+    for folder, generate in zip(folders, (generate_rmat, generate_sbm), strict=True):
+        graph = generate(
+            folder, num_nodes=num_nodes, degree=degree, feature_dim=1, num_classes=2, seed=20
+        )
+        num_bytes = max(num_bytes, graph.indptr.nbytes + graph.indices.nbytes)
+    return num_bytes
+
+
+def open_task(state: State, *, folders: list[Path]) -> None:
+    """Task: map the graphs, touch their pages, and sample once (compiles, or loads from cache)."""
+    from runtime.graph.dataset import open_graph
+    from runtime.sampling.neighbor import NeighborSampler
+
+    graphs: list[Any] = [open_graph(folder, validate=False) for folder in folders]
+    for graph in graphs:
+        np.asarray(graph.indices).max(initial=0)  # reads every page
+        np.asarray(graph.indptr).max()
+        NeighborSampler(graph.indptr, graph.indices, (2, 2)).sample(
+            graph.train_idx[:2], epoch=0, step=0
+        )
+    state.kept["graphs"] = graphs
+    state.kept["step"] = 0
+
+
+def close_task(state: State) -> None:
+    """Task: unmap the graphs."""
+    state.kept.pop("graphs")
+
+
+def sample_task(
+    state: State,
+    *,
+    graph: int,
+    num_seeds: int,
+    fanouts: tuple[int, ...],
+    seconds: float,
+    least: int,
+    start_at: float,
+) -> tuple[list[float], list[tuple[int, int]]]:
+    """Task: seconds, and (edges, vertices), of each batch; no batch is drawn twice."""
+    from runtime.sampling.neighbor import NeighborSampler
+
+    data: Any = state.kept["graphs"][graph]
+    sampler = NeighborSampler(data.indptr, data.indices, fanouts, seed=state.rank)
+    draws = np.random.default_rng([state.rank, num_seeds, state.kept["step"]])
+    pool: Any = np.asarray(data.train_idx)
+    times: list[float] = []
+    counts: list[tuple[int, int]] = []
+
+    def one_batch() -> float:
+        seeds = draws.choice(pool, size=min(num_seeds, len(pool)), replace=False)
+        state.kept["step"] += 1
+        start = time.perf_counter()
+        batch = sampler.sample(seeds, epoch=0, step=state.kept["step"])
+        took = time.perf_counter() - start
+        counts.append((batch.num_edges, int(batch.n_id.shape[0])))
+        return took
+
+    for _ in range(WARM_BATCHES):
+        one_batch()
+    wait_until(start_at)
+    end = time.perf_counter() + seconds
+    while len(times) < least or time.perf_counter() < end:
+        times.append(one_batch())
+    return times, counts

@@ -1,0 +1,137 @@
+"""How much the probe measures: sizes are data, the code is the same for quick and full.
+
+Lists are grids of the tables they feed. `fit_to` cuts them to the machine at hand.
+"""
+
+from dataclasses import dataclass, replace
+
+MIB = 2**20
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProbeSizes:
+    """One extent of probing."""
+
+    name: str
+    """quick | full; kept in the machine file."""
+    retry_seconds: float
+    """Seconds after the start up to which a noisy point is measured again."""
+    noise_kernel_seconds: float
+    noise_repeats: int
+    """A fixed kernel of that length, repeated: its coefficient of variation is the noise floor."""
+    point_seconds: float
+    """Time given to one grid point of a memory or collective table."""
+    least_repeats: int
+    """Fewest calls of a grid point, however long each is."""
+    max_team: int
+    """Most processes at once."""
+    oversubscribe: bool
+    """Also measure compute and collectives with twice as many processes as cores."""
+    copy_bytes: int
+    row_bytes: tuple[int, ...]
+    working_set_bytes: tuple[int, ...]
+    gather_rows: int
+    """Rows of one gather call: about a real batch."""
+    disk_file_bytes: int
+    disk_read_bytes: tuple[int, ...]
+    disk_queue_depths: tuple[int, ...]
+    message_bytes: tuple[int, ...]
+    """All-reduce: bytes of the tensor; all-to-all: bytes each rank sends, its own share too."""
+    graph_nodes: tuple[int, ...]
+    """Vertices of the calibration graphs."""
+    graph_degree: int
+    sample_cases: tuple[tuple[int, tuple[int, ...]], ...]
+    """(seeds, fan-outs) of the calibration batches of each graph."""
+    sample_seconds: float
+    """Time given to one case."""
+    threads: tuple[int, ...]
+    """Compute threads per rank in the overlap measurements."""
+    burst_rows: int
+    """Rows of the compute burst (a two-layer perceptron of width 256) beside other work."""
+    overlap_repeats: int
+
+
+FULL = ProbeSizes(
+    name="full",
+    retry_seconds=75.0,
+    noise_kernel_seconds=1.0,
+    noise_repeats=10,
+    point_seconds=0.12,
+    least_repeats=5,
+    max_team=16,
+    oversubscribe=True,
+    copy_bytes=128 * MIB,
+    row_bytes=(64, 256, 512, 1024, 2048),
+    working_set_bytes=(4 * MIB, 32 * MIB, 256 * MIB, 1024 * MIB),
+    gather_rows=40_000,
+    disk_file_bytes=256 * MIB,
+    disk_read_bytes=(4096, 16384, 65536),
+    disk_queue_depths=(1, 4, 16, 32),
+    message_bytes=(256, 16384, 262144, MIB, 4 * MIB, 16 * MIB),
+    graph_nodes=(2**14, 2**16, 2**18, 2**20),
+    graph_degree=16,
+    sample_cases=(
+        (512, (15, 10)),
+        (1024, (15, 10)),
+        (1024, (5, 5)),
+        (512, (15, 10, 5)),
+        (1024, (20,)),
+    ),
+    sample_seconds=0.2,
+    threads=(1, 2),
+    burst_rows=8192,
+    overlap_repeats=12,
+)
+
+QUICK = ProbeSizes(
+    name="quick",
+    retry_seconds=8.0,
+    noise_kernel_seconds=0.1,
+    noise_repeats=10,
+    point_seconds=0.04,
+    least_repeats=3,
+    max_team=4,
+    oversubscribe=False,
+    copy_bytes=64 * MIB,
+    row_bytes=(64, 512, 2048),
+    working_set_bytes=(8 * MIB, 256 * MIB),
+    gather_rows=30_000,
+    disk_file_bytes=64 * MIB,
+    disk_read_bytes=(4096, 65536),
+    disk_queue_depths=(1, 16),
+    message_bytes=(256, 262144, 4 * MIB),
+    graph_nodes=(2**14, 2**18),
+    graph_degree=12,
+    sample_cases=((512, (15, 10)), (1024, (5, 5)), (1024, (20,))),
+    sample_seconds=0.06,
+    threads=(1,),
+    burst_rows=8192,
+    overlap_repeats=5,
+)
+
+
+def fit_to(sizes: ProbeSizes, *, cores: int, available_ram_bytes: int) -> ProbeSizes:
+    """Cut the sizes to what the machine can hold.
+
+    Every reader has a table of its own, so the largest working set is held to an eighth of the
+    free memory over the readers; the smallest always stays.
+    """
+    readers = min(sizes.max_team, 2 * cores if sizes.oversubscribe else cores)
+    largest = available_ram_bytes // 8 // max(1, readers)
+    kept = tuple(b for b in sizes.working_set_bytes if b <= largest)
+    return replace(
+        sizes,
+        working_set_bytes=kept or sizes.working_set_bytes[:1],
+        copy_bytes=max(MIB, min(sizes.copy_bytes, largest)),
+        threads=tuple(t for t in sizes.threads if t <= cores) or (1,),
+    )
+
+
+def powers_up_to(least: int, most: int) -> list[int]:
+    """Least, 2 least, 4 least ... up to most, and most itself."""
+    out: list[int] = []
+    value = least
+    while value < most:
+        out.append(value)
+        value *= 2
+    return [*out, max(least, most)]
