@@ -65,7 +65,7 @@ class Disk(AbstractTier):
         self.budget = ByteBudget(budget_bytes, "disk tier")
         # A row may begin and end inside a block: up to one block more than its own length.
         least_bytes = direct.round_up(self.rows.row_bytes) + direct.BLOCK_BYTES
-        room_bytes = 3 * budget_bytes // 4
+        room_bytes = min(3 * budget_bytes // 4, budget_bytes - LEAST_IDS * INDEX_BYTES_PER_ID)
         share_bytes = direct.round_down(room_bytes // queue_depth)
         self.request_bytes = max(least_bytes, min(MOST_REQUEST_BYTES, share_bytes))
         self.queue_depth = max(1, min(queue_depth, room_bytes // self.request_bytes))

@@ -17,6 +17,7 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from runtime.errors import DatasetError
 from runtime.features.intrinsics import (
     copy_bytes,
     fence,
@@ -108,7 +109,7 @@ def in_ranges(work: Callable[[int, int], None], count: int, threads: int) -> Non
 def check_storage(dtype: np.dtype[Any]) -> None:
     """Refuse a row dtype that the kernels cannot turn into float32 without loss."""
     if dtype not in (np.dtype(np.float32), np.dtype(np.float16)):
-        raise TypeError(f"expected float32 or float16 feature rows, found {dtype}")
+        raise DatasetError(f"expected float32 or float16 feature rows, found {dtype}")
 
 
 def copy_from_addresses(
@@ -195,7 +196,7 @@ def gather_rows(
     Raises:
         IndexError: an id is outside the table.
         ValueError: the shapes do not fit.
-        TypeError: the table is neither float32 nor float16.
+        DatasetError: the table is neither float32 nor float16.
     """
     check_storage(table.dtype)
     check_output(ids, out, table.shape[1])

@@ -90,11 +90,14 @@ class LocationTable:
         if node < 0:
             return
         slot = int(self.codes[node]) >> SOURCE_BITS
-        what = "row" if in_dataset else f"slot (of {stored.size})"
-        held = stored[slot] if slot < stored.size else "nothing" if not in_dataset else slot
+        if in_dataset:
+            where = f"row {slot}"
+        else:
+            held = f"node {stored[slot]}" if slot < stored.size else "nothing"
+            where = f"slot {slot} of {stored.size}, which holds {held}"
         raise PlanError(
-            f"location table of rank {rank}: node {node} points to {source.kind} {what} {slot}, "
-            f"which holds {held}; plan again"
+            f"location table of rank {rank}: node {node} points to {source.kind} {where}; "
+            "plan again"
         )
 
 

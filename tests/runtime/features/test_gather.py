@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from runtime.errors import DatasetError
 from runtime.features import gather
 from runtime.features.gather import copy_from_addresses, gather_rows
 
@@ -94,5 +95,5 @@ def test_wrong_shapes_and_dtypes_are_refused() -> None:
         gather_rows(table, ids, np.empty((1, 8), np.float32)[:, ::2])
     with pytest.raises(ValueError, match="C-contiguous table"):
         gather_rows(table[:, ::2], ids, np.empty((1, 2), np.float32))
-    with pytest.raises(TypeError, match="found int32"):
+    with pytest.raises(DatasetError, match="found int32"):
         gather.check_storage(np.dtype(np.int32))
