@@ -7,7 +7,6 @@ a row in the GPU's own memory, is paid for every row and so cannot change a deci
 import math
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Self
 
 
 class Case(StrEnum):
@@ -42,8 +41,14 @@ class RowCosts:
 
     @classmethod
     def from_bandwidths(
-        cls, row_bytes: int, *, local: float, peer: float = 0, host: float = 0, disk: float = 0
-    ) -> Self:
+        cls,
+        row_bytes: int,
+        *,
+        local: float,
+        peer: float = 0.0,
+        host: float = 0.0,
+        disk: float = 0.0,
+    ) -> "RowCosts":
         """Costs from effective bandwidths in bytes per second; 0 where there is no such place.
 
         Example:

@@ -1,0 +1,46 @@
+"""Tests of planner.placement.baselines."""
+
+import numpy as np
+import pytest
+
+from planner.placement.baselines import count_out_degree, degree, naive, pagraph_score, random
+
+
+def test_naive_keeps_the_hottest_of_each_range_of_ids():
+    # ranges of ceil(7/3) = 3 ids: 0-2, 3-5, 6; by hand
+    p = np.array([0.1, 0.9, 0.3, 0.2, 0.2, 0.8, 0.5])
+    own = naive(p, [2, 2, 2])
+    assert [ids.tolist() for ids in own] == [[1, 2], [5, 3], [6]]
+
+
+def test_naive_uses_each_gpu_its_own_law():
+    p = np.array([[0.1, 0.9, 0.0, 0.0], [0.0, 0.0, 0.2, 0.7]])
+    assert [ids.tolist() for ids in naive(p, [1, 1])] == [[1], [3]]
+
+
+def test_random_deals_disjoint_blocks_and_repeats_with_its_seed():
+    p = np.linspace(0, 1, 50)
+    own = random(p, [10] * 5, seed=3)
+    assert sorted(np.concatenate(own).tolist()) == list(range(50))
+    assert all((np.diff(p[ids]) <= 0).all() for ids in own)
+    again, other = random(p, [10] * 5, seed=3), random(p, [10] * 5, seed=4)
+    assert all((a == b).all() for a, b in zip(own, again, strict=True))
+    assert any((a != b).any() for a, b in zip(own, other, strict=True))
+
+
+def test_degree_replicates_the_vertices_that_stand_in_most_lists():
+    indices = np.array([3, 3, 3, 1, 1, 2], np.int32)
+    counts = count_out_degree(indices, 5)
+    assert counts.tolist() == [0, 2, 1, 3, 0]
+    assert [ids.tolist() for ids in degree(counts, [2, 3])] == [[3, 1], [3, 1, 2]]
+
+
+@pytest.mark.parametrize(
+    ("common", "training", "nodes", "score"),
+    [(3, 10, 49, 1.8), (1, 5, 19, 2.75)],  # formulas [S7]: 4*22.5/50 and 2*27.5/20
+)
+def test_pagraph_score(common, training, nodes, score):
+    # TV_avg = .65 * N / n with N = 100, n = 2, as the public code has it
+    assert pagraph_score(
+        common=common, part_training=training, part_nodes=nodes, num_training=65.0, num_parts=2
+    ) == pytest.approx(score)
