@@ -37,8 +37,8 @@ class RunConfig:
     """Also write a checkpoint after every this many steps; 0: at the ends of epochs only."""
     pin: bool = True
     """Pin ranks to disjoint cores when the thread budget fits into the cores."""
-    launcher_pid: int = 0
-    """Process to outlive never: a rank ends when it is gone; 0: none."""
+    launched: bool = False
+    """True in a rank that `launch` started: it must not outlive the process that started it."""
 
     def __post_init__(self) -> None:
         if self.epochs < 1:

@@ -119,8 +119,7 @@ class RunReport:
     num_ranks: int
     metric: str
     ranks: list[RankReport]
-    step_seconds: StepSeconds | None
-    """None where no step was left after the warm-up."""
+    step_seconds: StepSeconds
     step_samples: list[float]
     """Seconds of rank 0's steps after the warm-up, at most `MAX_STEP_SAMPLES`."""
     epochs: list[EpochReport]
@@ -128,8 +127,8 @@ class RunReport:
     """Global loss per seed of each step of this process, at most `MAX_STEP_SAMPLES`."""
     startup_seconds: float
     """From the start of the rank's process to its first step."""
-    test_accuracy: float | None
-    """Test score in `metric`; None: not evaluated."""
+    test_score: float | None
+    """Test score in `metric` (accuracy, micro_f1, roc_auc); None: not evaluated."""
     noise: HostNoise
     notes: list[str] = field(default_factory=list[str])
 
@@ -140,21 +139,20 @@ def quantiles(values: Sequence[float]) -> Quantiles:
     return Quantiles(median=float(middle), p10=float(low), p90=float(high), count=len(values))
 
 
-def measured_steps(seconds: Sequence[float], *, discard: int = WARMUP_STEPS) -> StepSeconds | None:
+def measured_steps(seconds: Sequence[float], *, discard: int = WARMUP_STEPS) -> StepSeconds:
     """Median step of one process, its first `discard` steps left out, over epochs.
 
     Args:
         seconds: elapsed seconds of every step of one process, in order.
-        discard: steps to leave out at the start.
+        discard: steps to leave out at the start; a run too short for that leaves out half.
 
     Returns:
         The timing, flagged `enough` only with `MIN_MEASURED_STEPS` left after at least
-        `WARMUP_STEPS`; None where nothing is left.
+        `WARMUP_STEPS`; all zero where no step was taken.
     """
+    discard = min(discard, len(seconds) // 2)
     kept = list(seconds[discard:])
-    if not kept:
-        return None
-    q = quantiles(kept)
+    q = quantiles(kept) if kept else Quantiles(median=0.0, p10=0.0, p90=0.0, count=0)
     enough = q.count >= MIN_MEASURED_STEPS and discard >= WARMUP_STEPS
     return StepSeconds(
         median=q.median, p10=q.p10, p90=q.p90, count=q.count, discarded=discard, enough=enough

@@ -8,16 +8,18 @@ A stage that every rank must enter in the same order (an exchange between ranks)
 turnstile: any thread may run it, but only in batch order.
 """
 
+import queue
 import threading
 from collections.abc import Callable, Iterator
 from types import TracebackType
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar, runtime_checkable
 
 T = TypeVar("T")
 JOIN_SECONDS = 5.0
 """Wait for a thread that is inside a stage when the prefetcher closes; threads are daemons."""
 
 
+@runtime_checkable
 class Turns(Protocol):
     """Lets stages of different batches that must keep their order wait for their turn."""
 
@@ -44,6 +46,36 @@ class _ConsumerGone(Exception):  # noqa: N818  unwinds a thread, is never an err
     """The consumer is gone: unwind the thread."""
 
 
+class Workers:
+    """Daemon threads that outlive an epoch, and with them what a thread keeps (its workspace)."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._threads = [
+            threading.Thread(target=self._run, name=f"prefetch-{i}", daemon=True)
+            for i in range(count)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def start(self, job: Callable[[], None]) -> None:
+        """Run `job` on a thread that is free, or on the next that gets free."""
+        self._jobs.put(job)
+
+    def close(self) -> None:
+        """End the threads; one that is stuck in a stage is left behind."""
+        for _ in self._threads:
+            self._jobs.put(None)
+        for thread in self._threads:
+            thread.join(JOIN_SECONDS)
+
+    def _run(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            job()
+            del job  # what the job made must not live until the next one comes
+
+
 Produce = Callable[[int, Turns], T]
 """Makes item `index`, passing its ordered stages through the turns."""
 
@@ -54,11 +86,13 @@ class Prefetcher(Generic[T]):
     Args:
         produce: makes one item; called from any thread, each index once.
         count: number of items.
-        threads: threads that make items; 0 makes each one when it is asked for.
+        workers: threads that make items; None, or none, makes each one when it is asked for.
         depth: most items that are ready or under way ahead of the consumer.
     """
 
-    def __init__(self, produce: Produce[T], count: int, *, threads: int, depth: int) -> None:
+    def __init__(
+        self, produce: Produce[T], count: int, *, workers: Workers | None, depth: int
+    ) -> None:
         self._produce = produce
         self._count = count
         self._depth = max(1, depth)
@@ -69,12 +103,11 @@ class Prefetcher(Generic[T]):
         self._errors: dict[int, BaseException] = {}
         self._turns: dict[int, int] = {}
         self._stopped = False
-        self._threads = [
-            threading.Thread(target=self._work, name=f"prefetch-{i}", daemon=True)
-            for i in range(min(threads, count))
-        ]
-        for thread in self._threads:
-            thread.start()
+        self._working = 0 if workers is None else min(workers.count, count)
+        self._serial = self._working == 0
+        for _ in range(self._working):
+            assert workers is not None
+            workers.start(self._work)
 
     def __enter__(self) -> "Prefetcher[T]":
         return self
@@ -94,7 +127,7 @@ class Prefetcher(Generic[T]):
         index = self._consumed
         if index >= self._count or self._stopped:
             raise StopIteration
-        if not self._threads:
+        if self._serial:
             self._consumed += 1
             return self._produce(index, InOrder())
         with self._changed:
@@ -108,13 +141,12 @@ class Prefetcher(Generic[T]):
             return self._ready.pop(index)
 
     def close(self) -> None:
-        """Stop the threads and drop what they made; safe to call twice."""
+        """Stop making items and drop those that are ready; safe to call twice."""
         with self._changed:
             self._stopped = True
             self._ready.clear()
             self._changed.notify_all()
-        for thread in self._threads:
-            thread.join(JOIN_SECONDS)
+            self._changed.wait_for(lambda: self._working == 0, JOIN_SECONDS)
 
     def take(self, stage: int, index: int) -> None:
         """Wait until `stage` has run for every item before `index`."""
@@ -147,6 +179,14 @@ class Prefetcher(Generic[T]):
             return None
 
     def _work(self) -> None:
+        try:
+            self._make_items()
+        finally:
+            with self._changed:
+                self._working -= 1
+                self._changed.notify_all()
+
+    def _make_items(self) -> None:
         while (index := self._claim()) is not None:
             try:
                 item = self._produce(index, self)

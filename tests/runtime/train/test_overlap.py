@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from runtime.train.overlap import Prefetcher, Turns
+from runtime.train.overlap import Prefetcher, Turns, Workers
 
 
 def squares(delay: Callable[[int], float] = lambda index: 0.0) -> Callable[[int, Turns], int]:
@@ -21,7 +21,7 @@ def squares(delay: Callable[[int], float] = lambda index: 0.0) -> Callable[[int,
 @pytest.mark.parametrize("threads", [0, 1, 3])
 def test_items_come_in_order_whatever_each_takes(threads: int) -> None:
     slow_first = squares(lambda index: 0.02 if index % 3 == 0 else 0.0)
-    with Prefetcher(slow_first, 10, threads=threads, depth=4) as items:
+    with Prefetcher(slow_first, 10, workers=Workers(threads), depth=4) as items:
         assert list(items) == [i * i for i in range(10)]
 
 
@@ -34,7 +34,7 @@ def test_never_more_than_depth_items_are_made_ahead(threads: int) -> None:
         made.append(index)
         return index
 
-    with Prefetcher(produce, 20, threads=threads, depth=2) as items:
+    with Prefetcher(produce, 20, workers=Workers(threads), depth=2) as items:
         for consumed in range(1, 6):
             next(items)
             time.sleep(0.02)
@@ -51,24 +51,29 @@ def test_an_error_comes_where_its_item_would_have_come(threads: int) -> None:
         return index
 
     seen: list[int] = []
-    items = Prefetcher(produce, 10, threads=threads, depth=3)
+    items = Prefetcher(produce, 10, workers=Workers(threads), depth=3)
     with pytest.raises(ValueError, match="item 3"):
         seen.extend(items)
     items.close()
     assert seen == [0, 1, 2]
-    assert not [t for t in threading.enumerate() if t.name.startswith("prefetch-")]
 
 
 @pytest.mark.parametrize("threads", [1, 3])
-def test_leaving_the_loop_early_ends_the_threads(threads: int) -> None:
-    with Prefetcher(squares(lambda index: 0.005), 1000, threads=threads, depth=2) as items:
-        next(items)
-    names = [t.name for t in threading.enumerate() if t.name.startswith("prefetch-")]
-    assert names == []
+def test_leaving_the_loop_early_frees_the_threads_for_the_next(threads: int) -> None:
+    before = threading.active_count()
+    workers = Workers(threads)
+    made: list[int] = []
+    for _ in range(3):
+        produce = squares(lambda index: made.append(index) or 0.002)
+        with Prefetcher(produce, 1000, workers=workers, depth=2) as items:
+            assert next(items) == 0
+    assert len(made) <= 3 * (1 + 2)
+    workers.close()
+    assert threading.active_count() == before
 
 
 def test_closing_twice_and_reading_after_closing_are_harmless() -> None:
-    items = Prefetcher(squares(), 5, threads=1, depth=2)
+    items = Prefetcher(squares(), 5, workers=Workers(1), depth=2)
     next(items)
     items.close()
     items.close()
@@ -85,7 +90,7 @@ def test_ordered_stages_run_in_item_order_on_any_number_of_threads() -> None:
         turns.done(0, index)
         return index
 
-    with Prefetcher(produce, 12, threads=3, depth=4) as items:
+    with Prefetcher(produce, 12, workers=Workers(3), depth=4) as items:
         assert list(items) == list(range(12))
     assert order == list(range(12))
 
@@ -100,7 +105,6 @@ def test_an_error_frees_the_items_that_wait_for_their_turn() -> None:
 
     with (
         pytest.raises(ValueError, match="item 0"),
-        Prefetcher(produce, 6, threads=3, depth=4) as items,
+        Prefetcher(produce, 6, workers=Workers(3), depth=4) as items,
     ):
         next(items)
-    assert [t for t in threading.enumerate() if t.name.startswith("prefetch-")] == []

@@ -1,0 +1,43 @@
+"""Is this the graph, and is this the machine, that the plan was made for?"""
+
+from pathlib import Path
+
+from runtime.device import machine_fingerprint
+from runtime.errors import PlanError
+from runtime.graph.dataset import open_graph
+from runtime.plan import Plan
+
+
+def check_identity(plan: Plan, *, force: bool = False) -> list[str]:
+    """Compare the fingerprints in a plan with those of its dataset and of this machine.
+
+    Call before the process is pinned to cores: the cores it may use are part of the machine.
+
+    Args:
+        plan: the plan.
+        force: go on with a note instead of raising.
+
+    Returns:
+        A note for each mismatch (only with `force`; else empty).
+
+    Raises:
+        PlanError: the graph or the machine is another one.
+        DatasetError: the dataset is gone or damaged.
+    """
+    notes: list[str] = []
+    found_graph = open_graph(Path(plan.graph.path), validate=False).fingerprint
+    if found_graph != plan.graph.fingerprint:
+        notes.append(
+            f"{plan.graph.path}: expected the graph the plan was made for (fingerprint "
+            f"{plan.graph.fingerprint[:12]}), found {found_graph[:12]}; plan again or use --force"
+        )
+    found_machine = machine_fingerprint()
+    if found_machine != plan.machine.fingerprint:
+        notes.append(
+            f"expected the machine the plan was made for ({plan.machine.name}, fingerprint "
+            f"{plan.machine.fingerprint[:12]}), found {found_machine[:12]}; probe and plan again "
+            "or use --force"
+        )
+    if notes and not force:
+        raise PlanError(notes[0])
+    return notes

@@ -1,0 +1,200 @@
+"""Start a plan's ranks under torchrun, follow them, and end them all together.
+
+    train -> check -> torchrun (a session of its own) -> one `runtime.worker` per rank
+
+The ranks write events to a file that is followed here, so that a caller can draw bars; what they
+print goes to a log. Whatever ends the job (a failing rank, Ctrl-C, this process being killed) ends
+every process of it: torchrun stops its ranks, the kernel stops torchrun and ranks without parents.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from runtime import codec
+from runtime.config import RunConfig
+from runtime.device import usable_cores
+from runtime.errors import InputError
+from runtime.failure import ERRORS_FOLDER, LAUNCH_FAILURE, clear_failures, failure_of
+from runtime.identity import check_identity
+from runtime.plan import Plan, load_plan
+from runtime.report import RunReport, load_report
+
+EVENTS_FILE = "events.jsonl"
+LOG_FILE = "ranks.log"
+CONFIG_FILE = "run.json"
+POLL_SECONDS = 0.05
+STOP_SECONDS = 10.0
+"""Grace between asking a job to end and killing it."""
+
+Progress = Callable[[dict[str, Any]], None]
+
+
+def train(
+    plan_folder: Path,
+    *,
+    epochs: int = 1,
+    eval_every: int = 1,
+    eval_fanouts: list[int] | None = None,
+    resume: bool = False,
+    verify: bool = False,
+    force: bool = False,
+    max_steps: int | None = None,
+    run_folder: Path | None = None,
+    oversubscribe: bool = False,
+    progress: Progress | None = None,
+    environment: dict[str, str] | None = None,
+    **options: Any,
+) -> RunReport:
+    """Train under a plan on all its ranks.
+
+    Args:
+        plan_folder: the plan; report.json is written into it (and into the run folder).
+        epochs: epochs in all.
+        eval_every: epochs between validations; 0 evaluates nothing.
+        eval_fanouts: evaluate by sampling; None: full neighbourhoods.
+        resume: continue from the run folder's newest whole checkpoint.
+        verify: re-hash the plan's arrays first.
+        force: go on although graph or machine is not the plan's.
+        max_steps: stop after this many steps.
+        run_folder: where logs, events and checkpoints go; default `run` in the plan's folder.
+        oversubscribe: start more ranks than there are cores.
+        progress: called with each event: {"event": "start" | "step" | "epoch" | "end", ...}.
+        environment: variables added to the ranks' environment.
+        **options: other fields of `RunConfig`.
+
+    Raises:
+        PlanError: the plan is damaged, or names another graph or machine (without `force`).
+        InputError: more ranks than can be started here.
+        WorkerFailed: a rank failed; the text names it and its error.
+        KeyboardInterrupt: after Ctrl-C, when every process has ended.
+    """
+    plan_folder = Path(plan_folder).resolve()
+    plan = load_plan(plan_folder)
+    check_startable(plan, oversubscribe=oversubscribe)
+    check_identity(plan, force=force)
+    run_path = (plan_folder / "run" if run_folder is None else Path(run_folder)).resolve()
+    config = RunConfig(
+        plan_folder=str(plan_folder),
+        run_folder=str(run_path),
+        epochs=epochs,
+        eval_every=eval_every,
+        eval_fanouts=eval_fanouts,
+        resume=resume,
+        verify=verify,
+        force=force,
+        max_steps=max_steps,
+        launched=True,
+        **options,
+    )
+    _prepare(run_path, config)
+    with _job(plan, run_path, environment or {}) as job:
+        _follow(job, run_path / EVENTS_FILE, progress or _ignore)
+    if job.returncode != 0:
+        raise failure_of(run_path, run_path / LOG_FILE)
+    return load_report(run_path)
+
+
+def check_startable(plan: Plan, *, oversubscribe: bool = False) -> None:
+    """Refuse a plan with more ranks than this host can start.
+
+    Raises:
+        InputError: the text names ranks, cores and what to do.
+    """
+    devices = plan.strategy.devices
+    hosts = {device.host for device in devices}
+    if len(hosts) > 1:
+        raise InputError(
+            f"the plan spans {len(hosts)} hosts, `train` starts ranks on one; "
+            "run `torchrun -m runtime.worker RUN_CONFIG` on each host"
+        )
+    on_cpu = sum(device.kind == "cpu" for device in devices)
+    cores = usable_cores()
+    if on_cpu > cores and not oversubscribe:
+        raise InputError(
+            f"expected at most {cores} ranks (this machine's usable cores), found {on_cpu} in the "
+            f"plan; plan again with --devices {cores}, or allow oversubscription"
+        )
+
+
+def _prepare(run_path: Path, config: RunConfig) -> None:
+    if run_path.is_file():
+        raise InputError(f"{run_path}: expected a folder for the run, found a file")
+    run_path.mkdir(parents=True, exist_ok=True)
+    clear_failures(run_path)
+    (run_path / EVENTS_FILE).write_text("")
+    codec.write_text_atomically(run_path / CONFIG_FILE, codec.dumps(config))
+
+
+def _command(num_ranks: int, run_path: Path) -> list[str]:
+    failure_file = run_path / ERRORS_FOLDER / LAUNCH_FAILURE
+    return [
+        *(sys.executable, "-m", "runtime.torchrun", str(os.getpid()), str(failure_file)),
+        *("--nnodes=1", f"--nproc-per-node={num_ranks}", "--max-restarts=0"),
+        # Port 0 lets the rendezvous take a free port, so that two jobs on a host never collide.
+        *("--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0", "--local-addr=127.0.0.1"),
+        *("-m", "runtime.worker", str(run_path / CONFIG_FILE)),
+    ]
+
+
+@contextmanager
+def _job(
+    plan: Plan, run_path: Path, environment: dict[str, str]
+) -> Iterator["subprocess.Popen[bytes]"]:
+    """Start torchrun with all ranks; nothing of it is alive after the block, however it is left."""
+    root = str(Path(__file__).resolve().parent.parent)
+    paths = [root, os.environ.get("PYTHONPATH", "")]
+    env = os.environ | {
+        "OMP_NUM_THREADS": str(plan.strategy.threads.compute),
+        "PYTHONPATH": os.pathsep.join(p for p in paths if p),
+        "PYTHONUNBUFFERED": "1",
+    }
+    with (run_path / LOG_FILE).open("ab") as log:
+        job = subprocess.Popen(
+            _command(plan.num_ranks, run_path),
+            env=env | environment,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # Ctrl-C reaches this process, which then ends the job
+        )
+    try:
+        yield job
+    finally:
+        _end(job)
+
+
+def _end(job: "subprocess.Popen[bytes]") -> None:
+    if job.poll() is None:
+        job.terminate()
+        try:
+            job.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            os.killpg(job.pid, signal.SIGKILL)  # the ranks follow: their parent is gone
+            job.wait()
+
+
+def _follow(job: "subprocess.Popen[bytes]", events: Path, progress: Progress) -> None:
+    """Pass events on until the job has ended and all of them are read."""
+    with events.open() as file:
+        rest = ""
+        while True:
+            ended = job.poll() is not None
+            rest += file.read()
+            *lines, rest = rest.split("\n")
+            for line in lines:
+                progress(json.loads(line))
+            if ended:
+                return
+            time.sleep(POLL_SECONDS)
+
+
+def _ignore(event: dict[str, Any]) -> None:
+    del event

@@ -1,0 +1,238 @@
+"""Batches under a plan: `for batch in PlannedLoader("plan")`, in one process or in each rank.
+
+Which batches come depends on graph, workload and (epoch, step) alone; the plan's pipeline, tiers
+and threads change only when they are ready. Stages are objects in a list (`loader_stages.py`), each
+timed by the meter; `train/overlap.py` runs the list ahead of the training thread.
+"""
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from runtime.buffers import BufferRing
+from runtime.comm.collectives import Communicator
+from runtime.errors import DatasetError, PlanError
+from runtime.features.store import FeatureStore, open_store
+from runtime.graph.dataset import Graph, open_graph
+from runtime.loader_stages import (
+    AbstractStage,
+    BatchStage,
+    CopyStage,
+    GatherStage,
+    SampleStage,
+    SeedsStage,
+    seed_batch,
+)
+from runtime.mesh import rank_and_size
+from runtime.meter import StageMeter
+from runtime.models.weights import count_self_loops, fill_weights
+from runtime.plan import Plan, load_plan
+from runtime.sampling.minibatch import Dialect, MiniBatch
+from runtime.sampling.neighbor import NeighborSampler
+from runtime.sampling.seeds import SeedSchedule
+from runtime.train.overlap import Prefetcher, Turns, Workers
+
+IN_READ = ("exchange_ids", "exchange_rows")
+"""Pipeline entries that the feature store carries out inside the gather's read."""
+
+
+class PlannedLoader:
+    """The batches of this rank, as the plan says they are to be made.
+
+    Iterating gives the rest of the current epoch and then moves on to the next epoch. A batch is
+    a `MiniBatch` whose `x` is the float32 tensor of all its vertices' rows and whose `y` holds the
+    seeds' labels; with `blocks=False` it is PyG `Data` with NeighborLoader's fields.
+
+    Args:
+        plan: plan folder.
+        graph: the plan's dataset where it is open already; None opens it.
+        rank: this rank; None asks torch.distributed, then torchrun's environment.
+        size: number of ranks; as `rank`.
+        device: where `x` and `y` go.
+        blocks: False gives PyG `Data` (sampler dialect first_seen only).
+        epoch: first epoch.
+        comm: exchanges with peers; None makes one on the default group where a rank has peers.
+        meter: records stage seconds; None makes one.
+
+    Raises:
+        PlanError: the plan is damaged, or for another number of ranks.
+        DatasetError: the dataset has no features.
+    """
+
+    def __init__(
+        self,
+        plan: Path | str,
+        graph: Graph | None = None,
+        *,
+        rank: int | None = None,
+        size: int | None = None,
+        device: str | torch.device = "cpu",
+        blocks: bool = True,
+        epoch: int = 0,
+        comm: Communicator | None = None,
+        meter: StageMeter | None = None,
+    ) -> None:
+        folder = Path(plan)
+        self.plan: Plan = load_plan(folder)
+        here, ranks = rank_and_size()
+        self.rank = here if rank is None else rank
+        self.size = ranks if size is None else size
+        _check_ranks(self.plan, self.rank, self.size)
+        self.graph = open_graph(Path(self.plan.graph.path)) if graph is None else graph
+        if self.graph.topology_only:
+            raise DatasetError(f"{self.graph.path}: expected features to train on, found none")
+        self.meter = StageMeter() if meter is None else meter
+        self._dialect = Dialect(self.plan.strategy.sampler.dialect)
+        self._as_blocks = blocks
+        self._schedule = SeedSchedule(
+            self.graph.train_idx,
+            self.plan.workload.batch_size,
+            seed=self.plan.workload.seed,
+            num_ranks=self.size,
+            rank=self.rank,
+        )
+        self.store: FeatureStore = open_store(
+            self.graph,
+            self.plan,
+            folder,
+            self.rank,
+            comm=comm,
+            threads=self.plan.strategy.threads.gather,
+        )
+        self.stages = self._make_stages(torch.device(device))
+        self._workers = Workers(self.plan.strategy.threads.sample)
+        self._ready: Prefetcher[MiniBatch] | None = None
+        self._epoch, self._step = epoch, 0
+        self.handed_out = 0
+        """Batches given so far by this process, over epochs."""
+
+    def __len__(self) -> int:
+        """Optimiser steps per epoch, the same on every rank."""
+        return self._schedule.num_steps
+
+    def __iter__(self) -> Iterator[Any]:
+        """The rest of this epoch's batches."""
+        return self.batches()
+
+    def batches(self, most: int | None = None) -> Iterator[Any]:
+        """At most `most` of this epoch's remaining batches, and no batch is made beyond them.
+
+        With peers every rank must take as many: leave a loop early by this argument, not by break.
+        """
+        first, base = self._step, self.handed_out
+        count = len(self) - first if most is None else min(most, len(self) - first)
+        epoch = self._epoch
+
+        def produce(index: int, turns: Turns) -> MiniBatch:
+            return self._make(epoch, first + index, base + index, index, turns)
+
+        depth = self.plan.strategy.prefetch_depth
+        if self._ready is not None:
+            self._ready.close()  # an iteration that was left halfway: it has ended now
+        self._ready = Prefetcher(produce, count, workers=self._workers, depth=depth)
+        with self._ready as ready:
+            for batch in ready:
+                self._step += 1
+                self.handed_out += 1
+                if self._step == len(self):
+                    self._epoch, self._step = epoch + 1, 0
+                yield batch if self._as_blocks else self._pyg(batch)
+                del batch  # its buffer is free again before the next batch is waited for
+
+    def set_epoch(self, epoch: int) -> None:
+        """Start at the first step of `epoch`."""
+        self._epoch, self._step = epoch, 0
+
+    def state(self) -> dict[str, int]:
+        """Where the next batch comes from: plain values, for a checkpoint."""
+        return {"epoch": self._epoch, "step": self._step}
+
+    def load_state(self, state: dict[str, int]) -> None:
+        """Go on where `state` was taken."""
+        self._epoch, self._step = int(state["epoch"]), int(state["step"])
+
+    def close(self) -> None:
+        """End the prefetch threads and give back the feature store."""
+        self._workers.close()
+        self.store.close()
+
+    def _make(self, epoch: int, step: int, index: int, turn: int, turns: Turns) -> MiniBatch:
+        """Pass one batch through all stages, timing each."""
+        batch = seed_batch(epoch, step, self._dialect)
+        seconds: dict[str, float] = {}
+        for number, stage in enumerate(self.stages):
+            if stage.ordered:
+                turns.take(number, turn)
+            core, start = time.thread_time(), time.perf_counter()
+            batch = stage.wait(stage.submit(batch, index))
+            elapsed = time.perf_counter() - start
+            if stage.ordered:
+                turns.done(number, turn)
+            elapsed -= sum(batch.seconds.get(name, 0.0) for name in IN_READ if stage.ordered)
+            seconds[stage.name] = elapsed
+            self.meter.add(stage.name, index, elapsed, time.thread_time() - core)
+        batch.seconds |= seconds
+        return batch
+
+    def _make_stages(self, device: torch.device) -> list[AbstractStage]:
+        strategy, workload = self.plan.strategy, self.plan.workload
+        has_peers = self.size > 1 and any(s.kind == "peer" for s in strategy.features.sources)
+        pinned = device.type == "cuda"
+        ring = BufferRing(strategy.prefetch_depth + 2, self.store.feature_dim, pinned=pinned)
+        sampler = NeighborSampler(
+            self.graph.indptr,
+            self.graph.indices,
+            workload.fanouts,
+            dialect=self._dialect,
+            seed=workload.seed,
+            edge_ids=not self._as_blocks,
+        )
+        made: dict[str, AbstractStage] = {
+            "seeds": SeedsStage(self._schedule, self._dialect),
+            "sample": SampleStage(sampler),
+            "gather": GatherStage(self.store, ring, self.meter, ordered=has_peers),
+            "copy": CopyStage(device),
+            "batch": BatchStage(self.graph, workload, device, self._weights()),
+        }
+        names = [name for name in strategy.pipeline if name not in IN_READ]
+        if device.type == "cuda" and "copy" not in names:
+            names.insert(names.index("gather") + 1, "copy")
+        unknown = [name for name in names if name not in made]
+        if unknown or names[:1] != ["seeds"] or "sample" not in names or "gather" not in names:
+            raise PlanError(
+                f"expected a pipeline of {', '.join(made)}, found "
+                f"{', '.join(strategy.pipeline)}; plan again"
+            )
+        return [made[name] for name in names]
+
+    def _weights(self) -> Any:
+        """What fills a batch's edge weights: GCN needs the full graph's degrees."""
+        workload, graph = self.plan.workload, self.graph
+        degree = loops = None
+        if workload.model == "gcn" and self._as_blocks and workload.gcn_norm == "full":
+            degree = graph.indptr[1:] - graph.indptr[:-1]
+            loops = count_self_loops(graph.indptr, graph.indices)
+
+        def fill(batch: MiniBatch) -> MiniBatch:
+            if not self._as_blocks:
+                return batch
+            return fill_weights(batch, workload, degree, self_loops=loops)
+
+        return fill
+
+    def _pyg(self, batch: MiniBatch) -> Any:
+        from runtime.sampling.pyg import to_pyg
+
+        labels = None if self.graph.y is None else torch.from_numpy(self.graph.y[batch.n_id])
+        return to_pyg(batch, batch.x, labels)
+
+
+def _check_ranks(plan: Plan, rank: int, size: int) -> None:
+    if size != plan.num_ranks or not 0 <= rank < size:
+        raise PlanError(
+            f"expected rank 0 to {plan.num_ranks - 1} of {plan.num_ranks} (the plan's devices), "
+            f"found rank {rank} of {size}"
+        )

@@ -1,0 +1,97 @@
+"""This process and its host: cores it may use, memory it holds, how quiet the host is."""
+
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from runtime.device import set_threads
+from runtime.plan import Plan
+from runtime.report import HostNoise
+
+_SELF = Path("/proc/self")
+
+
+def use_threads(plan: Plan, rank: int, *, pin: bool) -> list[int]:
+    """Give this rank its share of the machine: thread counts of torch and numba, and cores.
+
+    Ranks on one host get disjoint cores, `compute + sample` each, when the host has that many;
+    where it has not, they are left to the operating system.
+
+    Args:
+        plan: holds the thread budget.
+        rank: this rank.
+        pin: False leaves the cores alone.
+
+    Returns:
+        The cores this process may run on.
+    """
+    threads, devices = plan.strategy.threads, plan.strategy.devices
+    here = [device for device in devices if device.host == devices[rank].host]
+    position = [device.rank for device in here].index(rank)
+    cores = usable_core_ids()
+    wanted = threads.compute + threads.sample
+    if pin and len(here) * wanted <= len(cores):
+        pin_to(cores[position * wanted : (position + 1) * wanted])
+    set_threads(threads.compute)
+    return usable_core_ids()
+
+
+def usable_core_ids() -> list[int]:
+    """Numbers of the cores this process may run on; empty where the system does not say."""
+    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+
+
+def pin_to(cores: list[int]) -> None:
+    """Restrict every thread of this process, also those that libraries have started, to cores."""
+    for task in (_SELF / "task").iterdir():
+        try:
+            os.sched_setaffinity(int(task.name), cores)
+        except ProcessLookupError:
+            continue  # the thread ended meanwhile
+
+
+def memory_bytes() -> tuple[int, int]:
+    """(largest resident memory so far, private resident memory now) of this process, in bytes."""
+    fields: dict[str, int] = {}
+    for line in (_SELF / "status").read_text().splitlines():
+        name, _, rest = line.partition(":")
+        if name in ("VmHWM", "RssAnon"):
+            fields[name] = int(rest.split()[0]) * 1024
+    return fields.get("VmHWM", 0), fields.get("RssAnon", 0)
+
+
+def age_seconds() -> float:
+    """Seconds since this process was started."""
+    # Field 22 of stat (proc(5)), counted after the parenthesised name, in clock ticks since boot.
+    ticks = float((_SELF / "stat").read_text().rpartition(")")[2].split()[19])
+    boot = time.clock_gettime(time.CLOCK_BOOTTIME)
+    return boot - ticks / os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True, slots=True)
+class HostState:
+    """The host at one moment, to be compared with a later one."""
+
+    load: float
+    steal_ticks: int
+    total_ticks: int
+
+
+def host_state() -> HostState:
+    """One-minute load and the processor-time counters of /proc/stat."""
+    ticks = [int(t) for t in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
+    return HostState(os.getloadavg()[0], ticks[7], sum(ticks))
+
+
+def noise_between(before: HostState, after: HostState) -> HostNoise:
+    """How quiet the host was between two moments."""
+    total = max(1, after.total_ticks - before.total_ticks)
+    cores = os.cpu_count() or 1
+    return HostNoise(
+        load_before=before.load,
+        load_after=after.load,
+        steal_fraction=(after.steal_ticks - before.steal_ticks) / total,
+        cores=cores,
+        overloaded=before.load > cores / 2 or after.load > cores + 0.5,
+    )

@@ -1,0 +1,50 @@
+"""`python -m runtime.torchrun PARENT_PID FAILURE_FILE [torchrun arguments]`: torchrun on a leash.
+
+It is torch.distributed.run with two additions: it ends when the process that started it ends, and
+it writes which rank failed first, and how, to a file.
+"""
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+
+def die_with(parent_pid: int, how: signal.Signals) -> None:
+    """Ask the kernel for signal `how` when the parent ends; at once where it is already gone."""
+    import ctypes
+
+    if sys.platform.startswith("linux"):
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(how))
+    if os.getppid() != parent_pid:
+        os.kill(os.getpid(), how)
+
+
+def main(arguments: list[str]) -> int:
+    """Run torchrun; returns its exit code."""
+    parent_pid, failure_file, *rest = arguments
+    die_with(int(parent_pid), signal.SIGTERM)
+    from torch.distributed import run
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+    try:
+        run.main(rest)
+    except ChildFailedError as error:
+        failures = [
+            {"rank": rank, "exit_code": failure.exitcode, "time": float(failure.timestamp)}
+            for rank, failure in error.failures.items()
+        ]
+        Path(failure_file).parent.mkdir(parents=True, exist_ok=True)
+        Path(failure_file).write_text(json.dumps(failures))
+        return 1
+    except SignalException as error:
+        return 128 + int(error.sigval)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,238 @@
+"""Epochs: train, validate, keep a checkpoint, report; and going on after an interruption."""
+
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from runtime import codec
+from runtime.config import RunConfig
+from runtime.device import machine_facts
+from runtime.errors import PlanError
+from runtime.loader import PlannedLoader
+from runtime.models.metrics import metric_of
+from runtime.plan import Plan
+from runtime.process import HostState, age_seconds, host_state, memory_bytes, noise_between
+from runtime.report import (
+    MAX_STEP_SAMPLES,
+    WARMUP_STEPS,
+    EpochReport,
+    RankReport,
+    RunReport,
+    measured_steps,
+    save_report,
+)
+from runtime.train.checkpoint import load_newest, save_checkpoint
+from runtime.train.evaluate import evaluate
+from runtime.train.minibatch import STEP, TrainLoop
+from runtime.train.progress import Events
+
+CHECKPOINTS = "checkpoints"
+
+
+@dataclass(kw_only=True)
+class Job:
+    """A rank's whole run. All ranks go through the same steps; rank 0 writes the files."""
+
+    config: RunConfig
+    plan: Plan
+    loader: PlannedLoader
+    loop: TrainLoop
+    events: Events
+    cores: list[int]
+    notes: list[str] = field(default_factory=list[str])
+    before: HostState = field(default_factory=host_state)
+    epochs: list[EpochReport] = field(default_factory=list[EpochReport])
+    losses: list[float] = field(default_factory=list[float])
+    """Global loss of every step of this process."""
+    epoch_losses: list[float] = field(default_factory=list[float])
+    """Losses of the current epoch, also those before an interruption."""
+    epoch_seconds: float = 0.0
+    steps: int = 0
+    """Optimiser steps taken since the model was made, also those before an interruption."""
+    test_score: float | None = None
+    loop_started_seconds: float = 0.0
+    private_memory_bytes: int = 0
+
+    def train(self) -> None:
+        """All epochs that are still missing, and the test."""
+        self.loop_started_seconds = age_seconds()
+        steps = len(self.loader)
+        self.events.emit(
+            "start", ranks=self.loop.comm.size, epochs=self.config.epochs, steps_per_epoch=steps
+        )
+        while self.loader.state()["epoch"] < self.config.epochs and self._allowed() > 0:
+            if self._train_epoch():
+                self._end_epoch()
+        if self.config.eval_every and self.plan.graph.task != "link":
+            self.test_score, _ = self._score(self.loader.graph.test_idx)
+
+    def _allowed(self) -> int:
+        """Steps that may still be taken in this run."""
+        if self.config.max_steps is None:
+            return len(self.loader)
+        return self.config.max_steps - len(self.losses)
+
+    def _train_epoch(self) -> bool:
+        """Take the epoch's remaining steps; False where the run's last step came before its end."""
+        epoch = self.loader.state()["epoch"]
+        every = self.config.checkpoint_every_steps or len(self.loader)
+        while self.loader.state()["epoch"] == epoch and self._allowed() > 0:
+            done = self.loader.state()["step"]
+            most = min(every - done % every, self._allowed())
+            started = time.perf_counter()
+            batches: Iterator[Any] = self.loader.batches(most)
+            self.loop.run(batches, self.loader.handed_out, self._on_step)
+            self.epoch_seconds += time.perf_counter() - started
+            if self.loader.state()["epoch"] == epoch and self.config.checkpoint_every_steps:
+                self._save_checkpoint()
+        return self.loader.state()["epoch"] > epoch
+
+    def _on_step(self, loss: float) -> None:
+        self.losses.append(loss)
+        self.epoch_losses.append(loss)
+        self.steps += 1
+        done, total = len(self.epoch_losses), len(self.loader)
+        self.events.step(len(self.epochs), done, total, loss)
+
+    def _end_epoch(self) -> None:
+        epoch = len(self.epochs)
+        started = time.perf_counter()
+        val = None
+        if self.config.eval_every and (epoch + 1) % self.config.eval_every == 0:
+            val, _ = self._score(self.loader.graph.val_idx)
+        eval_seconds, started = time.perf_counter() - started, time.perf_counter()
+        report = EpochReport(
+            epoch=epoch,
+            seconds=self.epoch_seconds,
+            steps=len(self.epoch_losses),
+            loss=float(np.mean(self.epoch_losses)),
+            first_loss=self.epoch_losses[0],
+            last_loss=self.epoch_losses[-1],
+            val=val,
+            eval_seconds=eval_seconds,
+        )
+        self.epochs.append(report)
+        self.epoch_losses, self.epoch_seconds = [], 0.0
+        self.private_memory_bytes = max(self.private_memory_bytes, memory_bytes()[1])
+        self._save_checkpoint()
+        self.events.emit(
+            "epoch",
+            epoch=epoch,
+            loss=report.loss,
+            val=val,
+            seconds=report.seconds,
+            share=1.0,
+        )
+
+    def _score(self, ids: NDArray[np.int64]) -> tuple[float | None, int]:
+        """Score of all ranks together on `ids`, and how many nodes it rests on."""
+        if len(ids) == 0:
+            return None, 0
+        score = evaluate(
+            self.loop.model,
+            self.loader.graph,
+            self.loader.store,
+            ids,
+            workload=self.plan.workload,
+            fanouts=self.config.eval_fanouts,
+            comm=self.loop.comm,
+        )
+        return score.value, score.count
+
+    def _save_checkpoint(self) -> None:
+        if self.loop.comm.rank == 0 and self.config.keep_checkpoints > 0:
+            state = {
+                "plan_id": self.plan.plan_id,
+                "steps": self.steps,
+                "loader": self.loader.state(),
+                "epochs": codec.dumps(self.epochs),
+                "epoch_losses": self.epoch_losses,
+                "epoch_seconds": self.epoch_seconds,
+                "model": self.loop.model.state_dict(),
+                "optimizer": self.loop.optimizer.state_dict(),
+            }
+            folder = self.config.run_path / CHECKPOINTS
+            save_checkpoint(folder, self.steps, state, keep=self.config.keep_checkpoints)
+
+    def resume(self) -> None:
+        """Go on from the newest whole checkpoint; without one, start at the beginning.
+
+        Raises:
+            PlanError: it is of another plan, or the ranks found different ones.
+        """
+        state = load_newest(self.config.run_path / CHECKPOINTS, device=self._device())
+        if state is not None and state["plan_id"] != self.plan.plan_id:
+            raise PlanError(
+                f"{self.config.run_folder}: expected checkpoints of plan {self.plan.plan_id[:12]}, "
+                f"found {str(state['plan_id'])[:12]}; use another run folder"
+            )
+        found = self.loop.comm.all_gather_objects(None if state is None else state["steps"])
+        if len(set(found)) > 1:
+            raise PlanError(f"expected the same checkpoint on every rank, found steps {found}")
+        if state is None:
+            self.notes.append("no checkpoint to resume from; started at the beginning")
+            return
+        self.loop.model.load_state_dict(state["model"])
+        self.loop.optimizer.load_state_dict(state["optimizer"])
+        self.loader.load_state(state["loader"])
+        self.steps = int(state["steps"])
+        self.epoch_losses = [float(loss) for loss in state["epoch_losses"]]
+        self.epoch_seconds = float(state["epoch_seconds"])
+        self.epochs = [codec.decode(EpochReport, each) for each in json.loads(state["epochs"])]
+        self.notes.append(f"resumed after step {self.steps}")
+
+    def _device(self) -> str:
+        return str(self.loop.gradients.flat.device)
+
+    def finish(self) -> RunReport:
+        """Gather every rank's figures; rank 0 writes report.json into run and plan folder."""
+        ranks = self.loop.comm.all_gather_objects(self._rank_report())
+        seconds = self.loop.meter.seconds(STEP)
+        steps = measured_steps(seconds)
+        report = RunReport(
+            plan_id=self.plan.plan_id,
+            versions={"gnnplan": self.plan.version, **machine_facts()["versions"]},
+            num_ranks=self.loop.comm.size,
+            metric=metric_of(str(self.plan.graph.task)).name,
+            ranks=ranks,
+            step_seconds=steps,
+            step_samples=seconds[steps.discarded :][:MAX_STEP_SAMPLES],
+            epochs=self.epochs,
+            losses=self.losses[:MAX_STEP_SAMPLES],
+            startup_seconds=self._startup_seconds(seconds, steps.median),
+            test_score=self.test_score,
+            noise=noise_between(self.before, host_state()),
+            notes=self.notes,
+        )
+        if self.loop.comm.rank == 0:
+            save_report(report, self.config.run_path)
+            save_report(report, Path(self.config.plan_folder))
+        self.events.emit("end", test=self.test_score, step_seconds=steps.median)
+        return report
+
+    def _startup_seconds(self, seconds: list[float], median: float) -> float:
+        """Until the first step, and what the first steps took beyond a usual one."""
+        excess = sum(max(0.0, s - median) for s in seconds[:WARMUP_STEPS])
+        return self.loop_started_seconds + excess
+
+    def _rank_report(self) -> RankReport:
+        rows, num_bytes = self.loop.meter.totals()
+        total = max(1, sum(rows.values()))
+        skip = measured_steps(self.loop.meter.seconds(STEP)).discarded
+        return RankReport(
+            rank=self.loop.comm.rank,
+            stages=self.loop.meter.stages(skip_steps=skip),
+            rows_by_source=rows,
+            bytes_by_source=num_bytes,
+            hit_rates={name: count / total for name, count in rows.items()},
+            peak_memory_bytes=memory_bytes()[0],
+            private_memory_bytes=max(self.private_memory_bytes, memory_bytes()[1]),
+            resident_feature_bytes=self.loader.store.resident_bytes,
+            cores=self.cores,
+        )

@@ -1,0 +1,116 @@
+"""One rank of a training job, from its configuration to its report: the page to read first.
+
+    config, plan -> threads -> ranks -> graph, tiers, loader -> model -> train -> report
+
+`gnnplan train` starts one of these per device through torchrun (`launch.py`); a single rank also
+runs in the calling process: `run(config)`. Everything that decides *how* to train is in the plan.
+"""
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+from runtime import codec
+from runtime.config import RunConfig
+from runtime.errors import InputError
+from runtime.failure import record_failure
+from runtime.graph.dataset import Graph, open_graph
+from runtime.identity import check_identity
+from runtime.loader import PlannedLoader
+from runtime.mesh import Mesh, open_mesh, rank_and_size
+from runtime.models.build import build_model
+from runtime.plan import Plan, load_plan
+from runtime.process import host_state, use_threads
+from runtime.report import RunReport
+from runtime.torchrun import die_with
+from runtime.train.job import Job
+from runtime.train.minibatch import GradientBuffer, TrainLoop, make_optimizer, share_parameters
+from runtime.train.progress import Events
+
+
+def run(config: RunConfig) -> RunReport:
+    """Train as this rank of the plan; every rank returns the same report.
+
+    Raises:
+        PlanError: the plan is damaged, or for another graph, machine or number of ranks.
+        DatasetError: the dataset is damaged or has no features.
+        GnnplanError: the loss is not finite.
+    """
+    before = host_state()
+    plan = load_plan(Path(config.plan_folder), verify_arrays=config.verify)
+    notes = check_identity(plan, force=config.force)
+    rank, _ = rank_and_size()
+    cores = use_threads(plan, rank, pin=config.pin)
+    mesh = open_mesh(plan)
+    graph = open_graph(Path(plan.graph.path), validate=False)
+    loader = PlannedLoader(
+        Path(config.plan_folder), graph, rank=mesh.rank, size=mesh.size, device=mesh.device,
+        comm=mesh.comm,
+    )  # fmt: skip
+    loop = make_loop(plan, graph, mesh, loader)
+    events = Events(config.run_path / "events.jsonl" if mesh.rank == 0 else None)
+    job = Job(config=config, plan=plan, loader=loader, loop=loop, events=events, cores=cores)
+    job.notes += notes
+    job.before = before
+    try:
+        if config.resume:
+            job.resume()
+        job.train()
+        report = job.finish()
+    finally:
+        loader.close()
+        events.close()
+    mesh.close()
+    return report
+
+
+def make_loop(plan: Plan, graph: Graph, mesh: Mesh, loader: PlannedLoader) -> TrainLoop:
+    """The plan's model, the same on every rank, with its optimiser and flat gradients."""
+    workload = plan.workload
+    model = build_model(workload, graph.feature_dim, graph.num_classes, str(graph.task))
+    model.to(mesh.device)
+    share_parameters(model, mesh.comm)
+    return TrainLoop(
+        model=model,
+        optimizer=make_optimizer(
+            model, learning_rate=workload.learning_rate, weight_decay=workload.weight_decay
+        ),
+        gradients=GradientBuffer(model),
+        comm=mesh.comm,
+        meter=loader.meter,
+        task=str(graph.task),
+        seed=workload.seed,
+    )
+
+
+def read_config(path: Path) -> RunConfig:
+    """Read what `launch` wrote.
+
+    Raises:
+        InputError: it is not a run configuration.
+    """
+    try:
+        return codec.decode(RunConfig, json.loads(path.read_text()))
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path}: not a run configuration ({error})") from None
+
+
+def main(arguments: list[str]) -> int:
+    """Entry of a torchrun rank: `python -m runtime.worker RUN_CONFIG`; returns the exit code."""
+    config = read_config(Path(arguments[0]))
+    if config.launched:  # never outlive torchrun
+        die_with(os.getppid(), signal.SIGKILL)
+    try:
+        run(config)
+    except BaseException as error:
+        record_failure(config.run_path, rank_and_size()[0], error)
+        # No tidy ending: threads and process groups may wait for ranks that are gone.
+        sys.stderr.flush()
+        os._exit(1)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

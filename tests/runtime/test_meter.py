@@ -1,0 +1,78 @@
+"""The meter records what was spent where, from any thread."""
+
+import threading
+import time
+
+import pytest
+
+from runtime.meter import StageMeter
+from runtime.report import measured_steps
+from runtime.stages import Stage
+
+
+def test_quantiles_leave_out_the_first_steps() -> None:
+    meter = StageMeter()
+    for step in range(20):
+        meter.add(Stage.SAMPLE, step, 100.0 if step < 10 else float(step))
+    summary = meter.stages(skip_steps=10)["sample"]
+    # Steps 10 to 19 took 10 to 19 s: median 14.5, by hand; percentiles by linear interpolation.
+    assert summary.median == 14.5
+    assert summary.p10 == pytest.approx(10.9)
+    assert summary.p90 == pytest.approx(18.1)
+    assert (summary.count, summary.mean) == (10, 14.5)
+    assert meter.stages(skip_steps=20) == {}
+
+
+def test_records_of_many_threads_are_all_kept_and_ordered_by_step() -> None:
+    meter = StageMeter()
+
+    def record(first: int) -> None:
+        for step in range(first, 4000, 4):
+            meter.add("gather", step, float(step))
+
+    threads = [threading.Thread(target=record, args=(i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert meter.seconds("gather") == [float(step) for step in range(4000)]
+
+
+def test_core_seconds_are_the_work_of_the_thread_not_its_waiting() -> None:
+    meter = StageMeter()
+    with meter.measure("wait", 0):
+        time.sleep(0.05)
+    waited = meter.stages()["wait"]
+    assert waited.median >= 0.05
+    assert waited.core_seconds < 0.02
+
+
+def test_a_body_that_raises_leaves_no_record() -> None:
+    meter = StageMeter()
+    with pytest.raises(ValueError, match="inside"), meter.measure("sample", 0):
+        raise ValueError("inside")
+    assert meter.stages() == {}
+
+
+def test_rows_and_bytes_add_up_by_source() -> None:
+    meter = StageMeter()
+    meter.count(0, {"host": 5}, {"host": 500})
+    meter.count(1, {"host": 2, "own": 3}, {"host": 200, "own": 300})
+    assert meter.totals() == ({"host": 7, "own": 3}, {"host": 700, "own": 300})
+    assert meter.totals(skip_steps=1) == ({"host": 2, "own": 3}, {"host": 200, "own": 300})
+
+
+def test_measured_steps_discards_ten_and_flags_what_is_too_short() -> None:
+    seconds = [9.0] * 10 + [1.0, 2.0, 3.0] * 10
+    measured = measured_steps(seconds)
+    assert (measured.median, measured.count, measured.discarded) == (2.0, 30, 10)
+    assert measured.enough
+    assert not measured_steps(seconds[:-1]).enough
+    assert not measured_steps(seconds, discard=5).enough
+
+
+def test_a_run_too_short_to_discard_ten_discards_half() -> None:
+    measured = measured_steps([9.0, 9.0, 1.0, 1.0, 1.0])
+    assert (measured.median, measured.count, measured.discarded) == (1.0, 3, 2)
+    assert not measured.enough
+    assert measured_steps([]).count == 0

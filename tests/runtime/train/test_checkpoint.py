@@ -1,0 +1,72 @@
+"""A checkpoint is whole, or is not used."""
+
+import logging
+from pathlib import Path
+
+import pytest
+import torch
+
+from runtime.train.checkpoint import list_checkpoints, load_newest, save_checkpoint
+
+
+def state_of(step: int) -> dict[str, object]:
+    return {"step": step, "model": {"weight": torch.full((4, 3), float(step))}}
+
+
+def test_what_is_saved_is_what_is_loaded(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path / "new", 7, state_of(7), keep=2)
+    loaded = load_newest(tmp_path / "new")
+    assert loaded is not None
+    assert loaded["step"] == 7
+    assert torch.equal(loaded["model"]["weight"], torch.full((4, 3), 7.0))
+
+
+def test_a_folder_without_checkpoints_loads_nothing(tmp_path: Path) -> None:
+    assert load_newest(tmp_path / "missing") is None
+    (tmp_path / "checkpoint-latest.pt").write_bytes(b"not ours")
+    assert load_newest(tmp_path) is None
+
+
+def test_the_last_k_are_kept_and_nothing_else_is_removed(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    for step in (1, 2, 10, 9):
+        save_checkpoint(tmp_path, step, state_of(step), keep=2)
+    steps = [int(path.name[11:21]) for path in list_checkpoints(tmp_path)]
+    assert steps == [9, 10]
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+    assert sorted(p.suffix for p in tmp_path.iterdir()) == [".pt", ".pt", ".txt"]
+
+
+@pytest.mark.parametrize("damage", ["truncated", "flipped", "empty"])
+def test_a_damaged_newest_checkpoint_falls_back_to_the_one_before(
+    tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    save_checkpoint(tmp_path, 1, state_of(1), keep=3)
+    newest = save_checkpoint(tmp_path, 2, state_of(2), keep=3)
+    data = bytearray(newest.read_bytes())
+    data[len(data) // 2] ^= 0xFF
+    cut = {"truncated": data[: len(data) // 2], "flipped": data, "empty": b""}
+    newest.write_bytes(bytes(cut[damage]))
+    with caplog.at_level(logging.WARNING):
+        loaded = load_newest(tmp_path)
+    assert loaded is not None
+    assert loaded["step"] == 1
+    assert newest.name in caplog.text
+
+
+def test_a_failed_write_leaves_the_older_checkpoint_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_checkpoint(tmp_path, 1, state_of(1), keep=1)
+
+    def full(path: Path, target: Path) -> None:
+        del path, target
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "replace", full)
+    with pytest.raises(OSError, match="No space left"):
+        save_checkpoint(tmp_path, 2, state_of(2), keep=1)
+    loaded = load_newest(tmp_path)
+    assert loaded is not None
+    assert loaded["step"] == 1
+    assert len(list(tmp_path.iterdir())) == 1
