@@ -1,0 +1,147 @@
+"""Collectives on real gloo ranks: results, empty shares, metering; and one rank alone."""
+
+import os
+import socket
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+from runtime.comm.collectives import Communicator
+from runtime.stages import Stage
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def _run_rank(rank: int, size: int, port: int, body: Callable[..., None], folder: Path) -> None:
+    torch.set_num_threads(1)
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    dist.init_process_group("gloo", rank=rank, world_size=size, timeout=timedelta(seconds=60))
+    try:
+        body(Communicator(), folder)
+        (folder / f"done-{rank}").touch()
+    finally:
+        dist.destroy_process_group()
+
+
+def _on_ranks(size: int, body: Callable[..., None], folder: Path) -> None:
+    """Run body(comm, folder) on `size` processes; an assertion in any of them fails the test."""
+    mp.spawn(_run_rank, (size, _free_port(), body, folder), nprocs=size)  # type: ignore[attr-defined]
+    assert sorted(path.name for path in folder.glob("done-*")) == [f"done-{r}" for r in range(size)]
+
+
+def _everything(comm: Communicator, _folder: Path) -> None:
+    rank, size = comm.rank, comm.size
+    summed = comm.all_reduce_sum(torch.full((5,), float(rank + 1)))
+    assert summed.tolist() == [size * (size + 1) / 2] * 5
+    assert comm.all_gather_objects({"rank": rank}) == [{"rank": r} for r in range(size)]
+    arrays = comm.all_gather_array(np.arange(rank * 2))
+    assert [a.tolist() for a in arrays] == [list(range(r * 2)) for r in range(size)]
+    assert comm.broadcast(torch.tensor([rank]), source=size - 1).item() == size - 1
+    assert comm.broadcast_object(f"from {rank}", source=1) == "from 1"
+    comm.barrier()
+
+    # Rank r sends r + s ids to rank s, all with value 100 r + s; then rows follow their ids back.
+    counts = [rank + s for s in range(size)]
+    ids = torch.cat([torch.full((n,), 100 * rank + s) for s, n in enumerate(counts)])
+    received, from_rank = comm.all_to_all_ids(ids, counts)
+    assert from_rank == [r + rank for r in range(size)]
+    expected = [100 * r + rank for r in range(size) for _ in range(r + rank)]
+    assert received.tolist() == expected
+    for dtype in (torch.float32, torch.float16):
+        rows = received.to(dtype).reshape(-1, 1).expand(-1, 3).contiguous()
+        back = comm.all_to_all_rows(rows, from_rank, counts)
+        assert back.dtype == dtype
+        assert torch.equal(back[:, 2], ids.to(dtype))
+    sent = sum(counts) - counts[rank]
+    served = sum(from_rank) - from_rank[rank]
+    traffic = comm.traffic
+    assert traffic[Stage.EXCHANGE_IDS].calls == 2
+    assert traffic[Stage.EXCHANGE_IDS].sent_bytes == 8 * sent + 8 * (size - 1)
+    assert traffic[Stage.EXCHANGE_ROWS].calls == 2
+    assert traffic[Stage.EXCHANGE_ROWS].sent_bytes == served * 3 * (4 + 2)
+    assert traffic[Stage.ALL_REDUCE].sent_bytes == 20
+    assert all(each.seconds > 0 for each in traffic.values())
+
+    # Nobody sends anything; then only the last rank does.
+    nothing, zeros = comm.all_to_all_ids(torch.empty(0, dtype=torch.int64), [0] * size)
+    assert (nothing.tolist(), zeros) == ([], [0] * size)
+    assert comm.all_to_all_rows(torch.empty(0, 7), zeros, zeros).shape == (0, 7)
+    last = rank == size - 1
+    ids = torch.arange(4 if last else 0)
+    received, _ = comm.all_to_all_ids(ids, [4 * last] + [0] * (size - 1))
+    assert received.tolist() == (list(range(4)) if rank == 0 else [])
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize("size", [2, 3])
+def test_every_collective_on_real_ranks(tmp_path: Path, size: int) -> None:
+    _on_ranks(size, _everything, tmp_path)
+
+
+def _two_threads(comm: Communicator, _folder: Path) -> None:
+    from threading import Thread
+
+    twin = comm.duplicate()
+    assert (twin.rank, twin.size) == (comm.rank, comm.size)
+    results: list[float] = []
+
+    def exchange() -> None:
+        for k in range(200):
+            got, _ = twin.all_to_all_ids(torch.full((2,), k), [1, 1])
+            results.extend(got.tolist())
+
+    thread = Thread(target=exchange)
+    thread.start()
+    # Ranks run the two sequences in orders of their own; the groups keep them apart.
+    sums = [comm.all_reduce_sum(torch.tensor([float(k)])).item() for k in range(200)]
+    thread.join()
+    assert sums == [2.0 * k for k in range(200)]
+    assert results == [k for k in range(200) for _ in range(2)]
+    twin.close()
+    comm.barrier()
+
+
+@pytest.mark.distributed
+def test_a_duplicate_lets_a_loader_thread_exchange_beside_the_gradients(tmp_path: Path) -> None:
+    _on_ranks(2, _two_threads, tmp_path)
+
+
+def test_one_rank_needs_no_process_group() -> None:
+    calls: list[tuple[Stage, int]] = []
+    comm = Communicator(meter=lambda stage, seconds, sent: calls.append((stage, sent)))
+    assert (comm.rank, comm.size, comm.device.type) == (0, 1, "cpu")
+    tensor = torch.arange(3.0)
+    assert comm.all_reduce_sum(tensor) is tensor
+    ids, counts = comm.all_to_all_ids(torch.tensor([4, 2]), [2])
+    assert (ids.tolist(), counts) == ([4, 2], [2])
+    rows = torch.arange(6.0).reshape(2, 3)
+    assert torch.equal(comm.all_to_all_rows(rows, [2], [2]), rows)
+    assert comm.all_gather_objects("a") == ["a"]
+    assert [a.tolist() for a in comm.all_gather_array(np.arange(2))] == [[0, 1]]
+    assert comm.broadcast(tensor) is tensor
+    assert comm.broadcast_object("b") == "b"
+    comm.barrier()
+    twin = comm.duplicate()
+    twin.close()
+    assert twin.size == 1
+    stages = [Stage.ALL_REDUCE, Stage.EXCHANGE_IDS, Stage.EXCHANGE_ROWS]
+    assert calls == [(stage, 0) for stage in stages]
+
+
+def test_counts_that_do_not_match_the_ids_are_refused() -> None:
+    comm = Communicator()
+    for counts in ([1], [1, 1], [3]):
+        ids: Any = torch.tensor([4, 2])
+        with pytest.raises(ValueError, match="1 counts with sum 2"):
+            comm.all_to_all_ids(ids, counts)
