@@ -42,6 +42,8 @@ class Purpose(IntEnum):
     """The order of the seeds of an epoch."""
     CALIBRATION = 3
     """Profiling and probing: draws that training must not repeat."""
+    DROPOUT = 4
+    """Seeds of torch's generator, by step and rank (in the place of hop)."""
 
 
 def stream(seed: int, epoch: int, step: int, hop: int, purpose: Purpose) -> np.uint64:

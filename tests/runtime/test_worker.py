@@ -1,0 +1,192 @@
+"""One rank in this process: it learns, resumes, reports, and refuses what does not fit."""
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional
+
+from runtime import worker
+from runtime.config import RunConfig
+from runtime.errors import GnnplanError, InputError, PlanError
+from runtime.graph.dataset import Graph
+from runtime.plan import load_plan, save_plan
+from runtime.report import RunReport, load_report
+from runtime.train.checkpoint import list_checkpoints
+from tests.support.plans import make_plan
+
+
+def train(plan: Path, run: Path, **settings: Any) -> RunReport:
+    settings = {"epochs": 1, "eval_every": 0, "pin": False} | settings
+    return worker.run(RunConfig(plan_folder=str(plan), run_folder=str(run), **settings))
+
+
+@pytest.fixture
+def run_folder(tmp_path: Path) -> Path:
+    (tmp_path / "run").mkdir()
+    return tmp_path / "run"
+
+
+def plain_losses(graph: Graph, seeds_of_steps: list[np.ndarray], hidden: int) -> list[float]:
+    """GraphSAGE and Adam written out in dense PyTorch: no sampler, no blocks, no runtime.
+
+    Full neighbourhoods make the sampled layers the full-graph ones: mean over in-neighbours.
+    """
+    from torch_geometric.nn import SAGEConv
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        layers = [SAGEConv(graph.feature_dim, hidden), SAGEConv(hidden, graph.num_classes)]
+    mean = torch.zeros(graph.num_nodes, graph.num_nodes)
+    for v in range(graph.num_nodes):
+        around = graph.indices[graph.indptr[v] : graph.indptr[v + 1]].astype(np.int64)
+        if len(around):
+            mean[v].index_add_(
+                0, torch.from_numpy(around), torch.full((len(around),), 1 / len(around))
+            )
+    assert graph.x is not None
+    assert graph.y is not None
+    x, y = torch.from_numpy(np.array(graph.x)), torch.from_numpy(np.array(graph.y))
+    parameters = [p for layer in layers for p in layer.parameters()]
+    optimizer = torch.optim.Adam(parameters, lr=0.01)
+    losses = []
+    for seeds in seeds_of_steps:
+        h = functional.relu(layers[0].lin_l(mean @ x) + layers[0].lin_r(x))
+        logits = layers[1].lin_l(mean @ h) + layers[1].lin_r(h)
+        loss = functional.cross_entropy(logits[seeds], y[seeds])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    return losses
+
+
+@pytest.mark.parametrize("dialect", ["first_seen", "every_hop"])
+def test_with_all_neighbours_the_losses_are_those_of_plain_pytorch(
+    small_graph: Graph, tmp_path: Path, run_folder: Path, dialect: Any
+) -> None:
+    from runtime.loader import PlannedLoader
+
+    plan = tmp_path / "plan"
+    settings = {"batch_size": 64, "fanouts": [-1, -1], "learning_rate": 0.01}
+    make_plan(small_graph, plan, dialect=dialect, sample_threads=1, **settings)
+    report = train(plan, run_folder, epochs=4)
+    loader = PlannedLoader(plan, small_graph)
+    seeds = [batch.seeds for _ in range(4) for batch in loader]
+    assert len(report.losses) == len(seeds) == 20
+    np.testing.assert_allclose(report.losses, plain_losses(small_graph, seeds, 16), rtol=1e-4)
+
+
+@pytest.mark.parametrize("stop_after", [4, 5, 7])
+def test_a_resumed_run_has_the_losses_of_an_undisturbed_one(
+    small_graph: Graph, tmp_path: Path, stop_after: int
+) -> None:
+    plan = tmp_path / "plan"
+    make_plan(small_graph, plan, batch_size=64, dropout=0.5, sample_threads=1)
+    for name in ("through", "stopped"):
+        (tmp_path / name).mkdir()
+    through = train(plan, tmp_path / "through", epochs=2, checkpoint_every_steps=2)
+    train(
+        plan, tmp_path / "stopped", epochs=2, max_steps=stop_after, checkpoint_every_steps=2
+    )  # 5 steps an epoch: checkpoints after steps 2, 4, 5, 7, 9, 10
+    saved = max(step for step in (2, 4, 5, 7, 9) if step <= stop_after)
+    resumed = train(plan, tmp_path / "stopped", epochs=2, checkpoint_every_steps=2, resume=True)
+    assert resumed.losses == through.losses[saved:]
+    assert [e.loss for e in resumed.epochs] == [e.loss for e in through.epochs]
+
+
+def test_a_truncated_newest_checkpoint_resumes_from_the_one_before(
+    small_graph: Graph, tmp_path: Path, run_folder: Path
+) -> None:
+    plan = tmp_path / "plan"
+    make_plan(small_graph, plan, batch_size=64)
+    through = train(plan, run_folder, epochs=3)
+    newest = list_checkpoints(run_folder / "checkpoints")[-1]
+    newest.write_bytes(newest.read_bytes()[:1000])
+    resumed = train(plan, run_folder, epochs=3, resume=True)
+    assert resumed.losses == through.losses[10:]
+
+
+def test_a_checkpoint_of_another_plan_is_refused(
+    small_graph: Graph, tmp_path: Path, run_folder: Path
+) -> None:
+    make_plan(small_graph, tmp_path / "a", batch_size=64)
+    make_plan(small_graph, tmp_path / "b", batch_size=128)
+    train(tmp_path / "a", run_folder)
+    with pytest.raises(PlanError, match="expected checkpoints of plan"):
+        train(tmp_path / "b", run_folder, resume=True)
+
+
+def test_the_report_holds_what_the_run_did(
+    small_graph: Graph, tmp_path: Path, run_folder: Path
+) -> None:
+    plan = tmp_path / "plan"
+    make_plan(small_graph, plan, batch_size=32, own_rows=500, learning_rate=0.01)
+    report = train(plan, run_folder, epochs=5, eval_every=5)
+    assert report == load_report(plan) == load_report(run_folder)
+    assert report.plan_id == load_plan(plan).plan_id
+    steps = -(-len(small_graph.train_idx) // 32)
+    assert [e.steps for e in report.epochs] == [steps] * 5
+    assert report.step_seconds.count == 5 * steps - 10
+    assert report.step_seconds.enough
+    rank = report.ranks[0]
+    assert set(rank.stages) == {
+        *("seeds", "sample", "gather", "batch"),
+        *("wait", "forward_backward", "all_reduce", "optimizer", "step"),
+    }
+    training = sum(
+        rank.stages[name].mean for name in ("wait", "forward_backward", "all_reduce", "optimizer")
+    )
+    assert training <= rank.stages["step"].mean
+    assert rank.rows_by_source.keys() == {"own", "host"}
+    assert math.isclose(sum(rank.hit_rates.values()), 1.0)
+    for source, rows in rank.rows_by_source.items():
+        assert rank.bytes_by_source[source] == rows * small_graph.row_bytes
+    assert rank.peak_memory_bytes >= rank.private_memory_bytes > 0
+    assert report.startup_seconds > 0
+    assert report.epochs[-1].loss < report.epochs[0].loss
+    assert report.epochs[-1].val is not None
+    assert report.test_score is not None
+    assert report.test_score > 0.5  # 5 balanced classes: chance is 0.2
+
+
+def test_max_steps_is_kept(small_graph: Graph, tmp_path: Path, run_folder: Path) -> None:
+    make_plan(small_graph, tmp_path / "plan", batch_size=64, sample_threads=1)
+    report = train(tmp_path / "plan", run_folder, epochs=100, max_steps=7)
+    assert len(report.losses) == 7
+    assert [e.steps for e in report.epochs] == [5]
+    assert report.ranks[0].stages["sample"].count == 7 - 3  # 3 of 7 discarded
+
+
+def test_a_loss_that_is_not_finite_stops_the_run(
+    small_graph: Graph, tmp_path: Path, run_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GNNPLAN_TEST_FAULT", "0:1:nan")
+    make_plan(small_graph, tmp_path / "plan", model="tests.support.models:faulty")
+    with pytest.raises(GnnplanError, match=r"epoch 0 step 0: the loss is nan"):
+        train(tmp_path / "plan", run_folder)
+
+
+@pytest.mark.parametrize("what", ["graph", "machine"])
+def test_another_graph_or_machine_is_refused_unless_forced(
+    small_graph: Graph, tmp_path: Path, run_folder: Path, what: str
+) -> None:
+    plan = make_plan(small_graph, tmp_path / "plan")
+    other = replace(plan, **{what: replace(getattr(plan, what), fingerprint="0" * 32)})
+    arrays = {name: np.load(tmp_path / "plan" / ref.file) for name, ref in plan.arrays.items()}
+    save_plan(other, arrays, tmp_path / "plan")
+    with pytest.raises(PlanError, match=f"expected the {what} the plan was made for.*--force"):
+        train(tmp_path / "plan", run_folder)
+    report = train(tmp_path / "plan", run_folder, force=True)
+    assert any(f"the {what} the plan was made for" in note for note in report.notes)
+
+
+def test_wrong_settings_are_named() -> None:
+    with pytest.raises(InputError, match="expected at least 1 epoch, found 0"):
+        RunConfig(plan_folder="p", run_folder="r", epochs=0)
+    with pytest.raises(InputError, match="expected at least 1 step, found 0"):
+        RunConfig(plan_folder="p", run_folder="r", max_steps=0)
