@@ -144,16 +144,12 @@ def expand_hops(
 ):
     """Sample hop after hop; return True when done, False when a buffer is too small.
 
-    Args:
-        indptr, indices: The graph; in-neighbours of v are indices[indptr[v]:indptr[v+1]].
-        streams, fanouts: Per hop: uint64 stream and int64 fan-out (-1 takes all).
-        every_hop: Expand all nodes known at each hop, not only those of the last one.
-        table, shift, stamp: The relabelling table, see `relabel`.
-        node_ids: int64, local to global; the seeds stand at its start.
-        row_start, row_degree, row_ptr: int64, one entry per expanded row of all hops.
-        positions, values, local: Per edge of all hops: position in `indices`, global, local id.
-        node_ends, row_ends, edge_ends: int64 [L + 1]; totals after each hop. node_ends[0] is set.
-        state: int64; HOP is where to start, the *_NEEDED entries say what is too small.
+    The graph is `indptr`, `indices`; per hop there is a uint64 stream and an int64 fan-out. The
+    relabelling table is described in `relabel`. `node_ids` (local to global) starts with the seeds;
+    `row_*` have one int64 per expanded row of all hops; `positions`, `values` and `local` one entry
+    per edge of all hops: its place in `indices`, its global and its local source. The `*_ends` are
+    totals after each hop, int64 [L + 1], with node_ends[0] set to the number of seeds. `state` says
+    where to start (HOP) and, on return, what is needed.
     """
     spare = 2 * AHEAD
     num_nodes = indptr.shape[0] - 1

@@ -41,7 +41,7 @@ class NeighborSampler:
 
     def __init__(
         self,
-        indptr: NDArray[np.int64],
+        indptr: NDArray[np.integer],
         indices: NDArray[np.integer],
         fanouts: Sequence[int],
         *,
@@ -200,8 +200,8 @@ def check_fanouts(fanouts: Sequence[int]) -> tuple[int, ...]:
 
 
 def _check_graph(
-    indptr: NDArray[np.int64], indices: NDArray[np.integer]
-) -> tuple[NDArray[np.int64], NDArray[np.integer]]:
+    indptr: NDArray[np.integer], indices: NDArray[np.integer]
+) -> tuple[NDArray[np.integer], NDArray[np.integer]]:
     """The two arrays as plain read-only views, so that one compiled kernel serves all graphs."""
     if indptr.ndim != 1 or indptr.shape[0] < 1 or indptr.dtype != np.int64:
         raise SamplerError(

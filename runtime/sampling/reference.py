@@ -60,7 +60,8 @@ def sample_reference(
         ends.append(len(nodes))
     blocks = []
     for hop in range(len(fanouts)):
-        nested = sum(hops[: hop + 1], []) if dialect is Dialect.FIRST_SEEN else hops[hop]
+        inner = 0 if dialect is Dialect.FIRST_SEEN else hop
+        nested = [row for rows in hops[inner : hop + 1] for row in rows]
         blocks.append(_block(nested, indices, local, num_src=ends[hop + 1], num_dst=ends[hop]))
     return MiniBatch(
         blocks=blocks[::-1],

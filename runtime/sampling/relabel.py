@@ -4,8 +4,8 @@ Both are one uint64 array and give the same local ids: a node's rank of first ap
 new for every batch, says which entries are of this batch, so that nothing is cleared between two.
 
 - dense: entry `id` is stamp << 32 | local. 8 bytes per node of the graph.
-- hashed: slot s is (id, stamp << 32 | local) at 2s and 2s+1; multiplicative hashing, linear probing,
-  at most half full. 16 bytes per slot.
+- hashed: slot s is (id, stamp << 32 | local) at 2s and 2s+1; multiplicative hashing, linear
+  probing, at most half full. 16 bytes per slot.
 
 `shift` tells them apart: 0 is dense, otherwise a hash is the top 64 - shift bits of a product.
 """

@@ -1,0 +1,85 @@
+"""Every seed once per epoch, dealt the same way whatever the number of ranks."""
+
+import numpy as np
+import pytest
+
+from runtime.errors import SamplerError
+from runtime.sampling.seeds import SeedSchedule
+
+TRAIN = np.random.default_rng(0).permutation(10_000)[:1003].astype(np.int64)
+
+
+def shares(num_ranks: int, epoch: int, step: int, **settings) -> list:
+    schedules = (
+        SeedSchedule(TRAIN, 100, seed=4, num_ranks=num_ranks, rank=rank, **settings)
+        for rank in range(num_ranks)
+    )
+    return [schedule.share(epoch, step) for schedule in schedules]
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 3, 8])
+def test_shares_of_all_ranks_make_up_the_global_batch(num_ranks: int) -> None:
+    for step in range(11):
+        ((whole, whole_id, count),) = shares(1, 2, step)
+        parts = shares(num_ranks, 2, step)
+        np.testing.assert_array_equal(np.concatenate([p[0] for p in parts]), whole)
+        np.testing.assert_array_equal(np.concatenate([p[1] for p in parts]), whole_id)
+        np.testing.assert_array_equal(TRAIN[whole_id], whole)
+        assert {p[2] for p in parts} == {count} == {len(whole)}
+        sizes = [len(p[0]) for p in parts]
+        assert max(sizes) - min(sizes) <= 1
+
+
+def test_each_seed_occurs_once_per_epoch_and_epochs_differ() -> None:
+    schedule = SeedSchedule(TRAIN, 100, seed=4)
+    epochs = [
+        np.concatenate([schedule.share(epoch, step)[0] for step in range(schedule.num_steps)])
+        for epoch in range(3)
+    ]
+    for order in epochs:
+        np.testing.assert_array_equal(np.sort(order), np.sort(TRAIN))
+    assert not np.array_equal(epochs[0], epochs[1])
+    np.testing.assert_array_equal(schedule.order(0), SeedSchedule(TRAIN, 7, seed=4).order(0))
+    assert not np.array_equal(schedule.order(0), SeedSchedule(TRAIN, 100, seed=5).order(0))
+
+
+def test_more_ranks_than_seeds_leaves_some_shares_empty() -> None:
+    parts = shares(8, 0, 10)
+    assert parts[0][2] == 3
+    assert sorted(len(seeds) for seeds, _, _ in parts) == [0, 0, 0, 0, 0, 1, 1, 1]
+
+
+def test_drop_last_leaves_out_the_incomplete_batch() -> None:
+    assert SeedSchedule(TRAIN, 100, seed=0).num_steps == 11
+    assert SeedSchedule(TRAIN, 100, seed=0, drop_last=True).num_steps == 10
+    assert SeedSchedule(TRAIN, 1003, seed=0, drop_last=True).num_steps == 1
+
+
+def test_shuffle_is_uniform_over_positions() -> None:
+    # Mean position of each of 50 items over 2000 epochs: z below 5 for all.
+    schedule = SeedSchedule(np.arange(50), 50, seed=1)
+    positions = np.array([np.argsort(schedule.order(epoch)) for epoch in range(2000)])
+    z = (positions.mean(axis=0) - 24.5) / np.sqrt((50**2 - 1) / 12 / 2000)
+    assert np.abs(z).max() < 5
+
+
+@pytest.mark.parametrize(
+    ("train", "settings", "message"),
+    [
+        ([], {}, "list of training nodes"),
+        ([1, 1, 2], {}, "found 1 repetitions"),
+        ([1, 2], {"batch_size": 0}, "batch_size >= 1"),
+        ([1, 2], {"num_ranks": 2, "rank": 2}, "rank < num_ranks"),
+        ([1, 2], {"batch_size": 3, "drop_last": True}, "at least one full batch"),
+    ],
+)
+def test_schedules_that_make_no_step_are_refused(train: list, settings: dict, message: str) -> None:
+    settings = {"batch_size": 2, "seed": 0} | settings
+    with pytest.raises(SamplerError, match=message):
+        SeedSchedule(np.array(train, dtype=np.int64), **settings)
+
+
+@pytest.mark.parametrize("step", [-1, 11])
+def test_steps_outside_the_epoch_are_refused(step: int) -> None:
+    with pytest.raises(SamplerError, match="step between 0 and 10"):
+        SeedSchedule(TRAIN, 100, seed=4).share(0, step)
