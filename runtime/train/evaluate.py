@@ -1,0 +1,255 @@
+"""Validation and test: exact layer-wise inference, or sampling with evaluation fan-outs.
+
+Exact inference splits each layer's vertices over the ranks by edges, and the ranks exchange the
+layer's output (`layer_table`).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from runtime.comm.collectives import Communicator
+from runtime.errors import DatasetError
+from runtime.features.counters import Counters
+from runtime.features.gather import gather_rows
+from runtime.features.sparse import SparseHost
+from runtime.features.store import AbstractFeatureStore
+from runtime.graph.dataset import Graph
+from runtime.models.adjacency import TorchBlock, torch_block, torch_blocks
+from runtime.models.inference import FullNeighbourhoods, chunks, vertices_per_layer
+from runtime.models.metrics import Metric, metric_of
+from runtime.models.weights import count_self_loops, fill_weights
+from runtime.plan import Workload
+from runtime.sampling.minibatch import MiniBatch
+from runtime.sampling.neighbor import NeighborSampler
+from runtime.sampling.rng import Purpose
+from runtime.train.layer_table import LayerTable
+
+Reader = Callable[[NDArray[np.int64], NDArray[np.float32]], object]
+_SAMPLED_BATCH = 1024
+_EXACT_BATCH = 128
+"""Seeds per batch of a model that cannot be run layer by layer: its batches are whole L-hops."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Score:
+    """A metric over all ranks."""
+
+    metric: str
+    """accuracy | micro_f1 | roc_auc."""
+    value: float
+    """NaN where no vertex was counted."""
+    count: int
+    """Vertices with a known label that were counted."""
+
+
+def evaluate(
+    model: nn.Module,
+    graph: Graph,
+    store: AbstractFeatureStore | None,
+    ids: NDArray[np.int64],
+    *,
+    workload: Workload,
+    fanouts: list[int] | None = None,
+    comm: Communicator | None = None,
+    chunk_bytes: int = 256 << 20,
+    epoch: int = 0,
+    scratch: Path | None = None,
+) -> Score:
+    """Score the model on vertices; every rank calls it with the same `ids`.
+
+    Without `fanouts` the logits are those of the full graph: layer by layer where the model has
+    `num_layers` layers and forward_layer(layer, x, block), else on whole L-hop neighbourhoods.
+
+    Args:
+        model: forward(x, blocks) -> logits; left in the mode (training or not) it was in.
+        graph: The dataset; ranks read features from its mapping.
+        store: Reads the features instead where there is one rank. With several, a store may be
+            collective, and the loader's threads may be reading through it meanwhile.
+        ids: Vertices to score, shape (n,).
+        workload: Names the model's weights, layers and seed.
+        fanouts: Evaluate by sampling with these, first hop first.
+        comm: The ranks; None: this process alone.
+        chunk_bytes: Bound on one chunk's gathered input; a single vertex with more neighbours than
+            that passes it.
+        epoch: Part of the stream of sampled draws.
+        scratch: Folder of the shared layer outputs; the system's temporary folder if None.
+
+    Raises:
+        DatasetError: the graph has no labels or no features.
+        InputError: the task has no metric.
+    """
+    metric = metric_of(graph.task)
+    if graph.y is None:
+        raise DatasetError(f"{graph.name}: expected labels (y.npy) to evaluate with, found none")
+    run = _Evaluation(
+        model=model,
+        graph=graph,
+        read=_reader(graph, store if comm is None or comm.size == 1 else None),
+        workload=workload,
+        comm=comm,
+        metric=metric,
+        device=next((p.device for p in model.parameters()), torch.device("cpu")),
+        chunk_bytes=chunk_bytes,
+        scratch=scratch,
+    )
+    was_training = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            if fanouts is not None:
+                run.by_sampling(ids, fanouts, _SAMPLED_BATCH, epoch)
+            elif hasattr(model, "forward_layer"):
+                run.layer_by_layer(ids)
+            else:
+                run.by_sampling(ids, [-1] * workload.num_layers, _EXACT_BATCH, epoch)
+    finally:
+        model.train(was_training)
+    value, count = metric.compute(comm)
+    return Score(metric=metric.name, value=value, count=count)
+
+
+def _reader(graph: Graph, store: AbstractFeatureStore | None) -> Reader:
+    if store is not None:
+        return store.read
+    if graph.x is not None:
+        table = graph.x
+        return lambda ids, out: gather_rows(table, ids, out)
+    if graph.x_csr is None:
+        raise DatasetError(f"{graph.name}: expected features to evaluate with, found none")
+    sparse = SparseHost(graph.x_csr.indptr, graph.x_csr.indices, graph.x_csr.data)
+
+    def read(ids: NDArray[np.int64], out: NDArray[np.float32]) -> None:
+        sparse.read(ids, np.arange(ids.shape[0]), np.array([ids.shape[0]]), out, Counters())
+
+    return read
+
+
+@dataclass(kw_only=True)
+class _Evaluation:
+    model: nn.Module
+    graph: Graph
+    read: Reader
+    workload: Workload
+    comm: Communicator | None
+    metric: Metric
+    device: torch.device
+    chunk_bytes: int
+    scratch: Path | None
+
+    @property
+    def rank(self) -> int:
+        return 0 if self.comm is None else self.comm.rank
+
+    @property
+    def size(self) -> int:
+        return 1 if self.comm is None else self.comm.size
+
+    def by_sampling(
+        self, ids: NDArray[np.int64], fanouts: list[int], batch_size: int, epoch: int
+    ) -> None:
+        """Score this rank's share of the vertices in sampled batches."""
+        graph = self.graph
+        sampler = NeighborSampler(
+            graph.indptr,
+            graph.indices,
+            fanouts,
+            seed=self.workload.seed,
+            purpose=Purpose.CALIBRATION,
+        )
+        fill = self._weights(self.workload)
+        mine = np.unique(ids)[self.rank :: self.size]
+        for first in range(0, mine.shape[0], batch_size):
+            seeds = mine[first : first + batch_size]
+            # Draws depend on the vertex, not on the step: any split over ranks draws the same.
+            batch = fill(sampler.sample(seeds, epoch=epoch, step=0))
+            x = self._features(batch.n_id)
+            blocks = [block.to(self.device) for block in torch_blocks(batch)]
+            self._count(self.model(x, blocks), seeds)
+
+    def layer_by_layer(self, ids: NDArray[np.int64]) -> None:
+        """Run each layer over all vertices the next one needs; score the last layer's rows."""
+        graph, num_layers = self.graph, self.workload.num_layers
+        # Over full neighbourhoods the sampled subgraph is the graph: full degrees are the norm.
+        fill = self._weights(replace(self.workload, gcn_norm="full"))
+        neighbourhoods = FullNeighbourhoods(graph.indptr, graph.indices)
+        table: LayerTable | None = None
+        for layer, rows in enumerate(
+            vertices_per_layer(graph.indptr, graph.indices, ids, num_layers)
+        ):
+            following: LayerTable | None = None
+            parts = split_by_edges(rows, graph.indptr, self.size)
+            width = graph.feature_dim if table is None else table.rows.shape[1]
+            last = layer == num_layers - 1
+            if not last:
+                out_width = self._width_after(layer, width)
+                following = LayerTable(graph.num_nodes, out_width, self.comm, self.scratch)
+            for chunk in chunks(parts[self.rank], graph.indptr, self.chunk_bytes // (4 * width)):
+                batch = fill(neighbourhoods.batch(chunk))
+                x = self._inputs(batch.n_id, table)
+                block = torch_block(batch.blocks[0]).to(self.device)
+                out = self._forward_layer(layer, x, block)
+                if following is None:
+                    self._count(out, chunk)
+                else:
+                    following.rows[chunk] = out.cpu().numpy()
+            if following is not None:
+                following.exchange(parts)
+            if table is not None:
+                table.close()
+            table = following
+
+    def _forward_layer(self, layer: int, x: Tensor, block: TorchBlock) -> Tensor:
+        forward_layer: Callable[[int, Tensor, TorchBlock], Tensor] = self.model.forward_layer  # pyright: ignore[reportAssignmentType]
+        return forward_layer(layer, x, block)
+
+    def _width_after(self, layer: int, width: int) -> int:
+        """Columns of a layer's output, from a block without vertices."""
+        empty = TorchBlock(
+            num_src=0,
+            num_dst=0,
+            indptr=torch.zeros(1, dtype=torch.int64),
+            indices=torch.empty(0, dtype=torch.int32),
+            weight=torch.empty(0) if self.workload.model == "gcn" else None,
+        ).to(self.device)
+        return self._forward_layer(layer, torch.empty(0, width, device=self.device), empty).shape[1]
+
+    def _weights(self, workload: Workload) -> Callable[[MiniBatch], MiniBatch]:
+        graph = self.graph
+        if workload.model != "gcn" or workload.gcn_norm != "full":
+            return lambda batch: fill_weights(batch, workload)
+        degree = np.diff(graph.indptr)
+        loops = count_self_loops(graph.indptr, graph.indices)
+        return lambda batch: fill_weights(batch, workload, degree, self_loops=loops)
+
+    def _features(self, n_id: NDArray[np.int64]) -> Tensor:
+        x = np.empty((n_id.shape[0], self.graph.feature_dim), np.float32)
+        self.read(n_id, x)
+        return torch.from_numpy(x).to(self.device)
+
+    def _inputs(self, n_id: NDArray[np.int64], table: LayerTable | None) -> Tensor:
+        if table is None:
+            return self._features(n_id)
+        x = np.empty((n_id.shape[0], table.rows.shape[1]), np.float32)
+        gather_rows(table.rows, n_id, x)
+        return torch.from_numpy(x).to(self.device)
+
+    def _count(self, logits: Tensor, ids: NDArray[np.int64]) -> None:
+        assert self.graph.y is not None
+        y = torch.from_numpy(np.array(self.graph.y[ids]))
+        self.metric.update(logits.cpu(), y)
+
+
+def split_by_edges(
+    rows: NDArray[np.int64], indptr: NDArray[np.int64], num_parts: int
+) -> list[NDArray[np.int64]]:
+    """Cut sorted vertices into contiguous parts of about equal edges plus vertices."""
+    work = np.cumsum(indptr[rows + 1] - indptr[rows] + 1)
+    total = int(work[-1]) if work.size else 0
+    goals = [total * part // num_parts for part in range(1, num_parts)]
+    return np.split(rows, np.searchsorted(work, goals, side="right"))

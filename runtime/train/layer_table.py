@@ -1,0 +1,74 @@
+"""A layer's output for all vertices, written in parts by the ranks and read by all.
+
+Ranks of one host share one mapped file; ranks of several hosts broadcast their parts.
+"""
+
+import os
+import socket
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from runtime.comm.collectives import Communicator
+
+
+class LayerTable:
+    """Float32 [N, width]; rows never written cost no memory.
+
+    Args:
+        num_nodes: N.
+        width: Columns.
+        comm: The ranks; None: this process alone. Every rank makes the table at the same point.
+        folder: Where the shared file is made (and unlinked at once); the system's temporary folder
+            if None.
+    """
+
+    def __init__(self, num_nodes: int, width: int, comm: Communicator | None, folder: Path | None):
+        self._comm = comm
+        self._shared = False
+        shape = (num_nodes, width)
+        if comm is None or comm.size == 1:
+            self.rows: NDArray[np.float32] = np.empty(shape, np.float32)
+            return
+        self._shared = len(set(comm.all_gather_objects(socket.gethostname()))) == 1
+        self.rows = _shared_rows(shape, comm, folder) if self._shared else np.empty(shape, "f4")
+
+    def exchange(self, parts: list[NDArray[np.int64]]) -> None:
+        """Make every rank's rows visible to all; `parts` are the rows each rank has written."""
+        comm = self._comm
+        if comm is None or comm.size == 1:
+            return
+        if self._shared:
+            comm.barrier()
+            return
+        for source, rows in enumerate(parts):
+            part = torch.from_numpy(self.rows[rows]).to(comm.device)
+            self.rows[rows] = comm.broadcast(part, source).cpu().numpy()
+
+    def close(self) -> None:
+        """Wait until no rank reads the rows any more, then give them back."""
+        if self._shared and self._comm is not None:
+            self._comm.barrier()
+        del self.rows
+
+
+def _shared_rows(
+    shape: tuple[int, int], comm: Communicator, folder: Path | None
+) -> NDArray[np.float32]:
+    """One file mapped by all ranks of the host, unlinked as soon as all have it open."""
+    name = ""
+    if comm.rank == 0:
+        descriptor, name = tempfile.mkstemp(suffix=".layer", dir=folder)
+        os.ftruncate(descriptor, 4 * shape[0] * shape[1])
+        os.close(descriptor)
+    path = Path(comm.broadcast_object(name))
+    try:
+        rows = np.memmap(path, np.float32, "r+", shape=shape)
+        comm.barrier()
+    finally:
+        if comm.rank == 0:
+            path.unlink()
+    return rows

@@ -1,0 +1,191 @@
+import os
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from torch.multiprocessing.spawn import spawn
+
+from runtime.comm.collectives import Communicator
+from runtime.errors import DatasetError
+from runtime.graph.dataset import Graph, SparseFeatures, open_graph, write_graph
+from runtime.models.build import build_model
+from runtime.models.metrics import metric_of
+from runtime.plan import Workload
+from runtime.train.evaluate import evaluate, split_by_edges
+
+
+def workload(model: str, layers: int = 2) -> Workload:
+    return Workload(model=model, num_layers=layers, hidden=16, fanouts=[3] * layers, seed=4)
+
+
+def full_graph_logits(model: torch.nn.Module, graph: Graph) -> torch.Tensor:
+    """The model's own PyG layers on the whole graph's edge_index."""
+    target = np.repeat(np.arange(graph.num_nodes), np.diff(graph.indptr))
+    edge_index = torch.from_numpy(np.stack([np.asarray(graph.indices, np.int64), target]))
+    convs: Any = model.get_submodule("convs")
+    x = torch.from_numpy(np.array(graph.x))
+    with torch.no_grad():
+        for layer, conv in enumerate(convs):
+            x = conv(x, edge_index)
+            x = x if layer == len(convs) - 1 else x.relu()
+    return x
+
+
+def spy(model: torch.nn.Module, logits: dict[int, torch.Tensor]) -> Any:
+    """Record the last layer's output by the order in which it is computed."""
+    inner: Callable[..., torch.Tensor] = model.forward_layer  # pyright: ignore[reportAssignmentType]
+
+    last = len(list(model.get_submodule("convs").children())) - 1
+
+    def forward_layer(layer: int, x: torch.Tensor, block: Any) -> torch.Tensor:
+        out = inner(layer, x, block)
+        if layer == last:
+            logits[len(logits)] = out
+        return out
+
+    model.forward_layer = forward_layer  # pyright: ignore
+    return model
+
+
+@pytest.mark.parametrize("name", ["sage", "gcn", "gat"])
+@pytest.mark.parametrize("chunk_bytes", [1 << 16, 1 << 28])
+def test_layer_wise_logits_equal_the_full_graph_forward(name, chunk_bytes, small_graph):
+    model = build_model(workload(name), 16, 5, "multiclass")
+    expected = full_graph_logits(model, small_graph)
+    found: dict[int, torch.Tensor] = {}
+    ids = small_graph.val_idx
+    score = evaluate(
+        spy(model, found), small_graph, None, ids, workload=workload(name), chunk_bytes=chunk_bytes
+    )
+    rows = torch.from_numpy(np.unique(ids))
+    logits = torch.cat(list(found.values()))
+    assert len(found) > 1 or chunk_bytes > 1 << 20
+    torch.testing.assert_close(logits, expected[rows], rtol=1e-5, atol=1e-5)
+    metric = metric_of("multiclass")
+    assert small_graph.y is not None
+    metric.update(expected[rows], torch.from_numpy(np.array(small_graph.y[np.unique(ids)])))
+    assert (score.value, score.count) == metric.compute()
+    assert score.metric == "accuracy"
+
+
+@pytest.mark.parametrize("name", ["sage", "gcn"])
+def test_sampling_with_every_neighbour_equals_exact_inference(name, small_graph):
+    model = build_model(workload(name, 3), 16, 5, "multiclass")
+    ids = small_graph.test_idx[:200]
+    settings = workload(name, 3)
+    exact = evaluate(model, small_graph, None, ids, workload=settings)
+    sampled = evaluate(model, small_graph, None, ids, workload=settings, fanouts=[-1, -1, -1])
+    assert (exact.value, exact.count) == (sampled.value, sampled.count)
+
+
+def test_a_model_without_layers_is_evaluated_on_whole_neighbourhoods(small_graph):
+    inner = build_model(workload("sage"), 16, 5, "multiclass")
+
+    class Opaque(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = inner
+
+        def forward(self, x, blocks):
+            return self.inner(x, blocks)
+
+    expected = evaluate(inner, small_graph, None, small_graph.val_idx, workload=workload("sage"))
+    found = evaluate(Opaque(), small_graph, None, small_graph.val_idx, workload=workload("sage"))
+    assert found == expected
+
+
+def test_the_mode_of_the_model_is_left_as_it_was(small_graph):
+    model = build_model(workload("sage"), 16, 5, "multiclass").train()
+    evaluate(model, small_graph, None, small_graph.val_idx[:5], workload=workload("sage"))
+    assert model.training
+
+
+def test_sparse_features_give_the_same_score(small_graph, tmp_path):
+    model = build_model(workload("sage"), 16, 5, "multiclass")
+    x = np.array(small_graph.x)
+    mask = np.abs(x) > 0
+    sparse = SparseFeatures(
+        indptr=np.r_[0, np.cumsum(mask.sum(1))].astype(np.int64),
+        indices=np.nonzero(mask)[1].astype(np.int32),
+        data=x[mask],
+    )
+    copy = write_graph(
+        tmp_path / "sparse",
+        name="sparse",
+        indptr=np.array(small_graph.indptr),
+        indices=np.array(small_graph.indices),
+        x_csr=sparse,
+        y=small_graph.y,
+        train_idx=small_graph.train_idx,
+        val_idx=small_graph.val_idx,
+        test_idx=small_graph.test_idx,
+        task="multiclass",
+        num_classes=5,
+        feature_dim=16,
+    )
+    settings = workload("sage")
+    expected = evaluate(model, small_graph, None, small_graph.val_idx, workload=settings)
+    assert evaluate(model, copy, None, copy.val_idx, workload=settings) == expected
+
+
+def test_a_graph_without_labels_is_refused(small_graph, tmp_path):
+    copy = write_graph(
+        tmp_path / "bare",
+        name="bare",
+        indptr=np.array(small_graph.indptr),
+        indices=np.array(small_graph.indices),
+        x=np.array(small_graph.x),
+        train_idx=small_graph.train_idx,
+        val_idx=small_graph.val_idx,
+        test_idx=small_graph.test_idx,
+        task="multiclass",
+        num_classes=5,
+    )
+    model = build_model(workload("sage"), 16, 5, "multiclass")
+    with pytest.raises(DatasetError, match="expected labels"):
+        evaluate(model, copy, None, copy.val_idx, workload=workload("sage"))
+
+
+def test_parts_are_contiguous_and_hold_about_equal_work():
+    indptr = np.array([0, 10, 10, 10, 20, 30])
+    parts = split_by_edges(np.arange(5), indptr, 3)
+    assert np.concatenate(parts).tolist() == [0, 1, 2, 3, 4]
+    # By hand: work 11, 1, 1, 11, 11 of 35 in all; cuts at 11 and 23.
+    assert [part.tolist() for part in parts] == [[0], [1, 2], [3, 4]]
+    assert [p.tolist() for p in split_by_edges(np.arange(0), indptr, 2)] == [[], []]
+
+
+def _score_on_rank(rank: int, port: int, folder: Path, out: Path) -> None:
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", rank=rank, world_size=2)
+    graph, settings, comm = open_graph(folder), workload("sage", 3), Communicator()
+    model = build_model(settings, 16, 5, "multiclass")
+    ids = graph.test_idx
+    one_host = evaluate(model, graph, None, ids, workload=settings, comm=comm)
+    socket.gethostname = lambda: f"host{rank}"
+    two_hosts = evaluate(model, graph, None, ids, workload=settings, comm=comm)
+    sampled = evaluate(model, graph, None, ids, workload=settings, comm=comm, fanouts=[4, 4, 4])
+    scores = (one_host, two_hosts, sampled)
+    np.save(out / f"{rank}.npy", [[score.value, score.count] for score in scores])
+    dist.destroy_process_group()
+
+
+@pytest.mark.distributed
+def test_two_ranks_score_what_one_does(small_graph, tmp_path):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    spawn(_score_on_rank, (port, small_graph.path, tmp_path), nprocs=2)
+    model = build_model(workload("sage", 3), 16, 5, "multiclass")
+    ids, settings = small_graph.test_idx, workload("sage", 3)
+    exact = evaluate(model, small_graph, None, ids, workload=settings)
+    sampled = evaluate(model, small_graph, None, ids, workload=settings, fanouts=[4, 4, 4])
+    expected = [[score.value, score.count] for score in (exact, exact, sampled)]
+    for rank in range(2):
+        assert np.load(tmp_path / f"{rank}.npy").tolist() == expected
