@@ -28,7 +28,8 @@ class Candidate:
         """What a reader sees, e.g. "2 ranks x (1 compute + 0 loader) threads, naive"."""
         ranks = f"{self.num_ranks} rank{'s' if self.num_ranks > 1 else ''}"
         t = self.threads
-        return f"{ranks} x ({t.compute} compute + {t.sample} loader) threads, {self.policy}"
+        ahead = f", {self.prefetch_depth} ahead" if t.sample else ""
+        return f"{ranks} x ({t.compute} compute + {t.sample} loader) threads{ahead}, {self.policy}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -8,6 +8,7 @@ from runtime.plan import Workload
 
 POLICIES = (
     "auto",
+    "none",
     "naive",
     "random",
     "degree",

@@ -5,55 +5,39 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-Rows = NDArray[np.float32]
-"""Inclusion frequencies, shape (num_nodes,)."""
-
-
-def rows_by_source(p: Rows, source: NDArray[np.integer], num_sources: int) -> NDArray[np.float64]:
-    """Expected rows per batch read from each source.
-
-    E[rows_s] = sum over v with source s of p_v
-
-    Args:
-        p: inclusion frequencies, shape (num_nodes,).
-        source: number of the source of each vertex, shape (num_nodes,).
-        num_sources: sources in all.
-
-    Returns:
-        Shape (num_sources,).
-
-    >>> p = np.array([1.0, 0.5, 0.25], dtype=np.float32)
-    >>> rows_by_source(p, np.array([0, 1, 1]), 2).tolist()
-    [1.0, 0.75]
-    """
-    rows = np.bincount(source, weights=p, minlength=num_sources)
-    return rows[:num_sources].astype(np.float64)
+Frequencies = NDArray[np.float32]
+"""Share of batches that read each vertex, shape (num_nodes,)."""
+Shares = NDArray[np.float64]
+"""Shape (ranks, sources); each row sums to 1, or is zero where nothing is read."""
 
 
 def cross_validated(
-    first: Rows, second: Rows, choose: Callable[[Rows], NDArray[np.integer]], num_sources: int
-) -> NDArray[np.float64]:
+    first: Frequencies,
+    second: Frequencies,
+    rows: Callable[[Frequencies, Frequencies], NDArray[np.float64]],
+) -> Shares:
     """Share of rows by source, each half scored by the placement chosen on the other half.
 
     Args:
         first: frequencies over one half of the profiled batches.
         second: frequencies over the other half.
-        choose: placement of a rank from frequencies: source number of each vertex.
-        num_sources: sources in all.
-
-    Returns:
-        Shape (num_sources,), summing to 1 (or all zero without reads).
+        rows: expected rows by rank and source, shape (ranks, sources), of the placement chosen on
+            its first argument and scored on its second.
 
     Source: formulas.md 8.9 [A9].
 
     >>> a, b = np.array([1, 0.5, 0], np.float32), np.array([1, 0, 0.5], np.float32)
-    >>> top = lambda p: np.where(np.argsort(np.argsort(-p, kind="stable")) < 2, 0, 1)
-    >>> cross_validated(a, b, top, 2).round(3).tolist()
+    >>> def top_two(chosen_on, scored_on):
+    ...     own = np.argsort(-chosen_on, kind="stable")[:2]
+    ...     return np.array([[scored_on[own].sum(), scored_on.sum() - scored_on[own].sum()]])
+    >>> [round(float(x), 3) for x in cross_validated(a, b, top_two)[0]]
     [0.667, 0.333]
     """
-    total = np.zeros(num_sources)
+    total: Shares | None = None
     for chosen_on, scored_on in ((first, second), (second, first)):
-        rows = rows_by_source(scored_on, choose(chosen_on), num_sources)
-        reads = rows.sum()
-        total += rows / reads / 2 if reads > 0 else 0.0
+        found = rows(chosen_on, scored_on)
+        reads = found.sum(axis=1, keepdims=True)
+        share = np.divide(found, reads, out=np.zeros_like(found), where=reads > 0) / 2
+        total = share if total is None else total + share
+    assert total is not None
     return total

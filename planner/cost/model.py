@@ -9,6 +9,7 @@ shared capacity, so prefetching on a full machine is not predicted to be free.
 from dataclasses import dataclass
 
 from planner.candidate import Candidate, PlacedRows
+from planner.cost.all_reduce import gradient_bytes
 from planner.cost.budget import Budgets, memory_use, rank_parts
 from planner.cost.interval import relative_half_width, spanned
 from planner.cost.rank_seconds import RankSeconds, rank_seconds
@@ -127,18 +128,36 @@ def _startup(
     )
 
 
+def link_of(machine: MachineModel, kind: str) -> str:
+    """Name of the link that a kind of traffic crosses; the kind itself where none is known."""
+    kinds = {m.name: m.kind for m in machine.memories}
+    cpus = {p.name for p in machine.processors if p.kind == "cpu"}
+    for link in machine.links:
+        source = kinds.get(link.source)
+        crossed = {
+            "own": source == "host" and link.target in cpus,
+            "host": source == "host" and link.target in cpus,
+            "disk": source == "disk",
+            "peer": source == "host" and link.target == link.source,
+            "all_reduce": source == "host" and link.target == link.source,
+        }
+        if crossed.get(kind, False):
+            return link.name
+    return kind
+
+
 def _traffic(
     request: Request, placed: PlacedRows, ranks: list[RankSeconds], num_parameters: int
 ) -> dict[str, float]:
-    """Bytes per step over all ranks, by where they come from, and the gradient's."""
+    """Bytes per step over all ranks by link: feature rows, and the gradient's ring."""
     stored, total = row_bytes(request.graph), dict[str, float]()
-    for rank in placed.ranks:
-        for kind, rows in rank.rows.items():
-            total[kind] = total.get(kind, 0.0) + rows * stored
-    count = len(ranks)
-    if count > 1:
-        # Ring: every rank sends 2 (P - 1) / P of the gradient.
-        total["all_reduce"] = 2.0 * (count - 1) * 4 * num_parameters
+    moved = [(kind, rows * stored) for rank in placed.ranks for kind, rows in rank.rows.items()]
+    if len(ranks) > 1:
+        # Ring: all ranks together send 2 (P - 1) times the gradient.
+        moved.append(("all_reduce", 2.0 * (len(ranks) - 1) * gradient_bytes(num_parameters)))
+    for kind, size in moved:
+        link = link_of(request.machine, kind)
+        total[link] = total.get(link, 0.0) + size
     return total
 
 

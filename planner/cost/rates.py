@@ -87,7 +87,6 @@ def row_rate(
         rate = lookup(machine, "disk_read", read_bytes=read_bytes, queue_depth=depth)
         factor = reads_per_row(row_bytes) * candidate.num_ranks * candidate.threads.gather
         return Rate(seconds=rate.seconds * factor, spread=rate.spread, provenance=rate.provenance)
-    table = "mapped_gather" if kind == "host" else "gather"
     return lookup(
         machine,
         "mapped_gather" if kind == "host" else "gather",

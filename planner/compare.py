@@ -1,0 +1,170 @@
+"""Predicted against measured: the plan's numbers beside the run's, stage by stage.
+
+Measured means the median over at least 30 steps after at least 10 discarded, of the rank whose
+stage took longest; the error is relative to what was measured.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from planner.errors import SettingsError
+from runtime.plan import Interval, Plan
+from runtime.report import MIN_MEASURED_STEPS, RunReport
+
+STEP_BAR = 0.30
+STAGE_BAR = 0.50
+NEGLIGIBLE = 0.02
+"""Stages below this share of the step are shown, but no bar is held against them."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Total:
+    """A predicted time with its interval, and the measured one."""
+
+    predicted: float
+    low: float
+    high: float
+    measured: float
+    ape: float
+    """|predicted - measured| / measured."""
+
+    @property
+    def within_interval(self) -> bool:
+        """Whether the measured value lies in the predicted interval."""
+        return self.low <= self.measured <= self.high
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StageComparison:
+    """One stage, predicted and measured."""
+
+    predicted: float
+    measured: float
+    ape: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Comparison:
+    """The plan's prediction held against a run."""
+
+    step_seconds: Total
+    epoch_seconds: Total
+    stages: dict[str, StageComparison]
+    startup_seconds: StageComparison
+    plan_id: str
+    num_steps: int
+    """Steps the measured medians rest on."""
+    step_within_bar: bool
+    stages_within_bar: bool
+    """Every stage above 2% of the step is within 50%."""
+    notes: list[str] = field(default_factory=list[str])
+
+
+def absolute_percentage_error(predicted: float, measured: float) -> float:
+    """|predicted - measured| / measured, as a fraction; 0 for two zeros, 1 for a measured zero.
+
+    >>> absolute_percentage_error(12.0, 10.0), absolute_percentage_error(0.0, 0.0)
+    (0.2, 0.0)
+    """
+    if measured == 0.0:
+        return 0.0 if predicted == 0.0 else 1.0
+    return abs(predicted - measured) / abs(measured)
+
+
+def compare(plan: Plan, report: RunReport) -> Comparison:
+    """Hold a plan's prediction against a run's report.
+
+    Raises:
+        SettingsError: the run was made under another plan, or measured no step at all.
+    """
+    if report.plan_id != plan.plan_id:
+        raise SettingsError(
+            f"expected a report of plan {plan.plan_id[:12]}, found one of "
+            f"{report.plan_id[:12]}; train this plan again"
+        )
+    if report.step_seconds is None:
+        raise SettingsError(
+            f"expected at least {MIN_MEASURED_STEPS} measured steps, found none after the warm-up; "
+            "train more epochs"
+        )
+    step = report.step_seconds
+    stages = _stages(plan, report)
+    total = _total(plan.prediction.step_seconds, step.median)
+    large = [s for s in stages.values() if s.measured >= NEGLIGIBLE * step.median]
+    return Comparison(
+        step_seconds=total,
+        epoch_seconds=_total(plan.prediction.epoch_seconds, _epoch_seconds(report)),
+        stages=stages,
+        startup_seconds=_row(plan.prediction.startup_seconds, report.startup_seconds),
+        plan_id=plan.plan_id,
+        num_steps=step.count,
+        step_within_bar=total.ape <= STEP_BAR,
+        stages_within_bar=all(s.ape <= STAGE_BAR for s in large),
+        notes=_notes(plan, report, stages, step.median),
+    )
+
+
+def _total(predicted: Interval, measured: float) -> Total:
+    return Total(
+        predicted=predicted.value,
+        low=predicted.low,
+        high=predicted.high,
+        measured=measured,
+        ape=absolute_percentage_error(predicted.value, measured),
+    )
+
+
+def _row(predicted: float, measured: float) -> StageComparison:
+    return StageComparison(
+        predicted=predicted,
+        measured=measured,
+        ape=absolute_percentage_error(predicted, measured),
+    )
+
+
+def _stages(plan: Plan, report: RunReport) -> dict[str, StageComparison]:
+    """Stages that were both predicted and measured, in the plan's order."""
+    rows: dict[str, StageComparison] = {}
+    for name, predicted in plan.prediction.stages.items():
+        medians = [r.stages[name].median for r in report.ranks if name in r.stages]
+        if medians:
+            rows[name] = _row(predicted, _typical(medians))
+    return rows
+
+
+def _typical(medians: Iterable[float]) -> float:
+    """Mean over ranks: the prediction is that of a typical rank, and ranks do equal work."""
+    return float(np.mean(list(medians)))
+
+
+def _epoch_seconds(report: RunReport) -> float:
+    """Median epoch; the first one is start-up wherever there is another."""
+    seconds = [e.seconds for e in report.epochs]
+    later = seconds[1:] or seconds
+    return float(np.median(later)) if later else 0.0
+
+
+def _notes(
+    plan: Plan, report: RunReport, stages: dict[str, StageComparison], step_seconds: float
+) -> list[str]:
+    """What a reader should know before believing the numbers."""
+    notes: list[str] = []
+    step = report.step_seconds
+    if step is not None and not step.enough:
+        found = f"{step.count} steps after {step.discarded} discarded"
+        notes.append(f"expected at least {MIN_MEASURED_STEPS} measured steps, found {found}")
+    if report.noise.overloaded:
+        notes.append(f"the machine was busy (load {report.noise.load_before:.1f}) when it began")
+    if report.noise.steal_fraction > 0.02:
+        notes.append(f"the hypervisor took {report.noise.steal_fraction:.0%} of the cores' time")
+    if len(report.epochs) == 1:
+        notes.append("only one epoch was run: its start-up is in the epoch's seconds")
+    small = [n for n, s in stages.items() if s.measured < NEGLIGIBLE * step_seconds]
+    if small:
+        notes.append(f"below {NEGLIGIBLE:.0%} of the step: {', '.join(small)}")
+    missing = [n for n in plan.prediction.stages if n not in stages]
+    if missing:
+        notes.append(f"predicted but not measured: {', '.join(missing)}")
+    return notes

@@ -1,0 +1,204 @@
+"""Graph and machine -> plan: the whole path on one page.
+
+    open the graph -> profile it -> enumerate candidates -> place rows and price each
+        -> choose, with the bound and what more memory would buy -> write the plan folder
+
+Nothing here is timed but the profile, which is cached: with the same machine file and the same
+cached profile a repeated plan is the same to the byte.
+"""
+
+import functools
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
+
+from planner.cost.budget import Budgets
+from planner.cost.model import Request, row_bytes
+from planner.errors import SettingsError
+from planner.machine import MachineModel
+from planner.placement.baselines import count_out_degree
+from planner.profiling.presample import Progress
+from planner.profiling.profile import Combination, profile
+from planner.settings import PlanSettings
+from planner.solver.arrays import plan_arrays
+from planner.solver.candidates import candidates
+from planner.solver.choose import Priced, alternatives, certificate, choose
+from planner.solver.search import Search
+from runtime.graph.dataset import Graph, open_graph
+from runtime.plan import (
+    Device,
+    FeaturePlacement,
+    GraphRef,
+    MachineRef,
+    Plan,
+    Sampler,
+    Source,
+    Strategy,
+    TopologyPlacement,
+    refuse_foreign_folder,
+    save_plan,
+)
+
+DISK_BUDGET_BYTES = 64 * 2**20
+"""Most bytes of direct reads a rank holds in flight and staged."""
+
+
+def plan(
+    graph_folder: Path,
+    settings: PlanSettings,
+    *,
+    machine: MachineModel,
+    out: Path,
+    progress: Progress | None = None,
+) -> Plan:
+    """Find the plan with the lowest predicted time per step, and write it.
+
+    Args:
+        graph_folder: dataset folder.
+        settings: what is to be trained and what may be used.
+        machine: what the machine is and what was measured on it.
+        out: plan folder to write; an earlier plan there is replaced.
+        progress: told what is going on and the share done.
+
+    Returns:
+        The plan as written.
+
+    Raises:
+        DatasetError: the graph is missing, damaged or inconsistent.
+        SettingsError: the settings contradict each other, the graph or the machine.
+        PlanDoesNotFit: no candidate fits; the text is the sum.
+        PlanError: `out` holds something that is not a plan.
+    """
+    refuse_foreign_folder(out)
+    graph = open_graph(Path(graph_folder))
+    check_settings(graph, settings)
+    say = progress or _silent
+    tried = candidates(settings, machine.num_cores, ("none",))
+    combinations = sorted(
+        {(c.num_ranks, c.threads.compute) for c in tried},
+    )
+    found = profile(
+        graph,
+        settings,
+        machine,
+        [Combination(ranks=r, threads=t) for r, t in combinations],
+        progress=progress,
+    )
+    say("pricing candidates", 0.0)
+    search = Search(
+        request=Request(
+            graph=graph_ref(graph),
+            workload=settings.workload,
+            profile=found.numbers,
+            machine=machine,
+            budgets=Budgets(
+                device_bytes=settings.device_memory_bytes, host_bytes=settings.host_memory_bytes
+            ),
+        ),
+        settings=settings,
+        hotness=found.hotness,
+        out_degree=functools.cache(lambda: count_out_degree(graph.indices, graph.num_nodes)),
+    )
+    priced = search.run()
+    chosen = choose(priced, machine.noise)
+    say("writing the plan", 0.9)
+    written = save_plan(*_assemble(search, priced, chosen), out)
+    say("done", 1.0)
+    return written
+
+
+def check_settings(graph: Graph, settings: PlanSettings) -> None:
+    """Refuse what no candidate can do.
+
+    Raises:
+        SettingsError: one line with what was expected, what was found and what to do.
+    """
+    if settings.mode == "full-graph":
+        raise SettingsError("expected mode auto or minibatch, found full-graph; not available yet")
+    if settings.sampler != "neighbor":
+        raise SettingsError(f"expected sampler neighbor, found {settings.sampler!r}")
+    if graph.num_train == 0:
+        raise SettingsError(f"{graph.path}: expected training nodes, found none in train_idx")
+    if graph.feature_dim < 1:
+        raise SettingsError(f"{graph.path}: expected features or a declared feature_dim")
+    row, device = row_bytes(graph_ref(graph)), settings.device_memory_bytes
+    if device is not None and device < row:
+        raise SettingsError(
+            f"expected device memory of at least one feature row ({row} bytes), found {device}; "
+            "raise --device-memory"
+        )
+
+
+def graph_ref(graph: Graph) -> GraphRef:
+    """What a plan says of its graph."""
+    return GraphRef(
+        name=graph.name,
+        path=str(graph.path.resolve()),
+        fingerprint=graph.fingerprint,
+        num_nodes=graph.num_nodes,
+        num_edges=graph.num_edges,
+        feature_dim=graph.feature_dim,
+        feature_dtype=graph.feature_dtype,
+        num_classes=graph.num_classes,
+        task=str(graph.task),
+        num_train=graph.num_train,
+        topology_only=graph.topology_only,
+    )
+
+
+def _assemble(
+    search: Search, priced: list[Priced], chosen: Priced
+) -> tuple[Plan, dict[str, NDArray[Any]]]:
+    """The plan and its arrays."""
+    request = search.request
+    listed, arrays = plan_arrays(chosen.placed, request.graph.num_nodes)
+    machine = request.machine
+    result = Plan(
+        version=metadata.version("gnnplan"),
+        graph=request.graph,
+        machine=MachineRef(
+            name=machine.name,
+            fingerprint=machine.fingerprint,
+            calibration=machine.calibration,
+            provenance=machine.provenance,
+        ),
+        workload=request.workload,
+        strategy=_strategy(search, chosen, listed),
+        prediction=chosen.prediction,
+        certificate=certificate(
+            chosen, search.lower_bound(priced), complete=search.settings.policy != "auto"
+        ),
+        shadow_prices=search.prices(chosen),
+        alternatives=alternatives(priced, chosen),
+        statistics_class="exact",
+    )
+    return result, arrays
+
+
+def _strategy(search: Search, chosen: Priced, listed: list[Source]) -> Strategy:
+    """The chosen candidate as the runtime reads it."""
+    candidate, placement = chosen.candidate, chosen.placed.placement
+    request, settings = search.request, search.settings
+    on_disk = chosen.placed.rows.host_rows < request.graph.num_nodes
+    return Strategy(
+        sampler=Sampler(name=settings.sampler, dialect=settings.dialect),
+        features=FeaturePlacement(
+            policy=candidate.policy,
+            sources=listed,
+            own_rows=[len(ids) for ids in placement.own],
+            row_bytes=row_bytes(request.graph),
+            storage_dtype=request.graph.feature_dtype,
+            disk_budget_bytes=DISK_BUDGET_BYTES if on_disk else 0,
+        ),
+        topology=TopologyPlacement(own_rows=[0] * candidate.num_ranks),
+        prefetch_depth=candidate.prefetch_depth,
+        devices=[Device(rank=r, kind="cpu", index=r) for r in range(candidate.num_ranks)],
+        threads=candidate.threads,
+    )
+
+
+def _silent(words: str, share: float) -> None:
+    """Progress that nobody watches."""
+    del words, share

@@ -1,0 +1,194 @@
+"""A candidate's feature rows: which rank keeps which, within the memory that is left.
+
+Rates come from the machine, capacities from the budgets, rows from the profile; planner.placement
+decides. The result is put in the cost model's terms, its hit rates cross-validated.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.candidate import Candidate, PlacedRows, RankRows
+from planner.cost.budget import host_memory, rank_parts
+from planner.cost.gather import effective_rows
+from planner.cost.hit_rates import Shares, cross_validated
+from planner.cost.model import Request, row_bytes, seeds_per_rank
+from planner.cost.rates import exchange_rates, lookup, readers, row_rate, topology_bytes
+from planner.placement.costs import RowCosts
+from planner.placement.evaluate import evaluate
+from planner.placement.policy import Placement, place
+from planner.workload import Hotness, ProcessCost
+
+KINDS = ("own", "peer", "host", "disk")
+NARROW_CODE_BYTES, WIDE_CODE_BYTES = 4, 8
+NARROW_SLOTS = 1 << 24
+"""Slots a 32-bit location code can name beside its source."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Capacity:
+    """Rows that fit after everything else."""
+
+    own_rows: int
+    """Rows each rank may keep."""
+    host_rows: int | None
+    """Rows the shared mapping may hold; None: all of them."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Placed:
+    """A placement, the costs it was made for, and what it leaves to read."""
+
+    placement: Placement
+    costs: RowCosts
+    rows: PlacedRows
+
+
+def code_bytes(num_nodes: int) -> int:
+    """Bytes of one location code.
+
+    >>> code_bytes(1000), code_bytes(1 << 25)
+    (4, 8)
+    """
+    return NARROW_CODE_BYTES if num_nodes <= NARROW_SLOTS else WIDE_CODE_BYTES
+
+
+def fixed_parts(request: Request, candidate: Candidate) -> dict[str, int]:
+    """Private bytes of a rank before any own row."""
+    seeds = seeds_per_rank(request.workload.batch_size, candidate.num_ranks)
+    process = request.profile.process or ProcessCost(start_seconds=0.0, resident_bytes=0)
+    return rank_parts(
+        candidate,
+        request.graph,
+        request.profile.batch(seeds),
+        request.profile.timing[str(seeds)],
+        process,
+        4 * request.graph.feature_dim,
+        code_bytes(request.graph.num_nodes),
+    )
+
+
+def capacity(request: Request, candidate: Candidate, *, shared_host: bool) -> Capacity:
+    """Rows that a rank, and the host, have room for.
+
+    The shared mapping comes first: it serves all ranks. What is left of the host is split evenly;
+    a device budget limits each rank besides. Both are zero where the ranks alone do not fit.
+    """
+    stored, nodes = row_bytes(request.graph), request.graph.num_nodes
+    private = sum(fixed_parts(request, candidate).values())
+    _, host = host_memory(request.machine)
+    if request.budgets.host_bytes is not None:
+        host = min(host, request.budgets.host_bytes)
+    left = max(0, host - topology_bytes(request.graph) - candidate.num_ranks * private)
+    host_rows = min(nodes, left // stored) if shared_host else 0
+    own_bytes = (left - host_rows * stored) // candidate.num_ranks
+    if request.budgets.device_bytes is not None:
+        own_bytes = min(own_bytes, max(0, request.budgets.device_bytes - private))
+    own = min(nodes, own_bytes // stored)
+    return Capacity(own_rows=own, host_rows=None if host_rows >= nodes else host_rows)
+
+
+def row_costs(request: Request, candidate: Candidate, hotness: Hotness, room: Capacity) -> RowCosts:
+    """Seconds per row from each place, as measured; infinite where there is no such place.
+
+    A peer on the same host is never better than the shared mapping (modelling.md 10), so peers are
+    priced only where the mapping does not hold every row.
+    """
+    stored, machine, ranks = row_bytes(request.graph), request.machine, candidate.num_ranks
+    rows = float(hotness.features.sum(dtype=np.float64))
+    coordinates = {
+        "row_bytes": float(stored),
+        "working_set_bytes": max(1.0, effective_rows(hotness.features)) * stored,
+        "readers": float(readers(candidate) * candidate.threads.gather),
+    }
+    local = lookup(machine, "gather", **coordinates).seconds
+    host = lookup(machine, "mapped_gather", **coordinates).seconds
+    peer = disk = float("inf")
+    if room.host_rows is not None:
+        empty = RankRows(rows={}, working_rows={}, shares={})
+        disk = row_rate(machine, "disk", empty, stored, candidate).seconds
+        if ranks > 1:
+            asked, sent = exchange_rates(machine, max(1.0, rows), stored, candidate)
+            peer = local + (asked.seconds + sent.seconds) / max(1.0, rows)
+    return RowCosts(local=local, peer=peer, host=host, disk=disk)
+
+
+def place_rows(
+    request: Request,
+    candidate: Candidate,
+    hotness: Hotness,
+    *,
+    shared_host: bool,
+    out_degree: NDArray[np.int64] | None,
+) -> Placed:
+    """Place the rows by the candidate's policy, and say what each rank is left to read."""
+    room = capacity(request, candidate, shared_host=shared_host)
+    costs = row_costs(request, candidate, hotness, room)
+    stored = row_bytes(request.graph)
+
+    def choose(p: NDArray[np.float32]) -> Placement:
+        return place(
+            candidate.policy,
+            p,
+            costs,
+            [room.own_rows] * candidate.num_ranks,
+            host_rows=room.host_rows,
+            out_degree=out_degree,
+            row_bytes=stored,
+            seed=request.workload.seed,
+        )
+
+    placement = choose(hotness.features)
+    shares = _shares(choose, hotness, costs)
+    in_host = request.graph.num_nodes if room.host_rows is None else room.host_rows
+    placed = PlacedRows(
+        policy=candidate.policy,
+        ranks=[
+            _rank_rows(placement, g, shares, hotness.features) for g in range(candidate.num_ranks)
+        ],
+        host_rows=in_host,
+        code_bytes=code_bytes(request.graph.num_nodes),
+        distinct_tables=len({own.tobytes() for own in placement.own}),
+    )
+    return Placed(placement=placement, costs=costs, rows=placed)
+
+
+def _shares(
+    choose: Callable[[NDArray[np.float32]], Placement],
+    hotness: Hotness,
+    costs: RowCosts,
+) -> Shares:
+    """Cross-validated share of rows by rank and kind of source, shape (ranks, kinds)."""
+
+    def rows(chosen_on: NDArray[np.float32], scored_on: NDArray[np.float32]) -> Shares:
+        found = choose(chosen_on)
+        scored = evaluate(scored_on, found.own, costs, cliques=found.cliques, on_host=found.on_host)
+        return np.stack([scored.rows[kind] for kind in KINDS], axis=1)
+
+    return cross_validated(hotness.first_half, hotness.second_half, rows)
+
+
+def _rank_rows(
+    placement: Placement,
+    rank: int,
+    shares: NDArray[np.float64],
+    p: NDArray[np.float32],
+) -> RankRows:
+    """Rows, working sets and honest shares of one rank."""
+    own = placement.own[rank]
+    elsewhere = p.copy()
+    elsewhere[own] = 0
+    working = {kind: effective_rows(elsewhere) for kind in KINDS}
+    working["own"] = effective_rows(p[own])
+    total = float(p.sum(dtype=np.float64))
+    found = {kind: float(share) for kind, share in zip(KINDS, shares[rank], strict=True)}
+    used = [kind for kind in KINDS if found[kind] > 0]
+    return RankRows(
+        # Cross-validated shares, not the flattered ones of the placement's own counts [A9].
+        rows={kind: total * found[kind] for kind in used},
+        working_rows={kind: working[kind] for kind in used},
+        shares={kind: found[kind] for kind in used},
+        own_rows=len(own),
+    )
