@@ -51,6 +51,20 @@ def array_edges(src: NDArray[Any], dst: NDArray[Any], **values: NDArray[Any]) ->
     return EdgeSource(num_edges=len(src), chunks=chunks, attributes=kinds)
 
 
+def csc_edges(indptr: NDArray[Any], indices: NDArray[Any]) -> EdgeSource:
+    """Edges of a topology that is in CSC already; the pointers must not fall."""
+
+    def chunks() -> Iterator[dict[str, NDArray[Any]]]:
+        for start in range(0, len(indices), CHUNK_EDGES):
+            src = indices[start : start + CHUNK_EDGES]
+            first = int(np.searchsorted(indptr, start, side="right")) - 1
+            last = int(np.searchsorted(indptr, start + len(src), side="left"))
+            ends = np.clip(indptr[first : last + 1], start, start + len(src)).astype(np.int64)
+            yield {"src": src, "dst": np.repeat(np.arange(first, last), np.diff(ends))}
+
+    return EdgeSource(num_edges=len(indices), chunks=chunks)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EdgeOptions:
     """What to do with the edges on the way."""
@@ -97,7 +111,8 @@ def estimate_need(
         num_edges: edges of the source.
         options: symmetrising doubles the edges, adding self-loops adds one per node.
         record_bytes: bytes of one edge on scratch disk.
-        memory_limit_bytes: limit for one bucket.
+        memory_limit_bytes: limit for one bucket. A bucket is larger where its first node has many
+            in-edges; they must be sorted together.
     """
     edges = num_edges * (2 if options.symmetrise else 1)
     limit = max(1, memory_limit_bytes // BUCKET_BYTES_PER_EDGE)
@@ -131,8 +146,7 @@ def build_csc(
         num_nodes: node ids lie in [0, num_nodes).
         staging: the dataset being written; bucket files live in it for a while.
         options: symmetrise, self-loops, deduplicate.
-        memory_limit_bytes: the largest bucket's working memory. A single node with more edges than
-            that is still handled, in one bucket of its own.
+        memory_limit_bytes: working memory of a bucket; see `estimate_need`.
         report: called once with the estimated need, before anything is read.
 
     Returns:
@@ -154,9 +168,7 @@ def build_csc(
         report(str(need))
     counts = np.zeros(num_nodes, np.int64)
     for part in _records(edges, num_nodes, record, options, staging.target):
-        counts += np.bincount(part["dst"], minlength=num_nodes) if _dense(part, num_nodes) else 0
-        if not _dense(part, num_nodes):
-            np.add.at(counts, part["dst"], 1)
+        _count(counts, part["dst"])
     bounds = bucket_bounds(counts, max(1, memory_limit_bytes // BUCKET_BYTES_PER_EDGE))
     parts = _records(edges, num_nodes, record, options, staging.target)
     names = ["indices", *edges.attributes]
@@ -200,9 +212,12 @@ def _record_type(edges: EdgeSource, num_nodes: int) -> np.dtype[Any]:
     return np.dtype([("dst", ids), ("src", ids), *extra])
 
 
-def _dense(part: NDArray[Any], num_nodes: int) -> bool:
-    """Whether a bincount over all nodes costs no more than the chunk itself."""
-    return num_nodes <= 4 * len(part)
+def _count(counts: NDArray[np.int64], ids: NDArray[Any]) -> None:
+    """Add one at each id; a small chunk of a large graph does not touch all nodes."""
+    if len(counts) <= 4 * len(ids):
+        counts += np.bincount(ids, minlength=len(counts))
+    else:
+        np.add.at(counts, ids, 1)
 
 
 def _records(

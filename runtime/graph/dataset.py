@@ -17,25 +17,19 @@ from numpy.typing import NDArray
 
 from runtime import codec
 from runtime.errors import DatasetError
-from runtime.graph.fingerprint import fingerprint_files
-from runtime.graph.format import META_FILE, GraphMeta, Task, read_meta
-from runtime.graph.reading import map_array
-from runtime.graph.staging import Staging
-from runtime.graph.validate import (
-    GraphWarning,
-    check_array,
-    check_csc_ends,
-    check_labels,
-    check_monotone,
-    check_range,
-    check_split,
-    warn_of_nan,
+from runtime.graph.arrays import (
+    SPLITS,
+    check_fast,
+    check_full,
+    content_fingerprint,
+    map_arrays,
+    typed_names,
 )
+from runtime.graph.format import META_FILE, GraphMeta, Task, read_meta
+from runtime.graph.staging import Staging
+from runtime.graph.validate import GraphWarning
 
 __all__ = ["Graph", "GraphWarning", "SparseFeatures", "commit_dataset", "open_graph", "write_graph"]
-
-SPLITS = ("train_idx", "val_idx", "test_idx")
-FLOATS = ("float16", "float32")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -145,10 +139,10 @@ def open_graph(folder: Path, *, validate: bool = True) -> Graph:
     """
     folder = Path(folder)
     meta = read_meta(folder)
-    arrays = _map_arrays(folder, meta)
-    _check_fast(folder, meta, arrays)
+    arrays = map_arrays(folder, meta)
+    check_fast(folder, meta, arrays)
     if validate:
-        _check_full(folder, meta, arrays)
+        check_full(folder, meta, arrays)
     sparse = None
     if meta.feature_storage == "sparse":
         sparse = SparseFeatures(
@@ -157,9 +151,9 @@ def open_graph(folder: Path, *, validate: bool = True) -> Graph:
     return Graph(
         path=folder.resolve(),
         meta=meta,
-        fingerprint=_fingerprint(folder, meta, arrays),
+        fingerprint=content_fingerprint(folder, meta, arrays),
         x_csr=sparse,
-        x_by_type={name: arrays[f"x_{name}"] for name in _typed(meta)},
+        x_by_type={name: arrays[f"x_{name}"] for name in typed_names(meta)},
         indptr=arrays["indptr"],
         indices=arrays["indices"],
         x=arrays.get("x"),
@@ -271,87 +265,14 @@ def commit_dataset(staging: Staging, **facts: Any) -> Graph:
     except codec.CodecError as error:
         raise DatasetError(f"{staging.target}: cannot become a dataset: {error}") from None
     try:
-        arrays = _map_arrays(staging.folder, meta)
-        _check_fast(staging.folder, meta, arrays)
-        _check_full(staging.folder, meta, arrays)
+        arrays = map_arrays(staging.folder, meta)
+        check_fast(staging.folder, meta, arrays)
+        check_full(staging.folder, meta, arrays)
     except DatasetError as error:
         # The staging folder's name means nothing to a user, and is gone when the text is read.
         text = str(error).replace(str(staging.folder), str(staging.target))
         raise DatasetError(text) from None
-    meta = dataclasses.replace(meta, fingerprint=_fingerprint(staging.folder, meta, arrays))
+    meta = dataclasses.replace(meta, fingerprint=content_fingerprint(staging.folder, meta, arrays))
     (staging.folder / META_FILE).write_text(codec.dumps(meta))
     staging.commit()
     return open_graph(staging.target, validate=False)
-
-
-def _typed(meta: GraphMeta) -> list[str]:
-    return meta.node_types if meta.feature_storage == "typed" else []
-
-
-def _map_arrays(folder: Path, meta: GraphMeta) -> dict[str, NDArray[Any]]:
-    needed = ["indptr", "indices", *SPLITS]
-    if meta.feature_storage == "dense":
-        needed += ["x"]
-    elif meta.feature_storage == "sparse":
-        needed += ["x_indptr", "x_indices", "x_data"]
-    needed += [f"x_{name}" for name in _typed(meta)]
-    needed += ["node_type"] if _typed(meta) else []
-    optional = ["y", "edge_weight", "edge_type", "node_type"]
-    present = [n for n in optional if n not in needed and (folder / f"{n}.npy").exists()]
-    return {name: map_array(folder / f"{name}.npy") for name in [*needed, *present]}
-
-
-def _check_fast(folder: Path, meta: GraphMeta, arrays: dict[str, NDArray[Any]]) -> None:
-    nodes, edges, dim = meta.num_nodes, meta.num_edges, meta.feature_dim
-    index, pair = ("int32", "int64"), (None, 2) if meta.task == "link" else (None,)
-    labels = (nodes, meta.num_classes) if meta.task == "multilabel" else (nodes,)
-    rules: dict[str, tuple[tuple[str, ...], tuple[int | None, ...]]] = {
-        "indptr": (("int64",), (nodes + 1,)),
-        "indices": (index, (edges,)),
-        "x": ((meta.feature_dtype,), (nodes, dim)),
-        "x_indptr": (("int64",), (nodes + 1,)),
-        "x_indices": (index, (None,)),
-        "x_data": ((meta.feature_dtype,), (None,)),
-        "y": (("int64",), labels),
-        "edge_weight": (("float32",), (edges,)),
-        "edge_type": (("int32",), (edges,)),
-        "node_type": (("int32",), (nodes,)),
-        **dict.fromkeys(SPLITS, (("int64",), pair)),
-        **{f"x_{name}": (FLOATS, (None, None)) for name in _typed(meta)},
-    }
-    for name, array in arrays.items():
-        check_array(folder / f"{name}.npy", array, *rules[name])
-    check_csc_ends(folder / "indptr.npy", arrays["indptr"], edges)
-    if "x_indptr" in arrays:
-        check_array(folder / "x_data.npy", arrays["x_data"], FLOATS, arrays["x_indices"].shape)
-        check_csc_ends(folder / "x_indptr.npy", arrays["x_indptr"], len(arrays["x_indices"]))
-    for name in SPLITS:
-        empty = name != "train_idx"
-        check_split(folder / f"{name}.npy", arrays[name], nodes, may_be_empty=empty)
-
-
-def _check_full(folder: Path, meta: GraphMeta, arrays: dict[str, NDArray[Any]]) -> None:
-    check_monotone(folder / "indptr.npy", arrays["indptr"])
-    check_range(folder / "indices.npy", arrays["indices"], 0, meta.num_nodes, "node ids")
-    if "x_indptr" in arrays:
-        check_monotone(folder / "x_indptr.npy", arrays["x_indptr"])
-        path = folder / "x_indices.npy"
-        check_range(path, arrays["x_indices"], 0, meta.feature_dim, "feature columns")
-    if "y" in arrays:
-        check_labels(folder / "y.npy", arrays["y"], meta, arrays["train_idx"])
-    if "node_type" in arrays and meta.node_types:
-        types = arrays["node_type"]
-        check_range(folder / "node_type.npy", types, 0, len(meta.node_types), "node types")
-        for number, name in enumerate(_typed(meta)):
-            rows = int((types == number).sum())
-            table = arrays[f"x_{name}"]
-            check_array(folder / f"x_{name}.npy", table, FLOATS, (rows, None))
-    for name in ("x", "x_data", *(f"x_{t}" for t in _typed(meta))):
-        if name in arrays:
-            warn_of_nan(folder / f"{name}.npy", arrays[name])
-
-
-def _fingerprint(folder: Path, meta: GraphMeta, arrays: dict[str, NDArray[Any]]) -> str:
-    # The name, the notes and where the folder lies are not part of what the graph is.
-    facts = (meta.num_nodes, meta.num_edges, meta.feature_dim, meta.num_classes, meta.task)
-    return fingerprint_files((folder / f"{name}.npy" for name in arrays), facts=str(facts))

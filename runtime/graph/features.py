@@ -1,0 +1,170 @@
+"""How features are stored: dense, CSR, or projected onto fewer columns.
+
+The projection is the very sparse random projection of Li, Hastie and Church, "Very sparse random
+projections" (KDD 2006): x' = x R with R of shape [source_dim, D], entries independently
++-1 / sqrt(density D) with probability density / 2 each and 0 else, density = 1 / sqrt(source_dim).
+Then E[x' . y'] = x . y. R follows from the seed alone and is recorded in graph.json.
+"""
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+from numpy.typing import NDArray
+
+from runtime.errors import DatasetError
+from runtime.graph.format import Projection
+from runtime.graph.memory import memory_bytes
+from runtime.graph.source import ImportOptions, RawFeatures, RawGraph, parse_feature_choice
+from runtime.graph.staging import Staging
+from runtime.graph.validate import CHUNK_BYTES
+
+DEFAULT_PROJECTION = 256
+
+
+def write_features(
+    raw: RawGraph, staging: Staging, options: ImportOptions, ram_bytes: int | None = None
+) -> dict[str, Any]:
+    """Write the features in the chosen storage; returns the graph.json fields that say so.
+
+    Args:
+        raw: the source; gets a note for each decision that was not the user's.
+        staging: the dataset being written.
+        options: storage, type and seed.
+        ram_bytes: memory to hold `dense` against; this machine's if None.
+
+    Raises:
+        DatasetError: rows do not match nodes, or values do not fit the type.
+    """
+    source = raw.features
+    choice, width = parse_feature_choice(options.features)
+    if source is None or choice == "none":
+        return {"feature_dim": options.feature_dim, "feature_storage": "none"}
+    if source.num_rows != raw.num_nodes:
+        raise DatasetError(
+            f"features: expected one row per node ({raw.num_nodes}), found {source.num_rows}"
+        )
+    if source.dim < 1 or source.dtype.kind not in "fiub":
+        raise DatasetError(
+            f"features: expected at least one numeric column, found {source.dim} of {source.dtype}"
+        )
+    if choice == "auto":
+        ram = memory_bytes() if ram_bytes is None else ram_bytes
+        choice, width = _choose(raw, source, ram)
+    if choice == "project":
+        return _project(source, width, staging, options.seed)
+    dtype = _stored_type(source, options)
+    if choice == "sparse":
+        _write_sparse(source, staging, dtype)
+    else:
+        table = staging.create("x", dtype, (source.dim,))
+        for rows in dense_rows(source):
+            table.append(_cast(rows, dtype))
+        table.close()
+    return {"feature_dim": source.dim, "feature_storage": choice, "feature_dtype": dtype}
+
+
+def projection_matrix(source_dim: int, target_dim: int, seed: int) -> tuple[Any, Projection]:
+    """The CSR matrix R (float32 [source_dim, target_dim]) and the record of how it was made."""
+    density = 1 / math.sqrt(source_dim)
+    rng = np.random.default_rng([seed, source_dim, target_dim])
+    scale = np.float32(1 / math.sqrt(density * target_dim))
+    rows_per_chunk = max(1, (1 << 22) // target_dim)
+    parts: list[Any] = []
+    for start in range(0, source_dim, rows_per_chunk):
+        shape = (min(rows_per_chunk, source_dim - start), target_dim)
+        draws = rng.random(shape, dtype=np.float32)
+        signs = np.where(draws < density / 2, scale, np.float32(0))
+        signs[(draws >= density / 2) & (draws < density)] = -scale
+        parts.append(sp.csr_matrix(signs))
+    record = Projection(source_dim=source_dim, target_dim=target_dim, seed=seed, density=density)
+    return sp.vstack(parts, format="csr"), record
+
+
+def dense_rows(source: RawFeatures) -> Iterator[NDArray[Any]]:
+    """Chunks of dense rows of the source."""
+    step = max(1, CHUNK_BYTES // (4 * source.dim))
+    for start in range(0, source.num_rows, step):
+        if source.dense is not None:
+            yield source.dense[start : start + step]
+        else:
+            yield _csr_rows(source, start, start + step).toarray()
+
+
+def _choose(raw: RawGraph, source: RawFeatures, ram: int) -> tuple[Any, int]:
+    dense = 4 * source.num_rows * source.dim
+    if 4 * dense <= ram or source.dim <= DEFAULT_PROJECTION:
+        return "dense", 0
+    raw.notes.append(
+        f"features: {source.dim} dense columns would take {dense / 1e9:.1f} GB, more than a "
+        f"quarter of {ram / 1e9:.1f} GB of memory: projected to {DEFAULT_PROJECTION} columns "
+        "(--features dense or sparse keeps all)"
+    )
+    return "project", DEFAULT_PROJECTION
+
+
+def _stored_type(source: RawFeatures, options: ImportOptions) -> str:
+    if options.feature_dtype == "keep":
+        return "float16" if source.dtype == np.float16 else "float32"
+    return options.feature_dtype
+
+
+def _cast(values: NDArray[Any], dtype: str) -> NDArray[Any]:
+    with np.errstate(over="ignore"):
+        out = values.astype(dtype, copy=False)
+    if dtype == "float16" and not np.array_equal(
+        out.astype(np.float64), values.astype(np.float64), equal_nan=True
+    ):
+        raise DatasetError(
+            "features: expected values that float16 holds exactly, found others; "
+            "import with feature type float32"
+        )
+    return out
+
+
+def _csr_rows(source: RawFeatures, start: int, stop: int) -> Any:
+    csr = source.csr
+    if csr is None:
+        raise ValueError("the source is not sparse")
+    pointers = csr.indptr[start : stop + 1]
+    part = slice(int(pointers[0]), int(pointers[-1]))
+    data = csr.data[part]
+    wide = np.float64 if data.dtype == np.float64 else np.float32
+    shape = (len(pointers) - 1, source.dim)
+    return sp.csr_matrix((data.astype(wide), csr.indices[part], pointers - pointers[0]), shape)
+
+
+def _write_sparse(source: RawFeatures, staging: Staging, dtype: str) -> None:
+    pointers = staging.create("x_indptr", np.int64)
+    columns = staging.create("x_indices", np.int32)
+    values = staging.create("x_data", dtype)
+    pointers.append(np.zeros(1, np.int64))
+    total = 0
+    step = max(1, CHUNK_BYTES // (4 * source.dim))
+    for start in range(0, source.num_rows, step):
+        if source.dense is not None:
+            rows = sp.csr_matrix(source.dense[start : start + step].astype(np.float32))
+        else:
+            rows = _csr_rows(source, start, start + step)
+        pointers.append(total + rows.indptr[1:].astype(np.int64))
+        columns.append(rows.indices)
+        values.append(_cast(rows.data, dtype))
+        total += int(rows.indptr[-1])
+    for writer in (pointers, columns, values):
+        writer.close()
+
+
+def _project(source: RawFeatures, width: int, staging: Staging, seed: int) -> dict[str, Any]:
+    R, record = projection_matrix(source.dim, width, seed)
+    table = staging.create("x", np.float32, (width,))
+    step = max(1, CHUNK_BYTES // (4 * max(width, source.dim if source.csr is None else width)))
+    for start in range(0, source.num_rows, step):
+        if source.dense is not None:
+            rows = np.ascontiguousarray(source.dense[start : start + step], np.float32)
+            table.append((R.T @ rows.T).T)
+        else:
+            table.append((_csr_rows(source, start, start + step) @ R).toarray())
+    table.close()
+    return {"feature_dim": width, "feature_storage": "dense", "projection": record}

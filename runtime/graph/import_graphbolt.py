@@ -1,0 +1,180 @@
+"""Import of DGL GraphBolt's on-disk layout: a folder with `metadata.yaml`, one node and edge type.
+
+Read are `dataset_name`, `graph.nodes[0].num`, `graph.edges[0]` (csv, or numpy of shape [2, E]), the
+first table of `feature_data` with domain node (numpy, torch or csv) whose name is not `label`, and
+of the first task `num_classes`, `train_set`, `validation_set`, `test_set` with data `seeds` (or
+`seed_nodes`, `node_pairs`) and `labels`. Seeds of two columns make it a link task; pairs labelled 0
+(negatives) are left out. PyYAML is imported on use.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from runtime.errors import DatasetError
+from runtime.graph.csc import array_edges
+from runtime.graph.memory import check_num_nodes
+from runtime.graph.reading import map_array, reading
+from runtime.graph.source import ImportOptions, RawFeatures, RawGraph
+from runtime.graph.tables import number_table
+from runtime.graph.tensors import load_torch, to_numpy
+
+SET_NAMES = {"train": "train_set", "val": "validation_set", "test": "test_set"}
+SEED_NAMES = ("seeds", "seed_nodes", "node_pairs")
+
+
+def read_graphbolt(source: Path, scratch: Path, options: ImportOptions) -> RawGraph:
+    """Read a folder (or its metadata.yaml).
+
+    Raises:
+        DatasetError: metadata or files are missing or damaged, types are several, or PyYAML is not
+            installed.
+    """
+    del options
+    path = source / "metadata.yaml" if source.is_dir() else source
+    meta = _load_yaml(path)
+    files = _Files(path, scratch)
+    with reading(path, "GraphBolt metadata with graph.nodes and graph.edges of one type"):
+        nodes, edges = meta["graph"]["nodes"], meta["graph"]["edges"]
+        kinds = [entry.get("type") for entry in (*nodes, *edges)]
+        num_nodes = int(nodes[0]["num"])
+        spec = dict(edges[0])
+    if len(nodes) != 1 or len(edges) != 1 or any(kinds):
+        raise DatasetError(f"{path}: expected one node and edge type, found a heterogeneous set")
+    pairs = files.load(spec, np.int64)
+    pairs = pairs if spec.get("format") == "csv" else pairs.T
+    if pairs.ndim != 2 or pairs.shape[1] != 2 or pairs.dtype.kind not in "iu":
+        raise DatasetError(
+            f"{path}: expected edges as two integers each, found {pairs.dtype} of shape "
+            f"{list(pairs.T.shape)}"
+        )
+    graph = RawGraph(
+        name=str(meta.get("dataset_name") or path.parent.name),
+        num_nodes=num_nodes,
+        edges=array_edges(pairs[:, 0], pairs[:, 1]),
+        features=_features(path, meta, files),
+    )
+    _read_task(path, meta, files, graph)
+    return graph
+
+
+class _Files:
+    """Loads the files that metadata.yaml points to; they must lie in its folder."""
+
+    def __init__(self, path: Path, scratch: Path) -> None:
+        self.path = path
+        self.folder = path.parent
+        self.scratch = scratch
+        self._count = 0
+
+    def load(self, spec: dict[str, Any], dtype: Any) -> NDArray[Any]:
+        with reading(self.path, "entries with a format and a path"):
+            kind, name = str(spec["format"]), str(spec["path"])
+            path = (self.folder / name).resolve()
+            inside = path.is_relative_to(self.folder.resolve())
+        if not inside:
+            raise DatasetError(
+                f"{self.path}: expected paths inside its folder, found {name!r:.120}"
+            )
+        if not path.is_file():
+            raise DatasetError(f"{path}: named in {self.path.name}, found no such file")
+        if kind == "numpy":
+            return map_array(path)
+        if kind == "torch":
+            return to_numpy(path, path.name, load_torch(path))
+        if kind == "csv":
+            self._count += 1
+            return number_table(path, self.scratch / f"table-{self._count}.npy", dtype)
+        raise DatasetError(
+            f"{self.path}: expected format numpy, torch or csv for {name}, found {kind!r:.40}"
+        )
+
+
+def _load_yaml(path: Path) -> dict[str, Any]:
+    try:
+        import yaml
+    except ModuleNotFoundError:
+        raise DatasetError(
+            f"{path}: reading GraphBolt metadata needs PyYAML; install it with pip install pyyaml"
+        ) from None
+    with reading(path, "GraphBolt metadata in YAML"):
+        meta = yaml.safe_load(path.read_text(encoding="utf-8"))
+    if not isinstance(meta, dict):
+        raise DatasetError(f"{path}: expected GraphBolt metadata as a mapping")
+    return meta
+
+
+def _features(path: Path, meta: dict[str, Any], files: _Files) -> RawFeatures | None:
+    with reading(path, "feature_data as a list of tables"):
+        tables = [
+            dict(entry)
+            for entry in meta.get("feature_data") or []
+            if entry.get("domain") == "node" and entry.get("name") not in ("label", "labels")
+        ]
+    if not tables:
+        return None
+    table = files.load(tables[0], np.float32)
+    if table.ndim != 2:
+        raise DatasetError(
+            f"{path}: expected node features of two axes, found shape {list(table.shape)}"
+        )
+    return RawFeatures(dim=table.shape[1], dense=table)
+
+
+def _read_task(path: Path, meta: dict[str, Any], files: _Files, graph: RawGraph) -> None:
+    with reading(path, "tasks as a list"):
+        tasks = [dict(task) for task in meta.get("tasks") or []]
+    if not tasks:
+        return
+    split: dict[str, NDArray[Any]] = {}
+    labels: list[tuple[NDArray[Any], NDArray[Any]]] = []
+    with reading(path, "num_classes as an integer"):
+        graph.num_classes = int(tasks[0].get("num_classes") or 0)
+    for key, name in SET_NAMES.items():
+        data = _set_data(path, tasks[0], name)
+        seeds = next((data[n] for n in SEED_NAMES if n in data), None)
+        if seeds is None:
+            continue
+        ids = files.load(seeds, np.int64)
+        ids = ids.reshape(-1) if ids.ndim == 2 and ids.shape[1] == 1 else ids
+        known = files.load(data["labels"], np.float64) if "labels" in data else None
+        if known is not None and len(known) != len(ids):
+            raise DatasetError(
+                f"{path}: expected one label per seed of {name} ({len(ids)}), found {len(known)}"
+            )
+        if ids.ndim == 2:
+            ids = ids if known is None else ids[np.asarray(known).reshape(len(ids), -1)[:, 0] > 0]
+            graph.num_classes = 0
+        elif known is not None:
+            labels.append((ids, known))
+        split[key] = ids
+    graph.split = split or None
+    graph.y = _scatter(path, labels, graph.num_nodes)
+
+
+def _set_data(path: Path, task: dict[str, Any], name: str) -> dict[str, dict[str, Any]]:
+    with reading(path, f"{name} as a list with one entry of data"):
+        sets = task.get(name) or []
+        return {str(d["name"]): dict(d) for d in (sets[0]["data"] if sets else [])}
+
+
+def _scatter(
+    path: Path, labels: list[tuple[NDArray[Any], NDArray[Any]]], num_nodes: int
+) -> NDArray[np.float64] | None:
+    """Labels of the sets as one array over all nodes; NaN where none is known."""
+    if not labels:
+        return None
+    width = {tuple(values.shape[1:]) for _, values in labels}
+    if len(width) != 1 or num_nodes < 1:
+        raise DatasetError(f"{path}: expected labels of equal shape in all sets")
+    check_num_nodes(num_nodes)
+    y = np.full((num_nodes, *width.pop()), np.nan)
+    for ids, values in labels:
+        if ids.dtype.kind not in "iu" or ids.ndim != 1 or values.dtype.kind not in "fiub":
+            raise DatasetError(f"{path}: expected seeds as node ids and labels as numbers")
+        if ids.size and (ids.min() < 0 or ids.max() >= num_nodes):
+            raise DatasetError(f"{path}: expected seeds from 0 to {num_nodes - 1}, found others")
+        y[ids] = values
+    return y

@@ -1,0 +1,113 @@
+"""Labels and splits of any source, brought to the dataset's form."""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from runtime.errors import DatasetError
+from runtime.graph.format import Task
+from runtime.graph.source import SPLIT_KEYS, ImportOptions, RawGraph
+
+UNKNOWN = -1
+
+
+def normalise_labels(
+    raw: RawGraph, options: ImportOptions
+) -> tuple[NDArray[np.int64] | None, Task, int]:
+    """Labels as int64 with -1 for unknown, the task, and the number of classes.
+
+    The task is the user's, else the source's, else link where the split holds pairs, multilabel
+    where labels are a table, and multiclass.
+
+    Raises:
+        DatasetError: wrong length, values that are no labels, or a task the labels do not fit.
+    """
+    task = _task(raw, options)
+    if raw.y is None:
+        return None, task, raw.num_classes
+    y = np.asarray(raw.y)
+    if y.ndim == 2 and y.shape[1] == 1:
+        y = y[:, 0]
+    if len(y) != raw.num_nodes:
+        raise DatasetError(f"labels: expected one per node ({raw.num_nodes}), found {len(y)}")
+    if y.ndim != (2 if task == "multilabel" else 1):
+        raise DatasetError(
+            f"labels: expected {'a table' if task == 'multilabel' else 'one number per node'} for "
+            f"task {task}, found shape {list(y.shape)}"
+        )
+    y = _as_int64(y)
+    if y.size == 0 or y.max() < 0:
+        return None, task, 0
+    if task == "multilabel":
+        return y, task, y.shape[1]
+    return y, task, max(raw.num_classes, int(y.max()) + 1)
+
+
+def normalise_split(
+    raw: RawGraph, y: NDArray[np.int64] | None, task: Task, options: ImportOptions
+) -> dict[str, NDArray[np.int64]]:
+    """Node ids (or pairs) of train, val and test; drawn at random where the source has none.
+
+    Raises:
+        DatasetError: masks of the wrong length, or ids that are no integers.
+    """
+    if raw.split is not None:
+        return {key: _ids(key, raw.split.get(key), raw.num_nodes, task) for key in SPLIT_KEYS}
+    if task == "link":
+        raise DatasetError("split: expected training pairs for task link, found no split")
+    known = np.arange(raw.num_nodes)
+    if y is not None:
+        known = np.flatnonzero((y if y.ndim == 1 else y.max(axis=1)) >= 0)
+    shuffled = np.random.default_rng([options.seed, 3]).permutation(known)
+    first, second, third = (np.cumsum(options.random_split) * len(known)).round().astype(int)
+    parts = (shuffled[:first], shuffled[first:second], shuffled[second:third])
+    shares = "/".join(f"{100 * share:g}" for share in options.random_split)
+    raw.notes.append(f"no split in the source: drew {shares} % at random, seed {options.seed}")
+    return {key: np.sort(ids) for key, ids in zip(SPLIT_KEYS, parts, strict=True)}
+
+
+def _task(raw: RawGraph, options: ImportOptions) -> Task:
+    named = options.task if options.task != "auto" else raw.task
+    known: dict[str, Task] = {
+        "multiclass": "multiclass",
+        "multilabel": "multilabel",
+        "binary": "binary",
+        "link": "link",
+    }
+    if named in known:
+        return known[named]
+    pairs = raw.split is not None and raw.split.get("train", np.empty(0)).ndim == 2
+    table = raw.y is not None and raw.y.ndim == 2 and raw.y.shape[1] > 1
+    return "link" if pairs else ("multilabel" if table else "multiclass")
+
+
+def _as_int64(y: NDArray[Any]) -> NDArray[np.int64]:
+    if y.dtype.kind == "f":
+        known = np.isfinite(y)
+        whole = np.where(known, y, UNKNOWN)
+        if (whole != np.round(whole)).any() or np.abs(whole).max(initial=0) > 2**53:
+            raise DatasetError("labels: expected whole numbers, found fractions or huge values")
+        y = whole
+    if y.dtype.kind not in "fiub":
+        raise DatasetError(f"labels: expected numbers, found values of type {y.dtype}")
+    out = y.astype(np.int64)
+    return np.where(out < 0, UNKNOWN, out)
+
+
+def _ids(key: str, value: NDArray[Any] | None, num_nodes: int, task: Task) -> NDArray[np.int64]:
+    if value is None:
+        return np.empty((0, 2) if task == "link" else 0, np.int64)
+    if value.dtype.kind == "b":
+        if value.shape != (num_nodes,):
+            raise DatasetError(
+                f"{key} mask: expected one flag per node ({num_nodes}), found shape "
+                f"{list(value.shape)}"
+            )
+        return np.flatnonzero(value)
+    if value.dtype.kind not in "iu":
+        raise DatasetError(f"{key} split: expected integer node ids, found {value.dtype}")
+    shape = (-1, 2) if task == "link" else -1
+    if task == "link" and (value.ndim != 2 or value.shape[1] != 2):
+        raise DatasetError(f"{key} split: expected [k, 2] pairs, found shape {list(value.shape)}")
+    return value.astype(np.int64).reshape(shape)

@@ -1,0 +1,136 @@
+"""What every import format is read into before it becomes a dataset, and the import's options."""
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from runtime.errors import DatasetError
+from runtime.graph.csc import EdgeOptions, EdgeSource, SelfLoops
+from runtime.graph.dataset import SparseFeatures
+from runtime.graph.format import TASKS
+
+SPLIT_KEYS = ("train", "val", "test")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ImportOptions:
+    """How a source becomes a dataset."""
+
+    features: str = "auto"
+    """auto | dense | sparse | project:D | none. auto: dense, or project:256 where dense would take
+    more than a quarter of this machine's memory."""
+    symmetrise: bool = False
+    """Store each edge in both directions."""
+    self_loops: str = "keep"
+    """keep | add (each node without one gets one) | remove."""
+    deduplicate: bool = False
+    """Keep the first of edges with equal ends."""
+    task: str = "auto"
+    """auto | multiclass | multilabel | binary | link."""
+    feature_dtype: str = "float32"
+    """float32 | float16 (only for values float16 holds exactly) | keep."""
+    split_index: int = 0
+    """Which of several published splits to take, where the source numbers them."""
+    split_name: str = ""
+    """Which of several splits to take, where the source names them."""
+    random_split: tuple[float, float, float] = (0.6, 0.2, 0.2)
+    """Train, validation and test share, used where the source has no split."""
+    seed: int = 0
+    """Seed of the random split and of the random projection."""
+    feature_dim: int = 0
+    """Declared width where the source has no features, for planning and simulation."""
+    memory_limit_bytes: int = 1 << 30
+    """Working memory for sorting edges."""
+    name: str = ""
+    """Name of the dataset; the source's own name where empty."""
+
+    def __post_init__(self) -> None:
+        """Refuse values that mean nothing."""
+        choices = {
+            "self_loops": (self.self_loops, ("keep", "add", "remove")),
+            "task": (self.task, ("auto", *TASKS)),
+            "feature_dtype": (self.feature_dtype, ("float32", "float16", "keep")),
+        }
+        for key, (value, allowed) in choices.items():
+            if value not in allowed:
+                raise DatasetError(f"{key}: expected one of {', '.join(allowed)}, found {value!r}")
+        parse_feature_choice(self.features)
+        if min(self.random_split) < 0 or sum(self.random_split) > 1 + 1e-9:
+            raise DatasetError(
+                f"random_split: expected shares that add up to at most 1, found {self.random_split}"
+            )
+
+    @property
+    def edges(self) -> EdgeOptions:
+        """The part that concerns edges."""
+        loops: dict[str, SelfLoops] = {"keep": "keep", "add": "add", "remove": "remove"}
+        return EdgeOptions(
+            symmetrise=self.symmetrise,
+            self_loops=loops[self.self_loops],
+            deduplicate=self.deduplicate,
+        )
+
+
+Storage = Literal["auto", "dense", "sparse", "project", "none"]
+
+
+def parse_feature_choice(text: str) -> tuple[Storage, int]:
+    """Parse `dense`, `sparse`, `project:D`, `none` or `auto` into the kind and D (0 without).
+
+    Raises:
+        DatasetError: anything else.
+    """
+    kinds: dict[str, Storage] = {k: k for k in ("auto", "dense", "sparse", "none")}
+    if text in kinds:
+        return kinds[text], 0
+    kind, _, number = text.partition(":")
+    if kind == "project" and number.isdecimal() and 0 < int(number) <= 1 << 20:
+        return "project", int(number)
+    raise DatasetError(
+        f"features: expected dense, sparse, project:D (D above 0), none or auto, found {text!r}"
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class RawFeatures:
+    """Features as the source has them: dense, or CSR with `dim` columns."""
+
+    dim: int
+    dense: NDArray[Any] | None = None
+    csr: SparseFeatures | None = None
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of the table."""
+        if self.dense is not None:
+            return len(self.dense)
+        return len(self.csr.indptr) - 1 if self.csr is not None else 0
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Type of the values."""
+        table = self.dense if self.dense is not None else self.csr.data if self.csr else None
+        return np.dtype(np.float32) if table is None else table.dtype
+
+
+@dataclass(kw_only=True, slots=True, eq=False)
+class RawGraph:
+    """A graph as a format reader hands it over; arrays may be mapped scratch files."""
+
+    name: str
+    num_nodes: int
+    edges: EdgeSource
+    features: RawFeatures | None = None
+    y: NDArray[Any] | None = None
+    """Labels of any numeric type: [N], [N, 1] or [N, C]; NaN and -1 are unknown."""
+    task: str = "auto"
+    num_classes: int = 0
+    """Declared number of classes; 0 derives it from the labels."""
+    split: dict[str, NDArray[Any]] | None = None
+    """Node ids or masks by `train`, `val`, `test`; [k, 2] pairs for task link."""
+    node_type: NDArray[Any] | None = None
+    source_id: NDArray[Any] | None = None
+    """The source's own node ids, where nodes were renumbered."""
+    notes: list[str] = field(default_factory=list)
