@@ -90,10 +90,17 @@ def _own_mass(p: np.ndarray, own: np.ndarray, on_host: np.ndarray) -> tuple[floa
 @typing.no_type_check
 def _clique_mass(p: np.ndarray, held: np.ndarray, on_host: np.ndarray) -> np.ndarray:
     """Sums of p by [held in the clique][on the host]; held [N] is -1 where no GPU has the row."""
-    mass = np.zeros((2, 2))
+    held_host = held_disk = host = disk = 0.0
+    everywhere = on_host.size == 0
     for v in range(p.size):
-        mass[int(held[v] >= 0), int(on_host.size == 0 or on_host[v])] += p[v]
-    return mass
+        x = p[v]
+        if everywhere or on_host[v]:
+            held_host += x if held[v] >= 0 else 0.0
+            host += x if held[v] < 0 else 0.0
+        else:
+            held_disk += x if held[v] >= 0 else 0.0
+            disk += x if held[v] < 0 else 0.0
+    return np.array([[disk, host], [held_disk, held_host]])
 
 
 def mark_holders(own: Sequence[NDArray[np.int64]], num_nodes: int) -> NDArray[np.int16]:
@@ -172,9 +179,8 @@ def _rows_by_source(
     mass: NDArray[np.float64], own_host: float, own_disk: float, costs: RowCosts
 ) -> tuple[float, float, float, float]:
     """Expected rows (own, peer, host, disk) of one GPU, from the sums of its clique."""
-    # Held by a peer only; the clip removes the rounding of equal sums taken in different orders.
-    peer_or_host = max(0.0, float(mass[1, 1]) - own_host)
-    peer_or_disk = max(0.0, float(mass[1, 0]) - own_disk)
+    peer_or_host = _held_by_others(float(mass[1, 1]), own_host)
+    peer_or_disk = _held_by_others(float(mass[1, 0]), own_disk)
     host, disk = float(mass[0, 1]), float(mass[0, 0])
     peer = 0.0
     if costs.peer < costs.host:
@@ -186,6 +192,11 @@ def _rows_by_source(
     else:
         disk += peer_or_disk
     return own_host + own_disk, peer, host, disk
+
+
+def _held_by_others(clique: float, own: float) -> float:
+    """Their difference, or 0 where it is the rounding of equal sums taken in different orders."""
+    return clique - own if clique - own > 1e-9 * clique else 0.0
 
 
 def _seconds(rows: NDArray[np.float64], costs: RowCosts) -> NDArray[np.float64]:

@@ -1,8 +1,9 @@
-"""Vertices from hot to cold: one radix sort, ties by ascending id.
+"""Vertices from hot to cold, ties by ascending id.
 
 Every placement starts here. Probabilities are non-negative, and the bit patterns of non-negative
-floats sort like the floats themselves, so a stable radix sort of (largest bits - bits) gives
-descending probability with ties in id order, in one counting pass and a few scattering ones.
+floats sort like the floats themselves, so ascending (largest bits - bits) is descending
+probability. In float32 that number and the id fit one int64, and a plain sort of integers, which
+numpy vectorises, does it all; float64 takes a stable radix sort.
 """
 
 import typing
@@ -69,25 +70,40 @@ def check_hotness(hotness: Probabilities) -> None:
         )
 
 
-def hotness_order(hotness: Probabilities) -> NDArray[np.int64]:
-    """Ids sorted by (p descending, id ascending), formulas 1.2.
+def hot_to_cold(hotness: Probabilities) -> tuple[NDArray[np.int64], Probabilities]:
+    """Ids sorted by (p descending, id ascending), formulas 1.2, and the values in that order.
 
     Args:
         hotness: p(v) >= 0, shape [N], N < 2^31.
 
     Returns:
-        Ids, shape [N].
+        Ids and sorted values, both of shape [N].
 
     Raises:
         InputError: a value is negative or not finite.
 
     Example:
-        >>> hotness_order(np.array([0.5, 1.0, 0.5, 0.0])).tolist()
-        [1, 0, 2, 3]
+        >>> ids, values = hot_to_cold(np.array([0.5, 1.0, 0.5, 0.0]))
+        >>> ids.tolist(), values.tolist()
+        ([1, 0, 2, 3], [1.0, 0.5, 0.5, 0.0])
     """
     check_hotness(hotness)
     integer = np.int32 if hotness.dtype == np.float32 else np.int64
     bits = (hotness + hotness.dtype.type(0)).view(integer)  # + 0 turns -0.0 into 0.0
     top = bits.max(initial=0)
-    num_passes = -(-int(top).bit_length() // _DIGIT_BITS)
-    return _radix_order(top - bits, num_passes).astype(np.int64)
+    keys = top - bits
+    if hotness.dtype != np.float32:
+        num_passes = -(-int(top).bit_length() // _DIGIT_BITS)
+        order = _radix_order(keys, num_passes).astype(np.int64)
+        return order, hotness[order]
+    packed = keys.astype(np.int64) << 32
+    packed |= np.arange(len(hotness))
+    packed.sort()
+    values = top - (packed >> 32).astype(np.int32)
+    packed &= 0xFFFFFFFF
+    return packed, values.view(np.float32)
+
+
+def hotness_order(hotness: Probabilities) -> NDArray[np.int64]:
+    """Ids sorted by (p descending, id ascending); the first of `hot_to_cold`."""
+    return hot_to_cold(hotness)[0]

@@ -12,7 +12,14 @@ from planner.placement import baselines
 from planner.placement.costs import RowCosts
 from planner.placement.evaluate import Evaluation, evaluate
 from planner.placement.order import Probabilities, check_hotness, hotness_order
-from planner.placement.song_jiang import CliquePlacement, Objective, Variant, best_of
+from planner.placement.song_jiang import (
+    CliquePlacement,
+    Objective,
+    Variant,
+    as_variant,
+    best_of,
+    sort_key,
+)
 
 Policy = Literal["none", "naive", "random", "degree", "song-jiang"]
 
@@ -32,7 +39,8 @@ class Placement:
     """Whether a row is in host memory, shape [N]; None: all are."""
     evaluation: Evaluation
     variants: tuple[Variant, ...]
-    """Scores of all that was tried on the first clique, the chosen one first."""
+    """All that was tried on the first clique, the chosen one first, scored as if the place of a
+    miss (host, or disk where the host lacks rows) held every row."""
 
 
 def place(
@@ -76,27 +84,38 @@ def place(
         )
     check_hotness(hotness)
     groups = [list(c) for c in ([range(len(capacity_rows))] if cliques is None else cliques)]
-    variant, variants = policy, ()
-    if policy == "song-jiang":
-        own, variants = _song_jiang(hotness, costs, capacity_rows, groups, host_rows, objective)
-        variant = variants[0].name
-    else:
-        own = _baseline(policy, hotness, capacity_rows, out_degree, seed)
-    on_host = _hottest_on_host(hotness, own, groups, costs, host_rows)
-    result = evaluate(hotness, own, costs, cliques=groups, on_host=on_host, row_bytes=row_bytes)
-    return Placement(
-        policy=policy,
-        variant=variant,
-        own=own,
-        cliques=groups,
-        on_host=on_host,
-        evaluation=result,
-        variants=variants or (_as_variant(policy, result),),
-    )
+
+    def finish(own: list[NDArray[np.int64]], variants: tuple[Variant, ...] = ()) -> Placement:
+        on_host = hottest_on_host(hotness, own, groups, costs, host_rows)
+        result = evaluate(hotness, own, costs, cliques=groups, on_host=on_host, row_bytes=row_bytes)
+        return Placement(
+            policy=policy,
+            variant=variants[0].name if variants else policy,
+            own=own,
+            cliques=groups,
+            on_host=on_host,
+            evaluation=result,
+            variants=variants or (as_variant(policy, result),),
+        )
+
+    if policy != "song-jiang":
+        return finish(_baseline(policy, hotness, capacity_rows, out_degree, seed))
+    found = [
+        finish(*_song_jiang(hotness, miss, capacity_rows, groups, objective))
+        for miss in _costs_of_a_miss(costs, host_rows, hotness.shape[-1])
+    ]
+    return min(found, key=lambda placement: sort_key(placement.evaluation, objective))
 
 
-def _as_variant(name: str, result: Evaluation) -> Variant:
-    return Variant(name=name, max_seconds=result.max_seconds, mean_seconds=result.mean_seconds)
+def _costs_of_a_miss(costs: RowCosts, host_rows: int | None, num_nodes: int) -> list[RowCosts]:
+    """Costs for the thresholds: Song-Jiang knows one place for what no device holds.
+
+    Where host memory holds only some rows, a miss may cost either; both readings are tried.
+    """
+    disk = replace(costs, host=costs.disk)
+    if host_rows is None or host_rows >= num_nodes:
+        return [costs]
+    return [disk] if host_rows == 0 else [costs, disk]
 
 
 def _baseline(
@@ -122,49 +141,64 @@ def _song_jiang(
     costs: RowCosts,
     capacity_rows: Sequence[int],
     cliques: list[list[int]],
-    host_rows: int | None,
     objective: Objective,
 ) -> tuple[list[NDArray[np.int64]], tuple[Variant, ...]]:
     """The algorithm inside every clique (formulas 1.5), n = its size, BSIZE = its least capacity.
 
     Where GPUs share one law, cliques of equal size and capacity hold the same rows.
     """
-    if host_rows == 0:  # no host memory: what no device holds is read from disk
-        costs = replace(costs, host=costs.disk)
     own = [np.empty(0, np.int64) for _ in capacity_rows]
-    order = hotness_order(hotness) if hotness.ndim == 1 else None
     solved: dict[tuple[int, int], CliquePlacement] = {}
     first: tuple[Variant, ...] = ()
     for clique in cliques:
         n, rows = len(clique), min(capacity_rows[g] for g in clique)
         key = (n, rows)
-        if order is None or key not in solved:
+        if hotness.ndim == 2 or key not in solved:
             p = hotness if hotness.ndim == 1 else hotness[clique]
-            solved[key] = best_of(p, costs, n, rows, objective=objective, order=order)
+            solved[key] = best_of(p, costs, n, rows, objective=objective)
         for position, g in enumerate(clique):
             own[g] = solved[key].own[position]
         first = first or solved[key].variants
     return own, first
 
 
-def _hottest_on_host(
+def hottest_on_host(
     hotness: Probabilities,
-    own: list[NDArray[np.int64]],
-    cliques: list[list[int]],
+    own: Sequence[NDArray[np.int64]],
+    cliques: Sequence[Sequence[int]],
     costs: RowCosts,
     host_rows: int | None,
 ) -> NDArray[np.bool_] | None:
-    """The rows host memory keeps: those the devices ask it for most often, ties to low ids."""
+    """The rows host memory keeps: those whose place there saves most seconds, ties to low ids.
+
+    A row no device of the clique holds would come from disk; one that a peer holds, from the peer.
+
+    Args:
+        hotness: p(v), shape [N] or [G, N].
+        own: Ids each of the G devices stores.
+        cliques: Devices that can read each other.
+        costs: Seconds per row.
+        host_rows: Rows that fit; None: all.
+
+    Returns:
+        Mask of shape [N], or None where all rows fit.
+    """
     num_nodes = hotness.shape[-1]
     if host_rows is None or host_rows >= num_nodes:
         return None
-    demand = np.zeros(num_nodes)
+    saved_over_disk = costs.disk - costs.host
+    saved_over_peer = max(0.0, min(costs.peer, costs.disk) - costs.host)
+    # relative to disk; a disk that cannot be read outweighs any peer, unless that cannot be either
+    peer_weight = 1.0 if saved_over_peer >= saved_over_disk else saved_over_peer / saved_over_disk
+    saved = np.zeros(num_nodes)
     for clique in cliques:
+        weight = np.ones(num_nodes)
         for g in clique:
-            asked = np.array(hotness[g] if hotness.ndim == 2 else hotness, dtype=np.float64)
-            for holder in clique if costs.peer < costs.host else [g]:
-                asked[own[holder]] = 0
-            demand += asked
+            weight[own[g]] = peer_weight
+        for g in clique:
+            of_device = weight * (hotness[g] if hotness.ndim == 2 else hotness)
+            of_device[own[g]] = 0
+            saved += of_device
     on_host = np.zeros(num_nodes, np.bool_)
-    on_host[hotness_order(demand)[:host_rows]] = True
+    on_host[hotness_order(saved)[:host_rows]] = True
     return on_host

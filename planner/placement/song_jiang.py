@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.placement.costs import Case, RowCosts, alpha, alpha_star
-from planner.placement.evaluate import evaluate
-from planner.placement.order import Probabilities, hotness_order
+from planner.placement.evaluate import Evaluation, evaluate
+from planner.placement.order import Probabilities, hot_to_cold, hotness_order
 from planner.placement.split import best_split, split_ranks, whole_rounds
 
 Objective = Literal["max", "mean"]
@@ -130,7 +130,6 @@ def best_of(
     buffer_rows: int,
     *,
     objective: Objective = "max",
-    order: NDArray[np.int64] | None = None,
 ) -> CliquePlacement:
     """The best of Alg1(alpha), Alg1(alpha_star) and every split_k; replication in case 1.
 
@@ -140,7 +139,6 @@ def best_of(
         num_devices: n, GPUs of the clique.
         buffer_rows: BSIZE, rows each may hold.
         objective: The cost over the GPUs that is minimised; ties are broken by the other one.
-        order: `hotness_order` of the (mean) hotness, where the caller has it already.
 
     Returns:
         The chosen placement and every variant's score.
@@ -149,44 +147,48 @@ def best_of(
     b = min(buffer_rows, shared.size)
     if costs.case is Case.REPLICATE and hotness.ndim == 2:
         own = np.stack([hotness_order(p)[:b] for p in hotness])
-        return CliquePlacement(own=own, variants=(_score("replicate", own, hotness, costs),))
-    order = hotness_order(shared) if order is None else order
-    sorted_hotness = hotness[..., order]
+        return CliquePlacement(
+            own=own, variants=(as_variant("replicate", evaluate(hotness, list(own), costs)),)
+        )
+    order, q = hot_to_cold(shared)
+    sorted_hotness = q if hotness.ndim == 1 else hotness[:, order]
     if costs.case is Case.NOTHING or b == 0:
         tried = {"nothing": np.empty((n, 0), np.int64)}
     elif costs.case is Case.REPLICATE or n == 1 or b == shared.size:
         tried = {"replicate": np.tile(np.arange(b), (n, 1))}
     else:
-        tried = _candidates(sorted_hotness, n, b, costs)
-    scored = [(_score(name, ranks, sorted_hotness, costs), ranks) for name, ranks in tried.items()]
-    scored.sort(key=lambda pair: _sort_key(pair[0], objective))
+        tried = _candidates(q.astype(np.float64), n, b, costs)
+    scored = [
+        (as_variant(name, evaluate(sorted_hotness, list(ranks), costs)), ranks)
+        for name, ranks in tried.items()
+    ]
+    scored.sort(key=lambda pair: sort_key(pair[0], objective))
     return CliquePlacement(own=order[scored[0][1]], variants=tuple(v for v, _ in scored))
 
 
 def _candidates(
-    sorted_hotness: Probabilities, n: int, b: int, costs: RowCosts
+    q: NDArray[np.float64], n: int, b: int, costs: RowCosts
 ) -> dict[str, NDArray[np.int64]]:
-    """Ranks [n, b] of the three readings; hotness [N] or [n, N] in hot-to-cold order."""
-    shared = sorted_hotness if sorted_hotness.ndim == 1 else sorted_hotness.mean(axis=0)
-    q, num_nodes = shared.astype(np.float64), shared.size
+    """Ranks [n, b] of the three readings; q [N] is in hot-to-cold order."""
     tried = {
         "algorithm 1, alpha": exchange_ranks(q, n, b, alpha(costs))[0],
         "algorithm 1, alpha*": exchange_ranks(q, n, b, alpha_star(costs, n))[0],
     }
     k = best_split(q, n, b, costs)
-    tried[f"split, k={k}"] = split_ranks(num_nodes, n, b, k)
-    rounds = whole_rounds(num_nodes, n, b)
-    if rounds < b and b + (n - 1) * rounds < num_nodes:  # a partial round covers the last rows
-        tried[f"split, k={rounds + 1}"] = split_ranks(num_nodes, n, b, rounds + 1)
+    tried[f"split, k={k}"] = split_ranks(q.size, n, b, k)
+    rounds = whole_rounds(q.size, n, b)
+    if rounds < b and b + (n - 1) * rounds < q.size:  # a partial round covers the last rows
+        tried[f"split, k={rounds + 1}"] = split_ranks(q.size, n, b, rounds + 1)
     return tried
 
 
-def _score(name: str, own: NDArray[np.int64], hotness: Probabilities, costs: RowCosts) -> Variant:
-    result = evaluate(hotness, list(own), costs)
+def as_variant(name: str, result: Evaluation) -> Variant:
+    """A placement's name with its score."""
     return Variant(name=name, max_seconds=result.max_seconds, mean_seconds=result.mean_seconds)
 
 
-def _sort_key(variant: Variant, objective: Objective) -> tuple[float, float]:
+def sort_key(scored: Variant | Evaluation, objective: Objective) -> tuple[float, float]:
+    """Ascending order of preference: the objective, then the other cost."""
     if objective == "max":
-        return variant.max_seconds, variant.mean_seconds
-    return variant.mean_seconds, variant.max_seconds
+        return scored.max_seconds, scored.mean_seconds
+    return scored.mean_seconds, scored.max_seconds

@@ -114,6 +114,12 @@ def test_places_that_do_not_exist_cost_nothing_until_they_are_read():
     assert evaluate(p, [own[0][:1]], RowCosts(local=1.0)).max_seconds == math.inf
 
 
+def test_rounding_of_large_sums_is_not_charged_at_an_infinite_price():
+    p = np.random.default_rng(0).random(100_000)
+    own = [np.random.default_rng(1).permutation(100_000)]
+    assert evaluate(p, own, RowCosts(local=1.0)).max_seconds == pytest.approx(p.sum())
+
+
 @pytest.mark.parametrize("own", [[0, 0], [3], [-1]])
 def test_own_lists_that_repeat_or_leave_the_graph_are_refused(own):
     with pytest.raises(ValueError, match="own list 0"):
