@@ -1,0 +1,330 @@
+"""Run an unmodified PyG model on rectangular blocks: one opt-in line.
+
+    model = planned(model)                    # 1. wrap
+    for batch in loader:                      #    PlannedLoader, either kind of batch
+        out = model(batch)                    # 2. was model(batch.x, batch.edge_index)
+        y = batch.y[: len(out)]               # 3. out holds the seeds' rows alone
+        ...
+
+A model with forward(x, edge_index) computes every layer for every vertex of the batch, although
+layer l is needed only for those within L - l hops of the seeds. Here each convolution, in the order
+of calls, gets the block of its layer instead: SAGEConv, GCNConv and GATConv in their plain forms
+run on the kernels of `layers`, any other convolution as conv((x, x[:num_dst]), edge_index).
+
+What happens between the convolutions is the model's own, and may not survive: batch norm sees fewer
+rows, a residual x + conv(x) meets two lengths. So the first batch runs both ways, in evaluation
+mode and as in training without dropout, and where outputs differ the model keeps running unchanged,
+with one warning. every_hop batches have no edge_index for an unchanged run, hence no check.
+"""
+
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from runtime.errors import InputError
+from runtime.models.adjacency import TorchBlock, torch_blocks
+from runtime.models.weights import fill_weights
+from runtime.plan import Workload
+from runtime.sampling.minibatch import Block, Dialect, MiniBatch
+
+TOLERANCE = 1e-4
+"""Largest difference between both ways, relative to 1 + the largest output."""
+
+
+class _UnusualError(InputError):
+    """The model calls its convolutions in a way that blocks cannot follow."""
+
+
+@dataclass(kw_only=True)
+class _Run:
+    """One forward pass over blocks."""
+
+    x: Tensor
+    edge_index: Tensor
+    blocks: list[TorchBlock]
+    gcn_blocks: list[TorchBlock]
+    """The same with PyG's weights of the sampled subgraph; empty where no layer needs them."""
+    calls: int = 0
+
+
+class Planned(nn.Module):
+    """A PyG model on rectangular blocks; made by `planned`.
+
+    Attributes:
+        model: The wrapped model; the parameters and the state dictionary are its own.
+        uses_blocks: True or False once the first batch has decided, None before.
+    """
+
+    def __init__(self, model: nn.Module):
+        super().__init__()
+        self.model = model
+        self.uses_blocks: bool | None = None
+        self._convs = list(_convolutions(model))
+        if not self._convs:
+            raise InputError(
+                "planned: expected a model with torch_geometric convolutions, found none"
+            )
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """The wrapped model's, so that checkpoints move either way."""
+        return self.model.state_dict(*args, **kwargs)
+
+    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """Into the wrapped model."""
+        return self.model.load_state_dict(*args, **kwargs)
+
+    def forward(self, batch: Any) -> Tensor:
+        """Outputs of the seeds.
+
+        Args:
+            batch: A MiniBatch whose `x` is filled, or PyG Data as NeighborLoader and PlannedLoader
+                give it (x, edge_index, num_sampled_nodes, num_sampled_edges).
+
+        Returns:
+            Shape (num_seeds, out).
+
+        Raises:
+            InputError: weighted blocks, a batch without sampled counts, or an every_hop batch with
+                a model that blocks cannot follow.
+        """
+        sampled = batch if isinstance(batch, MiniBatch) else minibatch_of(batch)
+        if any(block.weight is not None for block in sampled.blocks):
+            raise InputError(
+                "planned: expected blocks without weights, which forward(x, edge_index) ignores, "
+                "found weighted ones; use a built-in model with this sampler"
+            )
+        run = self._run_of(sampled)
+        if sampled.dialect != Dialect.FIRST_SEEN:
+            return self._on_blocks_or_refuse(run)
+        if self.uses_blocks is None and sampled.num_edges:
+            self.uses_blocks = self._check(run)
+        if self.uses_blocks:
+            return self._on_blocks(run)
+        return self._unchanged(run)
+
+    def _run_of(self, batch: MiniBatch) -> _Run:
+        from torch_geometric.nn import GCNConv
+
+        device = batch.x.device
+        blocks = [block.to(device) for block in torch_blocks(batch)]
+        gcn_blocks: list[TorchBlock] = []
+        if any(isinstance(conv, GCNConv) for conv in self._convs):
+            weighted = fill_weights(replace(batch), Workload(model="gcn", gcn_norm="sampled"))
+            gcn_blocks = [block.to(device) for block in torch_blocks(weighted)]
+        edge_index = blocks[0].edge_index()
+        return _Run(x=batch.x, edge_index=edge_index, blocks=blocks, gcn_blocks=gcn_blocks)
+
+    def _unchanged(self, run: _Run) -> Tensor:
+        return self.model(run.x, run.edge_index)[: run.blocks[-1].num_dst]
+
+    def _on_blocks(self, run: _Run) -> Tensor:
+        run.calls = 0
+        with ExitStack() as stack:
+            for conv in self._convs:
+                stack.enter_context(_swapped_forward(conv, run))
+            out = self.model(run.x, run.edge_index)
+        if run.calls != len(run.blocks):
+            raise _UnusualError(f"{run.calls} convolutions ran over {len(run.blocks)} sampled hops")
+        return out
+
+    def _on_blocks_or_refuse(self, run: _Run) -> Tensor:
+        try:
+            return self._on_blocks(run)
+        except _UnusualError as error:
+            raise InputError(
+                f"planned: this model cannot run on every_hop blocks ({error}); sample with the "
+                "first_seen dialect"
+            ) from None
+
+    def _check(self, run: _Run) -> bool:
+        """Run both ways in each mode the model will be in; warn once where they differ."""
+        why = None
+        for training in {False, self.model.training}:
+            why = why or self._difference(run, training)
+        if why is not None:
+            warnings.warn(
+                f"planned: {type(self.model).__name__} runs unchanged, on all sampled vertices, "
+                f"because blocks give another result: {why}",
+                UserWarning,
+                stacklevel=4,
+            )
+        return why is None
+
+    def _difference(self, run: _Run, training: bool) -> str | None:
+        with torch.no_grad(), _as_it_was(self.model), _NoDropout():
+            self.model.train(training)
+            expected = self._unchanged(run)
+            try:
+                found = self._on_blocks(run)
+            except (
+                _UnusualError,
+                RuntimeError,
+                ValueError,
+                TypeError,
+                IndexError,
+                AssertionError,
+                InputError,
+            ) as error:
+                return str(error).splitlines()[0] if str(error) else type(error).__name__
+        if found.shape != expected.shape:
+            return f"shape {tuple(found.shape)} instead of {tuple(expected.shape)}"
+        largest = float((found - expected).abs().max()) if found.numel() else 0.0
+        allowed = TOLERANCE * (1 + float(expected.abs().max())) if found.numel() else 0.0
+        mode = "training" if training else "evaluation"
+        # Written so that NaN counts as a difference.
+        return None if largest <= allowed else f"outputs differ by {largest:.2g} in {mode} mode"
+
+
+def planned(model: nn.Module) -> Planned:
+    """Wrap a PyG model so that it runs on rectangular blocks; see the module's first lines.
+
+    Args:
+        model: forward(x, edge_index), calling one convolution per sampled hop, in order. Its
+            parameters stay its own: an optimiser made before or after serves.
+
+    Returns:
+        A module called as model(batch), which returns the rows of the seeds.
+
+    Raises:
+        InputError: the model has no convolutions.
+    """
+    return Planned(model)
+
+
+def _convolutions(module: nn.Module) -> Iterator[nn.Module]:
+    """The outermost message-passing layers, in order of definition."""
+    from torch_geometric.nn import MessagePassing
+
+    if isinstance(module, MessagePassing):
+        yield module
+        return
+    for child in module.children():
+        yield from _convolutions(child)
+
+
+@contextmanager
+def _swapped_forward(conv: nn.Module, run: _Run) -> Iterator[None]:
+    """Let the convolution compute its layer's block for the time of one forward pass."""
+    original = conv.forward
+
+    def forward(x: Any, edge_index: Any = None, *args: Any, **kwargs: Any) -> Tensor:
+        block = _next_block(run, x, edge_index, [*args, *kwargs.values()])
+        return _convolve(conv, original, x, block, run)
+
+    conv.forward = forward
+    try:
+        yield
+    finally:
+        del conv.forward
+
+
+def _next_block(run: _Run, x: Any, edge_index: Any, others: list[Any]) -> TorchBlock:
+    if run.calls >= len(run.blocks):
+        raise _UnusualError(f"more convolutions than the {len(run.blocks)} sampled hops")
+    block = run.blocks[run.calls]
+    if edge_index is not run.edge_index:
+        raise _UnusualError("a convolution gets another edge_index than the batch's")
+    if any(other is not None for other in others):
+        raise _UnusualError("a convolution gets further arguments")
+    if not isinstance(x, Tensor) or x.shape[0] != block.num_src:
+        raise _UnusualError("a convolution gets other rows than those of its block")
+    return block
+
+
+def _convolve(
+    conv: nn.Module, original: Callable[..., Tensor], x: Tensor, block: TorchBlock, run: _Run
+) -> Tensor:
+    from torch_geometric.nn import GCNConv
+
+    from runtime.models.layers import apply_conv, supports
+
+    layer = run.calls
+    run.calls += 1
+    if not supports(conv):
+        return original((x, x[: block.num_dst]), block.edge_index())
+    return apply_conv(conv, x, run.gcn_blocks[layer] if isinstance(conv, GCNConv) else block)
+
+
+@contextmanager
+def _as_it_was(model: nn.Module) -> Iterator[None]:
+    """Put back modes, buffers (batch norm's statistics) and the random state afterwards."""
+    modes = [(module, module.training) for module in model.modules()]
+    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    try:
+        with torch.random.fork_rng():
+            yield
+    finally:
+        for module, training in modes:
+            module.training = training
+        for buffer, before in buffers:
+            buffer.copy_(before)
+
+
+class _NoDropout(TorchFunctionMode):
+    """Dropout keeps everything, so that two runs in training mode can be compared."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if "dropout" in getattr(func, "__name__", ""):
+            return args[0] if args else kwargs["input"]
+        return func(*args, **kwargs)
+
+
+def minibatch_of(data: Any) -> MiniBatch:
+    """The nested blocks behind a first_seen PyG batch.
+
+    Args:
+        data: x, edge_index, num_sampled_nodes and num_sampled_edges as NeighborLoader gives them:
+            vertices and edges by hop, an edge's hop that of its destination.
+
+    Raises:
+        InputError: the batch has no sampled counts, or its edges are not ordered by hop.
+    """
+    if any(
+        getattr(data, name, None) is None for name in ("num_sampled_nodes", "num_sampled_edges")
+    ):
+        raise InputError(
+            "planned: expected a batch with num_sampled_nodes and num_sampled_edges, found none; "
+            "use PlannedLoader or NeighborLoader"
+        )
+    if getattr(data, "edge_weight", None) is not None:
+        raise InputError("planned: expected a batch without edge_weight; use a built-in model")
+    nodes, edges = np.cumsum(data.num_sampled_nodes), np.cumsum(data.num_sampled_edges)
+    source, target = data.edge_index.cpu().numpy()
+    if np.any(target[1:] < target[:-1]):
+        order = np.argsort(target, kind="stable")
+        source, target = source[order], target[order]
+    starts = np.searchsorted(target, np.arange(nodes[-2] + 1))
+    if not np.array_equal(starts[nodes[:-1]], edges):
+        raise InputError("planned: expected edges by the hop of their destination (first_seen)")
+    indices = source.astype(np.int32)
+    blocks = [
+        Block(
+            num_src=int(nodes[hop + 1]),
+            num_dst=int(nodes[hop]),
+            indptr=starts[: nodes[hop] + 1],
+            indices=indices[: edges[hop]],
+        )
+        for hop in reversed(range(len(edges)))
+    ]
+    n_id = getattr(data, "n_id", None)
+    n_id = np.arange(nodes[-1]) if n_id is None else n_id.cpu().numpy()
+    return MiniBatch(
+        blocks=blocks,
+        n_id=n_id,
+        seeds=n_id[: nodes[0]],
+        input_id=np.arange(nodes[0]),
+        dialect=Dialect.FIRST_SEEN,
+        num_sampled_nodes=list(data.num_sampled_nodes),
+        num_sampled_edges=list(data.num_sampled_edges),
+        x=data.x,
+    )
