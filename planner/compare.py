@@ -84,7 +84,7 @@ def compare(plan: Plan, report: RunReport) -> Comparison:
             f"expected a report of plan {plan.plan_id[:12]}, found one of "
             f"{report.plan_id[:12]}; train this plan again"
         )
-    if report.step_seconds is None:
+    if report.step_seconds.count == 0:
         raise SettingsError(
             f"expected at least {MIN_MEASURED_STEPS} measured steps, found none after the warm-up; "
             "train more epochs"
@@ -152,7 +152,7 @@ def _notes(
     """What a reader should know before believing the numbers."""
     notes: list[str] = []
     step = report.step_seconds
-    if step is not None and not step.enough:
+    if not step.enough:
         found = f"{step.count} steps after {step.discarded} discarded"
         notes.append(f"expected at least {MIN_MEASURED_STEPS} measured steps, found {found}")
     if report.noise.overloaded:

@@ -10,7 +10,7 @@ cached profile a repeated plan is the same to the byte.
 import functools
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from numpy.typing import NDArray
 
@@ -40,6 +40,7 @@ from runtime.plan import (
     refuse_foreign_folder,
     save_plan,
 )
+from runtime.sampling.statistics import Estimator, layer_of_model, statistics_class
 
 DISK_BUDGET_BYTES = 64 * 2**20
 """Most bytes of direct reads a rank holds in flight and staged."""
@@ -172,9 +173,15 @@ def _assemble(
         ),
         shadow_prices=search.prices(chosen),
         alternatives=alternatives(priced, chosen),
-        statistics_class="exact",
+        statistics_class=_statistics(search.settings),
     )
     return result, arrays
+
+
+def _statistics(settings: PlanSettings) -> Literal["exact", "unbiased", "approximate"]:
+    """Class of (sampler, estimator, layer), by the one function that decides it."""
+    layer = layer_of_model(settings.workload.model)
+    return statistics_class(settings.sampler, Estimator.PLAIN, layer).value
 
 
 def _strategy(search: Search, chosen: Priced, listed: list[Source]) -> Strategy:

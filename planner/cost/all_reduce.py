@@ -31,7 +31,7 @@ def all_reduce_seconds(table: Table, message_bytes: float, ranks: int) -> float:
 
     Source: modelling.md 4 and 6: the loaded curve at the gradient's own size.
     """
-    return 0.0 if ranks <= 1 else table.at(bytes=message_bytes, ranks=ranks)
+    return 0.0 if ranks <= 1 else table.at(bytes=message_bytes, ranks=float(ranks))
 
 
 def ring_seconds(

@@ -14,7 +14,7 @@ def compute_seconds(timing: ModelTiming, *, ranks: int, threads: int, scale: flo
 
     Source: measured (planner.profiling.layers); modelling.md 1, 3, 12.
     """
-    return timing.forward_backward.at(scale=scale, ranks=ranks, threads=threads)
+    return timing.forward_backward.at(scale=scale, ranks=float(ranks), threads=float(threads))
 
 
 def seconds_per_scale(timing: ModelTiming, *, ranks: int, threads: int) -> float:

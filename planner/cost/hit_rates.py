@@ -29,7 +29,8 @@ def cross_validated(
     >>> a, b = np.array([1, 0.5, 0], np.float32), np.array([1, 0, 0.5], np.float32)
     >>> def top_two(chosen_on, scored_on):
     ...     own = np.argsort(-chosen_on, kind="stable")[:2]
-    ...     return np.array([[scored_on[own].sum(), scored_on.sum() - scored_on[own].sum()]])
+    ...     hit = float(scored_on[own].sum())
+    ...     return np.array([[hit, float(scored_on.sum()) - hit]])
     >>> [round(float(x), 3) for x in cross_validated(a, b, top_two)[0]]
     [0.667, 0.333]
     """

@@ -73,7 +73,7 @@ def sampling_bytes(
         num_nodes: N of the graph.
         loader_threads: W, threads that sample; with none the training thread does.
 
-    >>> sampling_bytes(100, 1000, 10_000, loader_threads=1)
+    >>> sampling_bytes(100.0, 1000.0, 10_000, loader_threads=1)
     89600
     """
     each = 8 * num_nodes + 16 * tail_vertices + 8 * tail_edges
@@ -89,7 +89,7 @@ def batch_bytes(tail_vertices: float, tail_edges: float, row_bytes: int, buffers
         row_bytes: bytes of one feature row in the batch.
         buffers: batches alive at once: the prefetch depth and the one in use.
 
-    >>> batch_bytes(100, 1000, 400, 3)
+    >>> batch_bytes(100.0, 1000.0, 400, 3)
     134400
     """
     return round(buffers * (tail_vertices * (row_bytes + 8) + 4 * tail_edges))
@@ -137,7 +137,7 @@ def sum_text(name: str, memory: MemoryUse) -> str:
     return f"{name}: {terms} = {total} {sign} {capacity} usable"
 
 
-def size_text(size_bytes: float) -> str:
+def size_text(size_bytes: float | int) -> str:
     """Bytes for people, in powers of ten.
 
     >>> size_text(999), size_text(1.25e6), size_text(61.2e9)

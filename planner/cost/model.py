@@ -118,11 +118,11 @@ def _startup(
     process: ProcessCost,
     warmup_seconds: float,
 ) -> float:
-    copy = request.machine.table("copy").at(readers=candidate.num_ranks)
+    copy = request.machine.table("copy").at(readers=float(candidate.num_ranks))
     return startup_seconds(
         process_seconds=process.start_seconds,
-        own_row_bytes=max(r.own_rows for r in placed.ranks) * row_bytes(request.graph),
-        topology_bytes=topology_bytes(request.graph),
+        own_row_bytes=float(max(r.own_rows for r in placed.ranks) * row_bytes(request.graph)),
+        topology_bytes=float(topology_bytes(request.graph)),
         copy_bytes_per_second=copy,
         warmup_seconds=warmup_seconds,
     )

@@ -121,7 +121,7 @@ def _all_reduce(machine: MachineModel, timing: ModelTiming, ranks: int) -> tuple
     if ranks == 1:
         return 0.0, 0.0, "derived: one rank has nothing to sum"
     table = machine.table("all_reduce")
-    seconds = all_reduce_seconds(table, gradient_bytes(timing.num_parameters), ranks)
+    seconds = all_reduce_seconds(table, float(gradient_bytes(timing.num_parameters)), ranks)
     words = f"{table.provenance}: table all_reduce at the gradient's bytes + expected straggler"
     return seconds, table.spread, words
 

@@ -41,7 +41,7 @@ def readers(candidate: Candidate) -> int:
     return candidate.num_ranks * max(1, candidate.threads.sample)
 
 
-def lookup(machine: MachineModel, name: str, **coordinates: float) -> Rate:
+def lookup(machine: MachineModel, name: str, **coordinates: float | int) -> Rate:
     """One value of one table, with its spread and provenance.
 
     Raises:
@@ -49,7 +49,11 @@ def lookup(machine: MachineModel, name: str, **coordinates: float) -> Rate:
     """
     table = machine.table(name)
     words = f"{table.provenance}: table {name}" + (" (uncertain)" if table.uncertain else "")
-    return Rate(seconds=table.at(**coordinates), spread=table.spread, provenance=words)
+    return Rate(
+        seconds=table.at(**{axis: float(x) for axis, x in coordinates.items()}),
+        spread=table.spread,
+        provenance=words,
+    )
 
 
 def edge_rate(machine: MachineModel, graph: GraphRef, candidate: Candidate) -> Rate:

@@ -137,8 +137,8 @@ def _slowdowns(candidate: Candidate, machine: MachineModel) -> tuple[float, floa
         slowdown = 1.0
         if table is not None:
             all_axes = {
-                "ranks": candidate.num_ranks,
-                "threads": candidate.threads.compute,
+                "ranks": float(candidate.num_ranks),
+                "threads": float(candidate.threads.compute),
             }
             slowdown = table.at(**{axis: all_axes[axis] for axis in table.axes})
         found.append(max(1.0, slowdown) * crowd)
