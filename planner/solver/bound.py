@@ -1,0 +1,90 @@
+"""How good a placement is known to be: a lower bound by one sort, and the gap above it."""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from planner.placement.costs import RowCosts
+from planner.placement.order import Probabilities
+from planner.solver.formulation import Items, feature_items, moves
+from runtime.plan import Certificate
+
+SOLVER = "sort"
+"""No solver is called where one sort is proved exact (formulas 6.3 [C22])."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Bound:
+    """Optimum of the relaxed problem of one clique."""
+
+    seconds: float
+    """Least mean cost per GPU."""
+    seconds_per_unit: float
+    """Shadow price: what the last unit of a GPU's capacity saves; 0 where some stays free."""
+
+
+def relaxed_optimum(items: Items, capacity: float) -> Bound:
+    """Solve the relaxation by taking moves in order of value per unit until the capacity is full.
+
+    Args:
+        items: From `feature_items`, or of any mixture of types.
+        capacity: M, in the unit of `items.size`, of each GPU.
+
+    References:
+        Formulas 6.3 [C22]: exact with one binding capacity and an additive objective.
+    """
+    found = moves(items)
+    order = np.argsort(-found.value / found.size, kind="stable")
+    value, size = found.value[order], found.size[order]
+    filled = np.cumsum(size)
+    whole = int(np.searchsorted(filled, capacity * (1 + 1e-12), side="right"))
+    saved, price = float(value[:whole].sum()), 0.0
+    if whole < len(value):
+        used = float(filled[whole - 1]) if whole else 0.0
+        price = float(value[whole] / size[whole])
+        saved += max(0.0, capacity - used) * price
+    return Bound(seconds=float(items.host.sum()) - saved, seconds_per_unit=price)
+
+
+def lower_bound(
+    hotness: Probabilities, costs: RowCosts, capacity_rows: int, num_devices: int
+) -> float:
+    """Seconds below which no placement of feature rows brings the mean cost per GPU.
+
+    It bounds the maximum over the GPUs too, which is never below the mean. Holds for one clique
+    whose GPUs share one law p and one capacity (with unequal ones: their mean capacity; with
+    unequal laws it is no bound, formulas 6.4 [C23]).
+
+    Args:
+        hotness: p(v), shape [N].
+        costs: Gross seconds per row; `host` is what a row costs that no GPU holds. Where host
+            memory holds only some rows, its cost still gives a bound, with all of them on it.
+        capacity_rows: Rows each GPU may hold.
+        num_devices: n.
+
+    Example:
+        Two GPUs of one row each; both keep row 0 and read row 1 from the host, or deal them:
+
+        >>> costs = RowCosts(local=0.0, peer=0.5, host=1.0)
+        >>> lower_bound(np.array([1.0, 0.4]), costs, 1, 2)
+        0.35
+    """
+    items = feature_items(hotness, costs, num_devices)
+    return relaxed_optimum(items, float(capacity_rows)).seconds
+
+
+def certificate(objective: float, bound: float) -> Certificate:
+    """A placement's score against the bound; gap = (objective - bound) / bound.
+
+    Both in seconds per batch. A bound of zero is reached (gap 0) or infinitely far.
+    """
+    excess = max(0.0, objective - bound)
+    gap = excess / bound if bound > 0 else (0.0 if excess == 0 else math.inf)
+    return Certificate(
+        objective=objective,
+        lower_bound=bound,
+        gap=gap,
+        solver=SOLVER,
+        status="optimal" if gap <= 1e-9 else "feasible",
+    )
