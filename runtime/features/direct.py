@@ -152,6 +152,11 @@ def read_blocks(file: int, buffer: NDArray[np.uint8], offset: int, end_bytes: in
     got = 0
     while got < wanted:
         count = os.preadv(file, [view[got:]], offset + got)
-        if count == 0:
-            raise DatasetError(f"features end at byte {offset + got}, expected {end_bytes} bytes")
         got += count
+        # A regular file gives part of a block at its end only.
+        if got < wanted and (count == 0 or count % BLOCK_BYTES):
+            found_bytes = os.fstat(file).st_size
+            raise DatasetError(
+                f"features were cut short while in use: expected {end_bytes} bytes, "
+                f"found {found_bytes}"
+            )

@@ -35,16 +35,18 @@ def _read(tier: Disk, ids: Any, dim: int) -> tuple[Any, Counters]:
 
 
 # Row lengths: 4 B, not a divisor of a block, one block, a bit more, several blocks.
-@pytest.mark.parametrize("dim", [1, 100, 333, 1024, 1025, 5000])
-@pytest.mark.parametrize("budget_bytes", [80_000, 1 << 20])
+@pytest.mark.parametrize(
+    ("dim", "budget_bytes"),
+    [(1, 1 << 20), (100, 80_000), (333, 1 << 20), (1024, 1 << 20), (1025, 80_000), (5000, 1 << 20)],
+)
 def test_any_row_length_comes_back_exactly(tmp_path: Path, dim: int, budget_bytes: int) -> None:
     path, x = _save(tmp_path, 700, dim)
     tier = Disk(path, budget_bytes=budget_bytes)
     rng = np.random.default_rng(dim)
     for ids in (
-        rng.integers(0, 700, 400),
+        rng.integers(0, 700, 300),
         np.array([0, 699, 699, 0]),
-        np.arange(300, 700),
+        np.arange(500, 700),
         np.empty(0, np.int64),
     ):
         rows, counters = _read(tier, ids, dim)
@@ -73,7 +75,7 @@ def test_a_header_of_any_length_is_allowed(tmp_path: Path) -> None:
 
 def test_requests_cover_every_row_once_and_stay_within_their_length() -> None:
     rng = np.random.default_rng(5)
-    for _ in range(200):
+    for _ in range(100):
         dim, offset = int(rng.integers(1, 3000)), int(rng.integers(0, 9000))
         rows = direct.RowFile(5000, dim, np.dtype(np.float32), offset)
         least_bytes = direct.round_up(rows.row_bytes) + direct.BLOCK_BYTES
@@ -127,7 +129,7 @@ def test_the_budget_is_kept_in_accounting_in_memory_and_in_the_page_cache(tmp_pa
     tier = Disk(path, budget_bytes=budget_bytes)
     if not tier.is_direct:
         pytest.skip("the temporary folder's file system refuses direct reads")
-    batches = [rng.integers(0, 40_000, 1000) for _ in range(5)]
+    batches = [rng.integers(0, 40_000, 1000) for _ in range(3)]
     with path.open("rb") as file:
         os.fsync(file.fileno())
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
@@ -205,7 +207,9 @@ def test_a_file_cut_short_while_open_is_an_error_not_zeros(tmp_path: Path) -> No
     path, _ = _save(tmp_path, 500, 100)
     tier = Disk(path, budget_bytes=1 << 18)
     os.truncate(path, 100_000)
-    with pytest.raises(DatasetError, match="features end at byte 100000, expected 200128"):
+    with pytest.raises(
+        DatasetError, match="cut short while in use: expected 200128 bytes, found 100000"
+    ):
         _read(tier, np.arange(500), 100)
     with pytest.raises(IndexError, match="found 500"):
         _read(tier, np.array([500]), 100)
