@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from types import TracebackType
-from typing import IO, Self
+from typing import IO
 
 from planner.profiling.layers import TimingAnswer, TimingRequest
 from planner.workload import ProcessCost
@@ -122,7 +122,7 @@ class Team:
             start_seconds=time.perf_counter() - start, resident_bytes=max(resident)
         )
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> "Team":
         return self
 
     def __exit__(

@@ -1,0 +1,247 @@
+"""The price of a candidate, added up by hand from round rates (tests/support/machines.py)."""
+
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+
+from planner.candidate import Candidate, PlacedRows, RankRows
+from planner.cost.budget import Budgets
+from planner.cost.memory import (
+    activation_bytes,
+    batch_bytes,
+    location_bytes,
+    model_bytes,
+    require_fit,
+    sampling_bytes,
+    tail,
+    use,
+)
+from planner.cost.model import Request, predict
+from planner.errors import MachineError, PlanDoesNotFit, SettingsError
+from planner.machine import MachineModel
+from planner.workload import Spread
+from runtime.plan import GraphRef, Prediction, Threads, Workload
+from tests.support.machines import constant, machine
+from tests.support.profiles import profile
+
+NODES = 100_000
+BATCH = 1000
+GRAPH = GraphRef(
+    name="by-hand",
+    path="/nowhere",
+    fingerprint="0",
+    num_nodes=NODES,
+    num_edges=1_000_000,
+    feature_dim=100,
+    feature_dtype="float32",
+    num_classes=5,
+    task="multiclass",
+    num_train=10_000,
+)
+
+
+def request(model: MachineModel | None = None, budgets: Budgets | None = None) -> Request:
+    return Request(
+        graph=GRAPH,
+        workload=Workload(batch_size=BATCH),
+        profile=profile(NODES, BATCH).numbers,
+        machine=machine() if model is None else model,
+        budgets=Budgets() if budgets is None else budgets,
+    )
+
+
+def candidate(ranks: int = 1, compute: int = 1, loaders: int = 0) -> Candidate:
+    threads = Threads(compute=compute, sample=loaders, gather=1)
+    return Candidate(num_ranks=ranks, threads=threads, prefetch_depth=2, policy="none")
+
+
+def rows(ranks: int = 1, **by_source: float) -> PlacedRows:
+    total = sum(by_source.values())
+    each = RankRows(
+        rows=by_source,
+        working_rows=dict.fromkeys(by_source, 1e5),
+        shares={k: v / total for k, v in by_source.items()},
+    )
+    return PlacedRows(policy="none", ranks=[each] * ranks, host_rows=NODES)
+
+
+def price(found: Candidate, placed: PlacedRows, **options: object) -> Prediction:
+    return predict(request(**options), found, placed)  # pyright: ignore[reportArgumentType]
+
+
+def test_in_line_stages_add_up_to_the_step() -> None:
+    # 1000 seeds: sample 20000 x 10 ns + 10000 x 50 ns = .7 ms, gather 10000 x 110 ns = 1.1 ms,
+    # compute 20 ms, optimizer 1 ms: 22.8 ms, by hand.
+    found = price(candidate(), rows(host=10_000.0))
+    assert found.stages["sample"] == pytest.approx(0.7e-3)
+    assert found.stages["gather"] == pytest.approx(1.1e-3)
+    assert found.stages["wait"] == pytest.approx(1.8e-3)
+    assert found.stages["forward_backward"] == pytest.approx(20e-3)
+    assert found.stages["optimizer"] == pytest.approx(1e-3)
+    assert found.stages["all_reduce"] == 0.0
+    assert found.step_seconds.value == pytest.approx(22.8e-3)
+    assert found.epoch_seconds.value == pytest.approx(0.228)
+    assert found.steps_per_epoch == 10
+
+
+def test_training_stages_are_the_step() -> None:
+    for found in (candidate(), candidate(loaders=1), candidate(ranks=2)):
+        stages = price(found, rows(found.num_ranks, host=10_000.0)).stages
+        step = price(found, rows(found.num_ranks, host=10_000.0)).step_seconds.value
+        training = ("wait", "forward_backward", "all_reduce", "optimizer")
+        assert sum(stages[name] for name in training) == pytest.approx(step)
+
+
+def test_two_ranks_halve_the_work_and_pay_the_all_reduce() -> None:
+    # 500 seeds each: .35 + .55 + 10 ms, plus 2 ms all-reduce and 1 ms optimizer = 13.9 ms, and
+    # the straggler: sigma = 3% of (10, .9) ms, kappa_2 = .564.
+    found = price(candidate(ranks=2), rows(2, host=5_000.0))
+    sigma = 0.03 * (10e-3**2 + 0.9e-3**2) ** 0.5
+    assert found.step_seconds.value == pytest.approx(13.9e-3 + 0.5642 * sigma, rel=1e-3)
+    assert found.stages["all_reduce"] == pytest.approx(2e-3 + 0.5642 * sigma, rel=1e-3)
+
+
+def test_a_loader_thread_hides_its_stages_but_slows_the_model() -> None:
+    # Loader 1.8 ms against 21 ms: busy for under a tenth, slowdown of the model 1.25.
+    found = price(candidate(loaders=1), rows(host=10_000.0))
+    assert found.stages["forward_backward"] > 20e-3
+    assert found.stages["sample"] == pytest.approx(0.7e-3 * 1.5, rel=1e-2)
+    assert found.step_seconds.value < 22.8e-3
+    assert found.stages["wait"] < 0.7e-3
+
+
+def test_prefetch_on_a_full_machine_is_not_free() -> None:
+    one_core = machine(cores=1)
+    inline = price(candidate(), rows(host=10_000.0), model=one_core)
+    ahead = price(candidate(loaders=1), rows(host=10_000.0), model=one_core)
+    assert ahead.step_seconds.value >= inline.step_seconds.value
+    width = ahead.step_seconds.high / ahead.step_seconds.value - 1
+    assert width >= 3 * (inline.step_seconds.high / inline.step_seconds.value - 1) * 0.9
+
+
+def test_a_slow_loader_is_the_bottleneck() -> None:
+    slow = machine(mapped_row=10e-6)
+    found = price(candidate(loaders=1), rows(host=10_000.0), model=slow)
+    assert found.bottleneck == "gather"
+    assert found.step_seconds.value >= 0.1
+    assert found.stages["wait"] > 0.07
+
+
+def test_peers_cost_three_messages_and_are_metered_apart() -> None:
+    found = price(candidate(ranks=2), rows(2, own=4_000.0, peer=1_000.0))
+    assert found.stages["exchange_ids"] == pytest.approx(2e-3)
+    assert found.stages["exchange_rows"] == pytest.approx(1e-3)
+    assert found.traffic_bytes["gloo0"] == pytest.approx(2 * 1000 * 400 + 2 * 40_000)
+
+
+def test_disk_rows_cost_reads_shared_by_all_ranks() -> None:
+    # 100 rows of 400 B: (400 - 16) / 4096 + 1 pages each, 10 us a read, two ranks on one disk.
+    found = price(candidate(ranks=2), rows(2, host=4_900.0, disk=100.0))
+    pages = (400 - 16) / 4096 + 1
+    assert found.stages["gather"] == pytest.approx(4_900 * 110e-9 + 100 * pages * 20e-6)
+
+
+def test_more_rows_are_never_faster_and_more_bandwidth_never_slower() -> None:
+    steps = [price(candidate(), rows(host=n)).step_seconds.value for n in (1e3, 1e4, 1e5)]
+    assert steps == sorted(steps)
+    rates = (200e-9, 110e-9, 50e-9)
+    steps = [
+        price(candidate(), rows(host=1e4), model=machine(mapped_row=r)).step_seconds.value
+        for r in rates
+    ]
+    assert steps == sorted(steps, reverse=True)
+
+
+def test_the_interval_holds_the_value_and_at_least_the_noise() -> None:
+    step = price(candidate(), rows(host=1e4)).step_seconds
+    assert step.low < step.value < step.high
+    assert step.high / step.value - 1 >= 0.03
+
+
+def test_a_missing_measurement_is_an_error_not_a_guess() -> None:
+    bare = replace(machine(), tables={})
+    with pytest.raises(MachineError, match="sample_edge"):
+        price(candidate(), rows(host=1e4), model=bare)
+
+
+def test_an_unprofiled_batch_is_an_error() -> None:
+    with pytest.raises(SettingsError, match="334 seeds"):
+        price(candidate(ranks=3), rows(3, host=1e4))
+
+
+def test_memory_parts_add_up_by_hand() -> None:
+    found = price(candidate(), rows(host=1e4)).memory_bytes
+    parts = found["rank0"].parts
+    assert parts == {
+        "context": 200_000_000,
+        "model and optimizer": 160_000,  # 10000 x 4 B x 4
+        "activations": 1_000_000,
+        "sampling": 8 * NODES + 16 * 10_000 + 8 * 20_000,
+        "batches": 2 * (10_000 * 408 + 4 * 20_000),
+        "location table": 4 * NODES,
+        "own rows": 0,
+    }
+    host = found["host0"]
+    assert host.parts["features"] == NODES * 400
+    assert host.parts["topology"] == 8 * (NODES + 1) + 4 * 1_000_000
+    assert host.parts["ranks"] == found["rank0"].total
+    assert host.headroom == host.capacity - host.total
+
+
+def test_prefetched_batches_need_their_buffers() -> None:
+    inline, ahead = (
+        price(candidate(loaders=n), rows(host=1e4)).memory_bytes["rank0"].parts["batches"]
+        for n in (0, 1)
+    )
+    assert ahead == 2 * inline  # four buffers instead of two
+
+
+class TestMemory:
+    """[A10] of formulas.md 8.10 and the sum that is shown."""
+
+    def test_the_tail_of_a_thousand_batches(self) -> None:
+        s = Spread(mean=100.0, std=10.0, p99=120.0, largest=121.0)
+        assert tail(s, profiled=50, draws=1000) == pytest.approx(100 + 10 * 3.241, abs=0.05)
+        assert tail(s, profiled=50, draws=8000) == pytest.approx(100 + 10 * 3.80, abs=0.2)
+
+    def test_a_seen_batch_always_fits(self) -> None:
+        s = Spread(mean=100.0, std=1.0, p99=150.0, largest=190.0)
+        assert tail(s, profiled=50, draws=10) == 190.0
+
+    def test_a_skewed_tail_reaches_farther_when_much_was_seen(self) -> None:
+        s = Spread(mean=100.0, std=5.0, p99=150.0, largest=151.0)
+        assert tail(s, profiled=500, draws=1000) > tail(s, profiled=50, draws=1000)
+
+    def test_parts(self) -> None:
+        assert model_bytes(1000) == 16_000
+        assert activation_bytes(1000, 1.5) == 1500
+        assert location_bytes(1000, 4) == 4000
+        assert batch_bytes(100.0, 1000.0, 400, 3) == 3 * (100 * 408 + 4000)
+        assert sampling_bytes(100.0, 1000.0, 10_000, 2) == 2 * 89_600
+
+    def test_the_refusal_is_the_sum(self) -> None:
+        over = use({"model": 3_000_000, "cache": 4_000_000}, 5_000_000)
+        with pytest.raises(PlanDoesNotFit) as caught:
+            require_fit("rank 0", over)
+        assert str(caught.value) == ("rank 0: cache 4.0 MB + model 3.0 MB = 7.0 MB > 5.0 MB usable")
+
+    def test_what_fits_is_not_refused(self) -> None:
+        require_fit("rank 0", use({"model": 3}, 3))
+
+
+def test_slowdowns_are_read_where_they_were_measured() -> None:
+    calm = machine().with_tables({"beside": constant("ratio", ["ranks"], 1.0)})
+    slow = machine().with_tables({"beside": constant("ratio", ["ranks"], 2.0)})
+    steps = [
+        price(candidate(loaders=1), rows(host=1e4), model=m).step_seconds.value
+        for m in (calm, slow)
+    ]
+    assert steps[0] < steps[1]
+
+
+@pytest.mark.parametrize("name", ["planner.cost.model", "planner.solver.search", "planner.explain"])
+def test_pure_parts_do_not_import_torch(name: str) -> None:
+    code = f"import sys, {name}; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
