@@ -186,6 +186,9 @@ def hottest_on_host(
     num_nodes = hotness.shape[-1]
     if host_rows is None or host_rows >= num_nodes:
         return None
+    on_host: NDArray[np.bool_] = np.zeros(num_nodes, np.bool_)
+    if host_rows == 0:
+        return on_host
     saved_over_disk = costs.disk - costs.host
     saved_over_peer = max(0.0, min(costs.peer, costs.disk) - costs.host)
     # relative to disk; a disk that cannot be read outweighs any peer, unless that cannot be either
@@ -199,6 +202,5 @@ def hottest_on_host(
             of_device = weight * (hotness[g] if hotness.ndim == 2 else hotness)
             of_device[own[g]] = 0
             saved += of_device
-    on_host = np.zeros(num_nodes, np.bool_)
     on_host[hotness_order(saved)[:host_rows]] = True
     return on_host

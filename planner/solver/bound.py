@@ -67,7 +67,7 @@ def lower_bound(
         Two GPUs of one row each; both keep row 0 and read row 1 from the host, or deal them:
 
         >>> costs = RowCosts(local=0.0, peer=0.5, host=1.0)
-        >>> lower_bound(np.array([1.0, 0.4]), costs, 1, 2)
+        >>> round(lower_bound(np.array([1.0, 0.4]), costs, 1, 2), 6)
         0.35
     """
     items = feature_items(hotness, costs, num_devices)

@@ -1,5 +1,6 @@
 """Tests of planner.placement.policy."""
 
+import itertools
 import subprocess
 import sys
 
@@ -10,7 +11,7 @@ from planner.errors import SettingsError
 from planner.placement.costs import RowCosts
 from planner.placement.evaluate import evaluate
 from planner.placement.location import build_locations, check_locations
-from planner.placement.policy import place
+from planner.placement.policy import hottest_on_host, place
 from runtime.errors import InputError
 
 POLICIES = ("none", "naive", "random", "degree", "song-jiang")
@@ -87,6 +88,36 @@ def test_host_memory_keeps_the_rows_devices_ask_it_for_most(hotness):
     asked = [v for v in np.lexsort((np.arange(60), -hotness)).tolist() if v not in held]
     assert placement.on_host is not None
     assert np.flatnonzero(placement.on_host).tolist() == sorted(asked[:10])
+
+
+def test_no_other_set_of_host_rows_costs_less_by_enumeration():
+    rng = np.random.default_rng(2)
+    for _ in range(40):
+        p = rng.random((2, 6))
+        own = [rng.permutation(6)[:2] for _ in range(2)]
+        peer, disk = rng.choice([0.5, 1.0, 3.0, 20.0, np.inf]), rng.choice([5.0, 10.0])
+        costs = RowCosts(local=0.1, peer=peer, host=1.0, disk=disk)
+        cliques = [[0, 1]] if rng.random() < 0.5 else [[0], [1]]
+
+        def mean(rows, p=p, own=own, costs=costs, cliques=cliques):
+            mask = np.isin(np.arange(6), rows)
+            return evaluate(p, own, costs, cliques=cliques, on_host=mask).mean_seconds
+
+        chosen = hottest_on_host(p, own, cliques, costs, 2)
+        assert chosen is not None
+        best = min(mean(rows) for rows in itertools.combinations(range(6), 2))
+        assert mean(np.flatnonzero(chosen)) == pytest.approx(best)
+
+
+def test_where_host_memory_is_short_rows_are_dealt_rather_than_left_on_disk():
+    # peers cost more than the host (case 1: replicate), but far less than the disk
+    p = np.linspace(1.0, 0.9, 8)
+    costs = RowCosts(local=0.0, peer=1.5, host=1.0, disk=100.0)
+    short = place("song-jiang", p, costs, [3, 3], host_rows=2)
+    assert len(set(np.concatenate(short.own).tolist())) == 6
+    assert short.evaluation.rows["disk"].sum() == 0
+    ample = place("song-jiang", p, costs, [3, 3])
+    assert len(set(np.concatenate(ample.own).tolist())) == 3
 
 
 def test_the_random_policy_repeats_with_its_seed(hotness):
