@@ -17,7 +17,7 @@ from planner.commands.common import (
 )
 from planner.compare import Comparison, compare
 from runtime.plan import load_plan
-from runtime.report import REPORT_FILE, load_report
+from runtime.report import load_report
 
 
 def register(parent: typer.Typer) -> None:
@@ -95,7 +95,7 @@ def compare_command(
     as_json: JsonFlag = False,
 ) -> None:
     """Predicted against measured, per stage."""
-    result = compare(load_plan(plan), load_report(plan / REPORT_FILE))
+    result = compare(load_plan(plan), load_report(plan))
     if as_json:
         emit_json(result)
         return
