@@ -18,7 +18,10 @@ from runtime.sampling.rng import Purpose, stream
 from runtime.sampling.workspace import Workspace
 
 RELABEL_BUDGET_BYTES = 1 << 30
-"""Up to this size per thread the dense relabelling table is used (8 bytes per node)."""
+"""Up to this size per thread the dense relabelling table is used (4 bytes per node)."""
+
+# A third of all 32-bit entries, so that the table is seldom cleared.
+_LARGEST_TABLE_BYTES = 4 * (1 << 32) // 3
 
 
 class NeighborSampler:
@@ -58,7 +61,7 @@ class NeighborSampler:
         self.seed = seed
         self.edge_ids = edge_ids
         self.purpose = purpose
-        self.dense_table = 8 * self.num_nodes <= relabel_budget_bytes
+        self.dense_table = 4 * self.num_nodes <= min(relabel_budget_bytes, _LARGEST_TABLE_BYTES)
         self._fanouts = np.array(self.fanouts, dtype=np.int64)
         self._threads = threading.local()
 
@@ -122,8 +125,8 @@ class NeighborSampler:
         """Run the kernel, growing the workspace as often as it asks for it."""
         w = workspace
         w.begin(int(seeds.shape[0]))
-        stamp = np.uint64(w.stamp)
-        bad = add_seeds(seeds, self.num_nodes, w.node_ids, w.table, np.uint64(w.shift), stamp)
+        base = np.uint64(w.base)
+        bad = add_seeds(seeds, self.num_nodes, w.node_ids, w.table, w.shift, base)
         if bad >= 0:
             raise _bad_seed(seeds, bad, self.num_nodes)
         streams = np.array(
@@ -132,11 +135,12 @@ class NeighborSampler:
         )
         every_hop = self.dialect is Dialect.EVERY_HOP
         while not expand_hops(
-            self.indptr, self.indices, streams, self._fanouts, every_hop,
-            w.table, w.shift, stamp, w.node_ids, w.row_start, w.row_degree, w.row_ptr,
-            w.positions, w.values, w.local, w.node_ends, w.row_ends, w.edge_ends, w.state,
+            self.indptr, self.indices, streams, self._fanouts, every_hop, w.table, w.shift, base,
+            w.node_ids, w.row_ptr, w.positions, w.values, w.local, w.node_ends, w.row_ends,
+            w.edge_ends, w.state,
         ):  # fmt: skip
             w.grow(int(w.state[HOP]))
+        w.finish()
 
     def _blocks(self, workspace: Workspace) -> list[Block]:
         """Copy the batch out of the workspace, exactly sized, as blocks, outermost first."""

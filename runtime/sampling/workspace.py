@@ -6,10 +6,11 @@ All arrays come from numpy, which asks for huge pages where it helps.
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.sampling.kernels import EDGES_NEEDED, NODES_NEEDED, ROWS_NEEDED, STATE_LENGTH
-from runtime.sampling.relabel import AHEAD, refill
+from runtime.sampling.kernels import EDGES_NEEDED, NODES_NEEDED, ROWS_NEEDED, SPARE, STATE_LENGTH
+from runtime.sampling.relabel import refill
 
-_STAMPS = 1 << 32
+_ENTRIES = 1 << 32
+_SMALLEST_TABLE = 1024
 
 
 class Workspace:
@@ -20,13 +21,14 @@ class Workspace:
     ) -> None:
         self.dense = dense
         self.num_nodes = num_nodes
-        self.table = np.zeros(num_nodes if dense else 2048, dtype=np.uint64)
-        self.stamp = 0
-        self.node_ids = np.zeros(2 * AHEAD, dtype=np.int64)
-        self.row_start = self.row_degree = self.row_ptr = np.zeros(0, dtype=np.int64)
-        self.positions = np.zeros(0, dtype=np.int64)
-        self.values = np.zeros(0, dtype=value_dtype)
-        self.local = np.zeros(0, dtype=np.int32)
+        self.table = np.zeros(num_nodes if dense else _SMALLEST_TABLE, dtype=np.uint32)
+        self.base = 1
+        self.used = 0
+        self.node_ids = np.zeros(SPARE, dtype=np.int64)
+        self.row_ptr = np.zeros(1, dtype=np.int64)
+        self.positions = np.zeros(SPARE, dtype=np.int64)
+        self.values = np.zeros(SPARE, dtype=value_dtype)
+        self.local = np.zeros(SPARE, dtype=np.int32)
         self.node_ends = np.zeros(num_hops + 1, dtype=np.int64)
         self.row_ends = np.zeros(num_hops + 1, dtype=np.int64)
         self.edge_ends = np.zeros(num_hops + 1, dtype=np.int64)
@@ -35,7 +37,7 @@ class Workspace:
     @property
     def shift(self) -> int:
         """0 for the dense table, 64 - log2(slots) for the hashed one."""
-        return 0 if self.dense else 66 - int(self.table.shape[0]).bit_length()
+        return 0 if self.dense else 65 - int(self.table.shape[0]).bit_length()
 
     @property
     def nbytes(self) -> int:
@@ -43,48 +45,49 @@ class Workspace:
         return sum(a.nbytes for a in vars(self).values() if isinstance(a, np.ndarray))
 
     def begin(self, num_seeds: int) -> None:
-        """Start a batch: a new stamp, totals at zero, room for the seeds."""
-        self.stamp += 1
-        if self.stamp == _STAMPS:
+        """Start a batch: entries of earlier ones become void, totals zero, room for the seeds."""
+        self.base += self.used
+        # Until `finish` says better: whatever happens, no more entries than nodes are written.
+        self.used = self.num_nodes + 1
+        if self.base + self.used >= _ENTRIES:
             self.table[:] = 0
-            self.stamp = 1
+            self.base = 1
         self.state[:] = 0
         self.node_ends[0] = num_seeds
         self.row_ends[0] = self.edge_ends[0] = 0
-        self.node_ids = _grown(self.node_ids, num_seeds + 2 * AHEAD, keep=0)
-        if not self.dense and self.table.shape[0] < 4 * num_seeds:
-            self.table = np.zeros(_slots(num_seeds), dtype=np.uint64)
+        self.node_ids = _grown(self.node_ids, num_seeds + SPARE, keep=0)
+        if not self.dense and self.table.shape[0] < 2 * num_seeds:
+            self.table = np.zeros(_slots(num_seeds), dtype=np.uint32)
+
+    def finish(self) -> None:
+        """End a batch that succeeded: only its own entries need to be passed by the next one."""
+        self.used = int(self.node_ends[-1])
 
     def grow(self, hop: int) -> None:
         """Make the buffers as large as the kernel asked for, keeping what hops < `hop` wrote."""
-        rows = int(self.state[ROWS_NEEDED])
-        edges = int(self.state[EDGES_NEEDED])
-        nodes = int(self.state[NODES_NEEDED])
-        known = int(self.node_ends[hop])
-        kept_edges = int(self.edge_ends[hop])
+        edges, nodes = int(self.state[EDGES_NEEDED]), int(self.state[NODES_NEEDED])
+        known, kept_edges = int(self.node_ends[hop]), int(self.edge_ends[hop])
         kept_rows = int(self.row_ends[hop]) + 1
-        self.row_start = _grown(self.row_start, rows, keep=kept_rows)
-        self.row_degree = _grown(self.row_degree, rows, keep=kept_rows)
-        self.row_ptr = _grown(self.row_ptr, rows, keep=kept_rows)
+        self.row_ptr = _grown(self.row_ptr, int(self.state[ROWS_NEEDED]), keep=kept_rows)
         self.positions = _grown(self.positions, edges, keep=kept_edges)
         self.values = _grown(self.values, edges, keep=0)
         self.local = _grown(self.local, edges, keep=kept_edges)
         self.node_ids = _grown(self.node_ids, nodes, keep=known)
-        if not self.dense and self.table.shape[0] < 4 * nodes:
-            self.table = np.zeros(_slots(nodes), dtype=np.uint64)
-            refill(self.node_ids, known, self.table, np.uint64(self.shift), np.uint64(self.stamp))
+        if not self.dense and self.table.shape[0] < 2 * nodes:
+            self.table = np.zeros(_slots(nodes), dtype=np.uint32)
+            refill(self.node_ids, known, self.table, self.shift, np.uint64(self.base))
 
 
 def _slots(nodes: int) -> int:
-    """Words of a hashed table that holds `nodes` nodes at most half full: 2 per slot."""
-    return 1 << (4 * nodes - 1).bit_length()
+    """Slots of a hashed table that holds `nodes` nodes at most half full, a power of two."""
+    return 1 << (2 * nodes - 1).bit_length()
 
 
 def _grown(buffer: NDArray, size: int, *, keep: int) -> NDArray:
     """`buffer`, or a larger one with its first `keep` entries."""
     if buffer.shape[0] >= size:
         return buffer
-    # Zeros, not garbage: the entries beyond the end are read ahead as indices of prefetches.
+    # Zeros, not garbage: prefetches read some entries beyond the end as indices.
     larger = np.zeros(size + size // 4, dtype=buffer.dtype)
     larger[: min(keep, buffer.shape[0])] = buffer[:keep]
     return larger

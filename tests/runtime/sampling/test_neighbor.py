@@ -260,14 +260,15 @@ def test_arrays_that_are_no_graph_are_refused(wrong: str) -> None:
         NeighborSampler(indptr, indices, [3])
 
 
-def test_stamps_that_run_out_start_over_with_a_clean_table() -> None:
-    sampler = NeighborSampler(*rmat_like(100), [3, 2])
+@pytest.mark.parametrize("budget", [DENSE, HASHED])
+def test_table_entries_that_run_out_start_over_with_a_clean_table(budget: int) -> None:
+    sampler = NeighborSampler(*rmat_like(100), [3, 2], relabel_budget_bytes=budget)
     seeds = np.arange(20, dtype=np.int64)
     first = as_bytes(sampler.sample(seeds, epoch=0, step=0))
     sampler.sample(seeds[::-1].copy(), epoch=0, step=0)
-    sampler._workspace().stamp = (1 << 32) - 2
-    assert [as_bytes(sampler.sample(seeds, epoch=0, step=0)) for _ in range(3)] == [first] * 3
-    assert sampler._workspace().stamp == 2
+    sampler._workspace().base = (1 << 32) - 250
+    assert [as_bytes(sampler.sample(seeds, epoch=0, step=0)) for _ in range(5)] == [first] * 5
+    assert sampler._workspace().base < 1000
 
 
 def test_hashed_table_stays_near_the_size_of_the_batch() -> None:
