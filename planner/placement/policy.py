@@ -183,10 +183,10 @@ def hottest_on_host(
     Returns:
         Mask of shape [N], or None where all rows fit.
     """
-    num_nodes = hotness.shape[-1]
+    num_nodes = int(hotness.shape[-1])
     if host_rows is None or host_rows >= num_nodes:
         return None
-    on_host: NDArray[np.bool_] = np.zeros(num_nodes, np.bool_)
+    on_host = np.zeros(num_nodes, np.bool_)
     if host_rows == 0:
         return on_host
     saved_over_disk = costs.disk - costs.host
