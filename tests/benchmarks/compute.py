@@ -16,6 +16,7 @@ the worker does) unless --default-allocator is given.
 
 import argparse
 import os
+import statistics
 import time
 import warnings
 from collections.abc import Callable
@@ -109,18 +110,28 @@ def ways(batches: list[MiniBatch]) -> dict[str, Step]:
     }
 
 
-def interleaved(steps: dict[str, Step], num_batches: int, repeats: int) -> dict[str, Spread]:
-    """Seconds of each way's step, the ways taking turns; `plain` takes every fourth turn."""
+def interleaved(
+    steps: dict[str, Step], num_batches: int, repeats: int
+) -> dict[str, tuple[Spread, float]]:
+    """Elapsed seconds and median core-seconds of each way's step.
+
+    The ways take turns; `plain` takes every fourth turn only.
+    """
     seconds: dict[str, list[float]] = {name: [] for name in steps}
+    core_seconds: dict[str, list[float]] = {name: [] for name in steps}
     for turn in range(WARMUP + repeats):
         for name, step in steps.items():
             if name == "plain" and turn % 4:
                 continue
-            start = time.perf_counter()
+            start, core = time.perf_counter(), time.process_time()
             step(turn % num_batches)
             if turn >= WARMUP:
                 seconds[name].append(time.perf_counter() - start)
-    return {name: Spread.of(samples) for name, samples in seconds.items()}
+                core_seconds[name].append(time.process_time() - core)
+    return {
+        name: (Spread.of(samples), statistics.median(core_seconds[name]))
+        for name, samples in seconds.items()
+    }
 
 
 def main() -> None:
@@ -139,11 +150,13 @@ def main() -> None:
     if max(losses.values()) - min(losses.values()) > 1e-4:
         raise SystemExit(f"expected equal losses of all ways, found {losses}")
     found = interleaved(steps, arguments.batches, arguments.repeats)
-    csr = found["csr"].median
-    for name, spread in found.items():
-        each = Spread(*(1e3 * s for s in (spread.median, spread.p10, spread.p90)), spread.count)
+    csr, csr_core = found["csr"][0].median, found["csr"][1]
+    for name, (spread, core) in found.items():
+        low, high = 1e3 * spread.p10, 1e3 * spread.p90
+        each = Spread(1e3 * spread.median, low, high, spread.count)
         ratio = csr / spread.median
-        extra = {"threads": 1, "keeps_freed_memory": keeps, "load": os.getloadavg()[0]}
+        extra = {"core_ms": 1e3 * core, "core_ratio": csr_core / core}
+        extra |= {"threads": 1, "keeps_freed_memory": keeps, "load": os.getloadavg()[0]}
         record(f"compute/{name}", each, "ms/step", baseline="csr", ratio=ratio, **extra)
 
 

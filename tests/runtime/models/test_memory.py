@@ -1,0 +1,32 @@
+import subprocess
+import sys
+
+import pytest
+
+PROGRAM = """
+import resource
+from runtime.models.memory import keep_freed_memory
+kept = keep_freed_memory() if {keep} else None
+block = b"1" * (16 << 20)
+del block
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(8):
+    block = b"1" * (16 << 20)
+    del block
+print(kept, resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc's allocator only")
+def test_a_freed_block_comes_back_without_page_faults():
+    def faults(keep: bool) -> tuple[str, int]:
+        command = [sys.executable, "-c", PROGRAM.format(keep=keep)]
+        out = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+        return out[0], int(out[1])
+
+    kept, count = faults(True)
+    if kept == "False":
+        pytest.skip("the C library is not glibc")
+    # 8 blocks of 4096 pages each, were they mapped anew.
+    assert count < 400
+    assert faults(False)[1] > 10 * max(count, 40)
