@@ -93,7 +93,7 @@ class Table:
         if min(map(min, self.points)) <= 0 or not min(self.values) > 0:
             raise ValueError("expected positive axis points and values")
 
-    def at(self, **coordinates: float) -> float:
+    def at(self, **coordinates: float | int) -> float:
         """The value at the named coordinates.
 
         Raises:
@@ -105,7 +105,7 @@ class Table:
             [len(p) for p in self.points]
         )
         for name, axis in zip(self.axes, self.points, strict=True):
-            x, p = np.log(max(coordinates[name], 1e-300)), np.log(np.asarray(axis))
+            x, p = np.log(max(float(coordinates[name]), 1e-300)), np.log(np.asarray(axis))
             x = float(np.clip(x, p[0], p[-1]))
             hi = int(np.clip(np.searchsorted(p, x), 1, max(len(p) - 1, 1))) if len(p) > 1 else 0
             if hi == 0:

@@ -98,7 +98,7 @@ def _point(
         left = np.max([exits for _, exits, _ in found], axis=0)
         return [float(s) for s in np.maximum(left - entered, 1e-7)]
 
-    took = max(1e-5, float(np.median(run(TRIAL_CALLS))))
+    took = max(1e-5, float(np.mean(run(TRIAL_CALLS))))
     if mode == "stepped":
         calls = 2 * context.sizes.least_repeats
     else:

@@ -47,7 +47,7 @@ class ProbeContext:
         self,
         name: str,
         unit: str,
-        axes: Mapping[str, Sequence[float]],
+        axes: Mapping[str, Sequence[float | int]],
         points: Sequence[Measurement],
         *,
         rising: Sequence[str] = (),

@@ -59,7 +59,7 @@ def fit_non_negative(
     return NonNegativeFit(costs=costs, residual=float(np.sqrt(np.mean(errors**2))))
 
 
-def fit_alpha_beta(num_bytes: Sequence[float], seconds: Sequence[float]) -> AlphaBeta:
+def fit_alpha_beta(num_bytes: Sequence[float | int], seconds: Sequence[float]) -> AlphaBeta:
     """Latency and bandwidth of a link from timed messages.
 
     Args:

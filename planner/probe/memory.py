@@ -40,14 +40,14 @@ def measure(context: ProbeContext) -> dict[str, Table]:
     """Tables `copy`, `gather` and `mapped_gather`."""
     context.team.run(f"{MODULE}:warm_up", ranks=1)
     tables = _copies(context)
-    largest = max(context.sizes.working_set_bytes)
-    context.team.run(f"{MODULE}:prepare_own", num_bytes=largest)
+    most, largest = max(context.readers()), max(context.sizes.working_set_bytes)
+    context.team.run(f"{MODULE}:prepare_own", ranks=most, num_bytes=largest)
     tables |= _gathers(context, "gather", "own")
     context.team.run(f"{MODULE}:forget", names=["own"])
     path = context.scratch / "mapped.bin"
     with path.open("wb") as file:
         file.truncate(largest)  # page cache holds the pages of a hole like any others
-    context.team.run(f"{MODULE}:prepare_mapped", path=path)
+    context.team.run(f"{MODULE}:prepare_mapped", ranks=most, path=path)
     tables |= _gathers(context, "mapped_gather", "mapped")
     context.team.run(f"{MODULE}:forget", names=["mapped", "out"])
     path.unlink()
@@ -56,7 +56,7 @@ def measure(context: ProbeContext) -> dict[str, Table]:
 
 def _copies(context: ProbeContext) -> dict[str, Table]:
     sizes, readers = context.sizes, context.readers()
-    context.team.run(f"{MODULE}:prepare_copy", num_bytes=sizes.copy_bytes)
+    context.team.run(f"{MODULE}:prepare_copy", ranks=max(readers), num_bytes=sizes.copy_bytes)
 
     def rates(num_readers: int) -> list[float]:
         seconds = context.team.run_together(

@@ -38,7 +38,7 @@ class NvLink:
 
 
 def bus_key(bus_id: Any) -> str:
-    """A PCI address made comparable: lower case, domain of four hex digits.
+    """A PCI address made comparable: lower case, domain of at least four hex digits, as in sysfs.
 
     NVML writes 00000000:07:00.0 where sysfs writes 0000:07:00.0; an address of all ones or without
     a domain is no address.
@@ -50,7 +50,7 @@ def bus_key(bus_id: Any) -> str:
     domain, _, rest = text.lower().strip("\0 ").partition(":")
     if not rest or set(domain) <= {"f"}:
         return ""
-    return f"{domain[-4:].rjust(4, '0')}:{rest}"
+    return f"{int(domain, 16):04x}:{rest}"
 
 
 def read_links(ask: Ask, nvml: Any, handle: Any, major: int | None) -> list[NvLink] | None:

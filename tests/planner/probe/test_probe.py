@@ -1,0 +1,151 @@
+"""Tests for planner/probe/probe.py: a small probe with real processes, and its cache."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from planner.errors import MachineError
+from planner.machine import MachineModel, load_machine, save_machine
+from planner.probe import probe as probe_module
+from planner.probe.presets import load_preset
+from planner.probe.probe import cache_folder, load_or_probe, probe, probe_with
+from planner.probe.sizes import QUICK
+from runtime.device import machine_fingerprint
+
+TINY = replace(
+    QUICK,
+    name="tiny",
+    retry_seconds=0.0,
+    noise_kernel_seconds=0.01,
+    noise_repeats=3,
+    point_seconds=0.005,
+    max_team=2,
+    copy_bytes=2**20,
+    row_bytes=(64, 4096),
+    working_set_bytes=(2**20, 2**24),
+    gather_rows=4000,
+    disk_file_bytes=2**22,
+    message_bytes=(256, 2**20),
+    graph_nodes=(2**11,),
+    sample_cases=((64, (10, 5)), (128, (5,))),
+    sample_seconds=0.005,
+    burst_rows=256,
+    overlap_repeats=2,
+)
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("GNNPLAN_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def check_tables(machine: MachineModel) -> None:
+    """Values that any machine keeps to."""
+    expected = {"copy", "gather", "mapped_gather", "sample_edge", "sample_vertex", "overlap_eta"}
+    for operation in ("all_reduce", "all_to_all"):
+        suffixes = ("", "_p90", "_idle", "_stepped", "_core_seconds")
+        expected |= {operation + suffix for suffix in suffixes}
+    assert expected | {"compute_slowdown", "process_start"} <= set(machine.tables)
+    for name, table in machine.tables.items():
+        assert np.all(np.isfinite(table.values)), name
+        assert table.provenance == "measured", name
+    assert 1e8 < machine.table("copy").at(readers=1) < 1e12
+    for name in ("gather", "mapped_gather"):
+        gather = machine.table(name)
+        row_bytes, working_sets, _ = gather.points
+        small = working_sets[0]
+        grid = [gather.at(row_bytes=b, working_set_bytes=small, readers=1) for b in row_bytes]
+        assert np.all(np.diff(grid) >= 0)
+        assert grid[-1] > grid[0]
+        assert 1e-10 < grid[0] < 1e-4
+    for name in ("compute_slowdown", "beside", "beside_loader"):
+        if name in machine.tables:
+            assert min(machine.table(name).values) >= 1.0
+    assert max(machine.table("overlap_eta").values) <= 1.0
+    assert all(link.bandwidth_bytes_per_second > 0 for link in machine.links)
+    assert all(link.provenance == "derived" for link in machine.links)
+
+
+@pytest.mark.distributed
+def test_a_small_probe_fills_every_table_and_round_trips(tmp_path: Path, own_cache: Path):
+    seen: list[tuple[str, float]] = []
+    machine = probe_with(TINY, progress=lambda what, share: seen.append((what, share)))
+    check_tables(machine)
+    assert machine.fingerprint == machine_fingerprint()
+    assert (machine.extent, machine.provenance) == ("tiny", "measured")
+    assert machine.noise >= 0.005
+    shares = [share for _, share in seen]
+    assert shares == sorted(shares)
+    assert shares[-1] == 1.0
+    assert list(own_cache.iterdir()) == []  # nothing temporary stays
+    save_machine(machine, tmp_path / "machine.json")
+    assert load_machine(tmp_path / "machine.json") == machine
+
+
+@pytest.mark.distributed
+@pytest.mark.slow
+def test_the_quick_probe_has_sane_values():
+    machine = probe(quick=True)
+    check_tables(machine)
+    assert machine.extent == "quick"
+
+
+def here(extent: str) -> MachineModel:
+    return replace(load_preset("cpu-2core"), fingerprint=machine_fingerprint(), extent=extent)
+
+
+def cached_file() -> Path:
+    return cache_folder() / f"machine-{machine_fingerprint()}.json"
+
+
+@pytest.fixture
+def probed(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Records every probe asked for, by its `quick`."""
+    asked: list[bool] = []
+
+    def instead(*, quick: bool = False, progress: object = None) -> MachineModel:
+        del progress
+        asked.append(quick)
+        return here("quick" if quick else "full")
+
+    monkeypatch.setattr(probe_module, "probe", instead)
+    return asked
+
+
+def test_a_probe_is_kept_and_used_again(probed: list[bool]):
+    first = load_or_probe()
+    assert load_or_probe() == first
+    assert load_or_probe(quick=True) == first
+    assert probed == [False]
+
+
+def test_a_quick_probe_does_not_stand_in_for_a_full_one(probed: list[bool]):
+    load_or_probe(quick=True)
+    load_or_probe(quick=True)
+    load_or_probe()
+    assert probed == [True, False]
+
+
+@pytest.mark.parametrize("content", ["", "{", "{}"])
+def test_a_damaged_cache_is_measured_again(probed: list[bool], content: str):
+    cached_file().write_text(content)
+    assert load_or_probe().extent == "full"
+    assert probed == [False]
+    assert load_machine(cached_file()).extent == "full"
+
+
+def test_a_cached_file_of_another_machine_is_not_used(probed: list[bool]):
+    save_machine(replace(here("full"), fingerprint="0" * 32), cached_file())
+    load_or_probe()
+    assert probed == [False]
+
+
+def test_a_named_file_must_exist(tmp_path: Path, probed: list[bool]):
+    with pytest.raises(MachineError, match="found none"):
+        load_or_probe(tmp_path / "none.json")
+    save_machine(here("quick"), tmp_path / "machine.json")
+    assert load_or_probe(tmp_path / "machine.json") == here("quick")
+    assert probed == []
