@@ -21,6 +21,7 @@ from runtime.identity import check_identity
 from runtime.loader import PlannedLoader
 from runtime.mesh import Mesh, open_mesh, rank_and_size
 from runtime.models.build import build_model
+from runtime.models.memory import keep_freed_memory
 from runtime.plan import Plan, load_plan
 from runtime.process import host_state, use_threads
 from runtime.report import RunReport
@@ -102,6 +103,7 @@ def main(arguments: list[str]) -> int:
     config = read_config(Path(arguments[0]))
     if config.launched:  # never outlive torchrun
         die_with(os.getppid(), signal.SIGKILL)
+        keep_freed_memory()
     try:
         run(config)
     except BaseException as error:
