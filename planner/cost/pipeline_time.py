@@ -88,19 +88,21 @@ def finish_times(
     Source: formulas.md 8.2 [A2].
     """
     stages, items = seconds.shape
-    end = np.zeros((stages, items))
-    freed = np.zeros((stages, items))
+    times = seconds.tolist()  # plain floats: this loop is hot, and numpy's scalars are slow
+    end = [[0.0] * items for _ in range(stages)]
+    freed = [[0.0] * items for _ in range(stages)] if freed_at_start else end
     for m in range(items):
         for i in range(stages):
             ahead = workers if i == 0 else 1
-            start = end[i - 1, m] if i else 0.0
+            start = end[i - 1][m] if i else 0.0
             if m >= ahead:
-                start = max(start, end[i, m - ahead])
+                start = max(start, end[i][m - ahead])
             if i < stages - 1 and m >= depths[i]:
-                start = max(start, freed[i + 1, m - depths[i]])
-            end[i, m] = start + seconds[i, m]
-            freed[i, m] = start if freed_at_start else end[i, m]
-    return end
+                start = max(start, freed[i + 1][m - depths[i]])
+            end[i][m] = start + times[i][m]
+            if freed_at_start:
+                freed[i][m] = start
+    return np.array(end)
 
 
 def stochastic_period(

@@ -38,6 +38,8 @@ def expected_maximum(means: Sequence[float], deviations: Sequence[float]) -> flo
     sigma = np.asarray(deviations, dtype=np.float64)
     if mu.size == 1 or not sigma.any():
         return float(mu.max())
+    if (mu == mu[0]).all() and (sigma == sigma[0]).all():
+        return float(mu[0] + sigma[0] * kappa(mu.size))
     low, high = float((mu - _REACH * sigma).min()), float((mu + _REACH * sigma).max())
     x = np.linspace(low, high, _POINTS)
     product = np.ones_like(x)

@@ -194,7 +194,8 @@ def _batch(request: TimingRequest, scale: float, seed: int) -> MiniBatch:
 
 def _degrees(batch: MiniBatch) -> NDArray[np.int64]:
     """Some degree for every vertex; its value does not change the work."""
-    return np.full(batch.n_id.shape[0], 16, dtype=np.int64)
+    degrees: NDArray[np.int64] = np.full(int(batch.n_id.size), 16, dtype=np.int64)
+    return degrees
 
 
 def _spread(values: list[float]) -> float:

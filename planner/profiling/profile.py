@@ -10,7 +10,7 @@ from planner.machine import MachineModel, Table
 from planner.profiling import cache
 from planner.profiling.cache import Profile
 from planner.profiling.layers import TimingAnswer, TimingRequest
-from planner.profiling.presample import Progress, SampleSettings, presample
+from planner.profiling.presample import MIN_BATCHES, Progress, SampleSettings, presample
 from planner.profiling.synthetic import BatchShape
 from planner.profiling.team import Team
 from planner.settings import PlanSettings
@@ -126,17 +126,26 @@ def _batches(
 ) -> tuple[dict[int, BatchProfile], dict[int, Hotness]]:
     """Batch sizes and hotness for each number of ranks, by seeds per rank."""
     ranks = sorted({c.ranks for c in combinations})
-    drawn = ranks if len(ranks) <= MOST_SAMPLED else [ranks[0], ranks[len(ranks) // 2], ranks[-1]]
     batches: dict[int, BatchProfile] = {}
     hotness: dict[int, Hotness] = {}
-    for count in drawn:
+
+    def draw(count: int) -> None:
         batch, hot = presample(
             graph.indptr, graph.indices, graph.train_idx, drawing, count, progress=progress
         )
         batches[batch.seeds_per_rank], hotness[batch.seeds_per_rank] = batch, hot
+
+    for count in {ranks[0], ranks[len(ranks) // 2], ranks[-1]}:
+        draw(count)
+    # The power forms bend noise too: from few batches they are off, and few are soon drawn.
+    rough = min(b.num_batches for b in batches.values()) < MIN_BATCHES
     for count in ranks:
         seeds = -(-drawing.batch_size // count)
-        if seeds not in batches:
+        if seeds in batches:
+            continue
+        if rough or len(ranks) <= MOST_SAMPLED:
+            draw(count)
+        else:
             batches[seeds], hotness[seeds] = interpolated(seeds, batches, hotness)
     return batches, hotness
 

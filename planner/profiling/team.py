@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from types import TracebackType
-from typing import IO
+from typing import Any
 
 from planner.profiling.layers import TimingAnswer, TimingRequest
 from planner.workload import ProcessCost
@@ -97,7 +97,8 @@ class _Member:
         return WorkerFailed(f"timing the model failed: {words}")
 
 
-def _stream(stream: IO[str] | None) -> IO[str]:
+def _stream(stream: Any) -> Any:
+    """A pipe of a process started with pipes: there is one."""
     assert stream is not None
     return stream
 

@@ -70,7 +70,7 @@ class Search:
         """
         return min(
             predict(self.request, p.candidate, _ideal(p.placed.rows, kind)).step_seconds.value
-            for p in {p.candidate.name: p for p in priced}.values()
+            for p in {replace(p.candidate, policy=""): p for p in priced}.values()
             for kind in ("own", "host")
         )
 

@@ -1,0 +1,126 @@
+"""Timing processes, the cache, and the key that decides what is measured again."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from planner.profiling import cache
+from planner.profiling.layers import TimingAnswer, TimingRequest
+from planner.profiling.profile import Combination, model_timing, profile_key
+from planner.profiling.synthetic import BatchShape
+from planner.profiling.team import Team
+from planner.settings import PlanSettings
+from runtime.errors import WorkerFailed
+from runtime.graph.dataset import Graph
+from runtime.plan import Workload
+from tests.support.machines import machine
+from tests.support.profiles import profile as by_hand
+
+COMBINATIONS = [Combination(ranks=1, threads=1)]
+
+
+def answer(seconds: float) -> TimingAnswer:
+    return TimingAnswer(
+        forward_backward=[seconds, 2 * seconds, 3 * seconds],
+        spread=0.1,
+        optimizer_seconds=0.5,
+        batch_seconds=0.25,
+        warmup_seconds=1.0,
+        num_parameters=7,
+        activation_bytes=9,
+    )
+
+
+def request(model: str = "sage") -> TimingRequest:
+    return TimingRequest(
+        workload=Workload(model=model, hidden=8, fanouts=[3, 2]),
+        in_dim=4,
+        num_classes=3,
+        task="multiclass",
+        shape=BatchShape(vertices=[20, 60, 120], edges=[60, 120]),
+        scales=[0.5, 1.0, 2.0],
+        threads=1,
+        steps=3,
+    )
+
+
+def test_a_profile_comes_back_as_it_was_kept(tmp_path: Path) -> None:
+    kept = by_hand(50, 10)
+    cache.save("key", kept, tmp_path)
+    found = cache.load("key", tmp_path)
+    assert found is not None
+    assert found.numbers == kept.numbers
+    assert set(found.hotness) == {10, 5}
+    assert np.array_equal(found.hotness[10].features, kept.hotness[10].features)
+    assert [p.name for p in tmp_path.iterdir()] == ["key"]
+
+
+def test_a_damaged_profile_counts_as_absent(tmp_path: Path) -> None:
+    cache.save("key", by_hand(50, 10), tmp_path)
+    (tmp_path / "key" / "first_half_10.npy").write_bytes(b"")
+    assert cache.load("key", tmp_path) is None
+    cache.save("key", by_hand(50, 10), tmp_path)
+    assert cache.load("key", tmp_path) is not None
+    assert cache.load("other", tmp_path) is None
+
+
+def test_the_cache_is_where_the_user_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("GNNPLAN_CACHE", str(tmp_path))
+    assert cache.cache_folder() == tmp_path / "profiles"
+    monkeypatch.delenv("GNNPLAN_CACHE")
+    assert cache.cache_folder().name == "profiles"
+
+
+def test_what_changes_the_work_changes_the_key(small_graph: Graph) -> None:
+    base = PlanSettings()
+    same = replace(base, workload=replace(base.workload, learning_rate=1.0))
+    others = [
+        replace(base, workload=replace(base.workload, hidden=8)),
+        replace(base, workload=replace(base.workload, fanouts=[3, 3])),
+        replace(base, workload=replace(base.workload, batch_size=7)),
+        replace(base, dialect="every_hop"),
+    ]
+    key = profile_key(small_graph, base, machine(), COMBINATIONS)
+    assert profile_key(small_graph, same, machine(), COMBINATIONS) == key
+    for other in others:
+        assert profile_key(small_graph, other, machine(), COMBINATIONS) != key
+    elsewhere = replace(machine(), fingerprint="1" * 32)
+    assert profile_key(small_graph, base, elsewhere, COMBINATIONS) != key
+
+
+def test_ranks_that_computed_at_once_are_averaged() -> None:
+    found = model_timing(
+        [
+            (Combination(ranks=2, threads=1), [answer(1.0), answer(3.0)]),
+            (Combination(ranks=2, threads=2), [answer(1.0), answer(1.0)]),
+        ]
+    )
+    assert found.forward_backward.at(scale=1.0, ranks=2.0, threads=1.0) == pytest.approx(4.0)
+    assert found.forward_backward.at(scale=1.0, ranks=2.0, threads=2.0) == pytest.approx(2.0)
+    assert (found.num_parameters, found.batch_seconds) == (7, 0.25)
+
+
+def test_one_batch_size_belongs_to_one_number_of_ranks() -> None:
+    with pytest.raises(ValueError, match=r"found \[1, 2\]"):
+        model_timing(
+            [
+                (Combination(ranks=1, threads=1), [answer(1.0)]),
+                (Combination(ranks=2, threads=1), [answer(1.0)]),
+            ]
+        )
+
+
+@pytest.mark.distributed
+def test_two_processes_time_the_model_at_once_and_report_its_failure() -> None:
+    with Team(2) as team:
+        first, second = team.time(request(), ranks=2)
+        assert len(first.forward_backward) == 3
+        assert all(s > 0 for s in first.forward_backward + second.forward_backward)
+        # 2 SAGE layers: (4 + 4) x 8 + 8, (8 + 8) x 3 + 3 = 123 parameters, by hand.
+        assert first.num_parameters == 123
+        assert first.activation_bytes > 0
+        assert team.process.resident_bytes > 10_000_000
+        with pytest.raises(WorkerFailed, match="nonsense"):
+            team.time(request("nonsense"), ranks=1)

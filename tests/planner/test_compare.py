@@ -1,0 +1,122 @@
+"""Predicted against measured: errors, bars, and what a reader is warned of."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from planner.compare import absolute_percentage_error, compare
+from planner.errors import SettingsError
+from runtime import codec
+from runtime.plan import Interval, Plan, load_plan
+from runtime.report import EpochReport, HostNoise, RankReport, RunReport, StageReport, StepSeconds
+from tests.support.plans import make_plan
+
+
+@pytest.fixture
+def plan(small_graph, tmp_path: Path) -> Plan:
+    """A plan that predicts 10 ms a step: 2 waiting, 7 computing, 1 in the optimizer."""
+    make_plan(small_graph, tmp_path / "plan")
+    found = load_plan(tmp_path / "plan")
+    prediction = replace(
+        found.prediction,
+        step_seconds=Interval(value=10e-3, low=8e-3, high=12e-3),
+        epoch_seconds=Interval(value=1.0, low=0.8, high=1.2),
+        stages={"wait": 2e-3, "forward_backward": 7e-3, "optimizer": 1e-3},
+        startup_seconds=3.0,
+    )
+    return replace(found, prediction=prediction)
+
+
+def stage(median: float) -> StageReport:
+    return StageReport(
+        median=median, p10=median, p90=median, count=50, mean=median, core_seconds=median
+    )
+
+
+def report(plan: Plan, *, step: float = 11e-3, count: int = 50, compute: float = 8e-3) -> RunReport:
+    rank = RankReport(
+        rank=0,
+        stages={"wait": stage(2e-3), "forward_backward": stage(compute), "optimizer": stage(1e-4)},
+        rows_by_source={},
+        bytes_by_source={},
+        hit_rates={},
+        peak_memory_bytes=1,
+        private_memory_bytes=1,
+    )
+    epochs = [
+        EpochReport(epoch=i, seconds=s, steps=100, loss=1.0, first_loss=1.0, last_loss=1.0)
+        for i, s in enumerate((5.0, 1.25, 1.25))
+    ]
+    return RunReport(
+        plan_id=plan.plan_id,
+        versions={},
+        num_ranks=1,
+        metric="accuracy",
+        ranks=[rank],
+        step_seconds=StepSeconds(
+            median=step, p10=step, p90=step, count=count, discarded=10, enough=count >= 30
+        ),
+        step_samples=[],
+        epochs=epochs,
+        losses=[],
+        startup_seconds=4.0,
+        test_score=None,
+        noise=HostNoise(
+            load_before=0.0, load_after=0.0, steal_fraction=0.0, cores=2, overloaded=False
+        ),
+    )
+
+
+def test_errors_are_relative_to_what_was_measured(plan: Plan) -> None:
+    found = compare(plan, report(plan))
+    assert found.step_seconds.ape == pytest.approx(1 / 11)
+    assert found.stages["forward_backward"].ape == pytest.approx(1 / 8)
+    assert found.step_seconds.within_interval
+
+
+def test_the_first_epoch_is_start_up(plan: Plan) -> None:
+    assert compare(plan, report(plan)).epoch_seconds.measured == 1.25
+
+
+def test_the_json_has_the_promised_shape(plan: Plan) -> None:
+    document = json.loads(codec.dumps(compare(plan, report(plan))))
+    for name in ("step_seconds", "epoch_seconds"):
+        assert document[name].keys() == {"predicted", "low", "high", "measured", "ape"}
+    for row in document["stages"].values():
+        assert row.keys() == {"predicted", "measured", "ape"}
+
+
+def test_the_bars_are_thirty_and_fifty_percent(plan: Plan) -> None:
+    good = compare(plan, report(plan))
+    assert good.step_within_bar
+    assert good.stages_within_bar  # the optimizer is ten times off, but under 2% of the step
+    bad = compare(plan, report(plan, step=20e-3, compute=15e-3))
+    assert not bad.step_within_bar
+    assert not bad.stages_within_bar
+    assert any("optimizer" in note for note in good.notes)
+
+
+def test_too_few_steps_are_said(plan: Plan) -> None:
+    assert any("at least 30" in note for note in compare(plan, report(plan, count=12)).notes)
+    with pytest.raises(SettingsError, match="train more epochs"):
+        compare(plan, report(plan, count=0))
+
+
+def test_a_report_of_another_plan_is_refused(plan: Plan) -> None:
+    other = replace(report(plan), plan_id="f" * 32)
+    with pytest.raises(SettingsError, match="found one of ffffffffffff"):
+        compare(plan, other)
+
+
+def test_a_busy_machine_is_said(plan: Plan) -> None:
+    noise = HostNoise(load_before=7.0, load_after=7.0, steal_fraction=0.1, cores=2, overloaded=True)
+    notes = " ".join(compare(plan, replace(report(plan), noise=noise)).notes)
+    assert "load 7.0" in notes
+    assert "hypervisor took 10%" in notes
+
+
+def test_nothing_measured_is_infinitely_wrong_at_one() -> None:
+    assert absolute_percentage_error(1.0, 0.0) == 1.0
+    assert absolute_percentage_error(0.0, 0.0) == 0.0

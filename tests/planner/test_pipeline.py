@@ -1,0 +1,227 @@
+"""The whole path on hand-made machines and profiles: choice, refusals, byte-identical folders."""
+
+import json
+import warnings
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from planner import pipeline
+from planner.errors import PlanDoesNotFit, SettingsError
+from planner.explain import explain, render
+from planner.machine import MachineModel
+from planner.pipeline import plan
+from planner.profiling.cache import Profile
+from planner.settings import PlanSettings
+from runtime.errors import PlanError
+from runtime.features.location import LocationTable
+from runtime.graph.dataset import Graph
+from runtime.plan import Plan, Workload, load_array, load_plan
+from tests.support.machines import machine
+from tests.support.profiles import hotness, profile
+
+BATCH = 100
+WORK = Workload(batch_size=BATCH, hidden=8, fanouts=[5, 3])
+SETTINGS = PlanSettings(workload=WORK)
+MIB = 2**20
+
+
+@pytest.fixture
+def skewed(monkeypatch: pytest.MonkeyPatch, small_graph: Graph) -> Profile:
+    """Half of the reads go to the first tenth of the vertices; no process is started."""
+    n = small_graph.num_nodes
+    made = profile(n, BATCH)
+    p = np.where(np.arange(n) < n // 10, 0.9, 0.1)
+    skew = {seeds: hotness(seeds, p) for seeds in made.hotness}
+    made = Profile(numbers=made.numbers, hotness=skew)
+    monkeypatch.setattr(pipeline, "profile", lambda *a, **k: made)
+    return made
+
+
+def make(
+    graph: Graph,
+    out: Path,
+    settings: PlanSettings = SETTINGS,
+    model: MachineModel | None = None,
+) -> Plan:
+    with warnings.catch_warnings():
+        return plan(graph.path, settings, machine=model or machine(), out=out)
+
+
+def test_a_repeated_plan_is_the_same_to_the_byte(
+    small_graph: Graph, skewed: Profile, tmp_path: Path
+) -> None:
+    for name in ("a", "b"):
+        make(small_graph, tmp_path / name)
+    a, b = ({p.name: p.read_bytes() for p in (tmp_path / name).iterdir()} for name in ("a", "b"))
+    assert a == b
+    assert load_plan(tmp_path / "a", verify_arrays=True).plan_id
+
+
+def test_nothing_is_copied_where_copies_gain_less_than_the_noise(
+    small_graph: Graph, skewed: Profile, tmp_path: Path
+) -> None:
+    found = make(small_graph, tmp_path / "p")
+    assert found.strategy.features.own_rows == [0] * found.num_ranks
+    assert [s.kind for s in found.strategy.features.sources] == ["host"]
+    assert found.prediction.hit_rates["rank0"] == {"host": 1.0}
+    assert found.statistics_class == "exact"
+
+
+def test_rows_are_copied_where_the_mapping_is_slow(
+    small_graph: Graph, skewed: Profile, tmp_path: Path
+) -> None:
+    slow = machine(mapped_row=20e-6)
+    found = make(small_graph, tmp_path / "p", model=slow)
+    assert found.strategy.features.policy == "song-jiang"
+    assert min(found.strategy.features.own_rows) == small_graph.num_nodes
+    assert found.prediction.hit_rates["rank0"]["own"] == pytest.approx(1.0)
+    for g in range(found.num_ranks):
+        codes = load_array(found, tmp_path / "p", f"feature_location_{g}")
+        ids = load_array(found, tmp_path / "p", f"feature_own_ids_{g}")
+        table = LocationTable(np.asarray(codes), found.strategy.features.sources)
+        table.check({g: np.asarray(ids)}, g)
+
+
+def test_a_device_budget_bounds_the_copies(
+    small_graph: Graph, skewed: Profile, tmp_path: Path
+) -> None:
+    slow = machine(mapped_row=20e-6)
+    one = replace(SETTINGS, devices=1)
+    free = make(small_graph, tmp_path / "free", one, slow).prediction.memory_bytes["rank0"]
+    limit = free.total - free.parts["own rows"] + 100 * 64  # room for 100 rows of 16 floats
+    tight = replace(one, device_memory_bytes=limit)
+    found = make(small_graph, tmp_path / "tight", tight, slow)
+    assert found.strategy.features.own_rows == [100]
+    assert found.prediction.memory_bytes["rank0"].headroom >= 0
+    # The hundred copies are of hot vertices, read nine times as often as the others.
+    ids = load_array(found, tmp_path / "tight", "feature_own_ids_0")
+    assert np.asarray(ids).max() < small_graph.num_nodes // 10
+    assert found.shadow_prices["device memory +1 GiB"] > 0
+
+
+def test_what_does_not_fit_is_refused_with_the_sum(
+    small_graph: Graph, skewed: Profile, tmp_path: Path
+) -> None:
+    tight = replace(SETTINGS, device_memory_bytes=100 * MIB)
+    with pytest.raises(PlanDoesNotFit, match=r"rank0: context 200.0 MB \+ .* > 104.9 MB usable"):
+        make(small_graph, tmp_path / "p", tight)
+    assert not (tmp_path / "p").exists()
+    small_host = replace(SETTINGS, host_memory_bytes=150 * MIB)
+    with pytest.raises(PlanDoesNotFit, match="usable"):
+        make(small_graph, tmp_path / "p", small_host)
+
+
+def test_features_beyond_the_host_go_to_disk(
+    small_graph: Graph, skewed: Profile, tmp_path: Path
+) -> None:
+    one = replace(SETTINGS, devices=1)
+    free = make(small_graph, tmp_path / "free", one).prediction.memory_bytes["host0"]
+    limit = free.total - free.parts["features"] + 64 * 1000
+    found = make(small_graph, tmp_path / "p", replace(one, host_memory_bytes=limit))
+    assert found.prediction.hit_rates["rank0"]["disk"] > 0.1
+    assert found.strategy.features.disk_budget_bytes > 0
+    assert found.prediction.memory_bytes["host0"].headroom >= 0
+    assert found.shadow_prices["host0 +1 GiB"] > 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"device_memory_bytes": 10}, "at least one feature row"),
+        ({"devices": 64}, "at most 2 devices"),
+        ({"mode": "full-graph"}, "not available yet"),
+        ({"sampler": "labor"}, "sampler neighbor"),
+    ],
+)
+def test_wrong_settings_get_one_line(
+    small_graph: Graph,
+    skewed: Profile,
+    tmp_path: Path,
+    changes: dict[str, object],
+    words: str,
+) -> None:
+    with pytest.raises(SettingsError, match=words) as caught:
+        make(small_graph, tmp_path / "p", replace(SETTINGS, **changes))
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "p").exists()
+
+
+def test_more_ranks_than_seeds_are_refused(
+    small_graph: Graph, skewed: Profile, tmp_path: Path
+) -> None:
+    two = replace(SETTINGS, workload=replace(WORK, batch_size=1), devices=2)
+    with pytest.raises(SettingsError, match="seeds of a batch"):
+        make(small_graph, tmp_path / "p", two)
+
+
+def test_a_foreign_folder_is_not_overwritten(
+    small_graph: Graph, skewed: Profile, tmp_path: Path
+) -> None:
+    (tmp_path / "p").mkdir()
+    (tmp_path / "p" / "thesis.tex").write_text("years of work")
+    with pytest.raises(PlanError, match="other files"):
+        make(small_graph, tmp_path / "p")
+    assert (tmp_path / "p" / "thesis.tex").read_text() == "years of work"
+
+
+@pytest.mark.parametrize("policy", ["none", "naive", "random", "degree", "song-jiang"])
+def test_every_named_policy_can_be_planned(
+    small_graph: Graph, skewed: Profile, tmp_path: Path, policy: str
+) -> None:
+    found = make(small_graph, tmp_path / "p", replace(SETTINGS, policy=policy))
+    assert found.strategy.features.policy == policy
+
+
+def test_the_certificate_holds_and_every_loser_has_a_reason(
+    small_graph: Graph, skewed: Profile, tmp_path: Path
+) -> None:
+    found = make(small_graph, tmp_path / "p")
+    certificate = found.certificate
+    assert certificate.lower_bound <= certificate.objective
+    assert certificate.gap == pytest.approx(
+        1 - certificate.lower_bound / certificate.objective, abs=1e-9
+    )
+    best = found.prediction.step_seconds.value
+    assert certificate.objective == best
+    assert found.alternatives
+    for other in found.alternatives:
+        assert other.why
+        if other.step_seconds is not None:
+            assert other.step_seconds >= best * (1 - machine().noise) - 1e-12
+    assert len({a.name for a in found.alternatives}) == len(found.alternatives)
+    assert all(saved >= 0 for saved in found.shadow_prices.values())
+    assert found.shadow_prices["memory0.read +10%"] > 0
+
+
+def test_the_explanation_says_everything_the_plan_knows(
+    small_graph: Graph, skewed: Profile, tmp_path: Path
+) -> None:
+    found = make(small_graph, tmp_path / "p")
+    told = explain(found)
+    text = render(told)
+    for stage in told.stages:
+        assert stage.stage in text
+        assert stage.provenance in text
+    for words in ("runner-up", "rank0", "host0", "host's shared memory", told.alternatives[0].why):
+        assert words in text
+    assert told.step_seconds == found.prediction.step_seconds.value
+    visible = sum(s.seconds for s in told.stages if not s.hidden)
+    assert visible == pytest.approx(told.step_seconds, rel=1e-6)
+
+
+def test_the_plan_is_plain_json(small_graph: Graph, skewed: Profile, tmp_path: Path) -> None:
+    make(small_graph, tmp_path / "p")
+    document = json.loads((tmp_path / "p" / "plan.json").read_text())
+    assert document["prediction"]["step_seconds"].keys() == {"value", "low", "high"}
+    assert document["strategy"]["threads"]["compute"] >= 1
+
+
+def test_oversubscription_is_only_on_request(
+    small_graph: Graph, skewed: Profile, tmp_path: Path
+) -> None:
+    found = make(small_graph, tmp_path / "p")
+    busy = found.num_ranks * (found.strategy.threads.compute + found.strategy.threads.sample)
+    assert busy <= machine().num_cores
