@@ -14,6 +14,7 @@ Without a node table, ids are node numbers; where they are text, negative or far
 renumbered and `source_id.npy` keeps the source's ids.
 """
 
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -97,25 +98,26 @@ def _read_edges(
     writers: dict[str, ArrayWriter] = {}
     seen: dict[str, int] = {}
     text = False
-    for chunk in table_chunks(path):
-        columns = _edge_columns(path, chunk)
-        ends = columns["src"], columns["dst"]
-        if nodes is not None and nodes.ids is not None:
-            ends = tuple(lookup_ids(path, values, nodes.ids) for values in ends)
-        elif any(values.dtype.kind == "U" for values in ends):
-            text = True
-            ends = first_seen_ids(*ends, seen)
-        elif text:
-            raise DatasetError(f"{path}: expected node ids all numbers or all text, found both")
-        columns["src"], columns["dst"] = ends
-        for name, values in columns.items():
-            dtype = TYPES.get(name, np.int64)
-            if name not in writers:
-                writers[name] = ArrayWriter(scratch / f"edges-{name}.npy", dtype)
-            writers[name].append(as_numbers(path, values, dtype))
+    with ExitStack() as stack:
+        for chunk in table_chunks(path):
+            columns = _edge_columns(path, chunk)
+            ends = columns["src"], columns["dst"]
+            if nodes is not None and nodes.ids is not None:
+                ends = tuple(lookup_ids(path, values, nodes.ids) for values in ends)
+            elif any(values.dtype.kind == "U" for values in ends):
+                text = True
+                ends = first_seen_ids(*ends, seen)
+            elif text:
+                raise DatasetError(f"{path}: expected ids all numbers or all text, found both")
+            columns["src"], columns["dst"] = ends
+            for name, values in columns.items():
+                dtype = TYPES.get(name, np.int64)
+                if name not in writers:
+                    writer = ArrayWriter(scratch / f"edges-{name}.npy", dtype)
+                    writers[name] = stack.enter_context(writer)
+                writers[name].append(as_numbers(path, values, dtype))
     out: dict[str, NDArray[Any]] = {n: np.empty(0, np.int64) for n in ("src", "dst")}
     for name, writer in writers.items():
-        writer.close()
         out[name] = np.asarray(np.load(writer.path, mmap_mode="r"))
     return out, np.array(list(seen), dtype=np.str_) if text else None
 

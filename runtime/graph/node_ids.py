@@ -30,7 +30,7 @@ def lookup_ids(path: Path, values: NDArray[Any], ids: NDArray[Any]) -> NDArray[n
     missing = ids[rows] != values
     if missing.any():
         raise DatasetError(
-            f"{path}: expected ends named in the node table, found {values[missing][0]!r:.60}"
+            f"{path}: expected ends named in the node table, found {str(values[missing][0])!r:.60}"
         )
     return rows.astype(np.int64)
 
@@ -64,9 +64,8 @@ def compact_ids(
             ids = np.union1d(ids, values[start : start + CHUNK_EDGES])
     out: list[NDArray[np.int64]] = []
     for name, values in (("src", src), ("dst", dst)):
-        writer = ArrayWriter(scratch / f"compact-{name}.npy", np.int64)
-        for start in range(0, len(values), CHUNK_EDGES):
-            writer.append(np.searchsorted(ids, values[start : start + CHUNK_EDGES]))
-        writer.close()
+        with ArrayWriter(scratch / f"compact-{name}.npy", np.int64) as writer:
+            for start in range(0, len(values), CHUNK_EDGES):
+                writer.append(np.searchsorted(ids, values[start : start + CHUNK_EDGES]))
         out.append(np.asarray(np.load(writer.path, mmap_mode="r")))
     return out[0], out[1], ids

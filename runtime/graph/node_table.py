@@ -1,6 +1,7 @@
 """The node table of an edge list: ids, labels, split and feature columns."""
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -43,25 +44,26 @@ def read_nodes(path: Path, scratch: Path) -> NodeTable:
         DatasetError: damaged, repeated ids, unknown split words.
     """
     kept: dict[str, list[NDArray[Any]]] = {"id": [], "label": [], "split": []}
+    target = scratch / "node-features.npy"
     writer: ArrayWriter | None = None
     columns: list[str] = []
     rows = 0
-    for chunk in table_chunks(path):
-        names = list(chunk)
-        special = {k: column_named(names, n) for k, n in _SPECIAL.items()}
-        for key, name in special.items():
-            if name is not None:
-                kept[key].append(chunk[name])
-        if writer is None:
-            columns = _feature_columns(chunk, special)
-            writer = ArrayWriter(scratch / "node-features.npy", np.float32, (len(columns),))
-        if columns:
-            parts = [as_numbers(path, chunk[name], np.float32) for name in columns]
-            writer.append(np.stack(parts, axis=1))
-        rows += len(chunk[names[0]])
-    if writer is None or rows == 0:
+    with ExitStack() as stack:
+        for chunk in table_chunks(path):
+            names = list(chunk)
+            special = {k: column_named(names, n) for k, n in _SPECIAL.items()}
+            for key, name in special.items():
+                if name is not None:
+                    kept[key].append(chunk[name])
+            if writer is None:
+                columns = _feature_columns(chunk, special)
+                writer = stack.enter_context(ArrayWriter(target, np.float32, (len(columns),)))
+            if columns:
+                parts = [as_numbers(path, chunk[name], np.float32) for name in columns]
+                writer.append(np.stack(parts, axis=1))
+            rows += len(chunk[names[0]])
+    if rows == 0:
         raise DatasetError(f"{path}: expected a table with a row per node, found no rows")
-    writer.close()
     merged = {key: np.concatenate(parts) for key, parts in kept.items() if parts}
     notes: list[str] = []
     table = NodeTable(
@@ -73,7 +75,7 @@ def read_nodes(path: Path, scratch: Path) -> NodeTable:
         notes=notes,
     )
     if columns:
-        dense = np.asarray(np.load(writer.path, mmap_mode="r"))
+        dense = np.asarray(np.load(target, mmap_mode="r"))
         table.features = RawFeatures(dim=len(columns), dense=dense)
     return table
 
@@ -112,7 +114,7 @@ def _split(path: Path, words: NDArray[Any] | None) -> dict[str, NDArray[Any]] | 
     unknown = np.setdiff1d(lower, [*SPLIT_WORDS, ""])
     if len(unknown):
         raise DatasetError(
-            f"{path}: expected train, val, test or nothing, found {unknown[0]!r:.40}"
+            f"{path}: expected train, val, test or nothing, found {str(unknown[0])!r:.40}"
         )
     out: dict[str, NDArray[Any]] = {}
     for word, key in SPLIT_WORDS.items():

@@ -59,6 +59,20 @@ class ArrayWriter:
             # The buffered rest did not fit on the disk; the file is deleted next.
             self._file.raw.close()
 
+    def __enter__(self) -> "ArrayWriter":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is None:
+            self.close()
+        else:
+            self.abandon()
+
     def _header(self) -> bytes:
         buffer = io.BytesIO()
         fields = {

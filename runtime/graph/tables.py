@@ -5,11 +5,12 @@ needs pyarrow.
 """
 
 import gzip
+import io
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +23,10 @@ from runtime.graph.validate import check_range
 Chunk = dict[str, NDArray[Any]]
 BLOCK_BYTES = 1 << 24
 ROWS_PER_CHUNK = 1 << 18
+_END_WORDS = "src dst source target from to u v src_id dst_id source_id target_id destination"
+_VALUE_WORDS = "weight edge_weight type edge_type id node node_id label y class split"
+HEADER_WORDS = frozenset(f"{_END_WORDS} {_VALUE_WORDS}".split())
+"""Column names that make a first line of text a header even over rows of text."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,9 +80,8 @@ def sniff(path: Path, header: bool | None = None) -> CsvLayout | None:
             return None
         delimiter = next((d for d in (",", "\t", ";") if d in line), " ")
         cells = [c.strip().strip('"') for c in line.strip().split(delimiter)]
-        named = not any(_is_number(c) for c in cells) if header is None else header
-        if named and header is None and not next(file, "").strip():
-            named = False
+        second = next(file, "").strip().split(delimiter)
+        named = _looks_named(cells, second) if header is None else header
         names = cells if named else [f"c{i}" for i in range(len(cells))]
         if len(set(names)) != len(names):
             raise DatasetError(f"{path}: expected different column names, found {names!s:.120}")
@@ -94,15 +98,13 @@ def number_table(path: Path, target: Path, dtype: Any) -> NDArray[Any]:
     Raises:
         DatasetError: damaged, ragged, or cells that are no such numbers.
     """
-    writer: ArrayWriter | None = None
-    for chunk in table_chunks(path, header=False):
-        columns = [as_numbers(path, values, dtype) for values in chunk.values()]
-        if writer is None:
-            writer = ArrayWriter(target, dtype, (len(columns),))
-        writer.append(np.stack(columns, axis=1))
-    if writer is None:
+    layout = sniff(path, header=False)
+    if layout is None:
         return np.empty((0, 0), dtype)
-    writer.close()
+    with ArrayWriter(target, dtype, (len(layout.columns),)) as writer:
+        for chunk in table_chunks(path, header=False):
+            columns = [as_numbers(path, values, dtype) for values in chunk.values()]
+            writer.append(np.stack(columns, axis=1))
     return np.asarray(np.load(target, mmap_mode="r"))
 
 
@@ -118,6 +120,14 @@ def as_numbers(path: Path, values: NDArray[Any], dtype: Any) -> NDArray[Any]:
         check_range(path, values, limits.min, limits.max + 1, "integers")
     with np.errstate(over="ignore"):
         return values.astype(wanted)
+
+
+def _looks_named(first: list[str], second: list[str]) -> bool:
+    """Whether the first line names columns: all text, and either known words or over numbers."""
+    if any(_is_number(cell) for cell in first):
+        return False
+    known = any(cell.lower() in HEADER_WORDS for cell in first)
+    return known or any(_is_number(cell.strip().strip('"')) for cell in second)
 
 
 def _is_number(text: str) -> bool:
@@ -136,10 +146,10 @@ def _has_arrow() -> bool:
     return True
 
 
-def _open_text(path: Path) -> TextIO:
+def _open_text(path: Path) -> io.TextIOWrapper:
     if path.name.endswith(".gz"):
-        return gzip.open(path, "rt", encoding="utf-8")
-    return path.open(encoding="utf-8")
+        return io.TextIOWrapper(gzip.GzipFile(path), encoding="utf-8")
+    return io.TextIOWrapper(path.open("rb"), encoding="utf-8")
 
 
 def _arrow_csv(path: Path, layout: CsvLayout) -> Iterator[Chunk]:

@@ -1,0 +1,124 @@
+"""How features are stored: dense, sparse or projected, and in which type."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+
+from runtime.errors import DatasetError
+from runtime.graph import features
+from runtime.graph.csc import array_edges
+from runtime.graph.dataset import Graph, SparseFeatures, open_graph
+from runtime.graph.features import projection_matrix, write_features
+from runtime.graph.importing import ImportOptions, import_graph
+from runtime.graph.source import RawFeatures, RawGraph
+from runtime.graph.staging import Staging
+
+DENSE = np.random.default_rng(2).standard_normal((50, 400)).astype(np.float32)
+DENSE[np.random.default_rng(3).random(DENSE.shape) < 0.9] = 0
+
+
+def raw(table: np.ndarray, *, sparse: bool = False) -> RawGraph:
+    source = RawFeatures(dim=table.shape[1], dense=table)
+    if sparse:
+        A = sp.csr_matrix(table)
+        csr = SparseFeatures(indptr=A.indptr.astype(np.int64), indices=A.indices, data=A.data)
+        source = RawFeatures(dim=table.shape[1], csr=csr)
+    edges = array_edges(np.zeros(1, np.int64), np.zeros(1, np.int64))
+    return RawGraph(name="t", num_nodes=len(table), edges=edges, features=source)
+
+
+def stored(folder: Path, graph: RawGraph, ram_bytes: int | None = None, **options):
+    with Staging(folder / "t") as staging:
+        facts = write_features(graph, staging, ImportOptions(**options), ram_bytes)
+        staging.finish_arrays()
+        return facts, {p.stem: np.load(p) for p in staging.folder.glob("*.npy")}
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+def test_dense_and_sparse_storage_hold_the_same_values(tmp_path: Path, sparse: bool):
+    facts, arrays = stored(tmp_path, raw(DENSE, sparse=sparse), features="dense")
+    assert facts["feature_storage"] == "dense"
+    np.testing.assert_array_equal(arrays["x"], DENSE)
+    facts, arrays = stored(tmp_path, raw(DENSE, sparse=sparse), features="sparse")
+    assert facts["feature_storage"] == "sparse"
+    triple = (arrays["x_data"], arrays["x_indices"], arrays["x_indptr"])
+    np.testing.assert_array_equal(sp.csr_matrix(triple, DENSE.shape).toarray(), DENSE)
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+def test_a_projection_is_the_recorded_matrix_whatever_the_storage(tmp_path: Path, sparse: bool):
+    facts, arrays = stored(tmp_path, raw(DENSE, sparse=sparse), features="project:32", seed=4)
+    R, record = projection_matrix(400, 32, seed=4)
+    assert facts["projection"] == record
+    np.testing.assert_allclose(arrays["x"], DENSE @ R.toarray(), rtol=1e-5, atol=1e-5)
+
+
+def test_projection_keeps_inner_products_on_average():
+    # E[x' . y'] = x . y: 40 independent matrices, so the mean's error falls by sqrt(40).
+    x, y = DENSE[0], DENSE[1] + DENSE[0]
+    products = [float((x @ R.toarray()) @ (y @ R.toarray())) for R in _matrices(40)]
+    error = np.std(products) / np.sqrt(len(products))
+    assert abs(np.mean(products) - x @ y) < 4 * error
+    R, record = projection_matrix(400, 64, seed=0)
+    assert R.nnz / (400 * 64) == pytest.approx(record.density, rel=0.1)
+
+
+def _matrices(count: int):
+    return [projection_matrix(400, 64, seed=s)[0] for s in range(count)]
+
+
+def test_dense_beyond_a_quarter_of_memory_is_projected_and_said_in_one_line(tmp_path: Path):
+    table, quarter = DENSE, 4 * DENSE.nbytes
+    graph = raw(table)
+    facts, _ = stored(tmp_path, graph, ram_bytes=quarter)
+    assert (facts["feature_storage"], graph.notes) == ("dense", [])
+    facts, arrays = stored(tmp_path, graph, ram_bytes=quarter - 1)
+    assert arrays["x"].shape == (50, 256)
+    assert len(graph.notes) == 1
+    assert "projected to 256 columns" in graph.notes[0]
+    facts, _ = stored(tmp_path, raw(table), ram_bytes=quarter - 1, features="dense")
+    assert facts["feature_dim"] == 400
+
+
+def test_few_columns_are_never_projected_onto_more(tmp_path: Path):
+    facts, _ = stored(tmp_path, raw(DENSE[:, :100]), ram_bytes=1)
+    assert (facts["feature_storage"], facts["feature_dim"]) == ("dense", 100)
+
+
+def test_float16_is_kept_cast_or_refused(tmp_path: Path):
+    exact = np.arange(8, dtype=np.float16).reshape(2, 4)
+    assert stored(tmp_path, raw(exact))[1]["x"].dtype == np.float32
+    assert stored(tmp_path, raw(exact), feature_dtype="keep")[1]["x"].dtype == np.float16
+    wide = exact.astype(np.float64)
+    assert stored(tmp_path, raw(wide), feature_dtype="float16")[1]["x"].dtype == np.float16
+    for lossy in (wide + 1e-6, wide * 1e6):
+        with pytest.raises(DatasetError, match="holds exactly"):
+            stored(tmp_path, raw(lossy), feature_dtype="float16")
+
+
+def test_rows_that_do_not_match_the_nodes_are_refused(tmp_path: Path):
+    graph = raw(DENSE)
+    graph.num_nodes = 51
+    with pytest.raises(DatasetError, match=r"one row per node \(51\), found 50"):
+        stored(tmp_path, graph)
+
+
+def test_chunks_do_not_change_the_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    whole = stored(tmp_path, raw(DENSE, sparse=True), features="sparse")[1]
+    monkeypatch.setattr(features, "CHUNK_BYTES", 4 * 400 * 7)
+    for sparse in (False, True):
+        parts = stored(tmp_path, raw(DENSE, sparse=sparse), features="sparse")[1]
+        for name, array in whole.items():
+            np.testing.assert_array_equal(parts[name], array)
+
+
+def test_a_projection_is_recorded_in_the_dataset(data_folder: Path, tmp_path: Path):
+    options = ImportOptions(features="project:16", seed=9)
+    graph: Graph = import_graph(data_folder / "cora.npz", tmp_path / "g", options=options)
+    again = open_graph(tmp_path / "g")
+    assert again.meta.projection == graph.meta.projection
+    assert graph.meta.projection is not None
+    assert (graph.meta.projection.source_dim, graph.meta.projection.seed) == (1433, 9)
+    assert graph.feature_dim == 16

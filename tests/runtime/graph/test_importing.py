@@ -1,0 +1,131 @@
+"""Every format gives the same dataset, and the data packs come in as they are."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from runtime.errors import DatasetError
+from runtime.graph.dataset import Graph, open_graph
+from runtime.graph.importing import ImportOptions, detect_format, import_graph
+
+
+def same_as_known(graph: Graph, known) -> None:
+    indptr, indices = known.csc()
+    np.testing.assert_array_equal(graph.indptr, indptr)
+    np.testing.assert_array_equal(graph.indices, indices)
+    np.testing.assert_array_equal(graph.x, known.x)
+    np.testing.assert_array_equal(graph.y, known.y)
+    for key, ids in known.split.items():
+        np.testing.assert_array_equal(np.sort(getattr(graph, f"{key}_idx")), ids)
+    assert (graph.task, graph.num_classes, graph.feature_dtype) == ("multiclass", 3, "float32")
+
+
+def test_every_format_gives_the_same_dataset(source: Path, known, tmp_path: Path):
+    lines: list[str] = []
+    graph = import_graph(source, tmp_path / "g", report=lines.append)
+    same_as_known(graph, known)
+    assert graph.name == "known"
+    assert lines[0].startswith("COO to CSC needs about")
+    same_as_known(open_graph(tmp_path / "g"), known)
+    assert [p.name for p in tmp_path.iterdir()] == ["g"]
+    stems = {p.stem for p in (tmp_path / "g").iterdir()} - {"source_id"}
+    assert stems == {"graph", "indptr", "indices", "x", "y", "train_idx", "val_idx", "test_idx"}
+
+
+def test_options_shape_the_topology_alike_in_every_format(source: Path, known, tmp_path: Path):
+    options = ImportOptions(symmetrise=True, self_loops="remove", deduplicate=True)
+    graph = import_graph(source, tmp_path / "g", options=options)
+    A = np.zeros((graph.num_nodes, graph.num_nodes), int)
+    A[known.dst, known.src] = A[known.src, known.dst] = 1
+    np.fill_diagonal(A, 0)
+    assert graph.num_edges == A.sum()
+    np.testing.assert_array_equal(graph.indices, np.nonzero(A)[1])
+
+
+def test_formats_are_recognised(source: Path, format_name: str):
+    expected = {"ogb-binary": "ogb", "parquet": "edgelist"}
+    assert detect_format(source) == expected.get(format_name, format_name)
+
+
+def test_what_is_no_source_is_refused(tmp_path: Path):
+    with pytest.raises(DatasetError, match="found nothing there"):
+        import_graph(tmp_path / "nowhere.npz", tmp_path / "g")
+    (tmp_path / "picture.png").write_bytes(b"")
+    with pytest.raises(DatasetError, match="name the format"):
+        import_graph(tmp_path / "picture.png", tmp_path / "g")
+    with pytest.raises(DatasetError, match="name the format"):
+        import_graph(tmp_path, tmp_path / "g")
+    with pytest.raises(DatasetError, match="expected auto or one of"):
+        import_graph(tmp_path / "picture.png", tmp_path / "g", format="guess")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"self_loops": "some"},
+        {"task": "guess"},
+        {"features": "project:0"},
+        {"features": "project:x"},
+        {"features": "tiny"},
+        {"feature_dtype": "int8"},
+        {"random_split": (0.9, 0.2, 0.2)},
+    ],
+)
+def test_options_that_mean_nothing_are_refused(change):
+    with pytest.raises(DatasetError, match="expected"):
+        ImportOptions(**change)
+
+
+# Sizes from the packs' README; mean and sum of features are compared with the archive itself.
+PACKS = {
+    "cora": (2708, 10556, 1433, 7, "multiclass", (140, 500, 1000)),
+    "pubmed": (19717, 88648, 500, 3, "multiclass", (60, 500, 1000)),
+    "minesweeper": (10000, 78804, 7, 2, "binary", (5000, 2500, 2500)),
+    "blogcatalog-groups": (10312, 667966, 0, 39, "multilabel", (6187, 2062, 2063)),
+    "ca-astroph": (18772, 396100, 0, 0, "multiclass", (11263, 3754, 3755)),
+    "amazon-computers": (13752, 491722, 767, 10, "multiclass", (8251, 2750, 2751)),
+}
+
+
+@pytest.mark.parametrize("name", PACKS)
+def test_packs_come_in_whole(name: str, data_folder: Path, tmp_path: Path):
+    graph = import_graph(data_folder / f"{name}.npz", tmp_path / "g")
+    nodes, edges, dim, classes, task, split = PACKS[name]
+    assert (graph.name, graph.num_nodes, graph.num_edges) == (name, nodes, edges)
+    assert (graph.feature_dim, graph.num_classes, graph.task) == (dim, classes, task)
+    assert (len(graph.train_idx), len(graph.val_idx), len(graph.test_idx)) == split
+    with np.load(data_folder / f"{name}.npz") as pack:
+        np.testing.assert_array_equal(graph.indptr, pack["indptr"])
+        np.testing.assert_array_equal(graph.indices, pack["indices"])
+        np.testing.assert_array_equal(graph.train_idx, np.flatnonzero(pack["train_mask"]))
+        if graph.y is not None:
+            np.testing.assert_array_equal(graph.y, pack["y"])
+        if "x" in pack:
+            np.testing.assert_array_equal(graph.x, pack["x"].astype(np.float32))
+        elif "x_data" in pack:
+            assert graph.x is not None
+            rows = np.repeat(np.arange(nodes), np.diff(pack["x_indptr"]))
+            values = pack["x_data"].astype(np.float32)
+            np.testing.assert_array_equal(graph.x[rows, pack["x_indices"]], values)
+            assert np.count_nonzero(graph.x) == np.count_nonzero(values)
+        else:
+            assert graph.topology_only
+
+
+def test_a_numbered_split_of_a_pack_can_be_chosen(data_folder: Path, tmp_path: Path):
+    source = data_folder / "minesweeper.npz"
+    graph = import_graph(source, tmp_path / "g", options=ImportOptions(split_index=3))
+    with np.load(source) as pack:
+        np.testing.assert_array_equal(graph.train_idx, np.flatnonzero(pack["train_masks"][3]))
+    with pytest.raises(DatasetError, match="a split from 0 to 9, found 10"):
+        import_graph(source, tmp_path / "h", options=ImportOptions(split_index=10))
+    with pytest.raises(DatasetError, match="found one"):
+        import_graph(data_folder / "cora.npz", tmp_path / "h", options=ImportOptions(split_index=1))
+
+
+def test_a_declared_width_makes_a_topology_plannable(data_folder: Path, tmp_path: Path):
+    options = ImportOptions(feature_dim=128)
+    graph = import_graph(data_folder / "ca-astroph.npz", tmp_path / "g", options=options)
+    assert graph.topology_only
+    assert graph.row_bytes == 512
