@@ -150,7 +150,7 @@ def render(explanation: Explanation) -> str:
     sections = [
         [
             e.summary,
-            f"step {seconds_text(e.step_seconds)} "
+            f"predicted step {seconds_text(e.step_seconds)} "
             f"({seconds_text(e.step_low)} to {seconds_text(e.step_high)}, 90%), "
             f"epoch {seconds_text(e.epoch_seconds)} in {e.steps_per_epoch} steps, "
             f"start-up {seconds_text(e.startup_seconds)}",

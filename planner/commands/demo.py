@@ -24,6 +24,8 @@ from runtime.report import RunReport
 
 FOLDERS = ("graph", "plan")
 MACHINE_FILE = "machine.json"
+FEATURES = 100
+CLASSES = 16
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,7 +37,7 @@ class DemoResult:
     plan_id: str
     comparison: Comparison
     losses: list[float]
-    test_accuracy: float
+    test_accuracy: float | None
     logistic_regression_accuracy: float
     seconds: float
 
@@ -106,7 +108,7 @@ def demo_command(
     print_comparison(comparison)
     screen.print(
         f"loss {result.losses[0]:.3f} -> {result.losses[-1]:.3f} over {epochs} epochs; "
-        f"test accuracy {result.test_accuracy:.1%}, logistic regression on the features "
+        f"test accuracy {result.test_accuracy or 0.0:.1%}, logistic regression on the features "
         f"{baseline:.1%}; {result.seconds:.0f} s in all",
         markup=False,
     )
@@ -136,10 +138,14 @@ def demo_graph(folder: Path, nodes: int, degree: float) -> Graph:
     from runtime.graph.dataset import open_graph
     from runtime.graph.generate import generate_sbm
 
-    name = f"demo-{nodes}-{degree:g}"
     if folder.exists():
         graph = open_graph(folder)
-        if graph.name == name:
+        same_degree = abs(graph.num_edges / max(graph.num_nodes, 1) - degree) < 0.05 * degree
+        if (graph.num_nodes, graph.feature_dim, graph.num_classes) == (
+            nodes,
+            FEATURES,
+            CLASSES,
+        ) and same_degree:
             return graph
         raise InputError(
             f"{folder}: holds another graph ({graph.name}); remove it or choose another --dir"
@@ -149,10 +155,9 @@ def demo_graph(folder: Path, nodes: int, degree: float) -> Graph:
             folder,
             num_nodes=nodes,
             degree=degree,
-            feature_dim=100,
-            num_classes=16,
+            feature_dim=FEATURES,
+            num_classes=CLASSES,
             seed=1,
-            name=name,
         )
 
 

@@ -185,4 +185,4 @@ def print_explanation(folder: Path) -> None:
     """Print a plan's explanation."""
     from planner.explain import explain, render
 
-    console().print(render(explain(load_plan(folder))), markup=False)
+    console().print(render(explain(load_plan(folder))), markup=False, soft_wrap=True)

@@ -17,6 +17,7 @@ PLAN_SECONDS = 90
 
 def follow(client: TestClient, location: str) -> dict:
     deadline = time.monotonic() + PLAN_SECONDS
+    job = client.get(location).json()
     while time.monotonic() < deadline:
         job = client.get(location).json()
         if job["state"] in ("succeeded", "failed"):
