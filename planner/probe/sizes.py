@@ -53,7 +53,7 @@ class ProbeSizes:
 
 FULL = ProbeSizes(
     name="full",
-    retry_seconds=75.0,
+    retry_seconds=60.0,
     noise_kernel_seconds=1.0,
     noise_repeats=10,
     point_seconds=0.12,
@@ -77,10 +77,10 @@ FULL = ProbeSizes(
         (512, (15, 10, 5)),
         (1024, (20,)),
     ),
-    sample_seconds=0.2,
+    sample_seconds=0.1,
     threads=(1, 2),
     burst_rows=8192,
-    overlap_repeats=12,
+    overlap_repeats=8,
 )
 
 QUICK = ProbeSizes(
