@@ -3,6 +3,7 @@
 torch is imported here on use: the other formats must import without it.
 """
 
+import warnings
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,9 @@ def load_torch(path: Path, safe: list[Any] | None = None) -> Any:
 
     with reading(path, "a file written by torch.save with tensors and plain containers"):
         mapped = zipfile.is_zipfile(path)
-        with torch.serialization.safe_globals(safe or []):
+        with torch.serialization.safe_globals(safe or []), warnings.catch_warnings():
+            # torch says once per process that sparse CSR tensors are in beta.
+            warnings.filterwarnings("ignore", message="Sparse CSR")
             return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
 
 

@@ -1,5 +1,7 @@
 """The generators: shape of the graphs, determinism, and that there is something to learn."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -111,3 +113,20 @@ def test_impossible_sizes_are_one_dataset_error_and_leave_nothing(change, words,
 def test_a_degree_the_model_cannot_reach_is_refused(tmp_path: Path):
     with pytest.raises(DatasetError, match="lower the degree"):
         generate_rmat(tmp_path / "g", num_nodes=64, degree=31.0, feature_dim=2, num_classes=2)
+
+
+@pytest.mark.slow
+def test_five_million_edges_take_less_than_fifteen_seconds_and_two_gigabytes(tmp_path: Path):
+    # In a process of its own, so that the peak is the generator's alone.
+    code = (
+        "import resource, sys; from pathlib import Path\n"
+        "from runtime.graph.generate import generate_sbm\n"
+        "g = generate_sbm(Path(sys.argv[1]), num_nodes=200_000, degree=25, feature_dim=64)\n"
+        "use = resource.getrusage(resource.RUSAGE_SELF)\n"
+        "print(g.num_edges, use.ru_utime + use.ru_stime, use.ru_maxrss * 1024)\n"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path / "g")]
+    out = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+    assert int(out[0]) == 5_000_000
+    assert float(out[1]) < 15
+    assert int(out[2]) < 2e9
