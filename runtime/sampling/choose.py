@@ -5,9 +5,9 @@ A chosen edge is a position in the graph's `indices`; its cache line is asked fo
 
 from typing import no_type_check
 
-import numba
 import numpy as np
 
+from runtime.sampling.compiled import inlined_kernel, kernel
 from runtime.sampling.intrinsics import prefetch_read
 from runtime.sampling.rng import bounded_kernel, key_kernel, value_kernel
 
@@ -21,7 +21,7 @@ _SIX_BITS = np.uint64(63)
 _SIXTEEN = np.uint64(16)
 
 
-@numba.njit(cache=True, nogil=True, inline="always")
+@inlined_kernel
 @no_type_check
 def _is_taken(positions, edge, count, position):
     found = False
@@ -30,7 +30,7 @@ def _is_taken(positions, edge, count, position):
     return found
 
 
-@numba.njit(cache=True, nogil=True, inline="always")
+@inlined_kernel
 @no_type_check
 def _choose_some(indices, key, start, degree, fanout, positions, edge):
     """Floyd's choices: a filter of 64 bits, exact up to degree 64, spares scans of those taken."""
@@ -47,7 +47,7 @@ def _choose_some(indices, key, start, degree, fanout, positions, edge):
         prefetch_read(indices, start + offset)
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 @no_type_check
 def _choose_wide(indices, key, start, degree, fanout, positions, edge):
     """Floyd's choices for wide fan-outs: a small hash set keeps the work linear in the fan-out."""
@@ -72,7 +72,7 @@ def _choose_wide(indices, key, start, degree, fanout, positions, edge):
         prefetch_read(indices, start + offset)
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 @no_type_check
 def choose_rows(
     indptr, indices, stream, fanout, node_ids, i, last, row, edge, enough, row_ptr, positions
@@ -107,7 +107,7 @@ def choose_rows(
     return i, edge
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 @no_type_check
 def edge_bound(indptr, fanout, node_ids, first, last):
     """At least the number of edges that nodes first .. last-1 choose, exact for fan-out -1."""

@@ -8,10 +8,10 @@ and returns; called again with larger buffers it goes on with the hop where it s
 
 from typing import no_type_check
 
-import numba
 import numpy as np
 
 from runtime.sampling.choose import choose_rows, edge_bound
+from runtime.sampling.compiled import kernel
 from runtime.sampling.relabel import gather, relabel_dense, relabel_hashed
 
 CHUNK = 256
@@ -24,7 +24,7 @@ HOP, ROWS_NEEDED, EDGES_NEEDED, NODES_NEEDED = 0, 1, 2, 3
 STATE_LENGTH = 4
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 @no_type_check
 def _expand_hop(
     indptr, indices, stream, fanout, table, shift, base, node_ids, first, last, row, edge,
@@ -56,7 +56,7 @@ def _expand_hop(
     return chosen, np.int64(known)
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 @no_type_check
 def expand_hops(
     indptr, indices, streams, fanouts, every_hop, table, shift, base, node_ids, row_ptr,

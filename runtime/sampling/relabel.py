@@ -14,22 +14,22 @@ min(t, known) is its local id whether it is known or new.
 
 from typing import no_type_check
 
-import numba
 import numpy as np
 
+from runtime.sampling.compiled import inlined_kernel, kernel
 from runtime.sampling.intrinsics import prefetch_write
 from runtime.sampling.rng import ODD
 
 _ZERO, _ONE = np.uint64(0), np.uint64(1)
 
 
-@numba.njit(cache=True, nogil=True, inline="always")
+@inlined_kernel
 @no_type_check
 def _slot_of(node, shift):
     return (np.uint64(node) * ODD) >> np.uint64(shift)
 
 
-@numba.njit(cache=True, nogil=True, inline="always")
+@inlined_kernel
 @no_type_check
 def _find_or_add(table, mask, shift, base, node_ids, node, known):
     """Local id of a node in the hashed table; it is `known`, and entered, where the node is new."""
@@ -44,7 +44,7 @@ def _find_or_add(table, mask, shift, base, node_ids, node, known):
     return name
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 @no_type_check
 def add_seeds(seeds, num_nodes, node_ids, table, shift, base):
     """Enter the seeds as local 0 .. n-1; return the position of the first bad one, or -1.
@@ -67,7 +67,7 @@ def add_seeds(seeds, num_nodes, node_ids, table, shift, base):
     return -1
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 @no_type_check
 def refill(node_ids, num_local, table, shift, base):
     """Enter the nodes known so far into a new, larger hashed table."""
@@ -76,7 +76,7 @@ def refill(node_ids, num_local, table, shift, base):
         _find_or_add(table, mask, shift, base, node_ids, np.uint64(node_ids[i]), np.uint64(i))
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 @no_type_check
 def gather(indices, positions, values, first, last, table, shift):
     """Read the chosen neighbours of edges first .. last-1 and ask for their table entries."""
@@ -86,7 +86,7 @@ def gather(indices, positions, values, first, last, table, shift):
         prefetch_write(table, np.int64(node) if shift == 0 else np.int64(_slot_of(node, shift)))
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 @no_type_check
 def relabel_dense(values, local, first, last, node_ids, known, table, base):
     """Local ids of edges first .. last-1; return the new number of nodes."""
@@ -101,7 +101,7 @@ def relabel_dense(values, local, first, last, node_ids, known, table, base):
     return known
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 @no_type_check
 def relabel_hashed(values, local, first, last, node_ids, known, table, shift, base):
     """`relabel_dense` over the hashed table."""

@@ -13,10 +13,10 @@ Triton give the same bits.
 from enum import IntEnum
 from typing import no_type_check
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from runtime.sampling.compiled import inlined_kernel, kernel
 from runtime.sampling.intrinsics import mulhi
 
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
@@ -115,7 +115,7 @@ def bounded(bits: Integers, bound: Integers) -> NDArray[np.int64]:
     return np.asarray(high.astype(np.int64))
 
 
-@numba.njit(cache=True, nogil=True, inline="always")
+@inlined_kernel
 @no_type_check
 def mix_kernel(z):
     """Numba twin of `mix` for one uint64."""
@@ -124,28 +124,28 @@ def mix_kernel(z):
     return z ^ (z >> _S31)
 
 
-@numba.njit(cache=True, nogil=True, inline="always")
+@inlined_kernel
 @no_type_check
 def key_kernel(stream, id):
     """First half of `draw`: what all the draws of one id share."""
     return mix_kernel(stream ^ (np.uint64(id) * ODD))
 
 
-@numba.njit(cache=True, nogil=True, inline="always")
+@inlined_kernel
 @no_type_check
 def value_kernel(key, j):
     """Second half of `draw`: the j-th number of a key."""
     return mix_kernel(key + (np.uint64(j) + np.uint64(1)) * GOLDEN)
 
 
-@numba.njit(cache=True, nogil=True, inline="always")
+@inlined_kernel
 @no_type_check
 def bounded_kernel(bits, bound):
     """Numba twin of `bounded`."""
     return np.int64(mulhi(bits, np.uint64(bound)))
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 @no_type_check
 def draw_kernel(stream, ids, j, out):
     """Numba twin of `draw`: out[i] = draw(stream, ids[i], j[i]); out is uint64."""
@@ -153,7 +153,7 @@ def draw_kernel(stream, ids, j, out):
         out[i] = value_kernel(key_kernel(stream, ids[i]), j[i])
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 @no_type_check
 def bounded_all_kernel(bits, bounds, out):
     """Numba twin of `bounded` over arrays; out is int64."""

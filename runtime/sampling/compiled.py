@@ -1,0 +1,42 @@
+"""`kernel`: numba's njit without the GIL, cached on disk, and never stale.
+
+Numba notices a change in the file of the function it cached, but not in the files of the functions
+that it calls and has inlined. Here a cached kernel is valid only while no file of its folder has
+changed.
+"""
+
+import functools
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
+
+import numba
+
+
+def kernel(function: Callable[..., Any]) -> Any:
+    """Compile a function on its first call, without the GIL, and keep it on disk."""
+    return _compiled(function, inline="never")
+
+
+def inlined_kernel(function: Callable[..., Any]) -> Any:
+    """`kernel` for small helpers: their statements are put in place of each call."""
+    return _compiled(function, inline="always")
+
+
+def _compiled(function: Callable[..., Any], *, inline: Literal["never", "always"]) -> Any:
+    """Compile with a disk cache that depends on all files of the function's folder."""
+    dispatcher: Any = numba.njit(nogil=True, cache=True, inline=inline)(function)
+    index: Any = getattr(getattr(dispatcher, "_cache", None), "_cache_file", None)
+    if not hasattr(index, "_source_stamp"):
+        # A numba that keeps its cache otherwise: better compiled anew than stale.
+        return numba.njit(nogil=True, inline=inline)(function)
+    index._source_stamp = folder_stamp(Path(inspect.getfile(function)).parent)
+    return dispatcher
+
+
+@functools.cache
+def folder_stamp(folder: Path) -> tuple[tuple[str, int, int], ...]:
+    """Name, time of change in ns and size of every Python file of a folder."""
+    files = sorted(folder.glob("*.py"))
+    return tuple((file.name, file.stat().st_mtime_ns, file.stat().st_size) for file in files)

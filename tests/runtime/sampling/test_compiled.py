@@ -1,0 +1,45 @@
+"""A kernel on disk is used again by the next process, and only while its folder is unchanged."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+HELPER = """
+from runtime.sampling.compiled import inlined_kernel
+
+@inlined_kernel
+def plus(x):
+    return x + {number}
+"""
+CALLER = """
+from helper import plus
+from runtime.sampling.compiled import kernel
+
+@kernel
+def twice(x):
+    return 2 * plus(x)
+"""
+MAIN = "import caller; print(caller.twice(1), sum(caller.twice.stats.cache_hits.values()))"
+
+
+def run(folder: Path) -> list[int]:
+    """Result of twice(1), and how often it came from the disk."""
+    found = subprocess.run(
+        [sys.executable, "-c", MAIN],
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(folder), str(Path.cwd())])},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return [int(word) for word in found.stdout.split()]
+
+
+def test_a_change_in_a_called_file_is_noticed(tmp_path: Path) -> None:
+    (tmp_path / "caller.py").write_text(CALLER)
+    (tmp_path / "helper.py").write_text(HELPER.format(number=1))
+    assert run(tmp_path) == [4, 0]
+    assert run(tmp_path) == [4, 1]
+    (tmp_path / "helper.py").write_text(HELPER.format(number=10))
+    assert run(tmp_path) == [22, 0]
