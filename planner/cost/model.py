@@ -94,11 +94,14 @@ def predict(request: Request, candidate: Candidate, placed: PlacedRows) -> Predi
         rank_parts(candidate, request.graph, batch, timing, process, item, placed.code_bytes)
         for _ in placed.ranks
     ]
+    epoch = epoch_seconds(
+        request.graph.num_train, request.workload.batch_size, step.seconds, step.fill_seconds
+    )
     return Prediction(
         step_seconds=spanned(step.seconds, half),
-        epoch_seconds=spanned(step.fill_seconds + steps * step.seconds, half),
+        epoch_seconds=spanned(epoch, half),
         steps_per_epoch=steps,
-        startup_seconds=_startup(request, candidate, placed, process, timing.warmup_seconds),
+        startup_seconds=_startup(request, candidate, placed, process),
         stages=step.stages,
         stage_core_seconds=step.core_seconds,
         traffic_bytes=_traffic(request, placed, ranks, timing.num_parameters),
@@ -107,25 +110,37 @@ def predict(request: Request, candidate: Candidate, placed: PlacedRows) -> Predi
             parts, request.graph, placed, stored, request.machine, request.budgets
         ),
         bottleneck=step.bottleneck,
-        provenance=_provenance(step),
+        provenance=_provenance(step, timing.warmup_seconds),
     )
 
 
 def _startup(
-    request: Request,
-    candidate: Candidate,
-    placed: PlacedRows,
-    process: ProcessCost,
-    warmup_seconds: float,
+    request: Request, candidate: Candidate, placed: PlacedRows, process: ProcessCost
 ) -> float:
-    copy = request.machine.table("copy").at(readers=float(candidate.num_ranks))
+    machine, ranks = request.machine, float(candidate.num_ranks)
+    started = process.start_seconds
+    if "process_start" in machine.tables:
+        started = machine.table("process_start").at(ranks=ranks)
     return startup_seconds(
-        process_seconds=process.start_seconds,
+        process_seconds=started,
         own_row_bytes=float(max(r.own_rows for r in placed.ranks) * row_bytes(request.graph)),
         topology_bytes=float(topology_bytes(request.graph)),
-        copy_bytes_per_second=copy,
-        warmup_seconds=warmup_seconds,
+        copy_bytes_per_second=machine.table("copy").at(readers=ranks),
     )
+
+
+def epoch_seconds(
+    num_train: int, batch_size: int, step_seconds: float, fill_seconds: float
+) -> float:
+    """A steady epoch: whole steps, the share of a step that the last batch is, and the first fill.
+
+    >>> epoch_seconds(2500, 1000, 2.0, 0.5)
+    5.5
+    """
+    whole, rest = divmod(num_train, batch_size)
+    # A batch size beyond the training set was profiled as the one small batch it is.
+    steps = whole + rest / batch_size if whole else 1.0
+    return fill_seconds + steps * step_seconds
 
 
 def link_of(machine: MachineModel, kind: str) -> str:
@@ -161,7 +176,11 @@ def _traffic(
     return total
 
 
-def _provenance(step: StepSeconds) -> dict[str, str]:
+def _provenance(step: StepSeconds, warmup_seconds: float) -> dict[str, str]:
     words = dict(step.slowest.provenance)
     words["wait"] = "derived: what the training thread cannot hide of the loader's work"
-    return {name: words[name] for name in sorted(words) if name in step.stages}
+    words["startup"] = (
+        "measured: process start; derived: bytes over copy bandwidth; the first steps then cost "
+        f"{warmup_seconds:.2f} s more than steady ones"
+    )
+    return {name: words[name] for name in sorted(words) if name in {*step.stages, "startup"}}

@@ -6,7 +6,14 @@ from planner.candidate import Candidate, RankRows
 from planner.cost.all_reduce import all_reduce_seconds, gradient_bytes
 from planner.cost.compute import compute_seconds, seconds_per_scale
 from planner.cost.gather import gather_seconds
-from planner.cost.rates import Rate, edge_rate, exchange_rates, row_rate, vertex_rate
+from planner.cost.rates import (
+    Rate,
+    collective_table,
+    edge_rate,
+    exchange_rates,
+    row_rate,
+    vertex_rate,
+)
 from planner.cost.sample import sample_seconds
 from planner.machine import MachineModel
 from planner.workload import BatchProfile, ModelTiming
@@ -26,6 +33,8 @@ class RankSeconds:
     forward_backward: float
     all_reduce: float
     """The collective itself, without waiting for the slowest rank."""
+    all_reduce_core: float
+    """Core-seconds it takes on this rank."""
     optimizer: float
     loader_sigma: float
     """Standard deviation over batches of sample and gather together."""
@@ -83,7 +92,7 @@ def rank_seconds(
     compute = compute_seconds(timing, ranks=ranks, threads=threads)
     variation = _variation(batch)
     slope = seconds_per_scale(timing, ranks=ranks, threads=threads)
-    reduce_seconds, reduce_spread, reduce_words = _all_reduce(machine, timing, ranks)
+    reduced = _all_reduce(machine, timing, candidate)
     return RankSeconds(
         sample=sample,
         gather=gather,
@@ -91,7 +100,8 @@ def rank_seconds(
         exchange_rows=sent.seconds,
         batch=timing.batch_seconds,
         forward_backward=compute,
-        all_reduce=reduce_seconds,
+        all_reduce=reduced.seconds,
+        all_reduce_core=reduced.core_seconds,
         optimizer=timing.optimizer_seconds,
         loader_sigma=_join(loader * variation, loader * machine.noise),
         trainer_sigma=_join(slope * variation, compute * machine.noise),
@@ -101,7 +111,7 @@ def rank_seconds(
             "exchange_ids": asked.spread,
             "exchange_rows": sent.spread,
             "forward_backward": timing.forward_backward.spread,
-            "all_reduce": reduce_spread,
+            "all_reduce": reduced.spread,
             "optimizer": timing.forward_backward.spread,
         },
         provenance={
@@ -111,19 +121,37 @@ def rank_seconds(
             "exchange_rows": sent.provenance,
             "batch": "measured: edge weights of synthetic batches",
             "forward_backward": "measured: the model on synthetic blocks of the profiled sizes",
-            "all_reduce": reduce_words,
+            "all_reduce": reduced.words,
             "optimizer": "measured: the optimizer on this model",
         },
     )
 
 
-def _all_reduce(machine: MachineModel, timing: ModelTiming, ranks: int) -> tuple[float, float, str]:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _AllReduce:
+    seconds: float
+    core_seconds: float
+    """Of one rank."""
+    spread: float
+    words: str
+
+
+def _all_reduce(machine: MachineModel, timing: ModelTiming, candidate: Candidate) -> _AllReduce:
+    ranks = candidate.num_ranks
     if ranks == 1:
-        return 0.0, 0.0, "derived: one rank has nothing to sum"
-    table = machine.table("all_reduce")
-    seconds = all_reduce_seconds(table, float(gradient_bytes(timing.num_parameters)), ranks)
-    words = f"{table.provenance}: table all_reduce at the gradient's bytes + expected straggler"
-    return seconds, table.spread, words
+        words = "derived: one rank has nothing to sum"
+        return _AllReduce(seconds=0.0, core_seconds=0.0, spread=0.0, words=words)
+    name = collective_table(machine, "all_reduce", candidate)
+    table, size = machine.table(name), float(gradient_bytes(timing.num_parameters))
+    seconds = all_reduce_seconds(table, size, ranks)
+    busy = machine.tables.get("all_reduce_core_seconds")
+    return _AllReduce(
+        seconds=seconds,
+        # Where it was not measured, a rank's thread is taken to be busy all the while.
+        core_seconds=seconds if busy is None else all_reduce_seconds(busy, size, ranks) / ranks,
+        spread=table.spread,
+        words=f"{table.provenance}: table {name} at the gradient's bytes + expected straggler",
+    )
 
 
 def _gather_words(rates: dict[str, Rate]) -> str:

@@ -100,6 +100,17 @@ def row_rate(
     )
 
 
+def collective_table(machine: MachineModel, name: str, candidate: Candidate) -> str:
+    """Which measurement of a collective applies.
+
+    With loader threads something computes while the ranks exchange (the loaded table); without
+    them every rank computes before the call and waits during it (`_stepped`, where measured).
+    """
+    stepped = f"{name}_stepped"
+    inline = candidate.threads.sample == 0 and stepped in machine.tables
+    return stepped if inline else name
+
+
 def exchange_rates(
     machine: MachineModel, rows: float, row_bytes: int, candidate: Candidate
 ) -> tuple[Rate, Rate]:
@@ -113,7 +124,7 @@ def exchange_rates(
         nothing = Rate(seconds=0.0, spread=0.0, provenance="derived: no rows of peers are read")
         return nothing, nothing
     counts, ids, back = (
-        lookup(machine, "all_to_all", bytes=size, ranks=ranks)
+        lookup(machine, collective_table(machine, "all_to_all", candidate), bytes=size, ranks=ranks)
         for size in (8.0 * ranks, 8.0 * rows, rows * row_bytes)
     )
     asked = Rate(seconds=counts.seconds + ids.seconds, spread=ids.spread, provenance=ids.provenance)

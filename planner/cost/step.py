@@ -162,7 +162,7 @@ def _core_seconds(candidate: Candidate, ranks: Sequence[RankSeconds]) -> dict[st
     found[Stage.GATHER.value] *= threads.gather
     found[Stage.FORWARD_BACKWARD.value] = sum(r.forward_backward for r in ranks) * threads.compute
     # gloo's own threads copy and add while the exchange lasts (modelling.md 4).
-    found[Stage.ALL_REDUCE.value] = sum(r.all_reduce for r in ranks)
+    found[Stage.ALL_REDUCE.value] = sum(r.all_reduce_core for r in ranks)
     found[Stage.OPTIMIZER.value] = sum(r.optimizer for r in ranks)
     return found
 

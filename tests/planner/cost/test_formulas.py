@@ -276,16 +276,15 @@ class TestSampleAndStart:
         # 1e6 x 10 ns + 2e5 x 50 ns = 10 ms + 10 ms, by hand.
         assert sample_seconds(1e6, 2e5, 10e-9, 50e-9) == pytest.approx(0.02)
 
-    def test_start_adds_process_load_and_warm_up(self) -> None:
-        # 3 + (2 + 2) GB / 4 GB/s + 0.5 = 4.5 s, by hand.
+    def test_start_adds_process_and_load(self) -> None:
+        # 3 + (2 + 2) GB / 4 GB/s = 4 s, by hand.
         found = startup_seconds(
             process_seconds=3.0,
             own_row_bytes=2e9,
             topology_bytes=2e9,
             copy_bytes_per_second=4e9,
-            warmup_seconds=0.5,
         )
-        assert found == 4.5
+        assert found == 4.0
 
 
 class TestHitRates:

@@ -245,3 +245,29 @@ def test_slowdowns_are_read_where_they_were_measured() -> None:
 def test_pure_parts_do_not_import_torch(name: str) -> None:
     code = f"import sys, {name}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_in_line_ranks_use_the_collective_measured_in_step() -> None:
+    stepped = machine().with_tables(
+        {"all_reduce_stepped": constant("seconds", ["bytes", "ranks"], 5e-3)}
+    )
+    inline = price(candidate(ranks=2), rows(2, host=1.0), model=stepped)
+    ahead = price(candidate(ranks=2, loaders=1), rows(2, host=1.0), model=stepped)
+    assert inline.stages["all_reduce"] > 5e-3
+    assert ahead.stages["all_reduce"] < 3e-3
+
+
+def test_the_last_smaller_step_counts_for_its_share() -> None:
+    # 10000 training vertices in steps of 1000 are ten; 9500 are nine and a half.
+    whole = price(candidate(), rows(host=1e4))
+    fewer = replace(request(), graph=replace(GRAPH, num_train=9_500))
+    found = predict(fewer, candidate(), rows(host=1e4))
+    assert found.steps_per_epoch == whole.steps_per_epoch == 10
+    assert found.epoch_seconds.value == pytest.approx(0.95 * whole.epoch_seconds.value)
+
+
+def test_start_up_is_measured_where_the_probe_measured_it() -> None:
+    assert price(candidate(), rows(host=1e4)).startup_seconds == pytest.approx(2.0, abs=0.01)
+    probed = machine().with_tables({"process_start": constant("seconds", ["ranks"], 7.0)})
+    found = price(candidate(), rows(host=1e4), model=probed)
+    assert found.startup_seconds == pytest.approx(7.0, abs=0.01)
