@@ -17,7 +17,7 @@ FASTER = 1.1
 LINK_TABLES = {
     "memory": ("gather", "mapped_gather"),
     "disk": ("disk_read",),
-    "exchange": ("all_reduce", "all_to_all"),
+    "exchange": ("all_reduce", "all_reduce_stepped", "all_to_all", "all_to_all_stepped"),
 }
 """Tables of seconds that a faster link would shorten."""
 
