@@ -55,7 +55,7 @@ class NeighborSampler:
         relabel_budget_bytes: int = RELABEL_BUDGET_BYTES,
     ) -> None:
         self.fanouts = check_fanouts(fanouts)
-        self.indptr, self.indices = _check_graph(indptr, indices)
+        self.indptr, self.indices = check_graph(indptr, indices)
         self.num_nodes = int(self.indptr.shape[0]) - 1
         self.dialect = Dialect(dialect)
         self.seed = seed
@@ -128,7 +128,7 @@ class NeighborSampler:
         base = np.uint64(w.base)
         bad = add_seeds(seeds, self.num_nodes, w.node_ids, w.table, w.shift, base)
         if bad >= 0:
-            raise _bad_seed(seeds, bad, self.num_nodes)
+            raise bad_seed(seeds, bad, self.num_nodes)
         streams = np.array(
             [stream(self.seed, epoch, step, hop, self.purpose) for hop in range(self.num_hops)],
             dtype=np.uint64,
@@ -203,10 +203,14 @@ def check_fanouts(fanouts: Sequence[int]) -> tuple[int, ...]:
     return tuple(int(fanout) for fanout in fanouts)
 
 
-def _check_graph(
+def check_graph(
     indptr: NDArray[np.integer], indices: NDArray[np.integer]
 ) -> tuple[NDArray[np.integer], NDArray[np.integer]]:
-    """The two arrays as plain read-only views, so that one compiled kernel serves all graphs."""
+    """The two arrays as plain read-only views, so that one compiled kernel serves all graphs.
+
+    Raises:
+        SamplerError: they have another type or shape than a graph's.
+    """
     if indptr.ndim != 1 or indptr.shape[0] < 1 or indptr.dtype != np.int64:
         raise SamplerError(
             f"expected indptr as int64 [N + 1], found {indptr.dtype} {list(indptr.shape)}; "
@@ -222,16 +226,18 @@ def _check_graph(
             f"expected indptr to end at the number of edges {indices.shape[0]}, found "
             f"{int(indptr[-1])}; import the graph again"
         )
-    return _read_only(indptr), _read_only(indices)
+    return read_only(indptr), read_only(indices)
 
 
-def _read_only(array: NDArray) -> NDArray:
+def read_only(array: NDArray) -> NDArray:
+    """A view that kernels may not write to, of the plain array type."""
     view = np.ascontiguousarray(array).view(np.ndarray)[:]
     view.flags.writeable = False
     return view
 
 
-def _bad_seed(seeds: NDArray[np.int64], position: int, num_nodes: int) -> SamplerError:
+def bad_seed(seeds: NDArray[np.int64], position: int, num_nodes: int) -> SamplerError:
+    """What is wrong with the seed at which `add_seeds` stopped."""
     node = int(seeds[position])
     if 0 <= node < num_nodes:
         return SamplerError(

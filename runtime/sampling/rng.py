@@ -44,6 +44,8 @@ class Purpose(IntEnum):
     """Profiling and probing: draws that training must not repeat."""
     DROPOUT = 4
     """Seeds of torch's generator, by step and rank (in the place of hop)."""
+    VERTEX = 5
+    """Inclusion of a candidate vertex: one number, shared by all that may draw the vertex."""
 
 
 def stream(seed: int, epoch: int, step: int, hop: int, purpose: Purpose) -> np.uint64:
