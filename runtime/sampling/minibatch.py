@@ -63,7 +63,11 @@ class MiniBatch:
     num_sampled_edges: list[int]
     """Edges drawn per hop, length L."""
     global_num_seeds: int = 0
-    """Seeds of this optimiser step over all ranks: the loss is a local sum over this number."""
+    """Seeds (for links: positive links) of this optimiser step over all ranks: the loss is a local
+    sum over this number."""
+    links: NDArray[np.int64] | None = None
+    """Positions in `seeds` of the pairs to score, or None: source, destination, then the negative
+    destinations of each link. Shape (num_links, 2 + num_negatives)."""
     epoch: int = 0
     step: int = 0
     x: Any = None

@@ -44,6 +44,8 @@ class Purpose(IntEnum):
     """Profiling and probing: draws that training must not repeat."""
     DROPOUT = 4
     """Seeds of torch's generator, by step and rank (in the place of hop)."""
+    NEGATIVE = 9
+    """Negative destinations of links, by the link's global id."""
     VERTEX = 5
     """Inclusion of a candidate vertex: one number, shared by all that may draw the vertex."""
 
