@@ -48,6 +48,8 @@ class Purpose(IntEnum):
     """Negative destinations of links, by the link's global id."""
     VERTEX = 5
     """Inclusion of a candidate vertex: one number, shared by all that may draw the vertex."""
+    DART = 6
+    """Darts thrown at a probability row, by the dart's number."""
 
 
 def stream(seed: int, epoch: int, step: int, hop: int, purpose: Purpose) -> np.uint64:
