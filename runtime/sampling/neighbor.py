@@ -11,8 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runtime.errors import SamplerError
+from runtime.sampling.assemble import assemble
 from runtime.sampling.kernels import HOP, expand_hops
-from runtime.sampling.minibatch import Block, Dialect, MiniBatch
+from runtime.sampling.minibatch import Dialect, MiniBatch
 from runtime.sampling.relabel import add_seeds
 from runtime.sampling.rng import Purpose, stream
 from runtime.sampling.workspace import Workspace
@@ -96,7 +97,7 @@ class NeighborSampler:
         self._fill(workspace, seeds, epoch, step)
         num_seeds = int(seeds.shape[0])
         return MiniBatch(
-            blocks=self._blocks(workspace),
+            blocks=assemble(workspace, self.dialect, edge_ids=self.edge_ids),
             n_id=workspace.node_ids[: workspace.node_ends[-1]].copy(),
             seeds=seeds,
             input_id=np.arange(num_seeds, dtype=np.int64) if input_id is None else input_id,
@@ -133,57 +134,17 @@ class NeighborSampler:
             [stream(self.seed, epoch, step, hop, self.purpose) for hop in range(self.num_hops)],
             dtype=np.uint64,
         )
-        every_hop = self.dialect is Dialect.EVERY_HOP
-        while not expand_hops(
-            self.indptr, self.indices, streams, self._fanouts, every_hop, w.table, w.shift, base,
-            w.node_ids, w.row_ptr, w.positions, w.values, w.local, w.node_ends, w.row_ends,
-            w.edge_ends, w.state,
-        ):  # fmt: skip
+        while not self._expand(w, streams):
             w.grow(int(w.state[HOP]))
         w.finish()
 
-    def _blocks(self, workspace: Workspace) -> list[Block]:
-        """Copy the batch out of the workspace, exactly sized, as blocks, outermost first."""
-        if self.dialect is Dialect.FIRST_SEEN:
-            return self._nested_blocks(workspace)
-        return self._hop_blocks(workspace)
-
-    def _nested_blocks(self, w: Workspace) -> list[Block]:
-        """All blocks are prefixes of one CSR over the expanded vertices, in order of appearance."""
-        rows, edges = int(w.row_ends[-1]), int(w.edge_ends[-1])
-        indptr = w.row_ptr[: rows + 1].copy()
-        indices = w.local[:edges].copy()
-        e_id = w.positions[:edges].copy() if self.edge_ids else None
-        blocks = []
-        for hop in reversed(range(self.num_hops)):
-            num_dst, end = int(w.node_ends[hop]), int(w.edge_ends[hop + 1])
-            blocks.append(
-                Block(
-                    num_src=int(w.node_ends[hop + 1]),
-                    num_dst=num_dst,
-                    indptr=indptr[: num_dst + 1],
-                    indices=indices[:end],
-                    e_id=None if e_id is None else e_id[:end],
-                )
-            )
-        return blocks
-
-    def _hop_blocks(self, w: Workspace) -> list[Block]:
-        """One CSR per hop: every vertex known at the hop has a row of its own draws."""
-        blocks = []
-        for hop in reversed(range(self.num_hops)):
-            row, row_end = int(w.row_ends[hop]), int(w.row_ends[hop + 1])
-            edge, edge_end = int(w.edge_ends[hop]), int(w.edge_ends[hop + 1])
-            blocks.append(
-                Block(
-                    num_src=int(w.node_ends[hop + 1]),
-                    num_dst=row_end - row,
-                    indptr=w.row_ptr[row : row_end + 1] - edge,
-                    indices=w.local[edge:edge_end].copy(),
-                    e_id=w.positions[edge:edge_end].copy() if self.edge_ids else None,
-                )
-            )
-        return blocks
+    def _expand(self, w: Workspace, streams: NDArray[np.uint64]) -> bool:
+        """Sample hop after hop; False where a buffer is too small to go on."""
+        return expand_hops(
+            self.indptr, self.indices, streams, self._fanouts, self.dialect is Dialect.EVERY_HOP,
+            w.table, w.shift, np.uint64(w.base), w.node_ids, w.row_ptr, w.positions, w.values,
+            w.local, w.node_ends, w.row_ends, w.edge_ends, w.state,
+        )  # fmt: skip
 
 
 def check_fanouts(fanouts: Sequence[int]) -> tuple[int, ...]:

@@ -1,0 +1,69 @@
+"""From a thread's workspace to the blocks of a batch, copied and exactly sized, outermost first."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from runtime.sampling.minibatch import Block, Dialect
+from runtime.sampling.workspace import Workspace
+
+
+def assemble(
+    workspace: Workspace,
+    dialect: Dialect,
+    *,
+    edge_ids: bool = False,
+    weight: NDArray[np.float32] | None = None,
+) -> list[Block]:
+    """The blocks of the batch that the workspace holds.
+
+    Args:
+        workspace: Filled by a sampler's kernels.
+        dialect: Which vertices each hop expanded.
+        edge_ids: Fill each block's `e_id`.
+        weight: float32, one weight per drawn edge of all hops, in order; may be longer.
+    """
+    if dialect is Dialect.FIRST_SEEN:
+        return _nested_blocks(workspace, edge_ids, weight)
+    return _hop_blocks(workspace, edge_ids, weight)
+
+
+def _nested_blocks(w: Workspace, edge_ids: bool, weight: NDArray[np.float32] | None) -> list[Block]:
+    """All blocks are prefixes of one CSR over the expanded vertices, in order of appearance."""
+    rows, edges = int(w.row_ends[-1]), int(w.edge_ends[-1])
+    indptr = w.row_ptr[: rows + 1].copy()
+    indices = w.local[:edges].copy()
+    e_id = w.positions[:edges].copy() if edge_ids else None
+    weight = None if weight is None else weight[:edges].copy()
+    blocks = []
+    for hop in reversed(range(w.node_ends.shape[0] - 1)):
+        num_dst, end = int(w.node_ends[hop]), int(w.edge_ends[hop + 1])
+        blocks.append(
+            Block(
+                num_src=int(w.node_ends[hop + 1]),
+                num_dst=num_dst,
+                indptr=indptr[: num_dst + 1],
+                indices=indices[:end],
+                e_id=None if e_id is None else e_id[:end],
+                weight=None if weight is None else weight[:end],
+            )
+        )
+    return blocks
+
+
+def _hop_blocks(w: Workspace, edge_ids: bool, weight: NDArray[np.float32] | None) -> list[Block]:
+    """One CSR per hop: every vertex known at the hop has a row of its own draws."""
+    blocks = []
+    for hop in reversed(range(w.node_ends.shape[0] - 1)):
+        row, row_end = int(w.row_ends[hop]), int(w.row_ends[hop + 1])
+        edge, edge_end = int(w.edge_ends[hop]), int(w.edge_ends[hop + 1])
+        blocks.append(
+            Block(
+                num_src=int(w.node_ends[hop + 1]),
+                num_dst=row_end - row,
+                indptr=w.row_ptr[row : row_end + 1] - edge,
+                indices=w.local[edge:edge_end].copy(),
+                e_id=w.positions[edge:edge_end].copy() if edge_ids else None,
+                weight=None if weight is None else weight[edge:edge_end].copy(),
+            )
+        )
+    return blocks
