@@ -1,0 +1,143 @@
+"""Neighbour sampling on the graph without some edges, such as those that are to be predicted.
+
+A model that may aggregate over the very edge it is asked for learns to look it up. The sampler here
+gives, bit for bit, the batch that `NeighborSampler` would give on the graph with those edges taken
+out (`reference_links`), for the cost of a hash lookup per row: in a row of degree d with m edges
+out it chooses among d - m offsets and then passes over those that are out.
+"""
+
+from enum import StrEnum
+from typing import NamedTuple, no_type_check
+
+import numpy as np
+from numpy.typing import NDArray
+
+from runtime.sampling.compiled import kernel
+from runtime.sampling.exclusion_kernels import expand_hops_without, fill_slots
+from runtime.sampling.minibatch import Dialect, MiniBatch
+from runtime.sampling.negative import check_pairs
+from runtime.sampling.neighbor import NeighborSampler
+from runtime.sampling.workspace import Workspace
+
+
+class Exclude(StrEnum):
+    """Which edges are taken out for a batch of links."""
+
+    NONE = "none"
+    FORWARD = "forward"
+    """The links themselves, source to destination, with all their parallel copies."""
+    BOTH = "both"
+    """Also destination to source: for graphs that store both directions of an edge."""
+
+
+class ExcludedEdges(NamedTuple):
+    """Edges that are out, by the row they lie in."""
+
+    rows: NDArray[np.int64]
+    """Destinations with an edge out, ascending. Shape (num_rows,)."""
+    ends: NDArray[np.int64]
+    """Row r's edges are places[ends[r]:ends[r + 1]]. Shape (num_rows + 1,)."""
+    places: NDArray[np.int64]
+    """Positions in the graph's `indices`, ascending."""
+    slots: NDArray[np.int32]
+    """Hash table from a destination to its row number, -1 where empty; length a power of two."""
+
+
+@kernel
+@no_type_check
+def _find_edges(indptr, indices, pairs, rows, places):
+    """Write each stored edge of the pairs as (row, place); return how many there are."""
+    count = 0
+    for i in range(pairs.shape[0]):
+        for e in range(indptr[pairs[i, 1]], indptr[pairs[i, 1] + 1]):
+            if indices[e] == pairs[i, 0]:
+                if count < rows.shape[0]:
+                    rows[count] = pairs[i, 1]
+                    places[count] = e
+                count += 1
+    return count
+
+
+def find_excluded(
+    indptr: NDArray[np.int64],
+    indices: NDArray[np.integer],
+    pairs: NDArray[np.int64],
+    exclude: Exclude,
+) -> ExcludedEdges:
+    """Look up the edges of some links in the graph; links that it does not store are passed over.
+
+    Args:
+        indptr: int64 [N + 1].
+        indices: int32 or int64 [E].
+        pairs: int64 [n, 2], source and destination.
+        exclude: Which directions.
+    """
+    if exclude is Exclude.NONE:
+        pairs = pairs[:0]
+    elif exclude is Exclude.BOTH:
+        pairs = np.concatenate([pairs, pairs[:, ::-1]])
+    pairs = np.unique(pairs, axis=0) if len(pairs) else np.zeros((0, 2), np.int64)
+    rows, places = np.empty((2, 2 * len(pairs)), np.int64)
+    count = int(_find_edges(indptr, indices, pairs, rows, places))
+    if count > len(rows):  # parallel edges
+        rows, places = np.empty(count, np.int64), np.empty(count, np.int64)
+        _find_edges(indptr, indices, pairs, rows, places)
+    order = np.argsort(places[:count])
+    distinct, starts = np.unique(rows[:count][order], return_index=True)
+    slots = np.full(1 << (2 * len(distinct)).bit_length(), -1, np.int32)
+    fill_slots(distinct, slots)
+    ends = np.append(starts, count).astype(np.int64)
+    return ExcludedEdges(distinct, ends, places[:count][order], slots)
+
+
+class ExcludingSampler(NeighborSampler):
+    """A `NeighborSampler`, with its arguments, whose batches may leave edges of the graph out."""
+
+    def sample_without(
+        self,
+        pairs: NDArray[np.int64],
+        exclude: Exclude,
+        seeds: NDArray[np.int64],
+        *,
+        epoch: int,
+        step: int,
+        input_id: NDArray[np.int64] | None = None,
+        global_num_seeds: int | None = None,
+    ) -> MiniBatch:
+        """`sample` on the graph without the edges of some pairs; any thread may call it.
+
+        Args:
+            pairs: int64 [n, 2], source and destination; need not be edges of the graph. To draw the
+                same on any number of ranks, pass those of the whole global batch.
+            exclude: Which directions are taken out.
+            seeds: See `sample`, like all that follow.
+            epoch: See `sample`.
+            step: See `sample`.
+            input_id: See `sample`.
+            global_num_seeds: See `sample`.
+
+        Raises:
+            SamplerError: a seed or a pair's node is out of range, or a seed occurs twice.
+        """
+        check_pairs(pairs, self.num_nodes)
+        self._threads.excluded = find_excluded(self.indptr, self.indices, pairs, exclude)
+        try:
+            return self.sample(
+                seeds,
+                epoch=epoch,
+                step=step,
+                input_id=input_id,
+                global_num_seeds=global_num_seeds,
+            )
+        finally:
+            self._threads.excluded = None
+
+    def _expand(self, w: Workspace, streams: NDArray[np.uint64]) -> bool:
+        excluded: ExcludedEdges | None = getattr(self._threads, "excluded", None)
+        if excluded is None or len(excluded.places) == 0:
+            return super()._expand(w, streams)
+        return expand_hops_without(
+            self.indptr, self.indices, streams, self._fanouts, self.dialect is Dialect.EVERY_HOP,
+            tuple(excluded), w.table, w.shift, np.uint64(w.base), w.node_ids, w.row_ptr,
+            w.positions, w.values, w.local, w.node_ends, w.row_ends, w.edge_ends, w.state,
+        )  # fmt: skip
