@@ -59,7 +59,7 @@ def _find_edges(indptr, indices, pairs, rows, places):
 
 
 def find_excluded(
-    indptr: NDArray[np.int64],
+    indptr: NDArray[np.integer],
     indices: NDArray[np.integer],
     pairs: NDArray[np.int64],
     exclude: Exclude,
