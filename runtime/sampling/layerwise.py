@@ -1,0 +1,173 @@
+"""Layer-wise samplers batch by batch: LADIES, PLADIES and FastGCN.
+
+A hop draws a set of vertices for the whole batch and keeps the edges between it and the
+destinations, S^(l+1) = S^l united with the vertices drawn. The edges are those of `layerwise_law`'s
+probabilities, their weights estimate the mean over all in-neighbours.
+"""
+
+import threading
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from runtime.errors import SamplerError
+from runtime.sampling.dependent import StreamPolicy
+from runtime.sampling.layerwise_law import Law, LayerGraph, Method, Norm, check_layer_sizes
+from runtime.sampling.layerwise_stack import Request, hop_numbers, sample_layers, unstack
+from runtime.sampling.matrix_memory import Ledger
+from runtime.sampling.matrix_table import Table
+from runtime.sampling.minibatch import Dialect, MiniBatch
+from runtime.sampling.neighbor import RELABEL_BUDGET_BYTES, check_graph
+from runtime.sampling.rng import Purpose
+from runtime.sampling.statistics import Estimator
+
+
+class LayerwiseSampler:
+    """Draws `sizes[h]` vertices for all destinations of hop h together.
+
+    Edge weights estimate sum_t A_ts x_t / sum_t A_ts, by `estimator`:
+
+    - Horvitz-Thompson: A / (sum A * pi). PLADIES knows pi. With replacement 1/pi is
+      hits / (s p). LADIES and FastGCN without replacement condition on the next vertex in the race
+      (`matrix_its`), so the weights are unbiased, unlike 1 / (s p).
+    - Hajek: those weights over their sum in the row.
+    - plain: no weights, the layer takes the mean of what was drawn.
+
+    Destinations are sources too, for a layer's self term; an edge to one is kept only if it was
+    drawn.
+
+    Args:
+        indptr: int64 [N + 1], non-decreasing.
+        indices: int32 or int64 [E], C-contiguous; may be memory-mapped.
+        sizes: Vertices per layer, the layer next to the seeds first; 1 to N. Where there are no
+            more candidates than that, all are taken.
+        method: `ladies`, `pladies` (sizes hold on average) or `fastgcn`.
+        norm: `fro` or `count2`; FastGCN has only the first.
+        replace: With replacement: `sizes[h]` independent draws (PLADIES: Poisson numbers of them).
+        estimator: How drawn edges are weighted.
+        edge_weight: float [E], the entries of A; None where all are 1. An entry of 0 is no edge.
+        seed: The run's seed.
+        policy: Streams of the steps instead of `seed`'s independent ones, for the ways that draw a
+            number per vertex: PLADIES, and LADIES without replacement.
+        edge_ids: Fill each block's `e_id` with positions in `indices`.
+        relabel_budget_bytes: As in `NeighborSampler`.
+
+    Raises:
+        SamplerError: sizes, weights, arrays or a combination that cannot be used.
+    """
+
+    dialect = Dialect.EVERY_HOP
+
+    def __init__(
+        self,
+        indptr: NDArray[np.integer],
+        indices: NDArray[np.integer],
+        sizes: Sequence[int],
+        *,
+        method: str = Method.LADIES,
+        norm: str = Norm.FRO,
+        replace: bool = False,
+        estimator: Estimator = Estimator.HORVITZ_THOMPSON,
+        edge_weight: NDArray[np.floating] | None = None,
+        seed: int = 0,
+        policy: StreamPolicy | None = None,
+        edge_ids: bool = False,
+        relabel_budget_bytes: int = RELABEL_BUDGET_BYTES,
+    ) -> None:
+        indptr, indices = check_graph(indptr, indices)
+        law = make_law(method, norm, replace=replace, estimator=estimator)
+        self.sizes = check_layer_sizes(sizes, int(indptr.shape[0]) - 1)
+        self.graph = LayerGraph(indptr, indices, edge_weight, law)
+        self.policy = policy_of(law, seed, policy)
+        self.edge_ids = edge_ids
+        self.dense_table = 4 * self.graph.num_nodes <= relabel_budget_bytes
+        self._threads = threading.local()
+
+    @property
+    def num_hops(self) -> int:
+        """Number of hops, and of blocks."""
+        return len(self.sizes)
+
+    def sample(
+        self,
+        seeds: NDArray[np.int64],
+        *,
+        epoch: int,
+        step: int,
+        input_id: NDArray[np.int64] | None = None,
+        global_num_seeds: int | None = None,
+    ) -> MiniBatch:
+        """Sample the blocks of one batch, in the every_hop dialect; any thread may call it.
+
+        Arguments and errors as in `NeighborSampler.sample`.
+        """
+        request = Request(
+            seeds=np.ascontiguousarray(seeds, dtype=np.int64),
+            epoch=epoch,
+            step=step,
+            input_id=input_id,
+            global_num_seeds=global_num_seeds,
+        )
+        layers = sample_layers(
+            self.graph,
+            self.sizes,
+            [request],
+            hop_numbers(self.policy, [request], self.num_hops),
+            self._table(),
+            Ledger(),
+            edge_ids=self.edge_ids,
+        )
+        return unstack(layers, [request])[0]
+
+    def _table(self) -> Table:
+        table = getattr(self._threads, "table", None)
+        if table is None:
+            table = Table(self.graph.num_nodes, dense=self.dense_table)
+            self._threads.table = table
+        return table
+
+
+def make_law(
+    method: str, norm: str, *, replace: bool, estimator: Estimator, by_vertex: bool = True
+) -> Law:
+    """The law of a layer-wise sampler.
+
+    Raises:
+        SamplerError: unknown names, or FastGCN with another norm.
+    """
+    if method not in list(Method):
+        raise SamplerError(
+            f"expected a layer-wise sampler among {', '.join(Method)}, found {method!r}; choose one"
+        )
+    if norm not in list(Norm):
+        raise SamplerError(f"expected a norm among {', '.join(Norm)}, found {norm!r}; choose one")
+    if method == Method.FASTGCN and norm != Norm.FRO:
+        raise SamplerError(
+            f"expected norm fro with fastgcn, found {norm!r}; its probabilities are column sums of "
+            "squares over the whole graph"
+        )
+    return Law(
+        method=Method(method),
+        norm=Norm(norm),
+        replace=replace,
+        estimator=Estimator(estimator),
+        by_vertex=by_vertex,
+    )
+
+
+def policy_of(law: Law, seed: int, policy: StreamPolicy | None) -> StreamPolicy:
+    """The policy to draw by.
+
+    Raises:
+        SamplerError: a policy is given to a law that draws darts.
+    """
+    purpose = Purpose.DART if law.uses_darts else Purpose.VERTEX
+    if policy is None:
+        return StreamPolicy(seed=seed, purpose=purpose)
+    if law.uses_darts:
+        raise SamplerError(
+            f"expected a sampler with one number per vertex for dependent batches, found "
+            f"{law.method} drawn by darts; use pladies, or ladies without replacement"
+        )
+    return policy

@@ -1,0 +1,201 @@
+"""Which vertices a layer-wise sampler draws: LADIES, PLADIES and FastGCN (formulas 4.2, 4.3, 5.4).
+
+LADIES: p_t proportional to sum_{s in S} A_ts^2 ("fro", the original), or to the square of
+sum_{s in S} A_ts ("count2"); `size` vertices, with replacement or one after another without.
+PLADIES: the same p, each vertex taken by itself, `size` of them on average.
+FastGCN: p_t proportional to sum_s A_ts^2 over the whole graph; vertices outside the neighbourhood
+may be drawn, and are then of no use.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from runtime.errors import SamplerError
+from runtime.sampling.layerwise_choose import POISSON, POISSON_HITS, RACE, choose_by_vertex
+from runtime.sampling.matrix_its import its_rows
+from runtime.sampling.matrix_memory import Ledger
+from runtime.sampling.matrix_product import SparseRows, normalise, sum_product
+from runtime.sampling.matrix_table import Table
+from runtime.sampling.statistics import Estimator
+
+
+class Method(StrEnum):
+    """Layer-wise samplers."""
+
+    LADIES = "ladies"
+    PLADIES = "pladies"
+    FASTGCN = "fastgcn"
+
+
+class Norm(StrEnum):
+    """What NORM squares: the entries of A, or their sum."""
+
+    FRO = "fro"
+    COUNT2 = "count2"
+
+
+@dataclass(frozen=True, slots=True)
+class Numbers:
+    """What k batches draw from at one hop; see `dependent.HopStreams`."""
+
+    first: NDArray[np.uint64]
+    """Shape (k,), as all."""
+    second: NDArray[np.uint64]
+    cosine: NDArray[np.float64]
+    sine: NDArray[np.float64]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Law:
+    """How a layer's vertices are drawn and weighted."""
+
+    method: Method = Method.LADIES
+    norm: Norm = Norm.FRO
+    replace: bool = False
+    estimator: Estimator = Estimator.HORVITZ_THOMPSON
+    by_vertex: bool = True
+    """LADIES without replacement by numbers per vertex (the race); False: by darts (ITS)."""
+
+    @property
+    def uses_darts(self) -> bool:
+        """Whether ITS draws, rather than a number per vertex."""
+        if self.method is Method.LADIES:
+            return self.replace or not self.by_vertex
+        return self.method is Method.FASTGCN
+
+
+class LayerGraph:
+    """The graph's arrays as the layer kernels want them, with what does not change per batch.
+
+    Args:
+        indptr: int64 [N + 1], plain and read-only.
+        indices: int32 or int64 [E].
+        edge_weight: float [E], the entries of A, or None where all are 1.
+        law: FastGCN's probabilities are computed here, once.
+
+    Raises:
+        SamplerError: weights of the wrong length, negative, infinite or NaN.
+    """
+
+    def __init__(
+        self,
+        indptr: NDArray[np.integer],
+        indices: NDArray[np.integer],
+        edge_weight: NDArray[np.floating] | None,
+        law: Law,
+    ) -> None:
+        self.indptr, self.indices = indptr, indices
+        self.num_nodes = int(indptr.shape[0]) - 1
+        self.edge_weight = check_edge_weight(edge_weight, int(indices.shape[0]))
+        self.law = law
+        self.fixed: tuple[SparseRows, NDArray[np.float64]] | None = None
+        if law.method is Method.FASTGCN:
+            self.fixed = self._fastgcn()
+
+    def _fastgcn(self) -> tuple[SparseRows, NDArray[np.float64]]:
+        """The one probability row of FastGCN, and its prefix sums."""
+        squares = np.square(self.edge_weight, dtype=np.float64) if self.edge_weight.size else None
+        total = np.bincount(self.indices, weights=squares, minlength=self.num_nodes)
+        cols = np.flatnonzero(total)
+        values = total[cols].astype(np.float64)
+        ptr = np.array([0, cols.shape[0]], dtype=np.int64)
+        row = SparseRows(ptr=ptr, cols=cols.astype(self.indices.dtype), values=values)
+        normalise(row)
+        return row, np.cumsum(row.values)
+
+    def probabilities(
+        self, nodes: NDArray[np.int64], ends: NDArray[np.int64], table: Table, ledger: Ledger
+    ) -> SparseRows:
+        """P of all batches: one row each (LADIES), or one row for all (FastGCN)."""
+        if self.fixed is not None:
+            return self.fixed[0]
+        count2 = self.law.norm is Norm.COUNT2
+        rows = sum_product(
+            self.indptr, self.indices, self.edge_weight, 1 if count2 else 2, nodes, ends, table,
+            ledger,
+        )  # fmt: skip
+        normalise(rows, squared=count2)
+        return rows
+
+    def draw(
+        self, rows: SparseRows, numbers: Numbers, size: int, ledger: Ledger
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]:
+        """SAMPLE: row pointer [k + 1], ascending node ids and inverse inclusion probabilities."""
+        law, num_batches = self.law, numbers.first.shape[0]
+        lengths = np.diff(rows.ptr)
+        longest = int(lengths.max(initial=0))
+        poisson = law.method is Method.PLADIES
+        if self.fixed is not None:
+            bound = num_batches * min(size, longest)
+        else:
+            bound = int((lengths if poisson else np.minimum(lengths, size)).sum())
+        kept = longest if not law.uses_darts else min(size, longest) + 1
+        out_ptr = np.zeros(num_batches + 1, dtype=np.int64)
+        out_cols, out_factor = ledger.empty(bound, np.int64), ledger.empty(bound, np.float64)
+        chosen, factor = ledger.empty(kept, np.int64), ledger.empty(kept, np.float64)
+        keys = ledger.empty(longest, np.float64)
+        scratch, out = (keys, chosen, factor), (out_ptr, out_cols, out_factor)
+        if law.uses_darts:
+            keys.fill(np.inf)
+            prefix = ledger.empty(longest, np.float64) if self.fixed is None else self.fixed[1]
+            its_rows(
+                rows.ptr, rows.cols, rows.values, numbers.first, size, law.replace, prefix,
+                self.fixed is not None, *scratch, *out,
+            )  # fmt: skip
+            if self.fixed is None:
+                ledger.free(prefix)
+        else:
+            way = RACE if not poisson else POISSON_HITS if law.replace else POISSON
+            choose_by_vertex(
+                rows.ptr, rows.cols, rows.values, numbers.first, numbers.second, numbers.cosine,
+                numbers.sine, size, way, *scratch, *out,
+            )  # fmt: skip
+        ledger.free(*scratch)
+        used = int(out_ptr[-1])
+        return out_ptr, ledger.trim(out_cols, used), ledger.trim(out_factor, used)
+
+
+def check_edge_weight(
+    edge_weight: NDArray[np.floating] | None, num_edges: int
+) -> NDArray[np.float32]:
+    """Edge weights as float32 [E], or an empty array for None.
+
+    Raises:
+        SamplerError: wrong length, or an entry that is negative, infinite or NaN.
+    """
+    if edge_weight is None:
+        return np.empty(0, dtype=np.float32)
+    if edge_weight.shape != (num_edges,):
+        raise SamplerError(
+            f"expected one edge weight per stored edge ({num_edges}), found shape "
+            f"{list(edge_weight.shape)}; import the graph again"
+        )
+    good = (edge_weight >= 0) & (edge_weight < np.inf)
+    if not good.all():
+        place = int(np.argmin(good))
+        raise SamplerError(
+            f"expected edge weights of at least 0 and finite, found {edge_weight[place]} at edge "
+            f"{place}; correct the weights"
+        )
+    return np.ascontiguousarray(edge_weight, dtype=np.float32).view(np.ndarray)
+
+
+def check_layer_sizes(sizes: Sequence[int], num_nodes: int) -> tuple[int, ...]:
+    """The layer sizes as a tuple of integers, each between 1 and the number of nodes.
+
+    Raises:
+        SamplerError: there is none, or one is no integer or out of these bounds.
+    """
+    if len(sizes) == 0:
+        raise SamplerError("expected one size per layer, found none; pass e.g. 512,512")
+    for size in sizes:
+        if int(size) != size or not 1 <= size <= num_nodes:
+            raise SamplerError(
+                f"expected every layer size to be an integer between 1 and the graph's "
+                f"{num_nodes} nodes, found {size} in {list(sizes)}; correct it"
+            )
+    return tuple(int(size) for size in sizes)
