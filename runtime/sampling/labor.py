@@ -1,0 +1,227 @@
+"""LABOR sampling: as many neighbours as neighbour sampling, of fewer vertices (formulas 5).
+
+Balin and Catalyurek, "Layer-Neighbor Sampling" (NeurIPS 2023). All rows of a hop share one random
+number r_t per vertex t, and t is drawn for s where r_t < pi_ts. LABOR-0 takes pi_ts = min(1, k /
+d_s); LABOR-i and LABOR-* move probability to vertices that many rows share, at equal variance.
+"""
+
+from collections.abc import Sequence
+from enum import StrEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from runtime.errors import SamplerError
+from runtime.sampling.dependent import Dependence, HopStreams, StreamPolicy
+from runtime.sampling.labor_candidates import Candidates
+from runtime.sampling.labor_choose import (
+    PER_EDGE,
+    PER_VERTEX,
+    UNIFORM,
+    choose_rows,
+    weigh_rows,
+)
+from runtime.sampling.labor_hops import RELABEL_BUDGET_BYTES, AbstractHopSampler, Thread, Weights
+from runtime.sampling.labor_scan import scan_rows
+from runtime.sampling.labor_solve import LaborSolver
+from runtime.sampling.minibatch import Dialect
+from runtime.sampling.neighbor import read_only
+from runtime.sampling.rng import Purpose
+from runtime.sampling.statistics import Estimator
+from runtime.sampling.workspace import Workspace
+
+
+class Form(StrEnum):
+    """How many neighbours a row gets."""
+
+    POISSON = "poisson"
+    """Each with its own probability; min(k, d) on average."""
+    EXACT_K = "exact_k"
+    """The min(k, d) smallest r_t / pi_ts."""
+
+
+class _Thread(Thread):
+    candidates: Candidates | None = None
+    chances: NDArray[np.float64] | None = None
+
+
+class LaborSampler(AbstractHopSampler):
+    """LABOR-0, LABOR-i and LABOR-*, Poisson or with exactly k neighbours.
+
+    Args:
+        indptr: int64 [N + 1].
+        indices: int32 or int64 [E].
+        fanouts: k per hop, the hop next to the seeds first; -1 takes all.
+        variant: 0, a number of passes, or "star".
+        form: Poisson or exactly k.
+        estimator: Meaning of each block's `weight`. Plain: None, the layer takes the mean of what
+            was drawn. Horvitz-Thompson: A / (a_s pi_ts), a_s the full row's sum of A. Hajek: A /
+            pi_ts over its sum in the sample.
+        dialect: Which vertices a hop expands.
+        seed: The run's seed.
+        kappa: Batches that hang together; 1 makes them independent, inf freezes the sample.
+        dependence: Smooth, or frozen within kappa batches.
+        layer_dependent: All hops share one r_t per vertex.
+        steps_per_epoch: Lets the kappa batches run on over the ends of epochs.
+        edge_weight: float [E] non-negative, or None; a weight of 0 is never drawn.
+        tolerance: LABOR-* ends when a pass gains less, relative to the expected new vertices.
+        edge_ids: Fill each block's `e_id` with positions in `indices`.
+        relabel_budget_bytes: Per thread and table, as in `NeighborSampler`.
+
+    Raises:
+        SamplerError: fan-outs, variant, kappa, weights or arrays cannot be used.
+    """
+
+    def __init__(
+        self,
+        indptr: NDArray[np.integer],
+        indices: NDArray[np.integer],
+        fanouts: Sequence[int],
+        *,
+        variant: int | str = 0,
+        form: str = Form.POISSON,
+        estimator: Estimator = Estimator.HAJEK,
+        dialect: Dialect = Dialect.EVERY_HOP,
+        seed: int = 0,
+        kappa: int | float = 1,
+        dependence: Dependence = Dependence.SMOOTH,
+        layer_dependent: bool = False,
+        steps_per_epoch: int | None = None,
+        edge_weight: NDArray[np.floating] | None = None,
+        tolerance: float = 1e-4,
+        edge_ids: bool = False,
+        purpose: Purpose = Purpose.VERTEX,
+        relabel_budget_bytes: int = RELABEL_BUDGET_BYTES,
+    ) -> None:
+        streams = StreamPolicy(
+            seed=seed,
+            purpose=purpose,
+            kappa=kappa,
+            dependence=dependence,
+            layer_dependent=layer_dependent,
+            steps_per_epoch=steps_per_epoch,
+        )
+        super().__init__(
+            indptr,
+            indices,
+            fanouts,
+            dialect=dialect,
+            streams=streams,
+            edge_ids=edge_ids,
+            relabel_budget_bytes=relabel_budget_bytes,
+        )
+        self.variant = _check_variant(variant)
+        self.form = _check_form(form)
+        self.estimator = Estimator(estimator)
+        self.edge_weight = _check_weight(edge_weight, int(self.indices.shape[0]))
+        self._solver = LaborSolver(self.variant, tolerance, self.edge_weight)
+        no_weight = read_only(np.zeros(0, dtype=np.float32))
+        self._weight = no_weight if self.edge_weight is None else self.edge_weight
+        self._threads: _Thread = _Thread()
+
+    def _choose(
+        self, w: Workspace, streams: HopStreams, hop: int, first: int, last: int
+    ) -> Weights | None:
+        if self.variant == 0 and self.edge_weight is None and streams.plain:
+            return self._scan(w, streams, hop, first, last)
+        return self._solve(w, streams, hop, first, last)
+
+    def _scan(
+        self, w: Workspace, streams: HopStreams, hop: int, first: int, last: int
+    ) -> Weights | None:
+        fanout, exact = self.fanouts[hop], self.form is Form.EXACT_K
+
+        def choose(node: int, row: int, edge: int) -> tuple[int, int]:
+            return scan_rows(
+                self.indptr, self.indices, streams.first[hop], fanout, exact, w.node_ids, node,
+                last, row, edge, w.row_ptr, w.positions,
+            )  # fmt: skip
+
+        self._choose_rows(w, hop, first, last, choose)
+        return self._weigh(w, hop, first, last, np.zeros(0, dtype=np.float64))
+
+    def _solve(
+        self, w: Workspace, streams: HopStreams, hop: int, first: int, last: int
+    ) -> Weights | None:
+        fanout, exact = self.fanouts[hop], self.form is Form.EXACT_K
+        c = self._candidates()
+        c.collect(self.indptr, self.indices, w.node_ids, first, last, streams, hop)
+        uniform = self.variant == 0 and self.edge_weight is None
+        rule = UNIFORM if uniform else PER_EDGE if self.variant == 0 else PER_VERTEX
+        if not uniform:
+            self._solver.solve(c, self.indptr[w.node_ids[first:last]], fanout)
+
+        def choose(node: int, row: int, edge: int) -> tuple[int, int]:
+            if self._chances().shape[0] < w.positions.shape[0]:
+                larger = np.empty(w.positions.shape[0], dtype=np.float64)
+                larger[:edge] = self._chances()[:edge]
+                self._threads.chances = larger
+            return choose_rows(
+                self.indptr, w.node_ids, first, node, last, c.row_ptr, c.numbers, c.words, c.pi,
+                c.scale, self._weight, rule, fanout, exact, w.row_ptr, row, w.positions,
+                self._chances(), edge,
+            )  # fmt: skip
+
+        self._choose_rows(w, hop, first, last, choose)
+        return self._weigh(w, hop, first, last, self._chances())
+
+    def _weigh(
+        self, w: Workspace, hop: int, first: int, last: int, chances: NDArray[np.float64]
+    ) -> Weights | None:
+        if self.estimator is Estimator.PLAIN:
+            return None
+        out = np.empty(int(w.edge_ends[hop + 1] - w.edge_ends[hop]), dtype=np.float32)
+        weigh_rows(
+            self.indptr, w.node_ids, first, last, int(w.row_ends[hop]), w.row_ptr, w.positions,
+            chances, self._weight, self.fanouts[hop], self.estimator is Estimator.HAJEK, out,
+        )  # fmt: skip
+        return out
+
+    def _candidates(self) -> Candidates:
+        if self._threads.candidates is None:
+            self._threads.candidates = Candidates(
+                self.num_nodes, self.indices.dtype, dense=self.dense_table
+            )
+        return self._threads.candidates
+
+    def _chances(self) -> NDArray[np.float64]:
+        if self._threads.chances is None:
+            self._threads.chances = np.zeros(0, dtype=np.float64)
+        return self._threads.chances
+
+
+def _check_variant(variant: int | str) -> int | str:
+    if variant == "star" or (isinstance(variant, int) and variant >= 0):
+        return variant
+    raise SamplerError(
+        f"expected a LABOR variant of 0, a positive number of passes, or 'star', found "
+        f"{variant!r}; choose one"
+    )
+
+
+def _check_form(form: str) -> Form:
+    if form not in list(Form):
+        raise SamplerError(
+            f"expected a form among {', '.join(Form)}, found {form!r}; choose one of them"
+        )
+    return Form(form)
+
+
+def _check_weight(
+    edge_weight: NDArray[np.floating] | None, num_edges: int
+) -> NDArray[np.floating] | None:
+    """The weights as a plain read-only array, checked once."""
+    if edge_weight is None:
+        return None
+    if edge_weight.shape != (num_edges,) or edge_weight.dtype not in (np.float32, np.float64):
+        raise SamplerError(
+            f"expected edge weights as float32 or float64 [{num_edges}], found "
+            f"{edge_weight.dtype} {list(edge_weight.shape)}; give one weight per stored edge"
+        )
+    bad = np.flatnonzero(~((edge_weight >= 0) & np.isfinite(edge_weight)))
+    if len(bad):
+        raise SamplerError(
+            f"expected finite edge weights of at least 0, found {edge_weight[bad[0]]} at edge "
+            f"{bad[0]} ({len(bad)} such); correct them"
+        )
+    return read_only(edge_weight)

@@ -1,0 +1,161 @@
+"""Choosing a hop's edges from the candidates' words and probabilities, and weighting them.
+
+`chances` receives pi_ts of every chosen edge. Three rules give pi_ts: k/d (LABOR-0 without weights,
+compared in integers like the scan), c_s A_ts (LABOR-0 with weights), c_s p_t (after passes).
+"""
+
+from typing import no_type_check
+
+import numpy as np
+
+from runtime.sampling.compiled import inlined_kernel, kernel
+from runtime.sampling.kernels import SPARE
+from runtime.sampling.poisson import offer, share_word, unit
+
+UNIFORM, PER_EDGE, PER_VERTEX = 0, 1, 2
+"""The three rules."""
+
+
+@inlined_kernel
+@no_type_check
+def _chance(rule, edge_weight, place, scale, pi, t, everything, share):
+    """pi_ts of an edge, at most 1; 0 where its weight is 0."""
+    weight = np.float64(edge_weight[place]) if edge_weight.shape[0] > 0 else 1.0
+    if weight == 0.0:
+        return 0.0
+    if everything:
+        return 1.0
+    if rule == UNIFORM:
+        return share
+    return min(1.0, scale * (weight if rule == PER_EDGE else pi[t]))
+
+
+@kernel
+@no_type_check
+def _row_below(
+    start, degree, begin, numbers, words, pi, edge_weight, rule, scale, everything, share,
+    threshold, positions, chances, edge,
+):  # fmt: skip
+    """Poisson: the edges of a row whose number is below their chance; return the edge end."""
+    for i in range(degree):
+        t = numbers[begin + i]
+        chance = _chance(rule, edge_weight, start + i, scale, pi, t, everything, share)
+        if rule == UNIFORM and not everything:
+            keep = words[t] < threshold and chance > 0
+        else:
+            keep = unit(words[t]) < chance
+        if keep:
+            positions[edge], chances[edge] = start + i, chance
+            edge += 1
+    return edge
+
+
+@kernel
+@no_type_check
+def _row_smallest(
+    start, degree, begin, numbers, words, pi, edge_weight, rule, scale, share, keys, places,
+    positions, chances, edge,
+):  # fmt: skip
+    """Order sampling: the len(keys) edges with the smallest r_t / pi_ts; return the edge end.
+
+    Only edges of positive chance are candidates; without weights and passes the words are keys.
+    """
+    count = 0
+    for i in range(degree):
+        t = numbers[begin + i]
+        chance = _chance(rule, edge_weight, start + i, scale, pi, t, False, share)
+        if chance > 0:
+            key = np.float64(words[t] >> np.uint64(11)) / chance
+            count = offer(keys, places, count, key, i)
+    for i in range(degree):
+        t = numbers[begin + i]
+        chance = _chance(rule, edge_weight, start + i, scale, pi, t, False, share)
+        if chance > 0:
+            key = np.float64(words[t] >> np.uint64(11)) / chance
+            if key < keys[0] or (key == keys[0] and i <= places[0]):
+                positions[edge], chances[edge] = start + i, chance
+                edge += 1
+    return edge
+
+
+@inlined_kernel
+@no_type_check
+def _positive(edge_weight, start, degree):
+    """How many edges of a row have a chance at all."""
+    if edge_weight.shape[0] == 0:
+        return degree
+    count = 0
+    for place in range(start, start + degree):
+        count += edge_weight[place] > 0
+    return count
+
+
+@kernel
+@no_type_check
+def choose_rows(
+    indptr, node_ids, first, i, last, row_ptr, numbers, words, pi, scale, edge_weight, rule,
+    fanout, exact, out_ptr, row, positions, chances, edge,
+):  # fmt: skip
+    """Choose the edges of the rows of nodes i .. last-1 while `positions` has room.
+
+    `row_ptr` and `scale` are indexed from node `first` on. Returns the first node whose row is left
+    and the edge end; fills out_ptr after each row, and positions and chances.
+    """
+    keys = np.empty(max(fanout, 0), dtype=np.float64)
+    places = np.empty(max(fanout, 0), dtype=np.int64)
+    while i < last:
+        start = indptr[node_ids[i]]
+        degree = indptr[node_ids[i] + 1] - start
+        if edge + degree + SPARE > positions.shape[0]:
+            break
+        everything = fanout < 0 or _positive(edge_weight, start, degree) <= fanout
+        share = 1.0 if everything else fanout / degree
+        begin, c = row_ptr[i - first], scale[i - first]
+        if exact and not everything:
+            edge = _row_smallest(
+                start, degree, begin, numbers, words, pi, edge_weight, rule, c, share, keys,
+                places, positions, chances, edge,
+            )  # fmt: skip
+        else:
+            threshold = np.uint64(0) if everything else share_word(fanout, degree)
+            edge = _row_below(
+                start, degree, begin, numbers, words, pi, edge_weight, rule, c, everything, share,
+                threshold, positions, chances, edge,
+            )  # fmt: skip
+        i += 1
+        row += 1
+        out_ptr[row] = edge
+    return i, edge
+
+
+@kernel
+@no_type_check
+def weigh_rows(
+    indptr, node_ids, first, last, row, row_ptr, positions, chances, edge_weight, fanout, hajek,
+    out,
+):  # fmt: skip
+    """Weights of a hop's chosen edges, out[0] being the first of row `row`.
+
+    Horvitz-Thompson: A / (a pi) with a = sum A over the full row; Hajek: A / pi over its sum in the
+    sample. Without `chances` (length 0) pi is min(1, fanout / degree).
+    """
+    before = row_ptr[row]
+    for i in range(first, last):
+        start, stop = indptr[node_ids[i]], indptr[node_ids[i] + 1]
+        degree = stop - start
+        share = 1.0 if fanout < 0 or degree <= fanout else fanout / degree
+        total, chosen = 0.0, 0.0
+        if edge_weight.shape[0] == 0:
+            total = np.float64(degree)
+        elif not hajek:
+            for place in range(start, stop):
+                total += np.float64(edge_weight[place])
+        begin, end = row_ptr[row + i - first], row_ptr[row + i - first + 1]
+        for e in range(begin, end):
+            weight = 1.0 if edge_weight.shape[0] == 0 else np.float64(edge_weight[positions[e]])
+            value = weight / (chances[e] if chances.shape[0] > 0 else share)
+            chosen += value
+            out[e - before] = value / total if not hajek else value
+        if hajek:
+            for e in range(begin, end):
+                out[e - before] = out[e - before] / chosen

@@ -1,0 +1,121 @@
+"""LABOR-0 on rows without weights: one pass over the neighbours, no table, no division per edge.
+
+A neighbour t of a row of degree d > k stays where its word lies below floor(2^64 k/d); integers are
+compared, sixteen at once. For exactly k neighbours, a somewhat higher threshold leaves a few more
+than k of them, of which the k smallest are taken; rows with too few left (about one in 10^4) are
+sorted whole. The result is that of sorting every row.
+"""
+
+from typing import no_type_check
+
+import numpy as np
+
+from runtime.sampling.compiled import kernel
+from runtime.sampling.intrinsics import prefetch_read
+from runtime.sampling.kernels import SPARE
+from runtime.sampling.labor_intrinsics import LANES, below_threshold, trailing_zeros
+from runtime.sampling.poisson import offer, share_word
+from runtime.sampling.rng import key_kernel, value_kernel
+
+_ONE = np.uint64(1)
+_AHEAD = 16
+"""Rows between asking for a row's bounds and reading them; its first edges are asked for after."""
+_EDGES_AHEAD = 4
+_LINE = 16
+
+
+@kernel
+@no_type_check
+def _keep_below(indices, start, stop, stream, threshold, positions, edge):
+    """Positions start .. stop-1 whose word is below the threshold; return the edge end."""
+    place = start
+    while place < stop and place + LANES <= indices.shape[0]:
+        mask = below_threshold(indices, place, stream, threshold)
+        if stop - place < LANES:
+            mask &= (_ONE << np.uint64(stop - place)) - _ONE
+        while mask:
+            positions[edge] = place + np.int64(trailing_zeros(mask))
+            edge += 1
+            mask &= mask - _ONE
+        place += LANES
+    while place < stop:
+        if value_kernel(key_kernel(stream, indices[place]), 0) < threshold:
+            positions[edge] = place
+            edge += 1
+        place += 1
+    return edge
+
+
+@kernel
+@no_type_check
+def keep_all(start, stop, positions, edge):
+    """Positions start .. stop-1; return the edge end."""
+    for place in range(start, stop):
+        positions[edge] = place
+        edge += 1
+    return edge
+
+
+@kernel
+@no_type_check
+def _keep_smallest(indices, stream, positions, edge, end, keys, places):
+    """Of positions[edge:end] the len(keys) with the smallest words, in order; the edge end."""
+    count = 0
+    for e in range(edge, end):
+        word = value_kernel(key_kernel(stream, indices[positions[e]]), 0)
+        count = offer(keys, places, count, word, positions[e])
+    for e in range(edge, end):
+        place = positions[e]
+        word = value_kernel(key_kernel(stream, indices[place]), 0)
+        if word < keys[0] or (word == keys[0] and place <= places[0]):
+            positions[edge] = place
+            edge += 1
+    return edge
+
+
+@kernel
+@no_type_check
+def _keep_exactly(indices, start, stop, stream, positions, edge, keys, places):
+    """The len(keys) positions of start .. stop-1 with the smallest words; return the edge end."""
+    fanout, degree = keys.shape[0], stop - start
+    wanted = fanout + 4 + int(4 * np.sqrt(fanout))
+    end = edge
+    if wanted < degree:
+        threshold = share_word(wanted, degree)
+        end = _keep_below(indices, start, stop, stream, threshold, positions, edge)
+    if end - edge < fanout:
+        end = keep_all(start, stop, positions, edge)
+    return _keep_smallest(indices, stream, positions, edge, end, keys, places)
+
+
+@kernel
+@no_type_check
+def scan_rows(
+    indptr, indices, stream, fanout, exact, node_ids, i, last, row, edge, row_ptr, positions
+):
+    """Choose the edges of the rows of nodes i .. last-1 while `positions` has room.
+
+    Returns the first node whose row is left (last, when all is done) and the edge end; fills
+    row_ptr after each row, and positions.
+    """
+    keys = np.empty(max(fanout, 0), dtype=np.uint64)
+    places = np.empty(max(fanout, 0), dtype=np.int64)
+    while i < last:
+        prefetch_read(indptr, node_ids[min(i + _AHEAD, last - 1)])
+        later = indptr[node_ids[min(i + _EDGES_AHEAD, last - 1)]]
+        for line in range(4):
+            prefetch_read(indices, later + line * _LINE)
+        start, stop = indptr[node_ids[i]], indptr[node_ids[i] + 1]
+        if edge + stop - start + SPARE > positions.shape[0]:
+            break
+        if fanout < 0 or stop - start <= fanout:
+            edge = keep_all(start, stop, positions, edge)
+        elif exact:
+            edge = _keep_exactly(indices, start, stop, stream, positions, edge, keys, places)
+        else:
+            threshold = share_word(fanout, stop - start)
+            edge = _keep_below(indices, start, stop, stream, threshold, positions, edge)
+        i += 1
+        row += 1
+        row_ptr[row] = edge
+    return i, edge
