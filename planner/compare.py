@@ -16,7 +16,7 @@ from runtime.report import MIN_MEASURED_STEPS, RunReport
 STEP_BAR = 0.30
 STAGE_BAR = 0.50
 NEGLIGIBLE = 0.02
-"""Stages below this share of the step are shown, but no bar is held against them."""
+"""Stages below this share of the step are shown apart, and no bar is held against them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,6 +52,9 @@ class Comparison:
     step_seconds: Total
     epoch_seconds: Total
     stages: dict[str, StageComparison]
+    """Stages of at least 2% of the step, predicted or measured."""
+    minor_stages: dict[str, StageComparison]
+    """The rest: too short for their relative error to mean anything."""
     startup_seconds: StageComparison
     plan_id: str
     num_steps: int
@@ -92,17 +95,20 @@ def compare(plan: Plan, report: RunReport) -> Comparison:
     step = report.step_seconds
     stages = _stages(plan, report)
     total = _total(plan.prediction.step_seconds, step.median)
-    large = [s for s in stages.values() if s.measured >= NEGLIGIBLE * step.median]
+    floor = NEGLIGIBLE * step.median
+    large = {n: s for n, s in stages.items() if max(s.measured, s.predicted) >= floor}
+    minor = {n: s for n, s in stages.items() if n not in large}
     return Comparison(
         step_seconds=total,
         epoch_seconds=_total(plan.prediction.epoch_seconds, _epoch_seconds(report)),
-        stages=stages,
+        stages=large,
+        minor_stages=minor,
         startup_seconds=_row(plan.prediction.startup_seconds, report.startup_seconds),
         plan_id=plan.plan_id,
         num_steps=step.count,
         step_within_bar=total.ape <= STEP_BAR,
-        stages_within_bar=all(s.ape <= STAGE_BAR for s in large),
-        notes=_notes(plan, report, stages, step.median),
+        stages_within_bar=all(s.ape <= STAGE_BAR for s in large.values()),
+        notes=_notes(plan, report, stages),
     )
 
 
@@ -129,7 +135,7 @@ def _stages(plan: Plan, report: RunReport) -> dict[str, StageComparison]:
     rows: dict[str, StageComparison] = {}
     for name, predicted in plan.prediction.stages.items():
         medians = [r.stages[name].median for r in report.ranks if name in r.stages]
-        if medians:
+        if medians and (predicted > 0 or any(medians)):
             rows[name] = _row(predicted, _typical(medians))
     return rows
 
@@ -146,9 +152,7 @@ def _epoch_seconds(report: RunReport) -> float:
     return float(np.median(later)) if later else 0.0
 
 
-def _notes(
-    plan: Plan, report: RunReport, stages: dict[str, StageComparison], step_seconds: float
-) -> list[str]:
+def _notes(plan: Plan, report: RunReport, stages: dict[str, StageComparison]) -> list[str]:
     """What a reader should know before believing the numbers."""
     notes: list[str] = []
     step = report.step_seconds
@@ -161,9 +165,6 @@ def _notes(
         notes.append(f"the hypervisor took {report.noise.steal_fraction:.0%} of the cores' time")
     if len(report.epochs) == 1:
         notes.append("only one epoch was run: its start-up is in the epoch's seconds")
-    small = [n for n, s in stages.items() if s.measured < NEGLIGIBLE * step_seconds]
-    if small:
-        notes.append(f"below {NEGLIGIBLE:.0%} of the step: {', '.join(small)}")
     missing = [n for n in plan.prediction.stages if n not in stages]
     if missing:
         notes.append(f"predicted but not measured: {', '.join(missing)}")

@@ -46,7 +46,8 @@ class ModelTiming:
 
     forward_backward: Table
     """Seconds of one forward and backward; axes: scale (of the mean batch), ranks, threads."""
-    optimizer_seconds: float
+    optimizer: Table
+    """Seconds of one parameter update; axes: ranks, threads."""
     num_parameters: int
     activation_bytes: int
     """Peak bytes of activations and their gradients at the mean batch."""

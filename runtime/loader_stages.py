@@ -138,16 +138,19 @@ class BatchStage(AbstractStage):
         device: torch.device,
         fill_weights: Callable[[MiniBatch], MiniBatch],
     ) -> None:
-        self._labels = graph.y
+        # A plain view: indexing a memory map costs its subclass's bookkeeping every time.
+        self._labels = None if graph.y is None else np.asarray(graph.y)
         self._workload = workload
         self._device = device
         self._fill_weights = fill_weights
 
     def submit(self, batch: MiniBatch, index: int) -> MiniBatch:
-        """Fill `y` (labels of the seeds) and the blocks' weights."""
+        """Fill `y` (labels of the seeds, or the links to score) and the blocks' weights."""
         del index
         batch = self._fill_weights(batch)
-        if self._labels is not None:
+        if batch.links is not None:
+            batch.y = torch.from_numpy(batch.links).to(self._device, non_blocking=True)
+        elif self._labels is not None:
             labels = np.ascontiguousarray(self._labels[batch.seeds])
             batch.y = torch.from_numpy(labels).to(self._device, non_blocking=True)
         return batch

@@ -118,5 +118,11 @@ def print_comparison(result: Comparison) -> None:
             f"{total.ape:.0%}",
         )
     console().print(grid)
+    if result.minor_stages:
+        rows = [
+            f"{name} {seconds_text(row.predicted)} / {seconds_text(row.measured)}"
+            for name, row in result.minor_stages.items()
+        ]
+        console().print("below 2% of the step: " + ", ".join(rows), markup=False, soft_wrap=True)
     for note in result.notes:
         sys.stderr.write(f"note: {note}\n")

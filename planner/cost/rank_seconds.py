@@ -102,7 +102,7 @@ def rank_seconds(
         forward_backward=compute,
         all_reduce=reduced.seconds,
         all_reduce_core=reduced.core_seconds,
-        optimizer=timing.optimizer_seconds,
+        optimizer=timing.optimizer.at(ranks=ranks, threads=threads),
         loader_sigma=_join(loader * variation, loader * machine.noise),
         trainer_sigma=_join(slope * variation, compute * machine.noise),
         spreads={
@@ -112,7 +112,7 @@ def rank_seconds(
             "exchange_rows": sent.spread,
             "forward_backward": timing.forward_backward.spread,
             "all_reduce": reduced.spread,
-            "optimizer": timing.forward_backward.spread,
+            "optimizer": timing.optimizer.spread,
         },
         provenance={
             "sample": f"{edge.provenance}, {vertex.provenance} x profiled edges and vertices",

@@ -249,15 +249,22 @@ def model_timing(answers: Sequence[tuple[Combination, Sequence[TimingAnswer]]]) 
         for _, found in answers
     ]
     every = [a for _, found in answers for a in found]
+    shared = [[float(ranks.pop())], [float(t) for t in threads]]
     return ModelTiming(
         forward_backward=Table(
             unit="seconds",
             axes=["scale", "ranks", "threads"],
-            points=[SCALES, [float(ranks.pop())], [float(t) for t in threads]],
+            points=[SCALES, *shared],
             values=values,
             spread=max(a.spread for a in every),
         ),
-        optimizer_seconds=float(np.median([a.optimizer_seconds for a in every])),
+        optimizer=Table(
+            unit="seconds",
+            axes=["ranks", "threads"],
+            points=shared,
+            values=[float(np.mean([a.optimizer_seconds for a in found])) for _, found in answers],
+            spread=max(a.spread for a in every),
+        ),
         num_parameters=every[0].num_parameters,
         activation_bytes=max(a.activation_bytes for a in every),
         batch_seconds=float(np.median([a.batch_seconds for a in every])),

@@ -111,8 +111,9 @@ class TrainLoop:
         """One optimiser step on this rank's share; returns the loss per seed over all ranks."""
         with self.meter.measure(Stage.FORWARD_BACKWARD, index):
             self._forward_backward(batch)
-        with self.meter.measure(Stage.ALL_REDUCE, index):
-            self.comm.all_reduce_sum(self.gradients.flat)
+        if self.comm.size > 1:
+            with self.meter.measure(Stage.ALL_REDUCE, index):
+                self.comm.all_reduce_sum(self.gradients.flat)
         with self.meter.measure(Stage.OPTIMIZER, index):
             self.optimizer.step()
         loss = float(self.gradients.loss)

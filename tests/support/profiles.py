@@ -45,7 +45,13 @@ def timing(seeds: int, ranks: int, *, threads: tuple[int, ...] = (1, 2)) -> Mode
             values=values,
             spread=0.02,
         ),
-        optimizer_seconds=1e-3,
+        optimizer=Table(
+            unit="seconds",
+            axes=["ranks", "threads"],
+            points=[[float(ranks)], [float(t) for t in threads]],
+            values=[1e-3 for _ in threads],
+            spread=0.02,
+        ),
         num_parameters=10_000,
         activation_bytes=1_000_000,
     )
