@@ -134,7 +134,7 @@ class LaborSampler(AbstractHopSampler):
         def choose(node: int, row: int, edge: int) -> tuple[int, int]:
             return scan_rows(
                 self.indptr, self.indices, streams.first[hop], fanout, exact, w.node_ids, node,
-                last, row, edge, w.row_ptr, w.positions,
+                last, row, edge, w.row_ptr, w.positions, w.values,
             )  # fmt: skip
 
         self._choose_rows(w, hop, first, last, choose)
@@ -157,9 +157,9 @@ class LaborSampler(AbstractHopSampler):
                 larger[:edge] = self._chances()[:edge]
                 self._threads.chances = larger
             return choose_rows(
-                self.indptr, w.node_ids, first, node, last, c.row_ptr, c.numbers, c.words, c.pi,
+                self.indptr, self.indices, w.node_ids, first, node, last, c.row_ptr, c.numbers, c.words, c.pi,
                 c.scale, self._weight, rule, fanout, exact, w.row_ptr, row, w.positions,
-                self._chances(), edge,
+                w.values, self._chances(), edge,
             )  # fmt: skip
 
         self._choose_rows(w, hop, first, last, choose)

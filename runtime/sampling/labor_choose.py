@@ -9,9 +9,13 @@ from typing import no_type_check
 import numpy as np
 
 from runtime.sampling.compiled import inlined_kernel, kernel
+from runtime.sampling.intrinsics import prefetch_read
 from runtime.sampling.kernels import SPARE
+from runtime.sampling.labor_scan import read_chosen
 from runtime.sampling.poisson import offer, share_word, unit
 
+AHEAD = 16
+"""Rows between asking for a row's bounds and reading them."""
 UNIFORM, PER_EDGE, PER_VERTEX = 0, 1, 2
 """The three rules."""
 
@@ -93,13 +97,13 @@ def _positive(edge_weight, start, degree):
 @kernel
 @no_type_check
 def choose_rows(
-    indptr, node_ids, first, i, last, row_ptr, numbers, words, pi, scale, edge_weight, rule,
-    fanout, exact, out_ptr, row, positions, chances, edge,
+    indptr, indices, node_ids, first, i, last, row_ptr, numbers, words, pi, scale, edge_weight,
+    rule, fanout, exact, out_ptr, row, positions, values, chances, edge,
 ):  # fmt: skip
     """Choose the edges of the rows of nodes i .. last-1 while `positions` has room.
 
     `row_ptr` and `scale` are indexed from node `first` on. Returns the first node whose row is left
-    and the edge end; fills out_ptr after each row, and positions and chances.
+    and the edge end; fills out_ptr after each row, positions, values and chances.
     """
     keys = np.empty(max(fanout, 0), dtype=np.float64)
     places = np.empty(max(fanout, 0), dtype=np.int64)
@@ -122,6 +126,7 @@ def choose_rows(
                 start, degree, begin, numbers, words, pi, edge_weight, rule, c, everything, share,
                 threshold, positions, chances, edge,
             )  # fmt: skip
+        read_chosen(indices, positions, values, out_ptr[row], edge)
         i += 1
         row += 1
         out_ptr[row] = edge
@@ -141,6 +146,7 @@ def weigh_rows(
     """
     before = row_ptr[row]
     for i in range(first, last):
+        prefetch_read(indptr, node_ids[min(i + AHEAD, last - 1)])
         start, stop = indptr[node_ids[i]], indptr[node_ids[i] + 1]
         degree = stop - start
         share = 1.0 if fanout < 0 or degree <= fanout else fanout / degree

@@ -7,15 +7,14 @@ of its own: a subclass writes positions, this class turns them into blocks.
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import no_type_check
 
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.sampling.compiled import kernel
 from runtime.sampling.dependent import HopStreams, StreamPolicy
 from runtime.sampling.kernels import EDGES_NEEDED, NODES_NEEDED, ROWS_NEEDED, SPARE
 from runtime.sampling.labor_candidates import relabel_values
+from runtime.sampling.labor_scan import read_chosen
 from runtime.sampling.minibatch import Block, Dialect, MiniBatch
 from runtime.sampling.neighbor import bad_seed, check_fanouts, check_graph
 from runtime.sampling.relabel import add_seeds
@@ -24,13 +23,6 @@ from runtime.sampling.workspace import Workspace
 Weights = NDArray[np.float32]
 RELABEL_BUDGET_BYTES = 1 << 30
 _LARGEST_TABLE_BYTES = 4 * (1 << 32) // 3
-
-
-@kernel
-@no_type_check
-def _read_chosen(indices, positions, values, begin, end):
-    for e in range(begin, end):
-        values[e] = indices[positions[e]]
 
 
 class Thread(threading.local):
@@ -147,8 +139,8 @@ class AbstractHopSampler(ABC):
     ) -> None:
         """Call choose(node, row, edge) until it has done the rows of nodes first .. last-1.
 
-        It returns the first node whose row is left, for want of room in `positions`, and the edge
-        end. On return the ends of rows and edges after the hop stand in the workspace.
+        It fills positions and values, and returns the first node whose row is left, for want of
+        room, and the edge end. On return the ends of rows and edges after the hop stand in the workspace.
         """
         row, edge = int(w.row_ends[hop]), int(w.edge_ends[hop])
         w.row_ends[hop + 1] = row + last - first
@@ -167,13 +159,13 @@ class AbstractHopSampler(ABC):
             start, stop = self.indptr[w.node_ids[node]], self.indptr[w.node_ids[node] + 1]
             w.state[EDGES_NEEDED] = max(2 * edge, edge + int(stop - start) + SPARE)
             w.grow(hop + 1)
+            read_chosen(self.indices, w.positions, w.values, int(w.edge_ends[hop]), edge)
 
     def _relabel(self, w: Workspace, hop: int) -> None:
         begin, end = int(w.edge_ends[hop]), int(w.edge_ends[hop + 1])
         known = int(w.node_ends[hop])
         w.state[NODES_NEEDED] = min(known + end - begin, self.num_nodes) + SPARE
         w.grow(hop)
-        _read_chosen(self.indices, w.positions, w.values, begin, end)
         w.node_ends[hop + 1] = relabel_values(
             w.values, w.local, begin, end, w.node_ids, known, w.table, w.shift, np.uint64(w.base)
         )

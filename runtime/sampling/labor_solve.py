@@ -103,7 +103,7 @@ class LaborSolver:
         self._weight = no_weight if edge_weight is None else edge_weight
 
     def solve(
-        self, candidates: Candidates, starts: NDArray[np.int64], fanout: int
+        self, candidates: Candidates, starts: NDArray[np.integer], fanout: int
     ) -> tuple[float, int]:
         """Fill `scale` and, after at least one pass, `pi`; rows begin at `starts` in the graph.
 
@@ -125,7 +125,7 @@ class LaborSolver:
                 return expected, turn
         return expected, self._passes
 
-    def _rows(self, c: Candidates, starts: NDArray[np.int64], fanout: int, turn: int) -> None:
+    def _rows(self, c: Candidates, starts: NDArray[np.integer], fanout: int, turn: int) -> None:
         rows = starts.shape[0]
         if self._weighted:
             _solve_rows_weighted(
@@ -135,7 +135,7 @@ class LaborSolver:
         else:
             _solve_rows(c.row_ptr, rows, c.numbers, fanout, c.inverse, c.row[0], c.scale)
 
-    def _expect(self, c: Candidates, starts: NDArray[np.int64], turn: int) -> float:
+    def _expect(self, c: Candidates, starts: NDArray[np.integer], turn: int) -> float:
         c.top[: c.count] = 0.0
         _highest_scale(
             c.row_ptr, starts.shape[0], c.numbers, c.scale, self._weighted, turn == 0, starts,
