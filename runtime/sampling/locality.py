@@ -1,0 +1,208 @@
+"""Locality-aware sampling (LAS): neighbours whose features are near are drawn more often.
+
+The weight of a source in the local set of its hop is multiplied by a factor f >= 1 (formulas 1.6,
+after Song and Jiang, ICS 2022). Loc^0, of the hop next to the input features, is what this device
+holds; Loc^(h+1) = Loc^h united with N(Loc^h), for the hop nearer to the seeds: a vertex drawn there
+has local vertices near it. As Loc only grows, one byte per node says it all: `ring[v]` is the
+smallest h with v in Loc^h.
+
+Drawn uncorrected, a mean over the neighbours becomes biased towards the local ones; `Correction`
+says what is done about it. Validation always samples with f = 1 (`for_validation`).
+"""
+
+import copy
+import math
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import no_type_check
+
+import numpy as np
+from numpy.typing import NDArray
+
+from runtime.errors import SamplerError
+from runtime.sampling.compiled import kernel
+from runtime.sampling.minibatch import Dialect, MiniBatch
+from runtime.sampling.neighbor import RELABEL_BUDGET_BYTES, check_fanouts, read_only
+from runtime.sampling.rng import Purpose
+from runtime.sampling.statistics import Draws, Estimator
+from runtime.sampling.weighted import Boost, WeightedSampler
+
+FAR = 255
+"""Ring of a vertex in no local set."""
+
+
+class Correction(StrEnum):
+    """How draws are made and weighted, given the boosted weights w and W = sum w over a row."""
+
+    NONE = "none"
+    """k different neighbours by successive sampling, plain mean: the published code's, biased."""
+    REPLACEMENT = "replacement"
+    """k draws with replacement, each weighted W / (k d w): unbiased."""
+    POISSON = "poisson"
+    """Each neighbour with pi = min(1, c w), sum pi = k, weighted 1 / (d pi): unbiased."""
+    HAJEK = "hajek"
+    """The same draws, weighted (1 / pi) / sum (1 / pi): bounded, a bias of order 1 / k."""
+
+    @property
+    def way(self) -> tuple[Draws, Estimator]:
+        """The draws and the estimator, as `statistics_class` and `WeightedSampler` name them."""
+        return _WAYS[self]
+
+
+_WAYS = {
+    Correction.NONE: (Draws.WITHOUT_REPLACEMENT, Estimator.PLAIN),
+    Correction.REPLACEMENT: (Draws.REPLACEMENT, Estimator.HORVITZ_THOMPSON),
+    Correction.POISSON: (Draws.POISSON, Estimator.HORVITZ_THOMPSON),
+    Correction.HAJEK: (Draws.POISSON, Estimator.HAJEK),
+}
+
+
+class LocalitySampler:
+    """Neighbour sampling with a preference for local vertices.
+
+    Args:
+        indptr: int64 [N + 1].
+        indices: int32 or int64 [E].
+        fanouts: Neighbours per hop, the hop next to the seeds first; -1 takes all.
+        local: Global ids of the vertices that are local (Loc^0): this device's or its clique's.
+        factor: f, at least 1.
+        correction: How the preference is corrected.
+        edge_weight: float [E], what the factor multiplies; None: 1.
+        dialect: Which vertices a hop expands.
+        seed: The run's seed.
+        edge_ids: Fill each block's `e_id`.
+        purpose: Stream of the draws.
+        relabel_budget_bytes: As in `NeighborSampler`.
+
+    Raises:
+        SamplerError: a factor below 1, local ids out of range, or as `WeightedSampler`.
+    """
+
+    def __init__(
+        self,
+        indptr: NDArray[np.integer],
+        indices: NDArray[np.integer],
+        fanouts: Sequence[int],
+        *,
+        local: NDArray[np.integer],
+        factor: int | float = 1,
+        correction: Correction = Correction.REPLACEMENT,
+        edge_weight: NDArray[np.floating] | None = None,
+        dialect: Dialect = Dialect.FIRST_SEEN,
+        seed: int = 0,
+        edge_ids: bool = False,
+        purpose: Purpose = Purpose.NEIGHBOR,
+        relabel_budget_bytes: int = RELABEL_BUDGET_BYTES,
+    ) -> None:
+        self.correction = Correction(correction)
+        self.factor = check_factor(factor)
+        draws, estimator = self.correction.way
+        sampler = WeightedSampler(
+            indptr,
+            indices,
+            fanouts,
+            edge_weight=edge_weight,
+            draws=draws,
+            estimator=estimator,
+            dialect=dialect,
+            seed=seed,
+            edge_ids=edge_ids,
+            purpose=purpose,
+            relabel_budget_bytes=relabel_budget_bytes,
+        )
+        hops = len(check_fanouts(fanouts))
+        self.ring = rings(sampler.indptr, sampler.indices, local, hops)
+        self._sampler = sampler.boosted(Boost(self.ring, self.factor))
+
+    @property
+    def dialect(self) -> Dialect:
+        """Which vertices a hop expands."""
+        return self._sampler.dialect
+
+    @property
+    def boost(self) -> Boost:
+        """What other samplers multiply their weights by, to prefer the same vertices."""
+        return Boost(self.ring, self.factor)
+
+    def with_factor(self, factor: int | float) -> "LocalitySampler":
+        """The same sampler with another factor, for the next epoch; graph and sets are shared."""
+        other = copy.copy(self)
+        other.factor = check_factor(factor)
+        other._sampler = self._sampler.boosted(other.boost)
+        return other
+
+    def for_validation(self) -> "LocalitySampler":
+        """The sampler without preference."""
+        return self.with_factor(1)
+
+    def sample(
+        self,
+        seeds: NDArray[np.int64],
+        *,
+        epoch: int,
+        step: int,
+        input_id: NDArray[np.int64] | None = None,
+        global_num_seeds: int | None = None,
+    ) -> MiniBatch:
+        """Sample the blocks of one batch; arguments and errors as in `NeighborSampler.sample`."""
+        return self._sampler.sample(
+            seeds, epoch=epoch, step=step, input_id=input_id, global_num_seeds=global_num_seeds
+        )
+
+
+def check_factor(factor: int | float) -> float:
+    """The factor as a float.
+
+    Raises:
+        SamplerError: below 1, infinite or no number.
+    """
+    if not (factor >= 1 and math.isfinite(factor)):
+        raise SamplerError(
+            f"expected a locality factor of at least 1 (1: no preference), found {factor}; raise it"
+        )
+    return float(factor)
+
+
+def rings(
+    indptr: NDArray[np.integer],
+    indices: NDArray[np.integer],
+    local: NDArray[np.integer],
+    num_hops: int,
+) -> NDArray[np.uint8]:
+    """The smallest h < num_hops with v in Loc^h, or `FAR`; uint8 [N], read-only.
+
+    N(Loc) are the in-neighbours of Loc's vertices, those it aggregates from.
+
+    Args:
+        indptr: int64 [N + 1].
+        indices: int32 or int64 [E].
+        local: Global ids of Loc^0, in any order.
+        num_hops: Hops that need a set; one pass over the edges of the newest vertices per hop.
+
+    Raises:
+        SamplerError: a local id is out of range.
+    """
+    num_nodes = int(indptr.shape[0]) - 1
+    local = np.asarray(local, dtype=np.int64)
+    if local.size and not 0 <= int(local.min()) <= int(local.max()) < num_nodes:
+        raise SamplerError(
+            f"expected local vertices between 0 and {num_nodes - 1}, found {int(local.min())} to "
+            f"{int(local.max())}; plan again for this graph"
+        )
+    ring = np.full(num_nodes, FAR, dtype=np.uint8)
+    ring[local] = 0
+    for h in range(1, min(num_hops, FAR)):
+        _spread(indptr, indices, ring, h)
+    return read_only(ring)
+
+
+@kernel
+@no_type_check
+def _spread(indptr, indices, ring, h):
+    """Put the in-neighbours of ring h - 1 that are in no ring yet into ring h."""
+    for v in range(ring.shape[0]):
+        if ring[v] == h - 1:
+            for e in range(indptr[v], indptr[v + 1]):
+                u = indices[e]
+                if ring[u] > h:
+                    ring[u] = h

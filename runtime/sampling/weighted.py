@@ -1,0 +1,261 @@
+"""Neighbour sampling with replacement, by weight, or edge by edge (see `reference_weighted`).
+
+    replacement           k draws of law w / W, each independent of the others
+    without-replacement   k different edges by successive sampling (an exponential race)
+    poisson               each edge with probability min(1, c w), k on average
+
+The estimator is chosen apart: the plain mean over what was drawn (no weights in the block), or
+weights that estimate the mean over the row's edges of positive weight (Horvitz-Thompson, Hajek).
+"""
+
+import copy
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from runtime.errors import SamplerError
+from runtime.sampling.assemble import assemble
+from runtime.sampling.kernels import EDGES_NEEDED, NODES_NEEDED, ROWS_NEEDED, SPARE
+from runtime.sampling.minibatch import Dialect, MiniBatch
+from runtime.sampling.neighbor import (
+    RELABEL_BUDGET_BYTES,
+    bad_seed,
+    check_fanouts,
+    check_graph,
+    read_only,
+)
+from runtime.sampling.relabel import add_seeds
+from runtime.sampling.rng import Purpose, stream
+from runtime.sampling.statistics import Draws, Estimator
+from runtime.sampling.weighted_kernels import (
+    POISSON,
+    REPLACEMENT,
+    WITHOUT,
+    choose_hop,
+    relabel_hop,
+)
+from runtime.sampling.workspace import Workspace
+
+_CODES = {
+    Draws.WITHOUT_REPLACEMENT: WITHOUT,
+    Draws.REPLACEMENT: REPLACEMENT,
+    Draws.POISSON: POISSON,
+}
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Boost:
+    """Sources whose weight is multiplied: those with ring[v] <= L - 1 - hop, L the hops."""
+
+    ring: NDArray[np.uint8]
+    """Shape (num_nodes,)."""
+    factor: float
+
+    def of(self, ids: NDArray[np.integer], hop: int, num_hops: int) -> NDArray[np.float64]:
+        """What the weight of each source is multiplied by at a hop (0 is next to the seeds)."""
+        return np.where(self.ring[ids] <= num_hops - 1 - hop, self.factor, 1.0)
+
+
+class _Scratch:
+    """Buffers of one thread."""
+
+    def __init__(self, workspace: Workspace, widest: int, fanout: int) -> None:
+        self.workspace = workspace
+        self.weight = np.zeros(0, dtype=np.float64)
+        self.law = np.zeros(widest, dtype=np.float64)
+        self.sums = np.zeros(widest, dtype=np.float64)
+        self.first_times = np.zeros(min(fanout, widest) + 1, dtype=np.float64)
+        self.places = np.zeros(min(fanout, widest) + 1, dtype=np.int64)
+
+    def grow(self, hop: int) -> None:
+        """As the workspace's, with a weight per edge."""
+        self.workspace.grow(hop)
+        if self.weight.shape[0] < self.workspace.local.shape[0]:
+            larger = np.zeros(self.workspace.local.shape[0], dtype=np.float64)
+            larger[: self.weight.shape[0]] = self.weight
+            self.weight = larger
+
+
+class WeightedSampler:
+    """Draws about `fanouts[h]` in-neighbours of every vertex that hop h expands.
+
+    Args:
+        indptr: int64 [N + 1], non-decreasing.
+        indices: int32 or int64 [E], C-contiguous; may be memory-mapped.
+        fanouts: Neighbours per hop, the hop next to the seeds first; -1 takes all.
+        edge_weight: float [E], not negative and finite; 0 is never drawn. None: all alike.
+        draws: How the edges of a row are drawn. With replacement always `fanouts[h]` draws.
+        estimator: Of the blocks' weights; plain gives none.
+        boost: Multiplies the weight of some sources (see `locality`).
+        dialect: Which vertices a hop expands.
+        seed: The run's seed.
+        edge_ids: Fill each block's `e_id` with positions in `indices`.
+        purpose: Stream of the draws.
+        relabel_budget_bytes: As in `NeighborSampler`.
+
+    Raises:
+        SamplerError: fan-outs, weights or arrays that cannot be used.
+    """
+
+    def __init__(
+        self,
+        indptr: NDArray[np.integer],
+        indices: NDArray[np.integer],
+        fanouts: Sequence[int],
+        *,
+        edge_weight: NDArray[np.floating] | None = None,
+        draws: Draws = Draws.WITHOUT_REPLACEMENT,
+        estimator: Estimator = Estimator.PLAIN,
+        boost: Boost | None = None,
+        dialect: Dialect = Dialect.FIRST_SEEN,
+        seed: int = 0,
+        edge_ids: bool = False,
+        purpose: Purpose = Purpose.NEIGHBOR,
+        relabel_budget_bytes: int = RELABEL_BUDGET_BYTES,
+    ) -> None:
+        self.fanouts = check_fanouts(fanouts)
+        self.indptr, self.indices = check_graph(indptr, indices)
+        self.num_nodes = int(self.indptr.shape[0]) - 1
+        self.edge_weight = check_edge_weight(edge_weight, self.indices.shape[0])
+        self.draws, self.estimator = Draws(draws), Estimator(estimator)
+        self.dialect = Dialect(dialect)
+        self.seed = seed
+        self.edge_ids = edge_ids
+        self.purpose = purpose
+        self.dense_table = 4 * self.num_nodes <= min(relabel_budget_bytes, RELABEL_BUDGET_BYTES)
+        self._boost = boost
+        self._widest = int(np.diff(self.indptr).max(initial=0))
+        self._threads = threading.local()
+
+    @property
+    def num_hops(self) -> int:
+        """Number of hops, and of blocks."""
+        return len(self.fanouts)
+
+    def boosted(self, boost: Boost | None) -> "WeightedSampler":
+        """The same sampler with another boost; they share each thread's buffers."""
+        other = copy.copy(self)
+        other._boost = boost
+        return other
+
+    def sample(
+        self,
+        seeds: NDArray[np.int64],
+        *,
+        epoch: int,
+        step: int,
+        input_id: NDArray[np.int64] | None = None,
+        global_num_seeds: int | None = None,
+    ) -> MiniBatch:
+        """Sample the blocks of one batch; any thread may call it.
+
+        Arguments and errors as in `NeighborSampler.sample`.
+        """
+        seeds = np.ascontiguousarray(seeds, dtype=np.int64)
+        scratch = self._scratch()
+        w = scratch.workspace
+        self._fill(scratch, seeds, epoch, step)
+        weight = None
+        if self.estimator is not Estimator.PLAIN:
+            weight = scratch.weight[: w.edge_ends[-1]].astype(np.float32)
+        num_seeds = int(seeds.shape[0])
+        return MiniBatch(
+            blocks=assemble(w, self.dialect, edge_ids=self.edge_ids, weight=weight),
+            n_id=w.node_ids[: w.node_ends[-1]].copy(),
+            seeds=seeds,
+            input_id=np.arange(num_seeds, dtype=np.int64) if input_id is None else input_id,
+            dialect=self.dialect,
+            num_sampled_nodes=[num_seeds, *np.diff(w.node_ends).tolist()],
+            num_sampled_edges=np.diff(w.edge_ends).tolist(),
+            global_num_seeds=num_seeds if global_num_seeds is None else global_num_seeds,
+            epoch=epoch,
+            step=step,
+        )
+
+    def _scratch(self) -> _Scratch:
+        scratch = getattr(self._threads, "scratch", None)
+        if scratch is None:
+            workspace = Workspace(
+                self.num_nodes, self.num_hops, self.indices.dtype, dense=self.dense_table
+            )
+            scratch = _Scratch(workspace, self._widest, max(*self.fanouts, 0))
+            self._threads.scratch = scratch
+        return scratch
+
+    def _fill(self, scratch: _Scratch, seeds: NDArray[np.int64], epoch: int, step: int) -> None:
+        w = scratch.workspace
+        w.begin(int(seeds.shape[0]))
+        bad = add_seeds(seeds, self.num_nodes, w.node_ids, w.table, w.shift, np.uint64(w.base))
+        if bad >= 0:
+            raise bad_seed(seeds, bad, self.num_nodes)
+        for hop in range(self.num_hops):
+            self._expand(scratch, hop, stream(self.seed, epoch, step, hop, self.purpose))
+        w.finish()
+
+    def _expand(self, scratch: _Scratch, hop: int, source: np.uint64) -> None:
+        """One hop: choose all edges, growing the buffers as often as needed, then relabel."""
+        w = scratch.workspace
+        nested = self.dialect is Dialect.FIRST_SEEN and hop > 0
+        first, last = int(w.node_ends[hop - 1]) if nested else 0, int(w.node_ends[hop])
+        row, edge = int(w.row_ends[hop]), int(w.edge_ends[hop])
+        w.state[ROWS_NEEDED] = row + last - first + 1
+        w.state[EDGES_NEEDED] = edge + SPARE
+        w.state[NODES_NEEDED] = last + SPARE
+        scratch.grow(hop)
+        while (end := self._choose(scratch, hop, source, first, last, row, edge)) < 0:
+            w.state[EDGES_NEEDED] = max(-end + SPARE, 2 * w.local.shape[0])
+            scratch.grow(hop)
+        w.state[NODES_NEEDED] = min(last + end - edge, self.num_nodes) + SPARE
+        scratch.grow(hop)
+        w.row_ends[hop + 1], w.edge_ends[hop + 1] = row + last - first, end
+        w.node_ends[hop + 1] = relabel_hop(
+            self.indices, w.positions, w.values, w.local, edge, end, w.node_ids, last, w.table,
+            w.shift, np.uint64(w.base),
+        )  # fmt: skip
+
+    def _choose(
+        self, s: _Scratch, hop: int, source: np.uint64, first: int, last: int, row: int, edge: int
+    ) -> int:
+        """The edge end, or minus the room needed."""
+        w, boost = s.workspace, self._boost
+        return choose_hop(
+            self.indptr, self.indices, self.edge_weight, _NOWHERE if boost is None else boost.ring,
+            self.num_hops - 1 - hop, 1.0 if boost is None else boost.factor, source,
+            self.fanouts[hop], _CODES[self.draws], self.estimator is Estimator.HAJEK, w.node_ids,
+            first, last, row, edge, w.row_ptr, w.positions, s.weight, s.law, s.sums,
+            s.first_times, s.places,
+        )  # fmt: skip
+
+
+_NOWHERE = read_only(np.zeros(0, dtype=np.uint8))
+
+
+def check_edge_weight(
+    edge_weight: NDArray[np.floating] | None, num_edges: int
+) -> NDArray[np.float32]:
+    """The weights as float32 [E], or an empty array for None.
+
+    Raises:
+        SamplerError: another length, or a weight that is negative, infinite or no number.
+    """
+    if edge_weight is None:
+        return read_only(np.zeros(0, dtype=np.float32))
+    weight = np.asarray(edge_weight)
+    if weight.shape != (num_edges,):
+        raise SamplerError(
+            f"expected one weight per edge ({num_edges}), found shape {list(weight.shape)}; "
+            "give the graph an edge_weight of its own length"
+        )
+    with np.errstate(over="ignore"):
+        weight = weight.astype(np.float32, copy=False)
+    bad = ~(np.isfinite(weight) & (weight >= 0))
+    if bad.any():
+        position = int(bad.argmax())
+        raise SamplerError(
+            f"expected finite edge weights of at least 0, found {edge_weight[position]} at edge "
+            f"{position}; correct the graph's edge_weight"
+        )
+    return read_only(weight)
