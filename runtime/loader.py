@@ -17,6 +17,7 @@ from runtime.comm.collectives import Communicator
 from runtime.errors import DatasetError, PlanError
 from runtime.features.store import FeatureStore, open_store
 from runtime.graph.dataset import Graph, open_graph
+from runtime.loader_links import link_stages
 from runtime.loader_stages import (
     AbstractStage,
     BatchStage,
@@ -30,6 +31,7 @@ from runtime.mesh import rank_and_size
 from runtime.meter import StageMeter
 from runtime.models.weights import count_self_loops, fill_weights
 from runtime.plan import Plan, load_plan
+from runtime.sampling.links import LinkSchedule
 from runtime.sampling.minibatch import Dialect, MiniBatch
 from runtime.sampling.neighbor import NeighborSampler
 from runtime.sampling.seeds import SeedSchedule
@@ -87,7 +89,8 @@ class PlannedLoader:
         self.meter = StageMeter() if meter is None else meter
         self._dialect = Dialect(self.plan.strategy.sampler.dialect)
         self._as_blocks = blocks
-        self._schedule = SeedSchedule(
+        schedule = LinkSchedule if self.graph.task == "link" else SeedSchedule
+        self._schedule = schedule(
             self.graph.train_idx,
             self.plan.workload.batch_size,
             seed=self.plan.workload.seed,
@@ -182,17 +185,10 @@ class PlannedLoader:
         has_peers = self.size > 1 and any(s.kind == "peer" for s in strategy.features.sources)
         pinned = device.type == "cuda"
         ring = BufferRing(strategy.prefetch_depth + 2, self.store.feature_dim, pinned=pinned)
-        sampler = NeighborSampler(
-            self.graph.indptr,
-            self.graph.indices,
-            workload.fanouts,
-            dialect=self._dialect,
-            seed=workload.seed,
-            edge_ids=not self._as_blocks,
-        )
+        seeds, sample = self._first_stages()
         made: dict[str, AbstractStage] = {
-            "seeds": SeedsStage(self._schedule, self._dialect),
-            "sample": SampleStage(sampler),
+            "seeds": seeds,
+            "sample": sample,
             "gather": GatherStage(self.store, ring, self.meter, ordered=has_peers),
             "copy": CopyStage(device),
             "batch": BatchStage(self.graph, workload, device, self._weights()),
@@ -207,6 +203,19 @@ class PlannedLoader:
                 f"{', '.join(strategy.pipeline)}; plan again"
             )
         return [made[name] for name in names]
+
+    def _first_stages(self) -> tuple[AbstractStage, AbstractStage]:
+        """The stages `seeds` and `sample`, for nodes or for links."""
+        settings: dict[str, Any] = {
+            "dialect": self._dialect,
+            "seed": self.plan.workload.seed,
+            "edge_ids": not self._as_blocks,
+        }
+        graph, workload = self.graph, self.plan.workload
+        if isinstance(self._schedule, LinkSchedule):
+            return link_stages(graph, workload, self._schedule, settings)
+        sampler = NeighborSampler(graph.indptr, graph.indices, workload.fanouts, **settings)
+        return SeedsStage(self._schedule, self._dialect), SampleStage(sampler)
 
     def _weights(self) -> Any:
         """What fills a batch's edge weights: GCN needs the full graph's degrees."""

@@ -58,6 +58,21 @@ class MachineRef:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Links:
+    """What link prediction (task link) wants beside a model; other tasks ignore it."""
+
+    negatives: Literal["uniform", "in-batch"] = "uniform"
+    """Negative destinations come from all nodes, or from the step's own destinations."""
+    num_negatives: int = 1
+    """Negatives per link in training."""
+    exclude: Literal["none", "forward", "both"] = "both"
+    """Which of the step's own edges are left out of sampling: none, source to destination, or also
+    destination to source."""
+    eval_negatives: int = 100
+    """Uniform negatives per link in validation and test."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Workload:
     """What is to be trained: fixed by the user, never changed by the planner."""
 
@@ -71,12 +86,13 @@ class Workload:
     fanouts: list[int] = field(default_factory=lambda: [15, 10])
     """Neighbours per hop, first hop (next to the seeds) first; -1 takes all."""
     batch_size: int = 1024
-    """GLOBAL batch: seeds per optimiser step over all devices."""
+    """GLOBAL batch: seeds (for task link: links) per optimiser step over all devices."""
     learning_rate: float = 3e-3
     weight_decay: float = 0.0
     gcn_norm: Literal["full", "sampled"] = "full"
     seed: int = 0
     allow: Literal["exact", "unbiased", "approximate"] = "exact"
+    links: Links = field(default_factory=Links)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -128,7 +128,7 @@ class RunReport:
     startup_seconds: float
     """From the start of the rank's process to its first step."""
     test_score: float | None
-    """Test score in `metric` (accuracy, micro_f1, roc_auc); None: not evaluated."""
+    """Test score in `metric` (accuracy, micro_f1, roc_auc, mrr); None: not evaluated."""
     noise: HostNoise
     notes: list[str] = field(default_factory=list[str])
 

@@ -67,7 +67,7 @@ def generate_rmat(
     Raises:
         DatasetError: impossible sizes, or the folder cannot be written.
     """
-    _check_sizes(num_nodes, degree, feature_dim, num_classes)
+    check_sizes(num_nodes, degree, feature_dim, num_classes)
     rng = np.random.default_rng([seed, 1])
     draw = rmat_drawer(num_nodes, rng)
     communities = rng.integers(0, num_classes, num_nodes)
@@ -128,7 +128,7 @@ def generate_sbm(
     Raises:
         DatasetError: impossible sizes, or the folder cannot be written.
     """
-    _check_sizes(num_nodes, degree, feature_dim, num_classes)
+    check_sizes(num_nodes, degree, feature_dim, num_classes)
     rng = np.random.default_rng([seed, 2])
     # Inverse of the power law's distribution function, from weight 1 on.
     weights = np.minimum((1 - rng.random(num_nodes)) ** (-1 / (degree_exponent - 1)), 50.0)
@@ -178,7 +178,8 @@ def _num_pairs(num_nodes: int, degree: float | int) -> int:
     return max(1, round(num_nodes * degree / 2))
 
 
-def _check_sizes(num_nodes: int, degree: float | int, feature_dim: int, num_classes: int) -> None:
+def check_sizes(num_nodes: int, degree: float | int, feature_dim: int, num_classes: int) -> None:
+    """Refuse sizes of which no graph can be made; raises DatasetError."""
     if num_nodes < 2 or num_classes < 1 or feature_dim < 1 or num_classes > num_nodes:
         raise DatasetError(
             "expected at least 2 nodes, 1 feature column and from 1 to num_nodes classes, found "
@@ -218,7 +219,7 @@ def _write(
         )
         table = staging.create("x", np.float32, (feature_dim,))
         length = signal_length(num_classes, feature_signal)
-        for rows in _feature_rows(of_node, feature_dim, num_classes, length, rng):
+        for rows in feature_rows(of_node, feature_dim, num_classes, length, rng):
             table.append(rows)
         staging.save("y", _noisy_labels(of_node, num_classes, label_noise, rng))
         split = _split(np.flatnonzero(connected), fractions, rng)
@@ -236,7 +237,7 @@ def _write(
         )
 
 
-def _feature_rows(
+def feature_rows(
     communities: NDArray[np.int64],
     feature_dim: int,
     num_classes: int,

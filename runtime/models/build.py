@@ -125,22 +125,20 @@ def build_model(workload: Workload, in_dim: int, num_classes: int, task: str) ->
             forward(x, blocks) -> logits of the seeds; with a forward_layer(layer, x, block) as
             BlockModel's it is also evaluated layer by layer.
         in_dim: Columns of the features.
-        num_classes: Columns of the logits (binary: 1).
-        task: multiclass | multilabel | binary.
+        num_classes: Columns of the logits (binary: 1; link: `workload.hidden`).
+        task: multiclass | multilabel | binary | link, for which the model is the encoder of `link`.
 
     Raises:
         InputError: unknown model or task, or settings that do not fit each other.
     """
-    if task == "link":
-        raise InputError("task link: not supported yet; expected multiclass, multilabel or binary")
-    if task not in ("multiclass", "multilabel", "binary"):
-        raise InputError(f"task: expected multiclass, multilabel or binary, found {task!r}")
+    if task not in ("multiclass", "multilabel", "binary", "link"):
+        raise InputError(f"task: expected multiclass, multilabel, binary or link, found {task!r}")
     if workload.num_layers < 1 or len(workload.fanouts) != workload.num_layers:
         raise InputError(
             f"expected one fan-out per layer, found {len(workload.fanouts)} fan-outs for "
             f"{workload.num_layers} layers"
         )
-    num_outputs = 1 if task == "binary" else num_classes
+    num_outputs = {"binary": 1, "link": workload.hidden}.get(task, num_classes)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(workload.seed)
         if ":" in workload.model:

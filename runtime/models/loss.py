@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from runtime.errors import InputError
+from runtime.models.link import link_loss_sum
 
 
 def loss_sum(logits: Tensor, y: Tensor, task: str) -> Tensor:
@@ -18,7 +19,9 @@ def loss_sum(logits: Tensor, y: Tensor, task: str) -> Tensor:
         y: multiclass: class numbers (num_seeds,), negative or NaN where unknown. multilabel: 0/1
             (num_seeds, classes), with the mean over a seed's known classes as its loss. binary: 0/1
             (num_seeds,) or (num_seeds, 1).
-        task: multiclass (cross-entropy) | multilabel, binary (binary cross-entropy).
+            link: the pairs to score, as rows of `logits` (`link.pair_scores`).
+        task: multiclass (cross-entropy) | multilabel, binary (binary cross-entropy) | link, where
+            `logits` are node vectors.
 
     Returns:
         A scalar that carries the gradient, also without seeds.
@@ -40,7 +43,6 @@ def loss_sum(logits: Tensor, y: Tensor, task: str) -> Tensor:
         if task == "binary":
             return each.sum()
         return (each.sum(1) / known.sum(1).clamp(min=1)).sum()
-    raise InputError(
-        f"task: expected multiclass, multilabel or binary, found {task!r}"
-        + (" (link prediction is not supported yet)" if task == "link" else "")
-    )
+    if task == "link":
+        return link_loss_sum(logits, y)
+    raise InputError(f"task: expected multiclass, multilabel, binary or link, found {task!r}")

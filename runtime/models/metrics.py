@@ -2,6 +2,7 @@
 
 multiclass: accuracy. multilabel: micro-F1 = 2 TP / (2 TP + FP + FN). binary: ROC-AUC, the
 probability that a positive scores above a negative (ties count one half), from all scores.
+link: mean reciprocal rank of the true destination among drawn ones.
 """
 
 from typing import Any, Protocol, runtime_checkable
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from runtime.errors import InputError
+from runtime.models.link import pair_scores, reciprocal_ranks
 
 
 @runtime_checkable
@@ -127,7 +129,26 @@ def roc_auc(scores: NDArray[np.floating[Any]], labels: NDArray[np.bool_]) -> flo
     return (rank_sum - positives * (positives + 1) / 2) / (positives * negatives)
 
 
-Metric = Accuracy | MicroF1 | RocAuc
+class MeanReciprocalRank:
+    """Mean over links of 1 / rank of the link's score among those of its negatives."""
+
+    name = "mrr"
+
+    def __init__(self):
+        self._sums = torch.zeros(2, dtype=torch.float64)
+
+    def update(self, h: Tensor, links: Tensor) -> None:
+        """Add a chunk: node vectors (num_nodes, width), links (n, 2 + Q) as in `pair_scores`."""
+        ranks = reciprocal_ranks(pair_scores(h, links))
+        self._sums += torch.tensor([float(ranks.sum()), links.shape[0]], dtype=torch.float64)
+
+    def compute(self, comm: Ranks | None = None) -> tuple[float, int]:
+        """(value, links counted) over all ranks; NaN without links."""
+        total, count = _over_ranks(self._sums.clone(), comm).tolist()
+        return (total / count if count else float("nan")), int(count)
+
+
+Metric = Accuracy | MicroF1 | RocAuc | MeanReciprocalRank
 
 
 def metric_of(task: str) -> Metric:
@@ -143,5 +164,5 @@ def metric_of(task: str) -> Metric:
     if task == "binary":
         return RocAuc()
     if task == "link":
-        raise InputError("task link: its metric (MRR) is not supported yet")
-    raise InputError(f"task: expected multiclass, multilabel or binary, found {task!r}")
+        return MeanReciprocalRank()
+    raise InputError(f"task: expected multiclass, multilabel, binary or link, found {task!r}")

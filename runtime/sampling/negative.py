@@ -142,8 +142,8 @@ class NegativeSampler:
         return out
 
 
-def check_pairs(pairs: NDArray[np.int64], num_nodes: int) -> None:
-    """Check shape and range of node pairs.
+def check_pairs(pairs: NDArray[np.int64], num_nodes: int | None = None) -> None:
+    """Check the shape of node pairs, and their range where the number of nodes is given.
 
     Raises:
         SamplerError: not [n, 2], or a node outside 0 .. num_nodes - 1.
@@ -152,6 +152,8 @@ def check_pairs(pairs: NDArray[np.int64], num_nodes: int) -> None:
         raise SamplerError(
             f"expected links as [n, 2] pairs (source, destination), found {list(pairs.shape)}"
         )
+    if num_nodes is None:
+        return
     bad = (pairs < 0) | (pairs >= num_nodes)
     if bad.any():
         raise SamplerError(

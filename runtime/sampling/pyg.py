@@ -16,7 +16,8 @@ def to_pyg(batch: MiniBatch, x: Any = None, y: Any = None) -> "Data":
 
     Fields: x, y, edge_index (source, destination), n_id with the seeds first, e_id where the
     sampler kept edge ids, input_id, batch_size, num_sampled_nodes and num_sampled_edges (lists),
-    edge_weight where the sampler weights.
+    edge_weight where the sampler weights; for links src_index, dst_pos_index and dst_neg_index as
+    LinkLoader gives them for triplets, dst_neg_index always [num_links, num_negatives].
 
     Args:
         batch: In the first_seen dialect.
@@ -50,6 +51,10 @@ def to_pyg(batch: MiniBatch, x: Any = None, y: Any = None) -> "Data":
     for name, rows in (("x", x), ("y", y)):
         if rows is not None:
             data[name] = torch.as_tensor(_one_row_per_node(name, rows, len(batch.n_id)))
+    if batch.links is not None:
+        links = torch.from_numpy(batch.links)
+        data.src_index, data.dst_pos_index = links[:, 0], links[:, 1]
+        data.dst_neg_index = links[:, 2:]
     if outer.e_id is not None:
         data.e_id = torch.from_numpy(outer.e_id)
     if outer.weight is not None:

@@ -41,11 +41,11 @@ class Score:
     """A metric over all ranks."""
 
     metric: str
-    """accuracy | micro_f1 | roc_auc."""
+    """accuracy | micro_f1 | roc_auc | mrr."""
     value: float
     """NaN where no vertex was counted."""
     count: int
-    """Vertices with a known label that were counted."""
+    """Vertices with a known label (or links) that were counted."""
 
 
 def evaluate(
@@ -87,10 +87,10 @@ def evaluate(
     metric = metric_of(graph.task)
     if graph.y is None:
         raise DatasetError(f"{graph.name}: expected labels (y.npy) to evaluate with, found none")
-    run = _Evaluation(
+    run = Evaluation(
         model=model,
         graph=graph,
-        read=_reader(graph, store if comm is None or comm.size == 1 else None),
+        read=reader_of(graph, store if comm is None or comm.size == 1 else None),
         workload=workload,
         comm=comm,
         metric=metric,
@@ -98,23 +98,13 @@ def evaluate(
         chunk_bytes=chunk_bytes,
         scratch=scratch,
     )
-    was_training = model.training
-    model.eval()
-    try:
-        with torch.no_grad():
-            if fanouts is not None:
-                run.by_sampling(ids, fanouts, _SAMPLED_BATCH, epoch)
-            elif hasattr(model, "forward_layer"):
-                run.layer_by_layer(ids)
-            else:
-                run.by_sampling(ids, [-1] * workload.num_layers, _EXACT_BATCH, epoch)
-    finally:
-        model.train(was_training)
+    run.run(ids, fanouts, epoch)
     value, count = metric.compute(comm)
     return Score(metric=metric.name, value=value, count=count)
 
 
-def _reader(graph: Graph, store: AbstractFeatureStore | None) -> Reader:
+def reader_of(graph: Graph, store: AbstractFeatureStore | None) -> Reader:
+    """What reads rows: the store, or the dataset's own arrays; raises DatasetError without any."""
     if store is not None:
         return store.read
     if graph.x is not None:
@@ -131,7 +121,9 @@ def _reader(graph: Graph, store: AbstractFeatureStore | None) -> Reader:
 
 
 @dataclass(kw_only=True)
-class _Evaluation:
+class Evaluation:
+    """One pass of a model over vertices; `count` is told the outputs of each chunk."""
+
     model: nn.Module
     graph: Graph
     read: Reader
@@ -139,15 +131,35 @@ class _Evaluation:
     comm: Communicator | None
     metric: Metric
     device: torch.device
-    chunk_bytes: int
+    chunk_bytes: int = 256 << 20
     scratch: Path | None
+
+    def run(self, ids: NDArray[np.int64], fanouts: list[int] | None, epoch: int = 0) -> bool:
+        """Compute the outputs of the vertices; True where it was done layer by layer."""
+        model = self.model
+        layered = fanouts is None and hasattr(model, "forward_layer")
+        was_training = model.training
+        model.eval()
+        try:
+            with torch.no_grad():
+                if layered:
+                    self.layer_by_layer(ids)
+                elif fanouts is not None:
+                    self.by_sampling(ids, fanouts, _SAMPLED_BATCH, epoch)
+                else:
+                    self.by_sampling(ids, [-1] * self.workload.num_layers, _EXACT_BATCH, epoch)
+        finally:
+            model.train(was_training)
+        return layered
 
     @property
     def rank(self) -> int:
+        """This process's rank."""
         return 0 if self.comm is None else self.comm.rank
 
     @property
     def size(self) -> int:
+        """Number of ranks."""
         return 1 if self.comm is None else self.comm.size
 
     def by_sampling(
@@ -170,7 +182,7 @@ class _Evaluation:
             batch = fill(sampler.sample(seeds, epoch=epoch, step=0))
             x = self._features(batch.n_id)
             blocks = [block.to(self.device) for block in torch_blocks(batch)]
-            self._count(self.model(x, blocks), seeds)
+            self.count(self.model(x, blocks), seeds)
 
     def layer_by_layer(self, ids: NDArray[np.int64]) -> None:
         """Run each layer over all vertices the next one needs; score the last layer's rows."""
@@ -195,7 +207,7 @@ class _Evaluation:
                 block = torch_block(batch.blocks[0]).to(self.device)
                 out = self._forward_layer(layer, x, block)
                 if following is None:
-                    self._count(out, chunk)
+                    self.count(out, chunk)
                 else:
                     following.rows[chunk] = out.cpu().numpy()
             if following is not None:
@@ -239,7 +251,8 @@ class _Evaluation:
         gather_rows(table.rows, n_id, x)
         return torch.from_numpy(x).to(self.device)
 
-    def _count(self, logits: Tensor, ids: NDArray[np.int64]) -> None:
+    def count(self, logits: Tensor, ids: NDArray[np.int64]) -> None:
+        """Score some of this rank's vertices."""
         assert self.graph.y is not None
         y = torch.from_numpy(np.array(self.graph.y[ids]))
         self.metric.update(logits.cpu(), y)

@@ -29,6 +29,7 @@ from runtime.report import (
 )
 from runtime.train.checkpoint import load_newest, save_checkpoint
 from runtime.train.evaluate import evaluate
+from runtime.train.links import evaluate_links
 from runtime.train.minibatch import STEP, TrainLoop
 from runtime.train.progress import Events
 
@@ -69,7 +70,7 @@ class Job:
         while self.loader.state()["epoch"] < self.config.epochs and self._allowed() > 0:
             if self._train_epoch():
                 self._end_epoch()
-        if self.config.eval_every and self.plan.graph.task != "link":
+        if self.config.eval_every:
             self.test_score, _ = self._score(self.loader.graph.test_idx)
 
     def _allowed(self) -> int:
@@ -131,10 +132,10 @@ class Job:
         )
 
     def _score(self, ids: NDArray[np.int64]) -> tuple[float | None, int]:
-        """Score of all ranks together on `ids`, and how many nodes it rests on."""
+        """Score of all ranks together on nodes or links, and how many of them it rests on."""
         if len(ids) == 0:
             return None, 0
-        score = evaluate(
+        score = (evaluate_links if self.plan.graph.task == "link" else evaluate)(
             self.loop.model,
             self.loader.graph,
             self.loader.store,

@@ -15,6 +15,7 @@ from runtime.plan import (
     FeaturePlacement,
     GraphRef,
     Interval,
+    Links,
     MachineRef,
     Plan,
     Prediction,
@@ -46,6 +47,7 @@ def make_plan(
     learning_rate: float = 3e-3,
     seed: int = 0,
     pipeline: list[str] | None = None,
+    links: dict[str, Any] | None = None,
     **workload: Any,
 ) -> Plan:
     """Write a plan folder.
@@ -78,6 +80,7 @@ def make_plan(
             batch_size=batch_size,
             learning_rate=learning_rate,
             seed=seed,
+            links=Links(**(links or {})),
             **workload,
         ),
         strategy=strategy,

@@ -188,7 +188,6 @@ def test_a_model_can_come_from_an_import_path():
         (workload("sgae", [2]), "multiclass", "expected sage, gcn, gat or module:factory"),
         (workload("nowhere:model", [2]), "multiclass", "importable module:factory"),
         (workload("builtins:print", [2]), "multiclass", "to return a torch.nn.Module"),
-        (workload("sage", [2]), "link", "not supported yet"),
         (Workload(model="sage", num_layers=3, fanouts=[2, 2]), "multiclass", "2 fan-outs for 3"),
         (Workload(model="gat", hidden=10, heads=4), "multiclass", "divisible by heads"),
     ],

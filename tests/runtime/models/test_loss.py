@@ -52,6 +52,6 @@ def test_no_seeds_give_a_zero_that_carries_a_gradient(task, classes, y):
     assert logits.grad is not None
 
 
-def test_link_prediction_is_said_to_be_missing():
-    with pytest.raises(InputError, match="link prediction is not supported yet"):
-        loss_sum(torch.zeros(1, 1), torch.zeros(1), "link")
+def test_an_unknown_task_is_refused():
+    with pytest.raises(InputError, match="multilabel, binary or link, found 'rank'"):
+        loss_sum(torch.zeros(1, 1), torch.zeros(1), "rank")

@@ -42,7 +42,16 @@ def test_metrics_without_vertices_or_of_one_class_are_nan():
     assert np.isnan(roc_auc(np.array([1.0, 2.0]), np.array([True, True])))
 
 
-@pytest.mark.parametrize("task", ["link", "other"])
-def test_a_task_without_a_metric_is_refused(task):
+def test_mrr_is_the_mean_over_all_chunks_of_the_reciprocal_ranks():
+    """Scores by hand: h = 1, 2, 3, 4 on a line; link 1 -> 3 scores 3, its negatives 2 and 4."""
+    h = torch.tensor([[1.0], [2.0], [3.0], [4.0]])
+    metric = metric_of("link")
+    metric.update(h, torch.tensor([[0, 2, 1, 3]]))  # rank 2
+    metric.update(h, torch.tensor([[1, 3, 0, 2], [3, 0, 1, 2]]))  # ranks 1 and 3
+    assert metric.compute() == (pytest.approx((1 / 2 + 1 + 1 / 3) / 3), 3)
+    assert np.isnan(metric_of("link").compute()[0])
+
+
+def test_a_task_without_a_metric_is_refused():
     with pytest.raises(InputError, match="task"):
-        metric_of(task)
+        metric_of("other")

@@ -1,0 +1,58 @@
+"""Link prediction: any built-in encoder gives node vectors, their dot product scores a pair.
+
+With h_u the encoder's output for node u, the score of a link u -> v is s(u, v) = h_u . h_v. The
+loss of a link with Q negatives v_1 .. v_Q is the logistic one, negatives weighing together as much
+as the positive:
+
+    log(1 + exp(-s(u, v))) + 1/Q sum_j log(1 + exp(s(u, v_j)))
+
+The Q-negative objective of LINE and word2vec (arXiv:1503.03578, formula 7), with a mean over the
+negatives in the place of their sum.
+"""
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+
+def pair_scores(h: Tensor, links: Tensor) -> Tensor:
+    """Scores of links and of their negatives.
+
+    Args:
+        h: Node vectors, shape (num_nodes, width).
+        links: int64, rows of h: source, destination, negative destinations; shape (n, 2 + Q).
+
+    Returns:
+        Shape (n, 1 + Q), the link's own score first.
+    """
+    return torch.einsum("nd,nkd->nk", h[links[:, 0]], h[links[:, 1:]])
+
+
+def link_loss_sum(h: Tensor, links: Tensor) -> Tensor:
+    """Sum of the links' losses: a scalar that carries the gradient, also without links.
+
+    Args:
+        h: Node vectors, shape (num_nodes, width).
+        links: As in `pair_scores`, with at least one negative.
+    """
+    scores = pair_scores(h, links)
+    negative = functional.softplus(scores[:, 1:]).mean(dim=1)
+    return (functional.softplus(-scores[:, 0]) + negative).sum()
+
+
+def reciprocal_ranks(scores: Tensor) -> Tensor:
+    """1 / rank of each link among its negatives, ties at the middle of the best and worst rank.
+
+    Args:
+        scores: Shape (n, 1 + Q), the link's own score first.
+
+    Returns:
+        float64, shape (n,).
+
+    >>> reciprocal_ranks(torch.tensor([[3.0, 1.0, 5.0], [2.0, 2.0, 2.0]])).tolist()
+    [0.5, 0.5]
+    """
+    own, others = scores[:, :1], scores[:, 1:]
+    above = (others > own).sum(1).double()
+    level = (others == own).sum(1).double()
+    return 1 / (1 + above + level / 2)
