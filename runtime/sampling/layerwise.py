@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 from runtime.errors import SamplerError
 from runtime.sampling.dependent import StreamPolicy
 from runtime.sampling.layerwise_law import Law, LayerGraph, Method, Norm, check_layer_sizes
-from runtime.sampling.layerwise_stack import Request, hop_numbers, sample_layers, unstack
+from runtime.sampling.layerwise_stack import LayerStack
 from runtime.sampling.matrix_memory import Ledger
+from runtime.sampling.matrix_stack import Request
 from runtime.sampling.matrix_table import Table
 from runtime.sampling.minibatch import Dialect, MiniBatch
 from runtime.sampling.neighbor import RELABEL_BUDGET_BYTES, check_graph
@@ -79,8 +80,9 @@ class LayerwiseSampler:
         law = make_law(method, norm, replace=replace, estimator=estimator)
         self.sizes = check_layer_sizes(sizes, int(indptr.shape[0]) - 1)
         self.graph = LayerGraph(indptr, indices, edge_weight, law)
-        self.policy = policy_of(law, seed, policy)
-        self.edge_ids = edge_ids
+        self._stack = LayerStack(
+            self.graph, self.sizes, policy_of(law, seed, policy), edge_ids=edge_ids
+        )
         self.dense_table = 4 * self.graph.num_nodes <= relabel_budget_bytes
         self._threads = threading.local()
 
@@ -109,16 +111,7 @@ class LayerwiseSampler:
             input_id=input_id,
             global_num_seeds=global_num_seeds,
         )
-        layers = sample_layers(
-            self.graph,
-            self.sizes,
-            [request],
-            hop_numbers(self.policy, [request], self.num_hops),
-            self._table(),
-            Ledger(),
-            edge_ids=self.edge_ids,
-        )
-        return unstack(layers, [request])[0]
+        return self._stack.sample([request], self._table(), Ledger())[0]
 
     def _table(self) -> Table:
         table = getattr(self._threads, "table", None)

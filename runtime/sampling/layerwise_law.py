@@ -136,25 +136,23 @@ class LayerGraph:
         kept = longest if not law.uses_darts else min(size, longest) + 1
         out_ptr = np.zeros(num_batches + 1, dtype=np.int64)
         out_cols, out_factor = ledger.empty(bound, np.int64), ledger.empty(bound, np.float64)
-        chosen, factor = ledger.empty(kept, np.int64), ledger.empty(kept, np.float64)
-        keys = ledger.empty(longest, np.float64)
+        chosen, factor = ledger.scratch(kept, np.int64), ledger.scratch(kept, np.float64)
+        keys = ledger.scratch(longest, np.float64)
         scratch, out = (keys, chosen, factor), (out_ptr, out_cols, out_factor)
         if law.uses_darts:
             keys.fill(np.inf)
-            prefix = ledger.empty(longest, np.float64) if self.fixed is None else self.fixed[1]
+            prefix = ledger.scratch(longest, np.float64) if self.fixed is None else self.fixed[1]
             its_rows(
                 rows.ptr, rows.cols, rows.values, numbers.first, size, law.replace, prefix,
                 self.fixed is not None, *scratch, *out,
             )  # fmt: skip
-            if self.fixed is None:
-                ledger.free(prefix)
         else:
             way = RACE if not poisson else POISSON_HITS if law.replace else POISSON
             choose_by_vertex(
                 rows.ptr, rows.cols, rows.values, numbers.first, numbers.second, numbers.cosine,
                 numbers.sine, size, way, *scratch, *out,
             )  # fmt: skip
-        ledger.free(*scratch)
+        ledger.free_scratch()
         used = int(out_ptr[-1])
         return out_ptr, ledger.trim(out_cols, used), ledger.trim(out_factor, used)
 

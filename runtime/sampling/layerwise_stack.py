@@ -5,29 +5,16 @@ numbers are drawn.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from runtime.sampling.dependent import StreamPolicy
 from runtime.sampling.layerwise_law import LayerGraph, Numbers
 from runtime.sampling.matrix_extract import StackedBlocks, extract
 from runtime.sampling.matrix_memory import Ledger
-from runtime.sampling.matrix_table import Table, find_bad_seed
-from runtime.sampling.minibatch import Block, Dialect, MiniBatch
-from runtime.sampling.neighbor import bad_seed
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Request:
-    """What the caller says about one batch."""
-
-    seeds: NDArray[np.int64]
-    epoch: int
-    step: int
-    input_id: NDArray[np.int64] | None = None
-    global_num_seeds: int | None = None
+from runtime.sampling.matrix_stack import Request, forget_nodes, stack_seeds, unstack
+from runtime.sampling.matrix_table import Table
+from runtime.sampling.minibatch import MiniBatch
 
 
 def hop_numbers(policy: StreamPolicy, requests: Sequence[Request], num_hops: int) -> list[Numbers]:
@@ -40,26 +27,6 @@ def hop_numbers(policy: StreamPolicy, requests: Sequence[Request], num_hops: int
         Numbers(first[:, hop].copy(), second[:, hop].copy(), cosine, sine)
         for hop in range(num_hops)
     ]
-
-
-def stack_seeds(
-    requests: Sequence[Request], num_nodes: int, table: Table
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """All seeds, one batch after another, and where each batch ends: [total] and [k + 1].
-
-    Raises:
-        SamplerError: a seed is out of range, or occurs twice in its batch.
-    """
-    sizes = [request.seeds.shape[0] for request in requests]
-    ends = np.zeros(len(sizes) + 1, dtype=np.int64)
-    np.cumsum(sizes, out=ends[1:])
-    nodes = np.concatenate([request.seeds for request in requests]).astype(np.int64, copy=False)
-    table.reserve(max(sizes))
-    bad = find_bad_seed(nodes, ends, num_nodes, table.entries, table.shift, table.stamp)
-    if bad >= 0:
-        batch = int(np.searchsorted(ends, bad, side="right")) - 1
-        raise bad_seed(requests[batch].seeds, int(bad - ends[batch]), num_nodes)
-    return nodes, ends
 
 
 def sample_layers(
@@ -86,46 +53,32 @@ def sample_layers(
             drawn, table, ledger, edge_ids=edge_ids,
         )  # fmt: skip
         ledger.free(drawn[1], drawn[2])
+        if layers:
+            forget_nodes(layers[-1], ledger)
         nodes, ends = layer.nodes, layer.ends
         layers.append(layer)
     return layers
 
 
-def unstack(layers: Sequence[StackedBlocks], requests: Sequence[Request]) -> list[MiniBatch]:
-    """The batches of the stack, blocks outermost first, as views of the stack's arrays."""
-    batches = []
-    for b, request in enumerate(requests):
-        blocks = [_block(layer, b) for layer in reversed(layers)]
-        outer, num_seeds = layers[-1], int(request.seeds.shape[0])
-        known = [num_seeds, *(block.num_src for block in reversed(blocks))]
-        total = request.global_num_seeds
-        batches.append(
-            MiniBatch(
-                blocks=blocks,
-                n_id=outer.nodes[outer.ends[b] : outer.ends[b + 1]],
-                seeds=request.seeds,
-                input_id=np.arange(num_seeds, dtype=np.int64)
-                if request.input_id is None
-                else request.input_id,
-                dialect=Dialect.EVERY_HOP,
-                num_sampled_nodes=[num_seeds, *np.diff(known).tolist()],
-                num_sampled_edges=[block.indices.shape[0] for block in reversed(blocks)],
-                global_num_seeds=num_seeds if total is None else total,
-                epoch=request.epoch,
-                step=request.step,
-            )
+class LayerStack:
+    """Samples stacks of batches layer-wise.
+
+    Args:
+        graph: Graph and law.
+        sizes: Checked layer sizes.
+        policy: Streams of the steps.
+        edge_ids: Fill each block's `e_id`.
+    """
+
+    def __init__(
+        self, graph: LayerGraph, sizes: tuple[int, ...], policy: StreamPolicy, *, edge_ids: bool
+    ) -> None:
+        self.graph, self.sizes, self.policy, self.edge_ids = graph, sizes, policy, edge_ids
+
+    def sample(self, requests: Sequence[Request], table: Table, ledger: Ledger) -> list[MiniBatch]:
+        """The batches of one stack."""
+        numbers = hop_numbers(self.policy, requests, len(self.sizes))
+        layers = sample_layers(
+            self.graph, self.sizes, requests, numbers, table, ledger, edge_ids=self.edge_ids
         )
-    return batches
-
-
-def _block(layer: StackedBlocks, b: int) -> Block:
-    first, last = int(layer.dst_ends[b]), int(layer.dst_ends[b + 1])
-    edge, edge_end = int(layer.edge_ends[b]), int(layer.edge_ends[b + 1])
-    return Block(
-        num_src=int(layer.ends[b + 1] - layer.ends[b]),
-        num_dst=last - first,
-        indptr=layer.row_ptr[first + b : last + b + 1],
-        indices=layer.indices[edge:edge_end],
-        e_id=None if layer.e_id is None else layer.e_id[edge:edge_end],
-        weight=None if layer.weight is None else layer.weight[edge:edge_end],
-    )
+        return unstack(layers, requests)

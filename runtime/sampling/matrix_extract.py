@@ -156,7 +156,7 @@ def extract(
     sources = np.diff(ends) + np.diff(drawn[0])
     table.reserve(int(sources.max(initial=0)))
     weighted = estimator is not Estimator.PLAIN
-    factor = ledger.empty(int(sources.max(initial=0)), np.float64)
+    factor = ledger.scratch(int(sources.max(initial=0)), np.float64)
     out = StackedBlocks(
         dst_ends=ends,
         row_ptr=ledger.empty(nodes.shape[0] + num_batches, np.int64),
@@ -172,7 +172,7 @@ def extract(
         table.shift, table.stamp, factor, out.row_ptr, out.edge_ends, out.indices, out.weight,
         out.e_id, out.nodes, out.ends,
     )  # fmt: skip
-    ledger.free(factor)
+    ledger.free_scratch()
     out.nodes = ledger.trim(out.nodes, int(out.ends[-1]))
     out.indices = ledger.trim(out.indices, used)
     assert out.weight is not None

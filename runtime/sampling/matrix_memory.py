@@ -1,9 +1,18 @@
-"""Bytes of a bulk: a ledger of what is allocated."""
+"""Bytes of a bulk: a ledger of what is allocated, and what that predicts for another k.
 
+Every array of a stack is a sum over its batches, so the peak is linear in k but for the scratch,
+which is as long as the longest row, and the relabelling table: a pilot of a few batches is enough.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+HEADROOM = 1.1
+"""A stack is planned for this times the predicted bytes, since batches differ in size."""
 
 
 class Ledger:
@@ -12,13 +21,26 @@ class Ledger:
     def __init__(self) -> None:
         self.live_bytes = 0
         self.peak_bytes = 0
+        self.scratch_bytes = 0
+        self.peak_scratch_bytes = 0
 
     def empty(self, size: int, dtype: Any) -> NDArray[Any]:
-        """An uninitialised array of one dimension."""
+        """An uninitialised array of one dimension, part of the stack."""
         array = np.empty(size, dtype=dtype)
         self.live_bytes += array.nbytes
         self.peak_bytes = max(self.peak_bytes, self.live_bytes)
         return array
+
+    def scratch(self, size: int, dtype: Any) -> NDArray[Any]:
+        """An array of zeros whose size does not grow with the stack."""
+        array = np.zeros(size, dtype=dtype)
+        self.scratch_bytes += array.nbytes
+        self.peak_scratch_bytes = max(self.peak_scratch_bytes, self.scratch_bytes)
+        return array
+
+    def free_scratch(self) -> None:
+        """Count all scratch as gone; the caller drops its references."""
+        self.scratch_bytes = 0
 
     def trim(self, array: NDArray[Any], size: int) -> NDArray[Any]:
         """The same array cut to its first entries; the rest goes back to the allocator."""
@@ -27,6 +49,60 @@ class Ledger:
         self.live_bytes += array.nbytes
         return array
 
-    def free(self, *arrays: NDArray[Any]) -> None:
+    def free(self, *arrays: NDArray[Any] | None) -> None:
         """Count arrays as gone; the caller drops its references."""
-        self.live_bytes -= sum(array.nbytes for array in arrays)
+        self.live_bytes -= sum(array.nbytes for array in arrays if array is not None)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BulkBytes:
+    """What stacks of one sampler take."""
+
+    fixed_bytes: int
+    """Relabelling table and scratch, whatever k is."""
+    batch_bytes: float
+    """For each batch of the stack, at the moment when the stack is largest."""
+
+    @staticmethod
+    def of(ledger: Ledger, table_bytes: int, num_batches: int) -> "BulkBytes":
+        """From a stack that has been sampled."""
+        return BulkBytes(
+            fixed_bytes=table_bytes + ledger.peak_scratch_bytes,
+            batch_bytes=ledger.peak_bytes / max(num_batches, 1),
+        )
+
+    def peak_bytes(self, num_batches: int) -> int:
+        """Predicted peak of a stack of k batches."""
+        return int(self.fixed_bytes + num_batches * self.batch_bytes)
+
+    def largest_stack(self, budget_bytes: int) -> int:
+        """The most batches that fit a budget with headroom; 0 where not even one does."""
+        room = budget_bytes - self.fixed_bytes
+        return max(0, int(room // max(HEADROOM * self.batch_bytes, 1.0)))
+
+
+def frontier_rows(batch_size: int, fanouts: Sequence[int], *, with_self: bool = False) -> list[int]:
+    """Rows of Q at each depth when nothing is deduplicated (formulas 4.4): b, b s_1, b s_1 s_2, ...
+
+    Args:
+        batch_size: Seeds.
+        fanouts: Neighbours per hop, the hop next to the seeds first.
+        with_self: Each vertex is carried along to the next depth.
+    """
+    rows = [batch_size]
+    for fanout in fanouts:
+        rows.append(rows[-1] * (fanout + 1 if with_self else fanout))
+    return rows
+
+
+def bytes_per_batch(
+    batch_size: int, fanouts: Sequence[int], degree: float, *, word_bytes: int = 8
+) -> float:
+    """Formula 4.9's estimate for GraphSAGE with P stored: w * sum_l rows_l (d + s_l).
+
+    `word_bytes` is 8 for int32 columns with float32 values. The engine here stores no P for uniform
+    rows and deduplicates; calibrate with a pilot.
+    """
+    rows = frontier_rows(batch_size, fanouts)
+    pairs = zip(rows, fanouts, strict=False)
+    return word_bytes * sum(count * (degree + fanout) for count, fanout in pairs)

@@ -1,8 +1,9 @@
 """P = QA and NORM: the probability rows of stacked batches (formulas 4.2, 4.4).
 
-After Tripathy et al., MLSys 2024. Row b of the result belongs to row b of Q. Where Q has one non-zero per row (GraphSAGE: a row per
-vertex) the product is a gather of rows of A. Where a row of Q has many (LADIES: a row per batch)
-rows of A are added up, Gustavson's way, with one accumulator for all k rows.
+After Tripathy et al., MLSys 2024. Row b of the result belongs to row b of Q. Where Q has one
+non-zero per row (GraphSAGE: a row per vertex) the product is a gather of rows of A. Where a row of
+Q has many (LADIES: a row per batch) rows of A are added up, Gustavson's way, with one accumulator
+for all k rows.
 """
 
 from dataclasses import dataclass

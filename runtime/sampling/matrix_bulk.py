@@ -1,0 +1,199 @@
+"""Bulk sampling: k batches at once, one launch per layer (Tripathy et al., MLSys 2024).
+
+P = QA, NORM, SAMPLE and EXTRACT run over Q stacked from k batches. A batch does not depend on what
+it is stacked with: k = 1 and k = all give equal blocks.
+"""
+
+import threading
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from runtime.errors import BudgetExceeded, SamplerError
+from runtime.sampling.layerwise import make_law, policy_of
+from runtime.sampling.layerwise_law import LayerGraph, Method, Norm, check_layer_sizes
+from runtime.sampling.layerwise_stack import LayerStack
+from runtime.sampling.matrix_memory import BulkBytes, Ledger
+from runtime.sampling.matrix_sage_stack import SageStack
+from runtime.sampling.matrix_stack import Request
+from runtime.sampling.matrix_table import Table
+from runtime.sampling.minibatch import Dialect, MiniBatch
+from runtime.sampling.neighbor import RELABEL_BUDGET_BYTES, check_fanouts, check_graph
+from runtime.sampling.rng import Purpose
+from runtime.sampling.statistics import Estimator
+
+SAGE = "sage"
+METHODS = (SAGE, *Method)
+
+
+class BulkSampler:
+    """Samples stacks of batches.
+
+    - `sage`: uniform neighbours. The blocks are those of `NeighborSampler` with the same seed,
+      step and dialect.
+    - `ladies`, `fastgcn`: by ITS; the law is that of `LayerwiseSampler`. `pladies`, and `ladies`
+      with replacement, and `fastgcn` draw the very same vertices too.
+
+    Args:
+        indptr: int64 [N + 1], non-decreasing.
+        indices: int32 or int64 [E], C-contiguous; may be memory-mapped.
+        sizes: Fan-outs (`sage`) or vertices per layer, the hop next to the seeds first.
+        method: `sage`, `ladies`, `pladies` or `fastgcn`.
+        dialect: Which vertices a hop expands; `first_seen` with `sage` only.
+        norm: As in `LayerwiseSampler`, as `replace`, `estimator` and `edge_weight`.
+        replace: With replacement, layer-wise methods only.
+        estimator: Edge weights of the layer-wise methods; `sage` is the plain mean.
+        edge_weight: float [E], layer-wise methods only.
+        seed: The run's seed.
+        edge_ids: Fill each block's `e_id` with positions in `indices`.
+        budget_bytes: The most that a stack may take, its results included; k is cut down to fit.
+            None: all batches are one stack.
+        purpose: Stream of `sage`'s draws.
+        relabel_budget_bytes: As in `NeighborSampler`.
+
+    Raises:
+        SamplerError: settings, weights or arrays that cannot be used.
+    """
+
+    def __init__(
+        self,
+        indptr: NDArray[np.integer],
+        indices: NDArray[np.integer],
+        sizes: Sequence[int],
+        *,
+        method: str = SAGE,
+        dialect: Dialect = Dialect.EVERY_HOP,
+        norm: str = Norm.FRO,
+        replace: bool = False,
+        estimator: Estimator = Estimator.HORVITZ_THOMPSON,
+        edge_weight: NDArray[np.floating] | None = None,
+        seed: int = 0,
+        edge_ids: bool = False,
+        budget_bytes: int | None = None,
+        purpose: Purpose = Purpose.NEIGHBOR,
+        relabel_budget_bytes: int = RELABEL_BUDGET_BYTES,
+    ) -> None:
+        if method not in METHODS:
+            raise SamplerError(
+                f"expected a bulk method among {', '.join(METHODS)}, found {method!r}; choose one"
+            )
+        indptr, indices = check_graph(indptr, indices)
+        self.method, self.dialect, self.budget_bytes = method, Dialect(dialect), budget_bytes
+        self.num_nodes = int(indptr.shape[0]) - 1
+        self._dense = 4 * self.num_nodes <= relabel_budget_bytes
+        self._threads = threading.local()
+        self._stack: SageStack | LayerStack
+        if method == SAGE:
+            _refuse_weights(edge_weight, replace)
+            self._stack = SageStack(
+                indptr, indices, check_fanouts(sizes), dialect=self.dialect, seed=seed,
+                purpose=purpose, edge_ids=edge_ids,
+            )  # fmt: skip
+            return
+        if self.dialect is not Dialect.EVERY_HOP:
+            raise SamplerError(
+                f"expected the every_hop dialect with {method}, found {self.dialect}; a layer-wise "
+                "sampler draws for all vertices known"
+            )
+        law = make_law(method, norm, replace=replace, estimator=estimator, by_vertex=False)
+        self._stack = LayerStack(
+            LayerGraph(indptr, indices, edge_weight, law),
+            check_layer_sizes(sizes, self.num_nodes),
+            policy_of(law, seed, None),
+            edge_ids=edge_ids,
+        )
+
+    def sample_many(
+        self,
+        seeds: Sequence[NDArray[np.int64]],
+        *,
+        epoch: int,
+        first_step: int = 0,
+        input_ids: Sequence[NDArray[np.int64]] | None = None,
+        global_num_seeds: Sequence[int] | None = None,
+    ) -> list[MiniBatch]:
+        """Sample the batches of steps first_step, first_step + 1, ...; any thread may call it.
+
+        The blocks of a stack are views of the same arrays, which live as long as one of them.
+
+        Args:
+            seeds: int64 [n] of each batch, distinct within it.
+            epoch: Epoch number.
+            first_step: Step of the first batch.
+            input_ids: Per batch, the position of each seed in the training index.
+            global_num_seeds: Per batch, the seeds of the step over all ranks.
+
+        Raises:
+            SamplerError: a seed is out of range or occurs twice in its batch.
+            BudgetExceeded: not even one batch fits the budget.
+        """
+        requests = [
+            Request(
+                seeds=np.ascontiguousarray(ids, dtype=np.int64),
+                epoch=epoch,
+                step=first_step + i,
+                input_id=None if input_ids is None else input_ids[i],
+                global_num_seeds=None if global_num_seeds is None else global_num_seeds[i],
+            )
+            for i, ids in enumerate(seeds)
+        ]
+        return [batch for stack in self.stacks(requests) for batch in stack]
+
+    def stacks(self, requests: Sequence[Request]) -> Iterator[list[MiniBatch]]:
+        """The batches stack by stack, each within the budget; the first, a pilot, is a stack of 1.
+
+        Drop a stack before asking for the next one, or the results add up.
+        """
+        done, size = 0, len(requests) if self.budget_bytes is None else 1
+        while done < len(requests):
+            table, ledger = self._table(), Ledger()
+            stack = self._stack.sample(requests[done : done + size], table, ledger)
+            done += len(stack)
+            if self.budget_bytes is not None:
+                found = BulkBytes.of(ledger, table.entries.nbytes, len(stack))
+                size = self._fitting(found, self.budget_bytes)
+            yield stack
+
+    def predict_bytes(self, seeds: Sequence[NDArray[np.int64]], *, pilot: int = 4) -> BulkBytes:
+        """Bytes of stacks of batches like these, from a pilot of some of them, evenly spread."""
+        places = np.unique(np.linspace(0, len(seeds) - 1, min(pilot, len(seeds))).astype(int))
+        requests = [
+            Request(seeds=np.ascontiguousarray(seeds[i], dtype=np.int64), epoch=0, step=int(i))
+            for i in places
+        ]
+        table, ledger = self._table(), Ledger()
+        self._stack.sample(requests, table, ledger)
+        return BulkBytes.of(ledger, table.entries.nbytes, len(requests))
+
+    def predict_peak_bytes(self, seeds: Sequence[NDArray[np.int64]], *, pilot: int = 4) -> int:
+        """Predicted peak bytes of `sample_many` on these batches as one stack.
+
+        The graph and, for `fastgcn`, the probabilities of all vertices are not counted.
+        """
+        return self.predict_bytes(seeds, pilot=pilot).peak_bytes(len(seeds))
+
+    def _fitting(self, found: BulkBytes, budget_bytes: int) -> int:
+        size = found.largest_stack(budget_bytes)
+        if size == 0 and found.peak_bytes(1) > budget_bytes:
+            raise BudgetExceeded(
+                f"expected one batch to fit {budget_bytes} bytes, found {found.fixed_bytes} "
+                f"(table, scratch) + {found.batch_bytes:.0f} (batch) = {found.peak_bytes(1)}; raise "
+                "the budget, or lower the batch size or the fan-outs"
+            )
+        return max(size, 1)
+
+    def _table(self) -> Table:
+        table = getattr(self._threads, "table", None)
+        if table is None:
+            table = Table(self.num_nodes, dense=self._dense)
+            self._threads.table = table
+        return table
+
+
+def _refuse_weights(edge_weight: NDArray[np.floating] | None, replace: bool) -> None:
+    if edge_weight is not None or replace:
+        raise SamplerError(
+            "expected uniform neighbours without replacement with sage, found edge weights or "
+            "replacement; sample such neighbours batch by batch"
+        )
