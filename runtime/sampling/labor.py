@@ -157,9 +157,9 @@ class LaborSampler(AbstractHopSampler):
                 larger[:edge] = self._chances()[:edge]
                 self._threads.chances = larger
             return choose_rows(
-                self.indptr, self.indices, w.node_ids, first, node, last, c.row_ptr, c.numbers, c.words, c.pi,
-                c.scale, self._weight, rule, fanout, exact, w.row_ptr, row, w.positions,
-                w.values, self._chances(), edge,
+                self.indptr, self.indices, w.node_ids, first, node, last, c.row_ptr, c.numbers,
+                c.words, c.pi, c.scale, self._weight, rule, fanout, exact, w.row_ptr, row,
+                w.positions, w.values, self._chances(), edge,
             )  # fmt: skip
 
         self._choose_rows(w, hop, first, last, choose)

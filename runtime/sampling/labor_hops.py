@@ -140,7 +140,7 @@ class AbstractHopSampler(ABC):
         """Call choose(node, row, edge) until it has done the rows of nodes first .. last-1.
 
         It fills positions and values, and returns the first node whose row is left, for want of
-        room, and the edge end. On return the ends of rows and edges after the hop stand in the workspace.
+        room, and the edge end. Afterwards the ends of rows and edges stand in the workspace.
         """
         row, edge = int(w.row_ends[hop]), int(w.edge_ends[hop])
         w.row_ends[hop + 1] = row + last - first
