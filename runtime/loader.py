@@ -30,10 +30,10 @@ from runtime.loader_stages import (
 from runtime.mesh import rank_and_size
 from runtime.meter import StageMeter
 from runtime.models.weights import count_self_loops, fill_weights
-from runtime.plan import Plan, load_plan
+from runtime.plan import Plan, load_array, load_plan
+from runtime.sampling.build import build_sampler
 from runtime.sampling.links import LinkSchedule
 from runtime.sampling.minibatch import Dialect, MiniBatch
-from runtime.sampling.neighbor import NeighborSampler
 from runtime.sampling.seeds import SeedSchedule
 from runtime.train.overlap import Prefetcher, Turns, Workers
 
@@ -77,7 +77,7 @@ class PlannedLoader:
         comm: Communicator | None = None,
         meter: StageMeter | None = None,
     ) -> None:
-        folder = Path(plan)
+        folder = self._folder = Path(plan)
         self.plan: Plan = load_plan(folder)
         here, ranks = rank_and_size()
         self.rank = here if rank is None else rank
@@ -206,15 +206,30 @@ class PlannedLoader:
 
     def _first_stages(self) -> tuple[AbstractStage, AbstractStage]:
         """The stages `seeds` and `sample`, for nodes or for links."""
-        settings: dict[str, Any] = {
-            "dialect": self._dialect,
-            "seed": self.plan.workload.seed,
-            "edge_ids": not self._as_blocks,
-        }
-        graph, workload = self.graph, self.plan.workload
+        graph, workload, edge_ids = self.graph, self.plan.workload, not self._as_blocks
+        named = self.plan.strategy.sampler
         if isinstance(self._schedule, LinkSchedule):
+            if named.name != "neighbor" or named.parameters:
+                raise PlanError(
+                    f"task link: expected sampler neighbor without parameters, found {named.name}; "
+                    "plan again"
+                )
+            settings = {"dialect": self._dialect, "seed": workload.seed, "edge_ids": edge_ids}
             return link_stages(graph, workload, self._schedule, settings)
-        sampler = NeighborSampler(graph.indptr, graph.indices, workload.fanouts, **settings)
+        local = None
+        if named.name == "las":
+            local = load_array(self.plan, self._folder, f"feature_own_ids_{self.rank}")
+        sampler = build_sampler(
+            named,
+            graph.indptr,
+            graph.indices,
+            workload.fanouts,
+            workload.seed,
+            edge_ids=edge_ids,
+            edge_weight=graph.edge_weight,
+            local=local,
+            steps_per_epoch=len(self),
+        )
         return SeedsStage(self._schedule, self._dialect), SampleStage(sampler)
 
     def _weights(self) -> Any:

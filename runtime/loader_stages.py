@@ -22,8 +22,8 @@ from runtime.buffers import BufferRing
 from runtime.graph.dataset import Graph
 from runtime.meter import StageMeter
 from runtime.plan import Workload
+from runtime.sampling.build import BatchSampler
 from runtime.sampling.minibatch import Dialect, MiniBatch
-from runtime.sampling.neighbor import NeighborSampler
 from runtime.sampling.seeds import SeedSchedule
 from runtime.stages import Stage
 
@@ -70,7 +70,7 @@ class SampleStage(AbstractStage):
 
     name = Stage.SAMPLE
 
-    def __init__(self, sampler: NeighborSampler) -> None:
+    def __init__(self, sampler: BatchSampler) -> None:
         self._sampler = sampler
 
     def submit(self, batch: MiniBatch, index: int) -> MiniBatch:

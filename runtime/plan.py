@@ -101,7 +101,8 @@ class Sampler:
 
     name: str = "neighbor"
     dialect: Literal["first_seen", "every_hop"] = "first_seen"
-    parameters: dict[str, float] = field(default_factory=dict)
+    parameters: dict[str, float | str] = field(default_factory=dict)
+    """Of the named sampler; runtime.sampling.parameters lists them with their defaults."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
