@@ -38,6 +38,11 @@ class Block:
     """Shape (num_edges,); position of each edge in the graph's `indices`."""
     weight: NDArray[np.float32] | None = None
     """Shape (num_edges,); the layer computes sum_j weight_j x_j. None: the plain mean."""
+    relation_ptr: NDArray[np.int64] | None = None
+    """Typed graphs: the edges of type r of destination i are those from relation_ptr[i * R + r] to
+    relation_ptr[i * R + r + 1]. Shape (num_dst * R + 1,)."""
+    src_type: NDArray[np.int32] | None = None
+    """Typed graphs, outermost block: type of each source. Shape (num_src,)."""
 
     @property
     def num_edges(self) -> int:

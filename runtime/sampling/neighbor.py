@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from runtime.errors import SamplerError
 from runtime.sampling.assemble import assemble
 from runtime.sampling.kernels import HOP, expand_hops
-from runtime.sampling.minibatch import Dialect, MiniBatch
+from runtime.sampling.minibatch import Block, Dialect, MiniBatch
 from runtime.sampling.relabel import add_seeds
 from runtime.sampling.rng import Purpose, stream
 from runtime.sampling.workspace import Workspace
@@ -97,7 +97,7 @@ class NeighborSampler:
         self._fill(workspace, seeds, epoch, step)
         num_seeds = int(seeds.shape[0])
         return MiniBatch(
-            blocks=assemble(workspace, self.dialect, edge_ids=self.edge_ids),
+            blocks=self._blocks(workspace),
             n_id=workspace.node_ids[: workspace.node_ends[-1]].copy(),
             seeds=seeds,
             input_id=np.arange(num_seeds, dtype=np.int64) if input_id is None else input_id,
@@ -108,6 +108,9 @@ class NeighborSampler:
             epoch=epoch,
             step=step,
         )
+
+    def _blocks(self, workspace: Workspace) -> list[Block]:
+        return assemble(workspace, self.dialect, edge_ids=self.edge_ids)
 
     def workspace_bytes(self) -> int:
         """Bytes held by the calling thread's buffers and relabelling table."""
