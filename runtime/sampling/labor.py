@@ -114,7 +114,7 @@ class LaborSampler(AbstractHopSampler):
         self.form = _check_form(form)
         self.estimator = Estimator(estimator)
         self.edge_weight = _check_weight(edge_weight, int(self.indices.shape[0]))
-        self._solver = LaborSolver(self.variant, tolerance, self.edge_weight)
+        self._solver = LaborSolver(self.variant, _check_tolerance(tolerance), self.edge_weight)
         no_weight = read_only(np.zeros(0, dtype=np.float32))
         self._weight = no_weight if self.edge_weight is None else self.edge_weight
         self._threads: _Thread = _Thread()
@@ -196,6 +196,14 @@ def _check_variant(variant: int | str) -> int | str:
     raise SamplerError(
         f"expected a LABOR variant of 0, a positive number of passes, or 'star', found "
         f"{variant!r}; choose one"
+    )
+
+
+def _check_tolerance(tolerance: float) -> float:
+    if tolerance >= 0:
+        return tolerance
+    raise SamplerError(
+        f"expected a tolerance of at least 0, found {tolerance}; 1e-4 is usual, 1e-3 faster"
     )
 
 
