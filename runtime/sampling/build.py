@@ -150,6 +150,13 @@ def _make_neighbor(r: _Request) -> BatchSampler:
 def _make_las(r: _Request) -> BatchSampler:
     from runtime.sampling.locality import Correction, LocalitySampler
 
+    if r.values["over"] == "ladies":
+        return _make_las_over_ladies(r)
+    if r.values["over"] != "neighbor":
+        raise SamplerError(
+            f"sampler las: expected over to be neighbor or ladies, found {r.values['over']!r}; "
+            "choose one"
+        )
     return LocalitySampler(
         r.indptr,
         r.indices,
@@ -162,6 +169,36 @@ def _make_las(r: _Request) -> BatchSampler:
         seed=r.seed,
         edge_ids=r.edge_ids,
     )
+
+
+def _make_las_over_ladies(r: _Request) -> BatchSampler:
+    from runtime.sampling.layerwise import LayerwiseSampler
+    from runtime.sampling.locality import Correction, check_factor, rings
+    from runtime.sampling.weighted import Boost
+
+    _check_every_hop(r)
+    draws, estimator = r.choice(Correction, "correction").way
+    factor, sizes = check_factor(r.number("factor")), r.sizes()
+    return LayerwiseSampler(
+        r.indptr,
+        r.indices,
+        sizes,
+        method="pladies" if draws is Draws.POISSON else "ladies",
+        replace=draws is Draws.REPLACEMENT,
+        estimator=estimator,
+        edge_weight=r.edge_weight,
+        seed=r.seed,
+        boost=Boost(rings(r.indptr, r.indices, r.local, len(sizes)), factor),
+        edge_ids=r.edge_ids,
+    )
+
+
+def _check_every_hop(r: _Request) -> None:
+    if r.dialect is not Dialect.EVERY_HOP:
+        raise SamplerError(
+            f"sampler {r.name}: expected dialect every_hop (a layer is drawn for all vertices so "
+            f"far), found {r.dialect.value}; plan with every_hop"
+        )
 
 
 def _make_labor(r: _Request) -> BatchSampler:
@@ -190,11 +227,7 @@ def _make_layerwise(r: _Request) -> BatchSampler:
     from runtime.sampling.dependent import Dependence, StreamPolicy
     from runtime.sampling.layerwise import LayerwiseSampler
 
-    if r.dialect is not Dialect.EVERY_HOP:
-        raise SamplerError(
-            f"sampler {r.name}: expected dialect every_hop (a layer is drawn for all vertices so "
-            f"far), found {r.dialect.value}; plan with every_hop"
-        )
+    _check_every_hop(r)
     policy = None
     if "kappa" in r.values and (r.number("kappa") != 1 or r.number("layer_dependent")):
         policy = StreamPolicy(

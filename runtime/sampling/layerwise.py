@@ -22,6 +22,7 @@ from runtime.sampling.minibatch import Dialect, MiniBatch
 from runtime.sampling.neighbor import RELABEL_BUDGET_BYTES, check_graph
 from runtime.sampling.rng import Purpose
 from runtime.sampling.statistics import Estimator
+from runtime.sampling.weighted import Boost
 
 
 class LayerwiseSampler:
@@ -51,6 +52,7 @@ class LayerwiseSampler:
         seed: The run's seed.
         policy: Streams of the steps instead of `seed`'s independent ones, for the ways that draw a
             number per vertex: PLADIES, and LADIES without replacement.
+        boost: Multiplies the probability of some vertices (`locality`); not with FastGCN.
         edge_ids: Fill each block's `e_id` with positions in `indices`.
         relabel_budget_bytes: As in `NeighborSampler`.
 
@@ -73,13 +75,14 @@ class LayerwiseSampler:
         edge_weight: NDArray[np.floating] | None = None,
         seed: int = 0,
         policy: StreamPolicy | None = None,
+        boost: Boost | None = None,
         edge_ids: bool = False,
         relabel_budget_bytes: int = RELABEL_BUDGET_BYTES,
     ) -> None:
         indptr, indices = check_graph(indptr, indices)
         law = make_law(method, norm, replace=replace, estimator=estimator)
         self.sizes = check_layer_sizes(sizes, int(indptr.shape[0]) - 1)
-        self.graph = LayerGraph(indptr, indices, edge_weight, law)
+        self.graph = LayerGraph(indptr, indices, edge_weight, law, boost)
         self._stack = LayerStack(
             self.graph, self.sizes, policy_of(law, seed, policy), edge_ids=edge_ids
         )

@@ -21,6 +21,7 @@ from runtime.sampling.matrix_memory import Ledger
 from runtime.sampling.matrix_product import SparseRows, normalise, sum_product
 from runtime.sampling.matrix_table import Table
 from runtime.sampling.statistics import Estimator
+from runtime.sampling.weighted import Boost
 
 
 class Method(StrEnum):
@@ -76,9 +77,10 @@ class LayerGraph:
         indices: int32 or int64 [E].
         edge_weight: float [E], the entries of A, or None where all are 1.
         law: FastGCN's probabilities are computed here, once.
+        boost: Multiplies the probability of some vertices (locality-aware sampling), or None.
 
     Raises:
-        SamplerError: weights of the wrong length, negative, infinite or NaN.
+        SamplerError: weights of the wrong length, negative, infinite or NaN; FastGCN with a boost.
     """
 
     def __init__(
@@ -87,7 +89,14 @@ class LayerGraph:
         indices: NDArray[np.integer],
         edge_weight: NDArray[np.floating] | None,
         law: Law,
+        boost: Boost | None = None,
     ) -> None:
+        if boost is not None and law.method is Method.FASTGCN:
+            raise SamplerError(
+                "expected ladies or pladies for locality-aware layers, found fastgcn: its "
+                "probabilities are the same at every hop; choose another sampler"
+            )
+        self.boost = boost
         self.indptr, self.indices = indptr, indices
         self.num_nodes = int(indptr.shape[0]) - 1
         self.edge_weight = check_edge_weight(edge_weight, int(indices.shape[0]))
@@ -120,6 +129,12 @@ class LayerGraph:
         )  # fmt: skip
         normalise(rows, squared=count2)
         return rows
+
+    def prefer_local(self, rows: SparseRows, hop: int, num_hops: int) -> None:
+        """Multiply P by the boost of a hop (0 is next to the seeds), and normalise it again."""
+        if self.boost is not None:
+            rows.values *= self.boost.of(rows.cols, hop, num_hops)
+            normalise(rows)
 
     def draw(
         self, rows: SparseRows, numbers: Numbers, size: int, ledger: Ledger

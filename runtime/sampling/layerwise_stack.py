@@ -42,9 +42,10 @@ def sample_layers(
     """All layers of all batches, the one next to the seeds first."""
     nodes, ends = stack_seeds(requests, graph.num_nodes, table)
     layers: list[StackedBlocks] = []
-    for size, hop in zip(sizes, numbers, strict=True):
+    for hop, size in enumerate(sizes):
         rows = graph.probabilities(nodes, ends, table, ledger)
-        drawn = graph.draw(rows, hop, size, ledger)
+        graph.prefer_local(rows, hop, len(sizes))
+        drawn = graph.draw(rows, numbers[hop], size, ledger)
         if graph.fixed is None:
             ledger.free(rows.ptr, rows.cols, rows.values)
         del rows

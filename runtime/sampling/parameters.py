@@ -34,7 +34,9 @@ PARAMETERS: dict[str, dict[str, Value]] = {
     "fastgcn": {
         "sizes": "", "draws": "replacement", "estimator": "horvitz-thompson", "weights": "none"
     },
-    "las": {"factor": 1, "correction": "replacement", "weights": "none"},
+    "las": {
+        "factor": 1, "correction": "replacement", "over": "neighbor", "sizes": "", "weights": "none"
+    },
 }  # fmt: skip
 """Parameters of each sampler with their defaults.
 
@@ -46,7 +48,9 @@ sizes          layer-wise: vertices per layer, next to the seeds first, as in "5
                the fan-outs;  norm: fro | count2
 kappa          batches that hang together, or "inf";  dependence: smooth | frozen;  layer_dependent
                1: all hops draw alike
-factor         LAS: preference for local vertices;  correction: none | replacement | poisson | hajek
+factor         LAS: preference for local vertices;  over: neighbor | ladies (with sizes)
+correction     LAS: none | replacement | poisson | hajek; over LADIES, poisson and hajek draw as
+               PLADIES does
 """
 
 

@@ -51,6 +51,11 @@ SAMPLERS: list[tuple[str, Dialect, dict[str, Any]]] = [
     ("fastgcn", "every_hop", {"sizes": "900,900", "estimator": "hajek"}),
     ("las", "first_seen", {"factor": 4.0}),
     ("las", "every_hop", {"factor": 4.0, "correction": "hajek"}),
+    (
+        "las",
+        "every_hop",
+        {"over": "ladies", "sizes": "300,500", "factor": 2.0, "correction": "hajek"},
+    ),
 ]
 
 

@@ -94,6 +94,15 @@ def test_layer_sizes_are_the_plans_or_the_fanouts() -> None:
     assert batch_of(sampler("ladies"), [9, 4]).n_id.tolist() == batch.n_id.tolist()
 
 
+@pytest.mark.parametrize("correction", ["none", "replacement", "poisson", "hajek"])
+def test_locality_over_ladies_draws_layers_by_the_correction(correction: str) -> None:
+    settings = {"over": "ladies", "sizes": "20,30", "factor": 8.0, "correction": correction}
+    batch = batch_of(sampler("las", **settings))
+    assert (batch.blocks[0].weight is None) == (correction == "none")
+    for block in batch.blocks:
+        check_block(block, batch)
+
+
 def test_frozen_labor_repeats_its_draws() -> None:
     made = build(sampler("labor", kappa="inf"))
     first, second = (made.sample(SEEDS, epoch=0, step=step) for step in (0, 9))
@@ -112,6 +121,9 @@ def test_frozen_labor_repeats_its_draws() -> None:
         (sampler("neighbor", weights="mine"), "expected weights none, or graph"),
         (sampler("las", factor=0.5), "factor of at least 1"),
         (sampler("las", factor="much"), "factor to be a number"),
+        (sampler("las", over="labor"), "over to be neighbor or ladies"),
+        (sampler("las", over="ladies", factor=0.5), "factor of at least 1"),
+        (sampler("las", "first_seen", over="ladies"), "expected dialect every_hop"),
         (sampler("las", correction="some"), "correction to be one of none, replacement"),
         (sampler("labor", kappa=0.5), "kappa"),
         (sampler("labor", variant=-1.0), "variant"),

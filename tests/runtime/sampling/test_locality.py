@@ -5,11 +5,12 @@ import pytest
 from numpy.typing import NDArray
 
 from runtime.errors import SamplerError
+from runtime.sampling.layerwise import LayerwiseSampler
 from runtime.sampling.locality import FAR, Correction, LocalitySampler, rings
 from runtime.sampling.minibatch import Dialect, MiniBatch
 from runtime.sampling.reference_weighted import poisson_probabilities
 from runtime.sampling.statistics import Draws, Estimator
-from runtime.sampling.weighted import WeightedSampler
+from runtime.sampling.weighted import Boost, WeightedSampler
 
 Graph = tuple[NDArray[np.int64], NDArray[np.int32]]
 NONE, REPLACEMENT, POISSON, HAJEK = Correction
@@ -197,6 +198,42 @@ def test_local_rows_and_no_local_rows_are_drawn_as_without_preference() -> None:
         for f in (1, 4)
     ]
     assert len({as_bytes(batch) for batch in batches}) == 1
+
+
+@pytest.mark.parametrize(("method", "replace"), [("ladies", True), ("pladies", False)])
+def test_over_ladies_local_vertices_come_more_often_and_the_mean_stays(
+    method: str, replace: bool
+) -> None:
+    # Two rows over the same four neighbours: p is uniform but for f = 4 on the first, 4/7. The
+    # layer's number of hits or inclusions of it is 2 * 4/7, or min(1, 8/7) = 1.
+    (indptr, indices), seeds = fan(4, 2)
+    boost = Boost(rings(indptr, indices, np.array([0]), 1), 4.0)
+    sampler = LayerwiseSampler(
+        indptr, indices, [2], method=method, replace=replace, seed=5, boost=boost
+    )
+    found, taken = [], 0
+    for step in range(4000):
+        batch = sampler.sample(seeds, epoch=0, step=step)
+        (block,) = batch.blocks
+        assert block.weight is not None
+        first = slice(0, int(block.indptr[1]))
+        ids = batch.n_id[block.indices[first]]
+        found.append(float(block.weight[first] @ FOUR[ids]))
+        taken += int((ids == 0).any())
+    assert z_of(np.array(found), 2.5) < 4
+    # With replacement the first is missed by both draws with probability (3/7)^2.
+    assert taken / 4000 == pytest.approx(1 - (3 / 7) ** 2 if replace else 1, abs=0.03)
+
+
+def test_over_ladies_a_factor_of_one_changes_nothing_and_fastgcn_has_none() -> None:
+    graph = random_graph(200, 5)
+    seeds = np.arange(30, dtype=np.int64)
+    boost = Boost(rings(*graph, np.arange(50), 2), 1.0)
+    plain = LayerwiseSampler(*graph, [40, 60], seed=1).sample(seeds, epoch=0, step=0)
+    found = LayerwiseSampler(*graph, [40, 60], seed=1, boost=boost).sample(seeds, epoch=0, step=0)
+    np.testing.assert_array_equal(found.n_id, plain.n_id)
+    with pytest.raises(SamplerError, match="found fastgcn"):
+        LayerwiseSampler(*graph, [40], method="fastgcn", boost=boost)
 
 
 @pytest.mark.parametrize("factor", [0.5, 0, -1, float("nan"), float("inf")])
