@@ -16,6 +16,9 @@ POLICIES = (
 )
 """Named placements that can be planned today."""
 
+MODELS = ("sage", "gcn", "gat")
+"""Models that come with the runtime; others are given as module:factory."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlanSettings:
@@ -55,6 +58,10 @@ class PlanSettings:
             raise SettingsError(f"expected a batch size of at least 1, found {w.batch_size}")
         if self.devices is not None and self.devices < 1:
             raise SettingsError(f"expected at least 1 device, found {self.devices}")
+        if w.model not in MODELS and ":" not in w.model:
+            raise SettingsError(
+                f"expected a model among {', '.join(MODELS)} or module:factory, found {w.model!r}"
+            )
         if self.policy not in POLICIES:
             raise SettingsError(
                 f"expected a policy among {', '.join(POLICIES)}, found {self.policy!r}"

@@ -31,6 +31,7 @@ def one_line(capsys: pytest.CaptureFixture[str]) -> str:
         (["plan", "G", "-o", "P", "--fanouts", "5,5", "--layers", "3"], "expected 3 fan-outs"),
         (["plan", "G", "-o", "P", "--fanouts", "5,x"], "expected integers"),
         (["plan", "G", "-o", "P", "--fanouts", "0,5"], "fan-outs of at least 1"),
+        (["plan", "G", "-o", "P", "--model", "oracle"], "expected a model among"),
         (["plan", "G", "-o", "P", "--devices", "0"], "at least 1 device"),
         (["plan", "G", "-o", "P", "--devices", "many"], "expected a number or auto"),
         (["plan", "G", "-o", "P", "--device-memory", "lots"], "expected a size"),
