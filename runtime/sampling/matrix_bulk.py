@@ -14,7 +14,7 @@ from runtime.errors import BudgetExceeded, SamplerError
 from runtime.sampling.layerwise import make_law, policy_of
 from runtime.sampling.layerwise_law import LayerGraph, Method, Norm, check_layer_sizes
 from runtime.sampling.layerwise_stack import LayerStack
-from runtime.sampling.matrix_memory import BulkBytes, Ledger
+from runtime.sampling.matrix_memory import BulkBytes, Ledger, object_bytes
 from runtime.sampling.matrix_sage_stack import SageStack
 from runtime.sampling.matrix_stack import Request
 from runtime.sampling.matrix_table import Table
@@ -147,39 +147,44 @@ class BulkSampler:
         """
         done, size = 0, len(requests) if self.budget_bytes is None else 1
         while done < len(requests):
-            table, ledger = self._table(), Ledger()
-            stack = self._stack.sample(requests[done : done + size], table, ledger)
+            stack, found = self._sample_stack(requests[done : done + size])
             done += len(stack)
             if self.budget_bytes is not None:
-                found = BulkBytes.of(ledger, table.entries.nbytes, len(stack))
                 size = self._fitting(found, self.budget_bytes)
             yield stack
 
-    def predict_bytes(self, seeds: Sequence[NDArray[np.int64]], *, pilot: int = 4) -> BulkBytes:
+    def predict_bytes(self, seeds: Sequence[NDArray[np.int64]], *, pilot: int = 8) -> BulkBytes:
         """Bytes of stacks of batches like these, from a pilot of some of them, evenly spread."""
         places = np.unique(np.linspace(0, len(seeds) - 1, min(pilot, len(seeds))).astype(int))
         requests = [
             Request(seeds=np.ascontiguousarray(seeds[i], dtype=np.int64), epoch=0, step=int(i))
             for i in places
         ]
-        table, ledger = self._table(), Ledger()
-        self._stack.sample(requests, table, ledger)
-        return BulkBytes.of(ledger, table.entries.nbytes, len(requests))
+        return self._sample_stack(requests)[1]
 
-    def predict_peak_bytes(self, seeds: Sequence[NDArray[np.int64]], *, pilot: int = 4) -> int:
+    def predict_peak_bytes(self, seeds: Sequence[NDArray[np.int64]], *, pilot: int = 8) -> int:
         """Predicted peak bytes of `sample_many` on these batches as one stack.
 
         The graph and, for `fastgcn`, the probabilities of all vertices are not counted.
         """
         return self.predict_bytes(seeds, pilot=pilot).peak_bytes(len(seeds))
 
+    def _sample_stack(self, requests: Sequence[Request]) -> tuple[list[MiniBatch], BulkBytes]:
+        table, ledger = self._table(), Ledger()
+        batches = self._stack.sample(requests, table, ledger)
+        positions = sum(r.seeds.nbytes for r in requests if r.input_id is None)
+        num_blocks = sum(len(batch.blocks) for batch in batches)
+        ledger.note(positions + object_bytes(len(batches), num_blocks))
+        return batches, BulkBytes.of(ledger, table.entries.nbytes, len(batches))
+
     def _fitting(self, found: BulkBytes, budget_bytes: int) -> int:
         size = found.largest_stack(budget_bytes)
         if size == 0 and found.peak_bytes(1) > budget_bytes:
+            batch = found.peak_bytes(1) - found.table_bytes
             raise BudgetExceeded(
-                f"expected one batch to fit {budget_bytes} bytes, found {found.fixed_bytes} "
-                f"(table, scratch) + {found.batch_bytes:.0f} (batch) = {found.peak_bytes(1)}; raise "
-                "the budget, or lower the batch size or the fan-outs"
+                f"expected one batch to fit {budget_bytes} bytes, found {found.table_bytes} (table)"
+                f" + {batch} (batch) = {found.peak_bytes(1)}; raise the budget, or lower the batch "
+                "size or the fan-outs"
             )
         return max(size, 1)
 

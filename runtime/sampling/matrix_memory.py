@@ -1,7 +1,8 @@
 """Bytes of a bulk: a ledger of what is allocated, and what that predicts for another k.
 
-Every array of a stack is a sum over its batches, so the peak is linear in k but for the scratch,
-which is as long as the longest row, and the relabelling table: a pilot of a few batches is enough.
+At every moment the arrays of a stack are sums over its batches, linear in k; beside them there are
+the relabelling table and scratch, which is as long as the longest row and does not grow with k. So
+the moments of a pilot of a few batches tell the peak of any stack.
 """
 
 from collections.abc import Sequence
@@ -20,22 +21,27 @@ class Ledger:
 
     def __init__(self) -> None:
         self.live_bytes = 0
-        self.peak_bytes = 0
         self.scratch_bytes = 0
-        self.peak_scratch_bytes = 0
+        self.moments: list[tuple[int, int]] = []
+        """(stack, scratch) in bytes after every allocation."""
 
     def empty(self, size: int, dtype: Any) -> NDArray[Any]:
         """An uninitialised array of one dimension, part of the stack."""
         array = np.empty(size, dtype=dtype)
         self.live_bytes += array.nbytes
-        self.peak_bytes = max(self.peak_bytes, self.live_bytes)
+        self.moments.append((self.live_bytes, self.scratch_bytes))
         return array
+
+    def note(self, num_bytes: int) -> None:
+        """Count what was allocated elsewhere."""
+        self.live_bytes += num_bytes
+        self.moments.append((self.live_bytes, self.scratch_bytes))
 
     def scratch(self, size: int, dtype: Any) -> NDArray[Any]:
         """An array of zeros whose size does not grow with the stack."""
         array = np.zeros(size, dtype=dtype)
         self.scratch_bytes += array.nbytes
-        self.peak_scratch_bytes = max(self.peak_scratch_bytes, self.scratch_bytes)
+        self.moments.append((self.live_bytes, self.scratch_bytes))
         return array
 
     def free_scratch(self) -> None:
@@ -58,27 +64,32 @@ class Ledger:
 class BulkBytes:
     """What stacks of one sampler take."""
 
-    fixed_bytes: int
-    """Relabelling table and scratch, whatever k is."""
-    batch_bytes: float
-    """For each batch of the stack, at the moment when the stack is largest."""
+    table_bytes: int
+    """The relabelling table, whatever k is."""
+    moments: tuple[tuple[float, int], ...]
+    """(bytes per batch of the stack, bytes of scratch) at each moment of sampling."""
 
     @staticmethod
     def of(ledger: Ledger, table_bytes: int, num_batches: int) -> "BulkBytes":
         """From a stack that has been sampled."""
-        return BulkBytes(
-            fixed_bytes=table_bytes + ledger.peak_scratch_bytes,
-            batch_bytes=ledger.peak_bytes / max(num_batches, 1),
-        )
+        moments = tuple((live / num_batches, scratch) for live, scratch in set(ledger.moments))
+        return BulkBytes(table_bytes=table_bytes, moments=moments)
 
     def peak_bytes(self, num_batches: int) -> int:
         """Predicted peak of a stack of k batches."""
-        return int(self.fixed_bytes + num_batches * self.batch_bytes)
+        parts = (num_batches * batch + scratch for batch, scratch in self.moments)
+        return self.table_bytes + int(max(parts))
 
     def largest_stack(self, budget_bytes: int) -> int:
         """The most batches that fit a budget with headroom; 0 where not even one does."""
-        room = budget_bytes - self.fixed_bytes
-        return max(0, int(room // max(HEADROOM * self.batch_bytes, 1.0)))
+        room = budget_bytes - self.table_bytes
+        fits = ((room - scratch) / (HEADROOM * max(batch, 1)) for batch, scratch in self.moments)
+        return max(0, int(min(fits)))
+
+
+def object_bytes(num_batches: int, num_blocks: int) -> int:
+    """Bytes of the Python objects around the arrays, as tracemalloc counts them."""
+    return 800 * num_batches + 450 * num_blocks
 
 
 def frontier_rows(batch_size: int, fanouts: Sequence[int], *, with_self: bool = False) -> list[int]:

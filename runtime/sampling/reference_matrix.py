@@ -5,12 +5,14 @@ so that samples agree with the kernels in law, not in bits.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
-Matrix = sparse.csr_matrix
+Matrix = Any
+"""A scipy.sparse.csr_matrix, whose stubs know little of its operators."""
 
 
 def adjacency(indptr: NDArray[np.integer], indices: NDArray[np.integer]) -> Matrix:

@@ -157,7 +157,7 @@ def test_an_empty_seed_list_gives_an_empty_batch_with_all_blocks() -> None:
         assert (batch.num_seeds, batch.global_num_seeds) == (0, 8)
 
 
-@pytest.mark.parametrize("sizes", [[], [0], [5, -1], [5, 2.5], [71]])
+@pytest.mark.parametrize("sizes", [[], [0], [5, -1], [71]])
 def test_unusable_layer_sizes_are_refused(sizes: list[int]) -> None:
     with pytest.raises(SamplerError, match="size") as caught:
         LayerwiseSampler(*random_graph(8), sizes)
