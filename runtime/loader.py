@@ -15,8 +15,10 @@ import torch
 from runtime.buffers import BufferRing
 from runtime.comm.collectives import Communicator
 from runtime.errors import DatasetError, PlanError
-from runtime.features.store import FeatureStore, open_store
+from runtime.features.store import AbstractFeatureStore, open_store
+from runtime.features.typed import TypedFeatureStore
 from runtime.graph.dataset import Graph, open_graph
+from runtime.graph.types import types_of
 from runtime.loader_links import link_stages
 from runtime.loader_stages import (
     AbstractStage,
@@ -27,6 +29,7 @@ from runtime.loader_stages import (
     SeedsStage,
     seed_batch,
 )
+from runtime.loader_typed import is_typed, typed_sampler
 from runtime.mesh import rank_and_size
 from runtime.meter import StageMeter
 from runtime.models.weights import count_self_loops, fill_weights
@@ -97,17 +100,11 @@ class PlannedLoader:
             num_ranks=self.size,
             rank=self.rank,
         )
-        self.store: FeatureStore = open_store(
-            self.graph,
-            self.plan,
-            folder,
-            self.rank,
-            comm=comm,
-            threads=self.plan.strategy.threads.gather,
-        )
+        self.store: AbstractFeatureStore = self._open_store(comm)
         self.stages = self._make_stages(torch.device(device))
         self._workers = Workers(self.plan.strategy.threads.sample)
         self._ready: Prefetcher[MiniBatch] | None = None
+        self._hetero: Any = None
         self._epoch, self._step = epoch, 0
         self.handed_out = 0
         """Batches given so far by this process, over epochs."""
@@ -204,6 +201,19 @@ class PlannedLoader:
             )
         return [made[name] for name in names]
 
+    def _open_store(self, comm: Communicator | None) -> AbstractFeatureStore:
+        if self.graph.x_by_type:
+            if not is_typed(self.plan.workload):
+                raise DatasetError(
+                    f"{self.graph.path}: expected model rgcn for features by node type, found "
+                    f"{self.plan.workload.model}; choose rgcn"
+                )
+            return TypedFeatureStore(self.graph, self.plan)
+        threads = self.plan.strategy.threads.gather
+        return open_store(
+            self.graph, self.plan, self._folder, self.rank, comm=comm, threads=threads
+        )
+
     def _first_stages(self) -> tuple[AbstractStage, AbstractStage]:
         """The stages `seeds` and `sample`, for nodes or for links."""
         graph, workload, edge_ids = self.graph, self.plan.workload, not self._as_blocks
@@ -216,6 +226,14 @@ class PlannedLoader:
                 )
             settings = {"dialect": self._dialect, "seed": workload.seed, "edge_ids": edge_ids}
             return link_stages(graph, workload, self._schedule, settings)
+        if is_typed(workload):
+            if named.name != "neighbor" or named.parameters:
+                raise PlanError(
+                    f"model rgcn: expected sampler neighbor without parameters, found {named.name};"
+                    " plan again"
+                )
+            typed = typed_sampler(graph, workload, dialect=self._dialect, edge_ids=edge_ids)
+            return SeedsStage(self._schedule, self._dialect), SampleStage(typed)
         local = None
         if named.name == "las":
             local = load_array(self.plan, self._folder, f"feature_own_ids_{self.rank}")
@@ -248,6 +266,11 @@ class PlannedLoader:
         return fill
 
     def _pyg(self, batch: MiniBatch) -> Any:
+        if is_typed(self.plan.workload):
+            from runtime.sampling.hetero import HeteroView
+
+            self._hetero = self._hetero or HeteroView(self.graph, types_of(self.graph))
+            return self._hetero(batch, batch.x)
         from runtime.sampling.pyg import to_pyg
 
         labels = None if self.graph.y is None else torch.from_numpy(self.graph.y[batch.n_id])

@@ -28,7 +28,7 @@ from runtime.sampling.seeds import SeedSchedule
 from runtime.stages import Stage
 
 if TYPE_CHECKING:
-    from runtime.features.store import FeatureStore
+    from runtime.features.store import AbstractFeatureStore
 
 
 class AbstractStage(ABC):
@@ -91,7 +91,7 @@ class GatherStage(AbstractStage):
     name = Stage.GATHER
 
     def __init__(
-        self, store: "FeatureStore", ring: BufferRing, meter: StageMeter, *, ordered: bool
+        self, store: "AbstractFeatureStore", ring: BufferRing, meter: StageMeter, *, ordered: bool
     ) -> None:
         self._store = store
         self._ring = ring

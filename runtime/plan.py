@@ -77,14 +77,17 @@ class Workload:
     """What is to be trained: fixed by the user, never changed by the planner."""
 
     model: str = "sage"
-    """sage | gcn | gat | module:factory."""
+    """sage | gcn | gat | rgcn | module:factory."""
     num_layers: int = 2
     hidden: int = 256
     heads: int = 4
     """Attention heads (gat)."""
     dropout: float = 0.0
     fanouts: list[int] = field(default_factory=lambda: [15, 10])
-    """Neighbours per hop, first hop (next to the seeds) first; -1 takes all."""
+    """Neighbours per hop, first hop (next to the seeds) first; -1 takes all. For rgcn: of each edge
+    type."""
+    type_fanouts: dict[str, list[int]] = field(default_factory=dict)
+    """For rgcn: other fan-outs of some edge types, by name."""
     batch_size: int = 1024
     """GLOBAL batch: seeds (for task link: links) per optimiser step over all devices."""
     learning_rate: float = 3e-3

@@ -17,8 +17,10 @@ from runtime.config import RunConfig
 from runtime.errors import InputError
 from runtime.failure import record_failure
 from runtime.graph.dataset import Graph, open_graph
+from runtime.graph.types import types_of
 from runtime.identity import check_identity
 from runtime.loader import PlannedLoader
+from runtime.loader_typed import is_typed
 from runtime.mesh import Mesh, open_mesh, rank_and_size
 from runtime.models.build import build_model
 from runtime.models.memory import keep_freed_memory
@@ -70,7 +72,10 @@ def run(config: RunConfig) -> RunReport:
 def make_loop(plan: Plan, graph: Graph, mesh: Mesh, loader: PlannedLoader) -> TrainLoop:
     """The plan's model, the same on every rank, with its optimiser and flat gradients."""
     workload = plan.workload
-    model = build_model(workload, graph.feature_dim, graph.num_classes, str(graph.task))
+    types = types_of(graph) if is_typed(workload) else None
+    model = build_model(
+        workload, graph.feature_dim, graph.num_classes, str(graph.task), types=types
+    )
     model.to(mesh.device)
     share_parameters(model, mesh.comm)
     return TrainLoop(

@@ -221,8 +221,8 @@ def _write(
         length = signal_length(num_classes, feature_signal)
         for rows in feature_rows(of_node, feature_dim, num_classes, length, rng):
             table.append(rows)
-        staging.save("y", _noisy_labels(of_node, num_classes, label_noise, rng))
-        split = _split(np.flatnonzero(connected), fractions, rng)
+        staging.save("y", noisy_labels(of_node, num_classes, label_noise, rng))
+        split = split_nodes(np.flatnonzero(connected), fractions, rng)
         for key, ids in zip(("train_idx", "val_idx", "test_idx"), split, strict=True):
             staging.save(key, ids)
         return commit_dataset(
@@ -255,9 +255,10 @@ def feature_rows(
         yield rows
 
 
-def _noisy_labels(
+def noisy_labels(
     communities: NDArray[np.int64], num_classes: int, share: float, rng: np.random.Generator
 ) -> NDArray[np.int64]:
+    """Each node's community, but for a share of random other classes."""
     if num_classes == 1:
         return communities
     wrong = rng.random(len(communities)) < share
@@ -265,7 +266,7 @@ def _noisy_labels(
     return np.where(wrong, (communities + shift) % num_classes, communities)
 
 
-def _split(
+def split_nodes(
     candidates: NDArray[np.int64],
     fractions: tuple[float, float, float],
     rng: np.random.Generator,

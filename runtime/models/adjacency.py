@@ -27,6 +27,10 @@ class TorchBlock:
     """int32, shape (num_edges,)."""
     weight: Tensor | None = None
     """float32, shape (num_edges,)."""
+    relation_ptr: Tensor | None = None
+    """Typed blocks, int64: ends of the edges of each destination and type (`minibatch.Block`)."""
+    src_type: Tensor | None = None
+    """Typed graphs, outermost block: int32, type of each source."""
     _transposed: tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.float32]] | None = field(
         default=None, repr=False
     )
@@ -78,6 +82,12 @@ class TorchBlock:
             weight=None
             if self.weight is None
             else self.weight.to(device, non_blocking=non_blocking),
+            relation_ptr=None
+            if self.relation_ptr is None
+            else self.relation_ptr.to(device, non_blocking=non_blocking),
+            src_type=None
+            if self.src_type is None
+            else self.src_type.to(device, non_blocking=non_blocking),
         )
 
 
@@ -96,6 +106,8 @@ def torch_block(block: Block) -> TorchBlock:
         indptr=_shared(indptr),
         indices=_shared(block.indices[:num_edges].astype(np.int32, copy=False)),
         weight=None if block.weight is None else _shared(block.weight[:num_edges]),
+        relation_ptr=None if block.relation_ptr is None else _shared(block.relation_ptr),
+        src_type=None if block.src_type is None else _shared(block.src_type),
     )
 
 

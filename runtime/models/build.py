@@ -1,4 +1,4 @@
-"""Build the model a workload names: SAGE, GCN or GAT on blocks, or a user's own factory.
+"""Build the model a workload names: SAGE, GCN, GAT or R-GCN on blocks, or a user's own factory.
 
 The built-in models are those of torch_geometric.nn.models (GraphSAGE, GCN, GAT) with ReLU: same
 layers, same parameter names, so a state dictionary moves either way.
@@ -11,7 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from runtime.errors import InputError
+from runtime.graph.types import GraphTypes
 from runtime.models.adjacency import TorchBlock
+from runtime.models.rgcn import build_rgcn
 from runtime.plan import Workload
 
 
@@ -116,17 +118,25 @@ def _from_import_path(workload: Workload, in_dim: int, num_classes: int, task: s
     return model
 
 
-def build_model(workload: Workload, in_dim: int, num_classes: int, task: str) -> nn.Module:
+def build_model(
+    workload: Workload,
+    in_dim: int,
+    num_classes: int,
+    task: str,
+    *,
+    types: GraphTypes | None = None,
+) -> nn.Module:
     """The model of a workload, freshly initialised from `workload.seed`.
 
     Args:
-        workload: `model` is sage, gcn, gat or module:factory. A factory is called as
+        workload: `model` is sage, gcn, gat, rgcn or module:factory. A factory is called as
             factory(workload, in_dim, num_classes, task) and returns a torch.nn.Module with
             forward(x, blocks) -> logits of the seeds; with a forward_layer(layer, x, block) as
             BlockModel's it is also evaluated layer by layer.
         in_dim: Columns of the features.
         num_classes: Columns of the logits (binary: 1; link: `workload.hidden`).
         task: multiclass | multilabel | binary | link, for which the model is the encoder of `link`.
+        types: The graph's types (`types_of`), needed by rgcn alone.
 
     Raises:
         InputError: unknown model or task, or settings that do not fit each other.
@@ -143,8 +153,10 @@ def build_model(workload: Workload, in_dim: int, num_classes: int, task: str) ->
         torch.manual_seed(workload.seed)
         if ":" in workload.model:
             return _from_import_path(workload, in_dim, num_outputs, task)
+        if workload.model == "rgcn":
+            return build_rgcn(workload, types, num_outputs)
         if workload.model not in _BUILDERS:
-            names = ", ".join(_BUILDERS)
+            names = ", ".join([*_BUILDERS, "rgcn"])
             raise InputError(f"model: expected {names} or module:factory, found {workload.model!r}")
         convs = _BUILDERS[workload.model](workload, in_dim, num_outputs)
         return BlockModel(convs, dropout=workload.dropout)

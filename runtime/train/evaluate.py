@@ -19,7 +19,9 @@ from runtime.features.counters import Counters
 from runtime.features.gather import gather_rows
 from runtime.features.sparse import SparseHost
 from runtime.features.store import AbstractFeatureStore
+from runtime.features.typed import TypedFeatureStore
 from runtime.graph.dataset import Graph
+from runtime.loader_typed import is_typed, typed_sampler
 from runtime.models.adjacency import TorchBlock, torch_block, torch_blocks
 from runtime.models.inference import FullNeighbourhoods, chunks, vertices_per_layer
 from runtime.models.metrics import Metric, metric_of
@@ -107,6 +109,8 @@ def reader_of(graph: Graph, store: AbstractFeatureStore | None) -> Reader:
     """What reads rows: the store, or the dataset's own arrays; raises DatasetError without any."""
     if store is not None:
         return store.read
+    if graph.x_by_type:
+        return TypedFeatureStore(graph).read
     if graph.x is not None:
         table = graph.x
         return lambda ids, out: gather_rows(table, ids, out)
@@ -166,14 +170,7 @@ class Evaluation:
         self, ids: NDArray[np.int64], fanouts: list[int], batch_size: int, epoch: int
     ) -> None:
         """Score this rank's share of the vertices in sampled batches."""
-        graph = self.graph
-        sampler = NeighborSampler(
-            graph.indptr,
-            graph.indices,
-            fanouts,
-            seed=self.workload.seed,
-            purpose=Purpose.CALIBRATION,
-        )
+        sampler = self._sampler(fanouts)
         fill = self._weights(self.workload)
         mine = np.unique(ids)[self.rank :: self.size]
         for first in range(0, mine.shape[0], batch_size):
@@ -183,6 +180,18 @@ class Evaluation:
             x = self._features(batch.n_id)
             blocks = [block.to(self.device) for block in torch_blocks(batch)]
             self.count(self.model(x, blocks), seeds)
+
+    def _sampler(self, fanouts: list[int]) -> NeighborSampler:
+        graph, workload = self.graph, self.workload
+        if is_typed(workload):
+            return typed_sampler(graph, workload, fanouts, purpose=Purpose.CALIBRATION)
+        return NeighborSampler(
+            graph.indptr,
+            graph.indices,
+            fanouts,
+            seed=workload.seed,
+            purpose=Purpose.CALIBRATION,
+        )
 
     def layer_by_layer(self, ids: NDArray[np.int64]) -> None:
         """Run each layer over all vertices the next one needs; score the last layer's rows."""

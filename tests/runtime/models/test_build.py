@@ -185,7 +185,7 @@ def test_a_model_can_come_from_an_import_path():
 @pytest.mark.parametrize(
     ("settings", "task", "text"),
     [
-        (workload("sgae", [2]), "multiclass", "expected sage, gcn, gat or module:factory"),
+        (workload("sgae", [2]), "multiclass", "expected sage, gcn, gat, rgcn or module:factory"),
         (workload("nowhere:model", [2]), "multiclass", "importable module:factory"),
         (workload("builtins:print", [2]), "multiclass", "to return a torch.nn.Module"),
         (Workload(model="sage", num_layers=3, fanouts=[2, 2]), "multiclass", "2 fan-outs for 3"),
