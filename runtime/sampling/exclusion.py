@@ -2,8 +2,8 @@
 
 A model that may aggregate over the very edge it is asked for learns to look it up. The sampler here
 gives, bit for bit, the batch that `NeighborSampler` would give on the graph with those edges taken
-out (`reference_links`), for the cost of a hash lookup per row: in a row of degree d with m edges
-out it chooses among d - m offsets and then passes over those that are out.
+out (`reference_links`), and takes about 1.8 times as long for a batch: in a row of degree d with m
+edges out it chooses among d - m offsets and then passes over those that are out.
 """
 
 from enum import StrEnum
@@ -76,7 +76,10 @@ def find_excluded(
         pairs = pairs[:0]
     elif exclude is Exclude.BOTH:
         pairs = np.concatenate([pairs, pairs[:, ::-1]])
-    pairs = np.unique(pairs, axis=0) if len(pairs) else np.zeros((0, 2), np.int64)
+    # Distinct pairs by one number each: np.unique over rows takes ten times as long.
+    num_nodes = len(indptr) - 1
+    keys = np.unique(pairs[:, 0] * num_nodes + pairs[:, 1])
+    pairs = np.stack([keys // num_nodes, keys % num_nodes], axis=1)
     rows, places = np.empty((2, 2 * len(pairs)), np.int64)
     count = int(_find_edges(indptr, indices, pairs, rows, places))
     if count > len(rows):  # parallel edges
