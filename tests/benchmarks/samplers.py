@@ -6,8 +6,8 @@
   random-read limit, as for the other samplers. Batch 1024, fan-outs 15,10,5, first_seen.
 - `labor_star_<graph>_1thread`: batches per second at tolerance 1e-3.
 - `vertices_<method>_dense`: input vertices of a batch on an R-MAT graph as dense as Reddit, with
-  the edges of all hops; `ratio` is over neighbour sampling. Layer sizes of LADIES and PLADIES are
-  the vertices that LABOR-* drew.
+  the edges of all hops; `ratio` is over neighbour sampling. LADIES and PLADIES see the adjacency of
+  the mean, A = 1/d, and their layer sizes are fitted until they reach LABOR-*'s vertices.
 - `overlap_kappa_<k>`: share of the edges of a LABOR-0 batch drawn again by the next batch of the
   same seeds, q = k/d = .1, over the bivariate normal law's value.
 """
@@ -15,6 +15,7 @@
 import argparse
 import itertools
 import math
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -46,6 +47,7 @@ BATCH_SIZE = 1024
 BATCHES = 10
 DENSE_NODES, DENSE_DEGREE = 1 << 15, 400
 DENSE_FANOUTS, DENSE_BATCH, DENSE_BATCHES = (10, 10, 10), 128, 4
+FITS = 3
 KAPPAS = (1, 2, 4, 16, 64, 256)
 
 
@@ -71,16 +73,18 @@ def measure_labor(name: str) -> None:
 
 def one_thread(
     sampler: LaborSampler, seeds: list[NDArray[np.int64]], epoch: int
-) -> tuple[float, list[MiniBatch]]:
-    """Seconds of sampling the batches, and the batches."""
+) -> tuple[float, float, list[MiniBatch]]:
+    """Seconds and core seconds of sampling the batches, and the batches."""
     batches: list[MiniBatch] = []
+    core = [0.0]
 
     def task(index: int) -> None:
-        del index
+        before = time.thread_time()
         for step, part in enumerate(seeds):
             batches.append(sampler.sample(part, epoch=epoch, step=step))
+        core[index] = time.thread_time() - before
 
-    return run_threads(task, 1), batches
+    return run_threads(task, 1), core[0], batches
 
 
 def measure_labor_0(
@@ -92,14 +96,15 @@ def measure_labor_0(
 ) -> None:
     """Interleave the limit and the sampler, and print both rates."""
     one_thread(sampler, seeds, 0)  # compiles, and grows the workspace
-    limits, rates, ratios = [limit.measure()], [], []
+    limits, rates, ratios, per_core = [limit.measure()], [], [], []
     per_sampled = 0.0
     for repeat in range(REPEATS):
-        seconds, batches = one_thread(sampler, seeds, 1 + repeat)
+        seconds, core_seconds, batches = one_thread(sampler, seeds, 1 + repeat)
         limits.append(limit.measure())
         reads = sum(scanned(batch, degree) for batch in batches)
         edges = sum(batch.num_edges for batch in batches)
         rates.append(reads / seconds)
+        per_core.append(reads / core_seconds)
         ratios.append(edges / seconds / ((limits[-2] + limits[-1]) / 2))
         per_sampled = reads / edges
     record(
@@ -110,6 +115,7 @@ def measure_labor_0(
         ratio=float(np.median(ratios)),
         scanned_over_limit=float(np.median(rates) / np.median(limits)),
         scanned_per_sampled=per_sampled,
+        scanned_per_core_second=float(np.median(per_core)),
         steady=steady(limits[0], limits[-1]),
     )
 
@@ -162,31 +168,53 @@ def measure_shape() -> None:
         name: LaborSampler(indptr, indices, DENSE_FANOUTS, variant=variant)
         for name, variant in variants.items()
     }
-    baseline, drawn = 0.0, [0]
+    baseline, drawn, found = 0.0, [0], {}
     for name, sampler in methods.items():
         found, drawn = counts_of(sampler_call(sampler), seeds)
         baseline = baseline or found["vertices"]
-        report_shape(name, found, baseline, indices.shape[0] / DENSE_NODES)
+        report_shape(name, found, baseline)
+    target = found["vertices_by_hop"]
+    degree = np.diff(indptr)
+    mean = (1 / np.repeat(degree, degree)).astype(np.float32)
     for name in ("ladies", "pladies"):
-        sampler = LayerwiseSampler(indptr, indices, drawn, method=name)
-        found, _ = counts_of(sampler_call(sampler), seeds)
-        report_shape(name, found, baseline, indices.shape[0] / DENSE_NODES)
+
+        def sample(sizes: list[int], name: str = name) -> Sample:
+            return sampler_call(
+                LayerwiseSampler(indptr, indices, sizes, method=name, edge_weight=mean)
+            )
+
+        report_shape(name, matched(sample, drawn, target, seeds), baseline)
+
+
+def matched(
+    make: Callable[[list[int]], Sample],
+    sizes: list[int],
+    target: list[float],
+    seeds: list[NDArray[np.int64]],
+) -> dict[str, Any]:
+    """Counts of a layer-wise sampler whose sizes are fitted to vertices by hop."""
+    found, _ = counts_of(make(sizes), seeds)
+    for _ in range(FITS):
+        # Twice as many draws give less than twice the vertices.
+        shares = np.array(target) / np.array(found["vertices_by_hop"])
+        sizes = np.maximum(1, np.round(sizes * shares**1.5)).astype(int).tolist()
+        found, _ = counts_of(make(sizes), seeds)
+    return found | {"sizes": sizes}
 
 
 def sampler_call(sampler: Any) -> Sample:
     return lambda part, step: sampler.sample(part, epoch=0, step=step)
 
 
-def report_shape(name: str, found: dict[str, Any], baseline: float, degree: float) -> None:
-    vertices = found.pop("vertices")
+def report_shape(name: str, found: dict[str, Any], baseline: float) -> None:
+    vertices = found["vertices"]
     record(
         f"vertices_{name}_dense",
         vertices,
         "vertices/batch",
         baseline=baseline,
         ratio=vertices / baseline,
-        mean_degree=degree,
-        **found,
+        **{key: value for key, value in found.items() if key != "vertices"},
     )
 
 
