@@ -151,7 +151,7 @@ def test_at_the_fixed_point_unsaturated_vertices_have_a_highest_scale_of_one() -
                 assert max(scales) == pytest.approx(1, abs=2e-3)
 
 
-def mean_vertices(graph: Graph, fanout: int, variant: int) -> NDArray[np.float64]:
+def mean_vertices(graph: Graph, fanout: int, variant: int) -> NDArray[np.floating]:
     """E|S^1| by batch size, over all batches of that size."""
     nodes = range(len(graph[0]) - 1)
     return np.array(
