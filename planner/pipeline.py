@@ -10,7 +10,7 @@ cached profile a repeated plan is the same to the byte.
 import functools
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from numpy.typing import NDArray
 
@@ -40,7 +40,8 @@ from runtime.plan import (
     refuse_foreign_folder,
     save_plan,
 )
-from runtime.sampling.statistics import Estimator, layer_of_model, statistics_class
+from runtime.sampling.parameters import class_of
+from runtime.sampling.statistics import StatisticsClass, layer_of_model
 
 DISK_BUDGET_BYTES = 64 * 2**20
 """Most bytes of direct reads a rank holds in flight and staged."""
@@ -94,6 +95,7 @@ def plan(
             workload=settings.workload,
             profile=found.numbers,
             machine=machine,
+            sampler=settings.sampler,
             budgets=Budgets(
                 device_bytes=settings.device_memory_bytes, host_bytes=settings.host_memory_bytes
             ),
@@ -118,8 +120,12 @@ def check_settings(graph: Graph, settings: PlanSettings) -> None:
     """
     if settings.mode == "full-graph":
         raise SettingsError("expected mode auto or minibatch, found full-graph; not available yet")
-    if settings.sampler != "neighbor":
-        raise SettingsError(f"expected sampler neighbor, found {settings.sampler!r}")
+    found, allowed = _statistics(settings), StatisticsClass(settings.workload.allow)
+    if not allowed.allows(found):
+        raise SettingsError(
+            f"expected a sampler whose statistics are {allowed.value}, found {settings.sampler}, "
+            f"which is {found.value} under {settings.workload.model}; add --allow {found.value}"
+        )
     if graph.num_train == 0:
         raise SettingsError(f"{graph.path}: expected training nodes, found none in train_idx")
     if graph.feature_dim < 1:
@@ -173,15 +179,21 @@ def _assemble(
         ),
         shadow_prices=search.prices(chosen),
         alternatives=alternatives(priced, chosen),
-        statistics_class=_statistics(search.settings),
+        statistics_class=_statistics(search.settings).value,
     )
     return result, arrays
 
 
-def _statistics(settings: PlanSettings) -> Literal["exact", "unbiased", "approximate"]:
+def plan_sampler(settings: PlanSettings) -> Sampler:
+    """The sampler that was asked for, as a plan names it."""
+    return Sampler(
+        name=settings.sampler, dialect=settings.dialect, parameters=settings.sampler_parameters
+    )
+
+
+def _statistics(settings: PlanSettings) -> StatisticsClass:
     """Class of (sampler, estimator, layer), by the one function that decides it."""
-    layer = layer_of_model(settings.workload.model)
-    return statistics_class(settings.sampler, Estimator.PLAIN, layer).value
+    return class_of(plan_sampler(settings), layer_of_model(settings.workload.model))
 
 
 def _strategy(search: Search, chosen: Priced, listed: list[Source]) -> Strategy:
@@ -190,7 +202,7 @@ def _strategy(search: Search, chosen: Priced, listed: list[Source]) -> Strategy:
     request, settings = search.request, search.settings
     on_disk = chosen.placed.rows.host_rows < request.graph.num_nodes
     return Strategy(
-        sampler=Sampler(name=settings.sampler, dialect=settings.dialect),
+        sampler=plan_sampler(settings),
         features=FeaturePlacement(
             policy=candidate.policy,
             sources=listed,

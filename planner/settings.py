@@ -35,6 +35,9 @@ class PlanSettings:
     mode: Literal["auto", "minibatch", "full-graph"] = "auto"
     """Full-graph needs a later release; auto keeps the user's mini-batches."""
     sampler: str = "neighbor"
+    """A name of runtime.sampling.parameters.PARAMETERS."""
+    sampler_parameters: dict[str, float | str] = field(default_factory=dict[str, float | str])
+    """What differs from that sampler's defaults."""
     dialect: Literal["first_seen", "every_hop"] = "first_seen"
     policy: str = "auto"
     """Placement policy; auto scores all and keeps the best."""

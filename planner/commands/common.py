@@ -64,6 +64,31 @@ def parse_integers(text: str, option: str) -> list[int]:
         ) from None
 
 
+def parse_sampler(text: str) -> tuple[str, dict[str, float | str]]:
+    """A sampler's name and parameters from NAME or NAME:key=value,key=value.
+
+    Raises:
+        SettingsError: a parameter is not key=value.
+    """
+    name, _, rest = text.partition(":")
+    parameters: dict[str, float | str] = {}
+    for part in rest.split(",") if rest else []:
+        key, equals, value = part.partition("=")
+        if not equals or not key or not value:
+            raise SettingsError(
+                f"--sampler: expected NAME or NAME:key=value,key=value, found {text!r}"
+            )
+        parameters[key.strip()] = _number_or_text(value.strip())
+    return name, parameters
+
+
+def _number_or_text(text: str) -> float | str:
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
 @contextmanager
 def progress_bar(title: str) -> Generator[ProgressCallback, None, None]:
     """A progress bar on stderr; silent where stderr is not a terminal."""

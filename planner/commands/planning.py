@@ -12,6 +12,7 @@ from planner.commands.common import (
     emit_json,
     parse_bytes,
     parse_integers,
+    parse_sampler,
     progress_bar,
 )
 from planner.errors import SettingsError
@@ -83,7 +84,13 @@ def plan_command(
     ] = 1024,
     learning_rate: Annotated[float, typer.Option(help="Adam's learning rate.")] = 3e-3,
     weight_decay: Annotated[float, typer.Option(help="L2 penalty.")] = 0.0,
-    sampler: Annotated[str, typer.Option(help="neighbor.")] = "neighbor",
+    sampler: Annotated[
+        str,
+        typer.Option(
+            help="neighbor, full, labor, ladies, pladies, fastgcn or las; parameters follow as "
+            "NAME:key=value,key=value."
+        ),
+    ] = "neighbor",
     dialect: Annotated[Dialect, typer.Option(help="Which vertices a hop expands.")] = (
         Dialect.FIRST_SEEN
     ),
@@ -104,6 +111,7 @@ def plan_command(
 ) -> None:
     """Find the plan with the lowest predicted time per step."""
     fanout_list = parse_integers(fanouts, "--fanouts")
+    sampler_name, sampler_parameters = parse_sampler(sampler)
     settings = PlanSettings(
         workload=Workload(
             model=model,
@@ -123,7 +131,8 @@ def plan_command(
         device_memory_bytes=parse_bytes(device_memory, "--device-memory"),
         host_memory_bytes=parse_bytes(host_memory, "--host-memory"),
         mode=mode.value,
-        sampler=sampler,
+        sampler=sampler_name,
+        sampler_parameters=sampler_parameters,
         dialect=dialect.value,
         policy=policy,
         shared_host=shared_host,

@@ -56,6 +56,7 @@ class Request:
     profile: WorkloadProfile
     machine: MachineModel
     budgets: Budgets
+    sampler: str = "neighbor"
 
 
 def predict(request: Request, candidate: Candidate, placed: PlacedRows) -> Prediction:
@@ -75,7 +76,16 @@ def predict(request: Request, candidate: Candidate, placed: PlacedRows) -> Predi
         ) from None
     stored = row_bytes(request.graph)
     ranks = [
-        rank_seconds(candidate, request.graph, batch, timing, request.machine, rows, stored)
+        rank_seconds(
+            candidate,
+            request.graph,
+            batch,
+            timing,
+            request.machine,
+            rows,
+            stored,
+            sampler=request.sampler,
+        )
         for rows in placed.ranks
     ]
     step = step_seconds(candidate, request.machine, ranks)

@@ -58,6 +58,8 @@ def rank_seconds(
     machine: MachineModel,
     rows: RankRows,
     row_bytes: int,
+    *,
+    sampler: str = "neighbor",
 ) -> RankSeconds:
     """Price every stage of one rank.
 
@@ -69,6 +71,8 @@ def rank_seconds(
         machine: measured rates.
         rows: what the placement leaves this rank to read.
         row_bytes: bytes of a row as it is stored.
+        sampler: name; the rates are measured for neighbour sampling, and said to be borrowed
+            for any other.
 
     Raises:
         MachineError: the machine was not measured for something the candidate needs.
@@ -115,7 +119,7 @@ def rank_seconds(
             "optimizer": timing.optimizer.spread,
         },
         provenance={
-            "sample": f"{edge.provenance}, {vertex.provenance} x profiled edges and vertices",
+            "sample": _sample_words(edge, vertex, sampler),
             "gather": _gather_words(by_source),
             "exchange_ids": asked.provenance,
             "exchange_rows": sent.provenance,
@@ -152,6 +156,13 @@ def _all_reduce(machine: MachineModel, timing: ModelTiming, candidate: Candidate
         spread=table.spread,
         words=f"{table.provenance}: table {name} at the gradient's bytes + expected straggler",
     )
+
+
+def _sample_words(edge: Rate, vertex: Rate, sampler: str) -> str:
+    words = f"{edge.provenance}, {vertex.provenance} x profiled edges and vertices"
+    if sampler in ("neighbor", "full"):
+        return words
+    return f"derived: neighbour sampling's rates, not calibrated for {sampler}; {words}"
 
 
 def _gather_words(rates: dict[str, Rate]) -> str:

@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.workload import BatchProfile, Hotness, Spread
+from runtime.plan import Sampler
+from runtime.sampling.build import build_sampler
 from runtime.sampling.minibatch import Dialect, MiniBatch
-from runtime.sampling.neighbor import NeighborSampler
-from runtime.sampling.rng import Purpose
 from runtime.sampling.seeds import SeedSchedule
 
 TARGET_ERROR = 0.02
@@ -34,7 +34,7 @@ class SampleSettings:
     """What decides which batches are drawn."""
 
     fanouts: list[int]
-    dialect: str
+    sampler: Sampler
     batch_size: int
     """Seeds per step over all ranks."""
     seed: int
@@ -84,6 +84,7 @@ def presample(
     settings: SampleSettings,
     num_ranks: int,
     *,
+    edge_weight: NDArray[np.floating[Any]] | None = None,
     progress: Progress | None = None,
 ) -> tuple[BatchProfile, Hotness]:
     """Draw batches as `num_ranks` ranks would, and count.
@@ -94,19 +95,21 @@ def presample(
         train_idx: training vertices, shape (num_train,).
         settings: sampler and global batch.
         num_ranks: ranks that share the global batch.
+        edge_weight: the graph's, shape (num_edges,), for samplers that draw by it.
         progress: told how far the standard error has come down.
 
     Returns:
         Sizes of one rank's batches, and how often each vertex is read.
     """
     num_nodes = int(indptr.shape[0]) - 1
-    sampler = NeighborSampler(
+    sampler = build_sampler(
+        settings.sampler,
         indptr,
         indices,
         settings.fanouts,
-        dialect=Dialect(settings.dialect),
-        seed=settings.seed,
-        purpose=Purpose.CALIBRATION,
+        settings.seed,
+        edge_weight=edge_weight,
+        steps_per_epoch=-(-int(train_idx.shape[0]) // settings.batch_size),
     )
     schedules = [
         SeedSchedule(

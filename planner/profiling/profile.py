@@ -17,6 +17,7 @@ from planner.settings import PlanSettings
 from planner.workload import BatchProfile, Hotness, ModelTiming, Spread, WorkloadProfile
 from runtime import codec
 from runtime.graph.dataset import Graph
+from runtime.plan import Sampler
 
 VERSION = 1
 """Rises when a profile means something else than before."""
@@ -47,6 +48,7 @@ def profile_key(
     decided = [
         VERSION,
         [graph.fingerprint, machine.fingerprint, settings.sampler, settings.dialect],
+        settings.sampler_parameters,
         replace(work, learning_rate=0.0, weight_decay=0.0, allow="exact"),
         list(combinations),
         [SCALES, STEPS, MOST_SAMPLED],
@@ -96,7 +98,9 @@ def make_profile(
     work = settings.workload
     drawing = SampleSettings(
         fanouts=work.fanouts,
-        dialect=settings.dialect,
+        sampler=Sampler(
+            name=settings.sampler, dialect=settings.dialect, parameters=settings.sampler_parameters
+        ),
         batch_size=work.batch_size,
         seed=work.seed,
     )
@@ -131,7 +135,13 @@ def _batches(
 
     def draw(count: int) -> None:
         batch, hot = presample(
-            graph.indptr, graph.indices, graph.train_idx, drawing, count, progress=progress
+            graph.indptr,
+            graph.indices,
+            graph.train_idx,
+            drawing,
+            count,
+            edge_weight=graph.edge_weight,
+            progress=progress,
         )
         batches[batch.seeds_per_rank], hotness[batch.seeds_per_rank] = batch, hot
 

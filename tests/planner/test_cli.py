@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from planner.cli import main
-from planner.commands.common import parse_bytes, parse_integers
+from planner.commands.common import parse_bytes, parse_integers, parse_sampler
 from planner.errors import SettingsError
 from runtime.graph.dataset import Graph
 
@@ -31,6 +31,7 @@ def one_line(capsys: pytest.CaptureFixture[str]) -> str:
         (["plan", "G", "-o", "P", "--fanouts", "5,5", "--layers", "3"], "expected 3 fan-outs"),
         (["plan", "G", "-o", "P", "--fanouts", "5,x"], "expected integers"),
         (["plan", "G", "-o", "P", "--fanouts", "0,5"], "fan-outs of at least 1"),
+        (["plan", "G", "-o", "P", "--sampler", "labor"], "add --allow"),
         (["plan", "G", "-o", "P", "--model", "oracle"], "expected a model among"),
         (["plan", "G", "-o", "P", "--devices", "0"], "at least 1 device"),
         (["plan", "G", "-o", "P", "--devices", "many"], "expected a number or auto"),
@@ -141,6 +142,16 @@ def test_presets_are_listed_and_shown(capsys: pytest.CaptureFixture[str]):
 )
 def test_sizes_are_read_as_written(text: str, value: int):
     assert parse_bytes(text, "--device-memory") == value
+
+
+def test_a_sampler_takes_parameters():
+    assert parse_sampler("neighbor") == ("neighbor", {})
+    assert parse_sampler("labor:variant=star,kappa=4") == (
+        "labor",
+        {"variant": "star", "kappa": 4.0},
+    )
+    with pytest.raises(SettingsError, match="--sampler"):
+        parse_sampler("labor:variant")
 
 
 def test_fanouts_are_integers():

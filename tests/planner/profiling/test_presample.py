@@ -7,10 +7,11 @@ from planner.profiling.presample import SampleSettings, presample
 from planner.profiling.profile import batch_shape, interpolated
 from planner.profiling.synthetic import BatchShape, synthetic_batch
 from runtime.graph.dataset import Graph
+from runtime.plan import Sampler
 from runtime.sampling.minibatch import Dialect
 
-TAKE_ALL = SampleSettings(fanouts=[-1, -1], dialect="first_seen", batch_size=64, seed=1)
-SAMPLED = SampleSettings(fanouts=[5, 3], dialect="first_seen", batch_size=100, seed=1)
+TAKE_ALL = SampleSettings(fanouts=[-1, -1], sampler=Sampler(), batch_size=64, seed=1)
+SAMPLED = SampleSettings(fanouts=[5, 3], sampler=Sampler(), batch_size=100, seed=1)
 
 
 def neighbourhood(graph: Graph, seeds: np.ndarray, hops: int) -> np.ndarray:
@@ -24,7 +25,7 @@ def neighbourhood(graph: Graph, seeds: np.ndarray, hops: int) -> np.ndarray:
 
 def test_one_seed_batches_of_one_vertex_are_counted_exactly(small_graph: Graph) -> None:
     seeds = small_graph.train_idx[:1]
-    one = SampleSettings(fanouts=[-1, -1], dialect="first_seen", batch_size=1, seed=0)
+    one = SampleSettings(fanouts=[-1, -1], sampler=Sampler(), batch_size=1, seed=0)
     batch, hot = presample(small_graph.indptr, small_graph.indices, seeds, one, 1)
     expected = neighbourhood(small_graph, seeds, 2)
     assert batch.vertices[-1].mean == len(expected)
@@ -35,9 +36,8 @@ def test_one_seed_batches_of_one_vertex_are_counted_exactly(small_graph: Graph) 
 
 
 def test_hotness_sums_to_the_expected_input(small_graph: Graph) -> None:
-    batch, hot = presample(
-        small_graph.indptr, small_graph.indices, small_graph.train_idx, SAMPLED, 1
-    )
+    everyone = np.arange(small_graph.num_nodes, dtype=np.int64)  # an epoch of thirty batches
+    batch, hot = presample(small_graph.indptr, small_graph.indices, everyone, SAMPLED, 1)
     assert hot.features.sum() == pytest.approx(batch.vertices[-1].mean, rel=1e-2)
     assert batch.input_standard_error < 0.02
     assert 0 < batch.half_epoch_error < 2
@@ -45,7 +45,9 @@ def test_hotness_sums_to_the_expected_input(small_graph: Graph) -> None:
 
 
 def test_every_hop_blocks_are_counted_block_by_block(small_graph: Graph) -> None:
-    every = SampleSettings(fanouts=[5, 3], dialect="every_hop", batch_size=100, seed=1)
+    every = SampleSettings(
+        fanouts=[5, 3], sampler=Sampler(dialect="every_hop"), batch_size=100, seed=1
+    )
     batch, hot = presample(small_graph.indptr, small_graph.indices, small_graph.train_idx, every, 1)
     assert float(hot.topology.sum()) == pytest.approx(sum(e.mean for e in batch.edges), rel=1e-4)
 
@@ -60,7 +62,7 @@ def test_more_ranks_have_smaller_batches_with_less_overlap(small_graph: Graph) -
 
 
 def test_a_batch_larger_than_the_training_set_is_one_step(small_graph: Graph) -> None:
-    large = SampleSettings(fanouts=[3, 3], dialect="first_seen", batch_size=10**6, seed=1)
+    large = SampleSettings(fanouts=[3, 3], sampler=Sampler(), batch_size=10**6, seed=1)
     batch, hot = presample(
         small_graph.indptr, small_graph.indices, small_graph.train_idx[:50], large, 1
     )
@@ -90,14 +92,14 @@ def test_a_size_between_two_profiles_is_predicted_within_five_percent(small_grap
     assert hot.features.sum() == pytest.approx(guessed.vertices[-1].mean, rel=1e-3)
 
 
-@pytest.mark.parametrize("dialect", ["first_seen", "every_hop"])
-def test_synthetic_blocks_have_the_sizes_of_real_ones(small_graph: Graph, dialect: str) -> None:
-    settings = SampleSettings(fanouts=[5, 3], dialect=dialect, batch_size=100, seed=1)
+@pytest.mark.parametrize("sampler", [Sampler(dialect="first_seen"), Sampler(dialect="every_hop")])
+def test_synthetic_blocks_have_the_sizes_of_real_ones(small_graph: Graph, sampler: Sampler) -> None:
+    settings = SampleSettings(fanouts=[5, 3], sampler=sampler, batch_size=100, seed=1)
     batch, _ = presample(
         small_graph.indptr, small_graph.indices, small_graph.train_idx, settings, 1
     )
-    made = synthetic_batch(batch_shape(batch, dialect), seed=0)
-    assert made.dialect is Dialect(dialect)
+    made = synthetic_batch(batch_shape(batch, sampler.dialect), seed=0)
+    assert made.dialect is Dialect(sampler.dialect)
     for block, edges in zip(made.blocks, batch.block_edges, strict=True):
         assert block.num_edges == pytest.approx(edges.mean, rel=0.01)
         assert block.indices.max() < block.num_src
