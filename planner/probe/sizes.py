@@ -85,10 +85,10 @@ FULL = ProbeSizes(
 
 QUICK = ProbeSizes(
     name="quick",
-    retry_seconds=8.0,
-    noise_kernel_seconds=0.1,
+    retry_seconds=5.0,
+    noise_kernel_seconds=0.05,
     noise_repeats=10,
-    point_seconds=0.04,
+    point_seconds=0.03,
     least_repeats=3,
     max_team=4,
     oversubscribe=False,
@@ -102,11 +102,11 @@ QUICK = ProbeSizes(
     message_bytes=(256, 262144, 4 * MIB),
     graph_nodes=(2**14, 2**18),
     graph_degree=12,
-    sample_cases=((512, (15, 10)), (1024, (5, 5)), (1024, (20,))),
-    sample_seconds=0.06,
+    sample_cases=((512, (15, 10)), (1024, (20,))),
+    sample_seconds=0.05,
     threads=(1,),
     burst_rows=8192,
-    overlap_repeats=5,
+    overlap_repeats=4,
 )
 
 
