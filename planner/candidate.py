@@ -39,7 +39,7 @@ class RankRows:
     rows: dict[str, float]
     """Expected rows by source kind: own, peer, host, disk."""
     working_rows: dict[str, float]
-    """Equally hot rows that each source's reads are spread over (gather.effective_rows)."""
+    """Rows that each source's reads are spread over (gather.touched_rows)."""
     shares: dict[str, float]
     """Cross-validated share of rows by source kind; the hit rates a plan reports."""
     own_rows: int = 0

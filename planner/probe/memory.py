@@ -1,7 +1,7 @@
 """DRAM: copies, and gathers of random rows against row size, working set and concurrent readers.
 
 The gather is the runtime's own kernel into a re-used buffer, on about as many rows as a real batch
-asks for. Readers are processes, each with a table of its own (`gather`) or all on one shared
+asks for, with cold caches as between two steps of a model. Readers are processes, each with a table of its own (`gather`) or all on one shared
 mapping of a file that lies in the page cache (`mapped_gather`).
 """
 
@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.machine import Table
+from planner.probe.caches import CacheSweep
 from planner.probe.context import ProbeContext
 from planner.probe.timing import Measurement, timed, wait_until
 from planner.probe.worker import State
@@ -49,7 +50,7 @@ def measure(context: ProbeContext) -> dict[str, Table]:
         file.truncate(largest)  # page cache holds the pages of a hole like any others
     context.team.run(f"{MODULE}:prepare_mapped", ranks=most, path=path)
     tables |= _gathers(context, "mapped_gather", "mapped")
-    context.team.run(f"{MODULE}:forget", names=["mapped", "out"])
+    context.team.run(f"{MODULE}:forget", names=["mapped", "out", "sweep"])
     path.unlink()
     return tables
 
@@ -129,6 +130,7 @@ def copy(state: State, *, seconds: float, least: int, start_at: float) -> list[f
 def prepare_own(state: State, *, num_bytes: int) -> None:
     """Task: this reader's own table and output buffer, touched."""
     state.kept["own"] = np.ones(num_bytes // 4, dtype=np.float32)
+    state.kept["sweep"] = CacheSweep()
     state.kept["out"] = np.zeros(BUFFER_BYTES // 4, dtype=np.float32)
 
 
@@ -167,5 +169,11 @@ def gather_task(
     ids = itertools.cycle(list(draws.integers(0, len(table), size=(ID_SETS, num_rows))))
     gather(table, next(ids), out)
     wait_until(start_at)
-    found = timed(lambda: gather(table, next(ids), out), seconds=seconds, least=least)
+    # In a step the model runs between two gathers, so that neither rows nor buffer are in a cache.
+    found = timed(
+        lambda: gather(table, next(ids), out),
+        seconds=seconds,
+        least=least,
+        before=state.kept["sweep"],
+    )
     return [s / num_rows for s in found]

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from planner.machine import Table
+from planner.probe.caches import CacheSweep
 from planner.probe.context import ProbeContext
 from planner.probe.fit import fit_non_negative
 from planner.probe.timing import Measurement, wait_until
@@ -163,12 +164,14 @@ def open_task(state: State, *, folders: list[Path]) -> None:
             graph.train_idx[:2], epoch=0, step=0
         )
     state.kept["graphs"] = graphs
+    state.kept["sweep"] = CacheSweep()
     state.kept["step"] = 0
 
 
 def close_task(state: State) -> None:
     """Task: unmap the graphs."""
     state.kept.pop("graphs")
+    state.kept.pop("sweep")
 
 
 def sample_task(
@@ -194,6 +197,7 @@ def sample_task(
     def one_batch() -> float:
         seeds = draws.choice(pool, size=min(num_seeds, len(pool)), replace=False)
         state.kept["step"] += 1
+        state.kept["sweep"]()  # the model ran since the last batch
         start = time.perf_counter()
         batch = sampler.sample(seeds, epoch=0, step=state.kept["step"])
         took = time.perf_counter() - start

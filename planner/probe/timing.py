@@ -102,14 +102,18 @@ def timed(
     seconds: float,
     least: int,
     clock: Clock = time.perf_counter,
+    before: Callable[[], object] | None = None,
 ) -> list[float]:
     """Call a kernel for about `seconds`, at least `least` times; the seconds of each call.
 
-    The caller warms up: the first call counts.
+    The caller warms up: the first call counts. `before` runs before each call and is not timed,
+    but takes of the `seconds`.
     """
     out: list[float] = []
     end = clock() + seconds
     while len(out) < least or clock() < end:
+        if before is not None:
+            before()
         start = clock()
         kernel()
         out.append(clock() - start)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from planner.candidate import Candidate, PlacedRows, RankRows
 from planner.cost.budget import host_memory, rank_parts
-from planner.cost.gather import effective_rows
+from planner.cost.gather import touched_rows
 from planner.cost.hit_rates import Shares, cross_validated
 from planner.cost.model import Request, row_bytes, seeds_per_rank
 from planner.cost.rates import exchange_rates, lookup, readers, row_rate, topology_bytes
@@ -100,7 +100,7 @@ def row_costs(request: Request, candidate: Candidate, hotness: Hotness, room: Ca
     rows = float(hotness.features.sum(dtype=np.float64))
     coordinates = {
         "row_bytes": float(stored),
-        "working_set_bytes": max(1.0, effective_rows(hotness.features)) * stored,
+        "working_set_bytes": max(1.0, touched_rows(hotness.features)) * stored,
         "readers": float(readers(candidate) * candidate.threads.gather),
     }
     local = lookup(machine, "gather", **coordinates).seconds
@@ -180,8 +180,8 @@ def _rank_rows(
     own = placement.own[rank]
     elsewhere = p.copy()
     elsewhere[own] = 0
-    working = {kind: effective_rows(elsewhere) for kind in KINDS}
-    working["own"] = effective_rows(p[own])
+    working = {kind: touched_rows(elsewhere) for kind in KINDS}
+    working["own"] = touched_rows(p[own])
     total = float(p.sum(dtype=np.float64))
     found = {kind: float(share) for kind, share in zip(KINDS, shares[rank], strict=True)}
     used = [kind for kind in KINDS if found[kind] > 0]

@@ -18,7 +18,7 @@ from planner.cost.all_reduce import (
 )
 from planner.cost.disk import disk_seconds, distinct_pages, reads_per_row
 from planner.cost.frontier import between, expected_vertices, inclusion_at
-from planner.cost.gather import effective_rows, gather_seconds, lines, random_gather_seconds
+from planner.cost.gather import gather_seconds, lines, random_gather_seconds, touched_rows
 from planner.cost.hit_rates import cross_validated
 from planner.cost.pipeline_time import (
     beside,
@@ -241,12 +241,12 @@ class TestGather:
         assert found == sorted(found)
 
     def test_equal_rows_work_as_many_as_they_are(self) -> None:
-        assert effective_rows(np.full(8, 0.5, dtype=np.float32)) == 8
-        assert effective_rows(np.zeros(3, dtype=np.float32)) == 0
+        assert touched_rows(np.full(8, 0.5, dtype=np.float32)) == 8
+        assert touched_rows(np.zeros(3, dtype=np.float32)) == 0
 
     def test_the_working_set_is_no_smaller_than_a_batch(self) -> None:
         p = np.random.default_rng(2).random(500).astype(np.float32)
-        assert p.sum() <= effective_rows(p) <= 500
+        assert p.sum() <= touched_rows(p) <= 500
 
 
 class TestDisk:
