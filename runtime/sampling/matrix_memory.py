@@ -25,10 +25,13 @@ class Ledger:
         self.moments: list[tuple[int, int]] = []
         """(stack, scratch) in bytes after every allocation."""
 
-    def empty(self, size: int, dtype: Any) -> NDArray[Any]:
-        """An uninitialised array of one dimension, part of the stack."""
+    def empty(self, size: int, dtype: Any, *, spare: int = 0) -> NDArray[Any]:
+        """An uninitialised array, part of the stack; `spare` of its entries are counted as scratch.
+
+        Spare entries are room that does not grow with the stack.
+        """
         array = np.empty(size, dtype=dtype)
-        self.live_bytes += array.nbytes
+        self._count(array, spare, 1)
         self.moments.append((self.live_bytes, self.scratch_bytes))
         return array
 
@@ -48,16 +51,23 @@ class Ledger:
         """Count all scratch as gone; the caller drops its references."""
         self.scratch_bytes = 0
 
-    def trim(self, array: NDArray[Any], size: int) -> NDArray[Any]:
+    def trim(self, array: NDArray[Any], size: int, *, spare: int = 0) -> NDArray[Any]:
         """The same array cut to its first entries; the rest goes back to the allocator."""
-        self.live_bytes -= array.nbytes
+        self._count(array, spare, -1)
         array.resize(size, refcheck=False)
-        self.live_bytes += array.nbytes
+        self._count(array, 0, 1)
         return array
 
-    def free(self, *arrays: NDArray[Any] | None) -> None:
+    def free(self, *arrays: NDArray[Any] | None, spare: int = 0) -> None:
         """Count arrays as gone; the caller drops its references."""
-        self.live_bytes -= sum(array.nbytes for array in arrays if array is not None)
+        for array in arrays:
+            if array is not None:
+                self._count(array, spare, -1)
+
+    def _count(self, array: NDArray[Any], spare: int, sign: int) -> None:
+        spare_bytes = spare * array.itemsize
+        self.live_bytes += sign * (array.nbytes - spare_bytes)
+        self.scratch_bytes += sign * spare_bytes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,7 +75,7 @@ class BulkBytes:
     """What stacks of one sampler take."""
 
     table_bytes: int
-    """The relabelling table, whatever k is."""
+    """The thread's relabelling table and edge scratch, whatever k is."""
     moments: tuple[tuple[float, int], ...]
     """(bytes per batch of the stack, bytes of scratch) at each moment of sampling."""
 

@@ -1,17 +1,21 @@
-"""All layers of stacked GraphSAGE batches, in both dialects."""
+"""Stacks of GraphSAGE batches: buffers for the kernel, and its result as batches."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.sampling.matrix_extract import StackedBlocks
+from runtime.sampling.kernels import SPARE
 from runtime.sampling.matrix_memory import Ledger
-from runtime.sampling.matrix_sage import expand_layer, nested, padded, step_streams
-from runtime.sampling.matrix_stack import Request, as_batch, forget_nodes, stack_seeds, unstack
+from runtime.sampling.matrix_sage import expand_stack, stream_words
+from runtime.sampling.matrix_stack import Request, as_batch, stack_seeds
 from runtime.sampling.matrix_table import Table
 from runtime.sampling.minibatch import Block, Dialect, MiniBatch
 from runtime.sampling.rng import Purpose
+
+_MARGIN = 1.05
+"""Room beyond what earlier batches took per seed."""
 
 
 class SageStack:
@@ -38,67 +42,156 @@ class SageStack:
         purpose: Purpose,
         edge_ids: bool,
     ) -> None:
-        self.indptr, self.indices, self.fanouts = indptr, indices, fanouts
+        self.indptr, self.indices = indptr, indices
+        self.fanouts = np.array(fanouts, dtype=np.int64)
         self.dialect, self.seed, self.purpose, self.edge_ids = dialect, seed, purpose, edge_ids
         self.num_nodes = int(indptr.shape[0]) - 1
-        degrees = int(np.diff(indptr).max(initial=0)) if -1 in fanouts else 0
-        self._widest = [degrees if fanout == -1 else fanout for fanout in fanouts]
+        self._learned: tuple[NDArray[np.float64], NDArray[np.int64]] | None = None
 
     def sample(self, requests: Sequence[Request], table: Table, ledger: Ledger) -> list[MiniBatch]:
         """The batches of one stack."""
+        seeds, seed_ends = stack_seeds(requests, self.num_nodes, table)
+        buffers = _Buffers(len(requests), len(self.fanouts), self.edge_ids, ledger)
+        positions, values = table.edge_scratch(0, self.indices.dtype)
+        if self._learned is not None:
+            per_seed, slack = self._learned
+            buffers.slack = slack.copy()
+            buffers.grow((_MARGIN * per_seed * seeds.shape[0]).astype(np.int64) + 1)
+        streams = self._streams(requests)
+        done, every_hop = 0, self.dialect is Dialect.EVERY_HOP
+        while True:
+            done = expand_stack(
+                self.indptr, self.indices, streams, self.fanouts, every_hop, seeds, seed_ends, done,
+                table.entries, table.shift, table.stamp, positions, values,
+                buffers.node_ids, buffers.local, buffers.e_id, buffers.row_ptr, buffers.starts,
+                buffers.known, buffers.edges, buffers.needed, buffers.slack,
+            )  # fmt: skip
+            if done == len(requests):
+                break
+            if buffers.needed[3] > positions.shape[0]:
+                size = int(buffers.needed[3])
+                positions, values = table.edge_scratch(size, self.indices.dtype)
+            buffers.make_room(done, int(seed_ends[done]), int(seed_ends[-1]))
+            table.reserve(int(buffers.needed[0] - buffers.starts[done, 0]))
+        if seeds.shape[0] > 0:
+            per_seed = buffers.starts[-1] / seeds.shape[0]
+            self._learned = per_seed, buffers.slack
+        buffers.trim()
+        ledger.free_scratch()
+        return _unstack(buffers, requests, self.dialect)
+
+    def _streams(self, requests: Sequence[Request]) -> NDArray[np.uint64]:
+        """Shape (L, k)."""
         epochs = np.array([request.epoch for request in requests], dtype=np.int64)
         steps = np.array([request.step for request in requests], dtype=np.int64)
-        seeds, ends = stack_seeds(requests, self.num_nodes, table)
-        nodes, starts = padded(seeds), ends[:-1]
-        layers: list[StackedBlocks] = []
-        row_starts: list[NDArray[np.int64]] = []
-        for hop, fanout in enumerate(self.fanouts):
-            layer = expand_layer(
-                self.indptr, self.indices,
-                step_streams(self.seed, epochs, steps, hop, self.purpose),
-                fanout, (nodes, starts, ends), self._widest[hop], table, ledger,
-                edge_ids=self.edge_ids,
-            )  # fmt: skip
-            if layers:
-                forget_nodes(layers[-1], ledger)
-            layers.append(layer)
-            row_starts.append(starts)
-            known = np.diff(ends)
-            nodes, ends = layer.nodes, layer.ends
-            starts = ends[:-1] + (known if self.dialect is Dialect.FIRST_SEEN else 0)
-        if self.dialect is Dialect.EVERY_HOP:
-            return unstack(layers, requests)
-        return _unstack_nested(layers, row_starts, requests, ledger)
+        words = np.empty((len(self.fanouts), len(requests)), dtype=np.uint64)
+        stream_words(np.uint64(self.seed % (1 << 64)), epochs, steps, int(self.purpose), words)
+        return words
 
 
-def _unstack_nested(
-    layers: list[StackedBlocks],
-    row_starts: list[NDArray[np.int64]],
-    requests: Sequence[Request],
-    ledger: Ledger,
-) -> list[MiniBatch]:
-    """The batches of a first_seen stack: all blocks of a batch are prefixes of one CSR."""
-    ptr_ends, edge_ends, ptr, indices, e_id = nested(layers, row_starts, ledger)
-    node_ends = [layers[0].dst_ends.tolist(), *(layer.ends.tolist() for layer in layers)]
-    hop_edges = [layer.edge_ends.tolist() for layer in layers]
-    ptr_list, edge_list = ptr_ends.tolist(), edge_ends.tolist()
+class _Buffers:
+    """The result arrays of a stack, which grow until the last batch has room."""
+
+    def __init__(self, num_batches: int, num_hops: int, edge_ids: bool, ledger: Ledger) -> None:
+        self.ledger, self.edge_ids = ledger, edge_ids
+        self.node_ids = np.empty(0, dtype=np.int64)
+        self.local = np.empty(0, dtype=np.int32)
+        self.e_id = np.empty(0, dtype=np.int64)
+        self.row_ptr = np.empty(0, dtype=np.int64)
+        self.starts = np.zeros((num_batches + 1, 3), dtype=np.int64)
+        self.known, self.edges = np.zeros((2, num_batches, num_hops + 1), dtype=np.int64)
+        self.needed = np.zeros(4, dtype=np.int64)
+        self.slack = np.zeros(3, dtype=np.int64)
+        self._spare = [0, 0, 0]
+
+    def grow(self, sizes: NDArray[np.int64], *, done: int = 0) -> None:
+        """Give the arrays `sizes` entries and the slack, keeping what the first batches wrote."""
+        kept, spare = self.starts[done].tolist(), [int(n) + SPARE for n in self.slack]
+        for name, kind in (("node_ids", 0), ("local", 1), ("e_id", 1), ("row_ptr", 2)):
+            if name == "e_id" and not self.edge_ids:
+                continue
+            old = getattr(self, name)
+            new = self.ledger.empty(int(sizes[kind]) + spare[kind], old.dtype, spare=spare[kind])
+            new[: kept[kind]] = old[: kept[kind]]
+            self.ledger.free(old, spare=self._spare[kind])
+            setattr(self, name, new)
+        self._spare = spare
+
+    def make_room(self, done: int, seeds_done: int, num_seeds: int) -> None:
+        """Grow for the batches that are left, if they are like those that are done."""
+        used = self.starts[done]
+        left = used / max(seeds_done, 1) * (num_seeds - seeds_done)
+        have = np.array([a.shape[0] for a in (self.node_ids, self.local, self.row_ptr)])
+        guess = used + (_MARGIN * left).astype(np.int64)
+        # Never less than there was: a later batch may need less of one kind and more of another.
+        self.grow(np.maximum(np.maximum(self.needed[:3], guess), have), done=done)
+
+    def trim(self) -> None:
+        """Give back what was not used."""
+        used, spare = self.starts[-1].tolist(), self._spare
+        self.node_ids = self.ledger.trim(self.node_ids, used[0], spare=spare[0])
+        self.local = self.ledger.trim(self.local, used[1], spare=spare[1])
+        self.row_ptr = self.ledger.trim(self.row_ptr, used[2], spare=spare[2])
+        if self.edge_ids:
+            self.e_id = self.ledger.trim(self.e_id, used[1], spare=spare[1])
+
+
+def _unstack(buffers: _Buffers, requests: Sequence[Request], dialect: Dialect) -> list[MiniBatch]:
+    """The batches as views of the buffers."""
+    starts, known, edges = buffers.starts.tolist(), buffers.known.tolist(), buffers.edges.tolist()
+    cut = _hop_blocks if dialect is Dialect.EVERY_HOP else _nested_blocks
     batches = []
     for b, request in enumerate(requests):
-        drawn = [ends[b + 1] - ends[b] for ends in hop_edges]
-        known = [ends[b + 1] - ends[b] for ends in node_ends]
-        first, edge = ptr_list[b], edge_list[b]
-        blocks, end = [], edge_list[b + 1]
-        for hop in reversed(range(len(layers))):
-            blocks.append(
-                Block(
-                    num_src=known[hop + 1],
-                    num_dst=known[hop],
-                    indptr=ptr[first : first + known[hop] + 1],
-                    indices=indices[edge:end],
-                    e_id=None if e_id is None else e_id[edge:end],
-                )
-            )
-            end -= drawn[hop]
-        n_id = layers[-1].nodes[node_ends[-1][b] : node_ends[-1][b + 1]]
-        batches.append(as_batch(request, blocks, n_id, drawn, Dialect.FIRST_SEEN))
+        node, edge, row = starts[b]
+        node_end, edge_end, row_end = starts[b + 1]
+        indptr, indices = buffers.row_ptr[row:row_end], buffers.local[edge:edge_end]
+        e_id = buffers.e_id[edge:edge_end] if buffers.edge_ids else None
+        blocks = cut(indptr, indices, e_id, known[b], edges[b])
+        n_id = buffers.node_ids[node:node_end]
+        drawn = [last - first for first, last in pairwise(edges[b])]
+        batches.append(as_batch(request, blocks[::-1], n_id, drawn, dialect))
     return batches
+
+
+def _hop_blocks(
+    indptr: NDArray[np.int64],
+    indices: NDArray[np.int32],
+    e_id: NDArray[np.int64] | None,
+    known: list[int],
+    edges: list[int],
+) -> list[Block]:
+    """One CSR per hop."""
+    blocks, row = [], 0
+    for hop, num_dst in enumerate(known[:-1]):
+        first, last = edges[hop], edges[hop + 1]
+        blocks.append(
+            Block(
+                num_src=known[hop + 1],
+                num_dst=num_dst,
+                indptr=indptr[row : row + num_dst + 1],
+                indices=indices[first:last],
+                e_id=None if e_id is None else e_id[first:last],
+            )
+        )
+        row += num_dst + 1
+    return blocks
+
+
+def _nested_blocks(
+    indptr: NDArray[np.int64],
+    indices: NDArray[np.int32],
+    e_id: NDArray[np.int64] | None,
+    known: list[int],
+    edges: list[int],
+) -> list[Block]:
+    """Prefixes of one CSR."""
+    return [
+        Block(
+            num_src=known[hop + 1],
+            num_dst=num_dst,
+            indptr=indptr[: num_dst + 1],
+            indices=indices[: edges[hop + 1]],
+            e_id=None if e_id is None else e_id[: edges[hop + 1]],
+        )
+        for hop, num_dst in enumerate(known[:-1])
+    ]

@@ -20,7 +20,7 @@ ENTRIES = 1 << 32
 
 
 class Table:
-    """One thread's table; `stamp` holds the base of the next batch.
+    """One thread's table and scratch; `stamp` holds the base of the next batch.
 
     Args:
         num_nodes: Nodes of the graph.
@@ -31,6 +31,20 @@ class Table:
         self.dense = dense
         self.entries: NDArray[np.uint32] = np.zeros(num_nodes if dense else _SMALLEST, np.uint32)
         self.stamp = np.ones(1, dtype=np.int64)
+        self._edges = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the table and the scratch."""
+        return self.entries.nbytes + sum(array.nbytes for array in self._edges)
+
+    def edge_scratch(self, size: int, dtype: np.dtype) -> tuple[NDArray[np.int64], NDArray]:
+        """Two arrays of at least `size` entries, int64 and `dtype`; contents are anything."""
+        positions, values = self._edges
+        if positions.shape[0] < size or values.dtype != dtype:
+            size += size // 8
+            self._edges = np.zeros(size, dtype=np.int64), np.zeros(size, dtype=dtype)
+        return self._edges
 
     @property
     def shift(self) -> int:
