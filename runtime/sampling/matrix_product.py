@@ -76,10 +76,10 @@ def _add_rows(
                 if shift == 0:
                     prefetch_write(table, np.int64(indices[min(e + _AHEAD, end - 1)]))
                 name = find_or_add(table, shift, base, ids, indices[e], known)
-                if name == known:
-                    ids[known] = indices[e]
-                    sums[known] = 0.0
-                    known += np.uint64(1)
+                # No branch: whether a column is new is a coin flip that no predictor guesses.
+                ids[known] = indices[e]
+                sums[known] = 0.0
+                known += np.uint64(name == known)
                 value = np.float64(edge_weight[e]) if edge_weight.shape[0] > 0 else 1.0
                 sums[name] += value * value if power == 2 else value
         ptr[b + 1] = ptr[b] + np.int64(known)
@@ -155,7 +155,8 @@ def sum_product(
     per_batch = np.empty(num_batches, dtype=np.int64)
     degree_sums(indptr, nodes, ends, per_batch)
     # A row has no more non-zeros than the graph has nodes, nor than its batch has edges.
-    size = int(np.minimum(per_batch, indptr.shape[0] - 1).sum())
+    # One entry more is written, and not counted.
+    size = int(np.minimum(per_batch, indptr.shape[0] - 1).sum()) + 1
     table.reserve(int(min(per_batch.max(initial=0), indptr.shape[0] - 1)))
     ptr = ledger.empty(num_batches + 1, np.int64)
     cols = ledger.empty(size, indices.dtype)

@@ -1,7 +1,8 @@
 """Bulk sampling: ratio over sampling batch by batch, and over section 4 in scipy.sparse.
 
 `python -m tests.benchmarks.bulk --json [--graphs rmat-18]`. Fan-outs 15,10,5; LADIES with one layer
-of 512 and batch 512, the published setting. Both sides of a ratio take turns in one thread.
+of 512 and batch 512, the published setting. Both sides of a ratio take turns
+in the same number of threads.
 """
 
 import argparse
@@ -12,11 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runtime.graph.dataset import Graph
+from runtime.models.memory import keep_freed_memory
 from runtime.sampling.matrix_bulk import BulkSampler
-from runtime.sampling.minibatch import Dialect
+from runtime.sampling.minibatch import Dialect, MiniBatch
 from runtime.sampling.neighbor import NeighborSampler
 from runtime.sampling.reference_matrix import adjacency, sample_layers_reference
-from tests.benchmarks.common import REPEATS, Spread, bench_graph, bench_seeds, record
+from tests.benchmarks.common import REPEATS, Spread, bench_graph, bench_seeds, record, run_threads
 
 FANOUTS = (15, 10, 5)
 LADIES_BATCH, LADIES_SIZE = 512, 512
@@ -58,24 +60,34 @@ def split(seeds: NDArray[np.int64], size: int, most: int) -> list[NDArray[np.int
     return [seeds[size * i : size * (i + 1)] for i in range(count)]
 
 
-def measure_sage(graph: Graph, name: str, batch_size: int, stack: int) -> None:
+def measure_sage(graph: Graph, name: str, batch_size: int, stack: int, threads: int) -> None:
+    """Each thread takes every n-th batch one by one, or its share of them as one stack."""
     arrays = np.array(graph.indptr), np.array(graph.indices)
-    seeds = split(bench_seeds(graph), batch_size, stack)
+    seeds = split(bench_seeds(graph), batch_size, stack * threads)
+    bounds = [len(seeds) * i // threads for i in range(threads + 1)]
     for dialect in Dialect:
         single = NeighborSampler(*arrays, FANOUTS, dialect=dialect)
         bulk = BulkSampler(*arrays, FANOUTS, dialect=dialect)
 
         def one_by_one(epoch: int, single: NeighborSampler = single) -> None:
-            for step, ids in enumerate(seeds):
-                single.sample(ids, epoch=epoch, step=step)
+            def task(index: int) -> None:
+                # Kept, as a loader's queue keeps them, and as the bulk does.
+                steps = range(index, len(seeds), threads)
+                kept[index] = [single.sample(seeds[i], epoch=epoch, step=i) for i in steps]
+
+            kept: list[list[MiniBatch]] = [[]] * threads
+            run_threads(task, threads)
+
+        def stacked(epoch: int, bulk: BulkSampler = bulk) -> None:
+            def task(index: int) -> None:
+                first, last = bounds[index], bounds[index + 1]
+                bulk.sample_many(seeds[first:last], epoch=epoch, first_step=first)
+
+            run_threads(task, threads)
 
         suffix = "" if dialect is Dialect.EVERY_HOP else "_first_seen"
-        compare(
-            f"bulk_sage_{name}_batch{batch_size}{suffix}",
-            len(seeds),
-            lambda epoch, bulk=bulk: bulk.sample_many(seeds, epoch=epoch),
-            one_by_one,
-        )
+        suffix += "" if threads == 1 else f"_{threads}threads"
+        compare(f"bulk_sage_{name}_batch{batch_size}{suffix}", len(seeds), stacked, one_by_one)
 
 
 def measure_ladies(graph: Graph, name: str, stack: int) -> None:
@@ -99,10 +111,12 @@ def main() -> None:
     parser.add_argument("--graphs", default="rmat-18", help="comma-separated, e.g. rmat-18,rmat-21")
     parser.add_argument("--stack", type=int, default=16, help="batches per bulk, at most")
     options = parser.parse_args()
+    keep_freed_memory()  # as every rank does
     for name in options.graphs.split(","):
         graph = bench_graph(name)
-        measure_sage(graph, name, 1024, options.stack)
-        measure_sage(graph, name, 64, options.stack)
+        for threads in (1, 2):
+            measure_sage(graph, name, 1024, options.stack, threads)
+            measure_sage(graph, name, 64, options.stack, threads)
         measure_ladies(graph, name, options.stack)
 
 
