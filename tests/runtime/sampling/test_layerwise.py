@@ -59,7 +59,7 @@ def assert_equal_batches(found: MiniBatch, expected: MiniBatch) -> None:
 def test_sampler_equals_the_reference_on_random_graphs(
     method: str, norm: str, replace: bool, budget: int
 ) -> None:
-    for number in range(40):
+    for number in range(25):
         indptr, indices = random_graph(number)
         rng = np.random.default_rng([3, number])
         num_nodes = len(indptr) - 1

@@ -204,7 +204,7 @@ def test_bulk_ladies_has_the_law_of_the_single_one_and_of_scipy(norm: str) -> No
         dense[a, b] = dense[b, a] = 1
     indptr = np.concatenate([[0], np.cumsum(dense.sum(1))]).astype(np.int64)
     indices = np.nonzero(dense)[1].astype(np.int32)
-    trials = 4000
+    trials = 2000
     seeds = [np.array([1, 5], dtype=np.int64)] * trials
     bulk = BulkSampler(indptr, indices, [2], method="ladies", norm=norm, edge_ids=True)
     single = LayerwiseSampler(indptr, indices, [2], norm=norm, edge_ids=True)

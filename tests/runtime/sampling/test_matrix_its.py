@@ -112,7 +112,7 @@ def test_darts_and_race_have_the_law_of_successive_sampling(
 def test_factors_without_replacement_are_unbiased(
     p: NDArray[np.float64], size: int, race: bool
 ) -> None:
-    trials = 40000
+    trials = 15000
     _, factor = draw_rows(p, size, trials, race=race)
     z = (factor.mean(axis=0) - 1) / (factor.std(axis=0) / np.sqrt(trials))
     assert np.abs(z).max() < 4
@@ -121,7 +121,7 @@ def test_factors_without_replacement_are_unbiased(
 
 
 def test_darts_with_replacement_are_multinomial_and_unbiased() -> None:
-    size, trials = 3, 6000
+    size, trials = 3, 4000
     found, factor = draw_rows(M6, size, trials, replace=True)
     law: dict[tuple[int, ...], float] = {}
     for darts in itertools.product(range(3), repeat=size):
