@@ -1,7 +1,7 @@
 """Cold caches: what a batch finds in a training step, where the model ran since the last batch.
 
-Measured in a tight loop, a gather or a sampler finds its buffers and tables still in the processor's
-caches and looks twice as fast as it is between two steps of a model.
+Measured in a tight loop, a gather or a sampler finds its buffers and tables still in the
+processor's caches and looks twice as fast as it is between two steps of a model.
 """
 
 from pathlib import Path

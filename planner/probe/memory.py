@@ -1,8 +1,9 @@
 """DRAM: copies, and gathers of random rows against row size, working set and concurrent readers.
 
 The gather is the runtime's own kernel into a re-used buffer, on about as many rows as a real batch
-asks for, with cold caches as between two steps of a model. Readers are processes, each with a table of its own (`gather`) or all on one shared
-mapping of a file that lies in the page cache (`mapped_gather`).
+asks for, with cold caches as between two steps of a model. Readers are processes, each with a table
+of its own (`gather`) or all on one shared mapping of a file that lies in the page cache
+(`mapped_gather`).
 """
 
 import itertools
