@@ -14,7 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.machine import Table
-from planner.probe.caches import CacheSweep
 from planner.probe.context import ProbeContext
 from planner.probe.timing import Measurement, timed, wait_until
 from planner.probe.worker import State
@@ -51,7 +50,7 @@ def measure(context: ProbeContext) -> dict[str, Table]:
         file.truncate(largest)  # page cache holds the pages of a hole like any others
     context.team.run(f"{MODULE}:prepare_mapped", ranks=most, path=path)
     tables |= _gathers(context, "mapped_gather", "mapped")
-    context.team.run(f"{MODULE}:forget", names=["mapped", "out", "sweep"])
+    context.team.run(f"{MODULE}:forget", names=["mapped", "out", "interlude"])
     path.unlink()
     return tables
 
@@ -130,8 +129,10 @@ def copy(state: State, *, seconds: float, least: int, start_at: float) -> list[f
 
 def prepare_own(state: State, *, num_bytes: int) -> None:
     """Task: this reader's own table and output buffer, touched."""
+    from planner.probe.interlude import Interlude
+
     state.kept["own"] = np.ones(num_bytes // 4, dtype=np.float32)
-    state.kept["sweep"] = CacheSweep()
+    state.kept["interlude"] = Interlude()
     state.kept["out"] = np.zeros(BUFFER_BYTES // 4, dtype=np.float32)
 
 
@@ -175,6 +176,6 @@ def gather_task(
         lambda: gather(table, next(ids), out),
         seconds=seconds,
         least=least,
-        before=state.kept["sweep"],
+        before=state.kept["interlude"],
     )
     return [s / num_rows for s in found]

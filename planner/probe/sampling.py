@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 
 from planner.machine import Table
-from planner.probe.caches import CacheSweep
 from planner.probe.context import ProbeContext
 from planner.probe.fit import fit_non_negative
 from planner.probe.timing import Measurement, wait_until
@@ -153,6 +152,7 @@ def generate_task(state: State, *, folders: list[Path], num_nodes: int, degree: 
 
 def open_task(state: State, *, folders: list[Path]) -> None:
     """Task: map the graphs, touch their pages, and sample once (compiles, or loads from cache)."""
+    from planner.probe.interlude import Interlude
     from runtime.graph.dataset import open_graph
     from runtime.sampling.neighbor import NeighborSampler
 
@@ -164,14 +164,14 @@ def open_task(state: State, *, folders: list[Path]) -> None:
             graph.train_idx[:2], epoch=0, step=0
         )
     state.kept["graphs"] = graphs
-    state.kept["sweep"] = CacheSweep()
+    state.kept["interlude"] = Interlude()
     state.kept["step"] = 0
 
 
 def close_task(state: State) -> None:
     """Task: unmap the graphs."""
     state.kept.pop("graphs")
-    state.kept.pop("sweep")
+    state.kept.pop("interlude")
 
 
 def sample_task(
@@ -197,7 +197,7 @@ def sample_task(
     def one_batch() -> float:
         seeds = draws.choice(pool, size=min(num_seeds, len(pool)), replace=False)
         state.kept["step"] += 1
-        state.kept["sweep"]()  # the model ran since the last batch
+        state.kept["interlude"]()  # the model ran since the last batch
         start = time.perf_counter()
         batch = sampler.sample(seeds, epoch=0, step=state.kept["step"])
         took = time.perf_counter() - start
