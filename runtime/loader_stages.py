@@ -129,7 +129,7 @@ class CopyStage(AbstractStage):
 class BatchStage(AbstractStage):
     """Adds what the model wants beside the rows: labels and edge weights."""
 
-    name = "batch"
+    name = Stage.BATCH
 
     def __init__(
         self,

@@ -21,6 +21,8 @@ class Stage(StrEnum):
     """Sending feature rows back to the ranks that asked for them."""
     COPY = "copy"
     """Moving a batch from the host to the device."""
+    BATCH = "batch"
+    """Adding labels and edge weights."""
     WAIT = "wait"
     """The training thread waiting for the next batch to be ready."""
     FORWARD_BACKWARD = "forward_backward"
@@ -40,6 +42,7 @@ LOADER_STAGES = (
     Stage.GATHER,
     Stage.EXCHANGE_ROWS,
     Stage.COPY,
+    Stage.BATCH,
 )
 """Stages that may run ahead of the training thread."""
 
