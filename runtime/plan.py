@@ -126,9 +126,20 @@ class Device:
 class Source:
     """Where a location table may point to; its position in `sources` is its number."""
 
-    kind: Literal["own", "peer", "host", "disk"]
+    kind: Literal["own", "peer", "host", "remote", "disk"]
+    """own: this rank's rows; peer: rows of another rank; host: this host's shared mapping; remote:
+    another host's mapping, read through the rank named; disk: the dataset's file."""
     rank: int = -1
-    """The peer's rank, for kind peer."""
+    """The rank that serves the rows, for kinds peer and remote."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DynamicCache:
+    """A cache that fills itself while training, in front of everything but a rank's own rows."""
+
+    policy: Literal["none", "lru", "clock"] = "none"
+    rows: list[int] = field(default_factory=list)
+    """Slots per rank."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -147,14 +158,43 @@ class FeaturePlacement:
     storage_dtype: str
     disk_budget_bytes: int = 0
     """Most bytes the disk tier may hold in flight and staged, per rank."""
+    cache: DynamicCache = field(default_factory=DynamicCache)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TopologyPlacement:
-    """Where adjacency lists live; same scheme as features."""
+    """Where adjacency lists live; same scheme as features.
+
+    For `cached`: arrays `topology_location_<g>` and `topology_own_ids_<g>`, as for features. For
+    `partitioned`: contiguous ranges of rows over the process rows of a 1.5D grid.
+    """
 
     policy: Literal["host", "replicated", "cached", "partitioned"] = "host"
     own_rows: list[int] = field(default_factory=list)
+    """Adjacency lists that each rank keeps, for `cached`."""
+    replication: int = 1
+    """Copies c of the partitioned topology: ranks form a grid of (ranks / c) x c."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FullGraph:
+    """How full-graph training runs; mini-batch training ignores it.
+
+    The parts stand in the array `partition`: the rank that owns each node.
+    """
+
+    exchange: Literal["boundary", "broadcast"] = "boundary"
+    """boundary: each rank gets the outside neighbours of its nodes; broadcast: whole slices."""
+    drop: Literal["nodes", "edges", "boundary-edges"] = "nodes"
+    """What is sampled: boundary nodes (BNS), any edge (DropEdge), edges over the boundary (BES)."""
+    keep: float = 1.0
+    """Probability p with which each of those is kept."""
+    draws: Literal["layer", "shared"] = "layer"
+    """Fresh draws for each layer, or one draw per epoch for all of them."""
+    rounding: Literal["bernoulli", "stochastic"] = "bernoulli"
+    """Independent draws, or exactly floor or ceil of p times the boundary of each pair of parts."""
+    precompute_first_layer: bool = False
+    """Aggregate the unsampled inputs of the first layer once, before training."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -176,7 +216,13 @@ class Strategy:
     mode: Literal["minibatch", "full-graph"] = "minibatch"
     sampler: Sampler = field(default_factory=Sampler)
     batching: Literal["independent", "cooperative"] = "independent"
+    owner: Literal["hash", "partition"] = "hash"
+    """Cooperative batching: a vertex belongs to the rank of its hash, or of array `partition`."""
+    bulk_batches: int = 1
+    """Batches that one call of a matrix sampler draws together."""
     partition: str = "none"
+    """Name of the partitioner; array `partition` (int32) holds each node's part."""
+    full_graph: FullGraph = field(default_factory=FullGraph)
     features: FeaturePlacement
     topology: TopologyPlacement = field(default_factory=TopologyPlacement)
     pipeline: list[str] = field(default_factory=lambda: ["seeds", "sample", "gather", "batch"])
