@@ -48,9 +48,10 @@ def make_plan(
     seed: int = 0,
     pipeline: list[str] | None = None,
     links: dict[str, Any] | None = None,
+    sampler: Sampler | None = None,
     **workload: Any,
 ) -> Plan:
-    """Write a plan folder.
+    """Write a plan folder; a `sampler` comes with its own dialect.
 
     Rank r owns the `own_rows` nodes r, r + ranks, ... With `peers`, each rank reads the others'
     own rows from them. The rest is read from the host, or from disk where a budget is given.
@@ -58,7 +59,7 @@ def make_plan(
     fanouts = [10, 5] if fanouts is None else fanouts
     placement, arrays = _placement(graph, ranks, own_rows, peers, disk_budget_bytes)
     strategy = Strategy(
-        sampler=Sampler(dialect=dialect),
+        sampler=sampler or Sampler(dialect=dialect),
         features=placement,
         devices=[Device(rank=r, kind="cpu", index=r) for r in range(ranks)],
         threads=Threads(compute=compute_threads, sample=sample_threads),

@@ -1,0 +1,226 @@
+"""Does training learn the same with every sampler?
+
+    python -m tests.benchmarks.learning_samplers --json [--data FOLDER] [--graphs NAME,...]
+        [--samplers NAME,...] [--seeds 5]
+
+The same 2-layer GraphSAGE on real graphs through plans and our training loop, with equal epochs,
+batches, fan-outs, initial weights and order of seeds; only the sampler differs. Layer-wise samplers
+draw as many vertices per layer as neighbour sampling newly meets there. Test accuracy is by full
+neighbourhoods. Features are the packs' own, projected to 128 columns, which keeps a run short.
+
+One line per graph and sampler: mean test accuracy over the seeds, neighbour sampling's as the
+baseline, the standard error of the paired difference, the statistics class and the verdict. The bar
+for the classes exact and unbiased: at most 1.0 point, and at most 2 standard errors, below
+neighbour sampling; others are reported. Sampling by edge weight is not among them: these graphs
+have no weights, and with made-up ones the model would be another.
+"""
+
+import argparse
+import os
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+
+from runtime import worker
+from runtime.config import RunConfig
+from runtime.graph.dataset import Graph
+from runtime.graph.importing import ImportOptions, import_graph
+from runtime.plan import Sampler
+from runtime.sampling.neighbor import NeighborSampler
+from runtime.sampling.parameters import class_of
+from runtime.sampling.statistics import Layer, StatisticsClass
+from tests.benchmarks.common import record
+from tests.benchmarks.learning import BATCH_SIZE, HIDDEN, LEARNING_RATE, Accuracy
+from tests.support.plans import make_plan
+
+EPOCHS = {"amazon-computers": 45, "coauthor-physics": 12}
+"""About 400 and 250 updates; neighbour sampling's validation accuracy gains less than half a point
+in the last third (field `baseline_val` of every line)."""
+FEATURES = "project:128"
+FANOUTS = [10, 5]
+EVALUATIONS = 3
+LOCAL_SHARE = 4
+"""Locality-aware sampling prefers the first quarter of all nodes."""
+BAR = 0.01
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Way:
+    """One sampler to train with."""
+
+    name: str
+    dialect: Literal["first_seen", "every_hop"] = "first_seen"
+    parameters: dict[str, float | str] = field(default_factory=dict)
+
+    def sampler(self, sizes: list[int]) -> Sampler:
+        """As a plan names it; `sizes` are what layer-wise samplers draw."""
+        layered = self.name in ("ladies", "pladies", "fastgcn") or self.parameters.get("over")
+        given = {"sizes": ",".join(map(str, sizes))} if layered else {}
+        return Sampler(name=self.name, dialect=self.dialect, parameters=given | self.parameters)
+
+
+def _labor(variant: float | str, estimator: str, **more: float | str) -> Way:
+    return Way(name="labor", parameters={"variant": variant, "estimator": estimator, **more})
+
+
+def _layered(name: str, **more: float | str) -> Way:
+    return Way(name=name, dialect="every_hop", parameters=dict(more))
+
+
+def _las(factor: float, correction: str) -> Way:
+    return Way(name="las", parameters={"factor": factor, "correction": correction})
+
+
+HT = "horvitz-thompson"
+WAYS: dict[str, Way] = {
+    "neighbor": Way(name="neighbor"),
+    "neighbor-replacement": Way(name="neighbor", parameters={"draws": "replacement"}),
+    "full": Way(name="full"),
+    "labor-0-ht": _labor(0, HT),
+    "labor-1-ht": _labor(1, HT),
+    "labor-star-ht": _labor("star", HT),
+    "labor-0-exact-k": _labor(0, "plain", form="exact_k"),
+    "labor-0-hajek": _labor(0, "hajek"),
+    "labor-1-hajek": _labor(1, "hajek"),
+    "labor-star-hajek": _labor("star", "hajek"),
+    "labor-1-exact-k": _labor(1, "hajek", form="exact_k"),
+    "labor-0-kappa-4-smooth": _labor(0, HT, kappa=4),
+    "labor-0-kappa-4-frozen": _labor(0, HT, kappa=4, dependence="frozen"),
+    "labor-0-kappa-64-smooth": _labor(0, HT, kappa=64),
+    "labor-0-kappa-64-frozen": _labor(0, HT, kappa=64, dependence="frozen"),
+    "labor-0-kappa-inf": _labor(0, HT, kappa="inf"),
+    "ladies": _layered("ladies"),
+    "ladies-count2": _layered("ladies", norm="count2"),
+    "ladies-replacement": _layered("ladies", draws="replacement"),
+    "ladies-hajek": _layered("ladies", estimator="hajek"),
+    "pladies": _layered("pladies"),
+    "pladies-hajek": _layered("pladies", estimator="hajek"),
+    "pladies-kappa-64-smooth": _layered("pladies", kappa=64),
+    "fastgcn": _layered("fastgcn"),
+    "fastgcn-without-replacement": _layered("fastgcn", draws="without-replacement"),
+    "fastgcn-hajek": _layered("fastgcn", estimator="hajek"),
+    "las-2-replacement": _las(2, "replacement"),
+    "las-2-poisson": _las(2, "poisson"),
+    "las-2-uncorrected": _las(2, "none"),
+    "las-8-replacement": _las(8, "replacement"),
+    "las-8-poisson": _las(8, "poisson"),
+    "las-8-hajek": _las(8, "hajek"),
+    "las-8-uncorrected": _las(8, "none"),
+    "las-8-over-ladies": _layered("las", factor=8, correction="poisson", over="ladies"),
+}
+"""Every sampler of the runtime, neighbour sampling first."""
+
+
+def new_vertices(graph: Graph) -> list[int]:
+    """Vertices that a hop of neighbour sampling newly meets, averaged over an epoch's batches."""
+    sampler = NeighborSampler(graph.indptr, graph.indices, FANOUTS)
+    order = np.random.default_rng(0).permutation(graph.train_idx)
+    batches = [
+        sampler.sample(np.sort(seeds), epoch=0, step=step).num_sampled_nodes[1:]
+        for step, seeds in enumerate(np.array_split(order, -(-len(order) // BATCH_SIZE)))
+    ]
+    return [round(size) for size in np.mean(batches, axis=0)]
+
+
+def train(
+    graph: Graph, folder: Path, sampler: Sampler, seed: int, epochs: int
+) -> tuple[Accuracy, list[float]]:
+    """One run: accuracies at its end, and validation accuracies on the way there."""
+    make_plan(
+        graph,
+        folder / "plan",
+        hidden=HIDDEN,
+        fanouts=FANOUTS,
+        batch_size=BATCH_SIZE,
+        learning_rate=LEARNING_RATE,
+        own_rows=graph.num_nodes // LOCAL_SHARE,
+        seed=seed,
+        sampler=sampler,
+    )
+    run = folder / "run"
+    run.mkdir(exist_ok=True)
+    config = RunConfig(
+        plan_folder=str(folder / "plan"),
+        run_folder=str(run),
+        epochs=epochs,
+        eval_every=epochs // EVALUATIONS,
+        keep_checkpoints=0,
+        pin=False,
+    )
+    report = worker.run(config)
+    curve = [epoch.val for epoch in report.epochs if epoch.val is not None]
+    assert report.test_score is not None
+    return Accuracy(curve[-1], report.test_score), curve
+
+
+def compare(source: Path, folder: Path, names: list[str], num_seeds: int) -> None:
+    """Train one data pack with every named sampler and print a line for each."""
+    graph = import_graph(source, folder / source.stem, options=ImportOptions(features=FEATURES))
+    sizes, epochs = new_vertices(graph), EPOCHS.get(source.stem, 20)
+    baseline: list[float] = []
+    curve: list[float] = []
+    for name in ["neighbor", *(n for n in names if n != "neighbor")]:
+        sampler, start = WAYS[name].sampler(sizes), time.process_time()
+        runs = [train(graph, folder, sampler, seed, epochs) for seed in range(num_seeds)]
+        tests = [accuracy.test for accuracy, _ in runs]
+        if name == "neighbor":
+            baseline = tests
+            curve = np.mean([values for _, values in runs], axis=0).tolist()
+        differences = np.subtract(tests, baseline)
+        difference, error = float(differences.mean()), _standard_error(differences)
+        kind = class_of(sampler, Layer.MEAN)
+        record(
+            f"learning_{source.stem}_{name}",
+            float(np.mean(tests)),
+            "test accuracy",
+            baseline=float(np.mean(baseline)),
+            ratio=float(np.mean(tests) / np.mean(baseline)),
+            difference=difference,
+            standard_error=error,
+            statistics_class=str(kind),
+            verdict=_verdict(kind, difference, error) if name != "neighbor" else "baseline",
+            val=float(np.mean([accuracy.val for accuracy, _ in runs])),
+            baseline_val=curve,
+            tests=tests,
+            seeds=num_seeds,
+            epochs=epochs,
+            features=FEATURES,
+            layer_sizes=sizes,
+            cpu_seconds=time.process_time() - start,
+        )
+
+
+def _standard_error(differences: np.ndarray) -> float:
+    if len(differences) < 2:
+        return float("nan")
+    return float(differences.std(ddof=1) / np.sqrt(len(differences)))
+
+
+def _verdict(kind: StatisticsClass, difference: float, error: float) -> str:
+    if kind is StatisticsClass.APPROXIMATE:
+        return "reported"
+    return "within" if difference > -BAR and difference > -2 * error else "missed"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", action="store_true", help="one JSON object per line (always)")
+    parser.add_argument("--data", default=os.environ.get("GNNPLAN_TEST_DATA", "../shared/data"))
+    parser.add_argument("--graphs", default=",".join(EPOCHS))
+    parser.add_argument("--samplers", default=",".join(WAYS))
+    parser.add_argument("--seeds", type=int, default=5)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    for name in options.graphs.split(","):
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(options.data) / f"{name}.npz"
+            compare(path, Path(folder), options.samplers.split(","), options.seeds)
+
+
+if __name__ == "__main__":
+    main()
