@@ -179,14 +179,16 @@ class PlannedLoader:
 
     def _make_stages(self, device: torch.device) -> list[AbstractStage]:
         strategy, workload = self.plan.strategy, self.plan.workload
-        has_peers = self.size > 1 and any(s.kind == "peer" for s in strategy.features.sources)
+        exchanges = any(s.kind in ("peer", "remote") for s in strategy.features.sources)
+        # A dynamic cache too takes its batches in order, so that what it hits can be repeated.
+        in_order = (self.size > 1 and exchanges) or strategy.features.cache.policy != "none"
         pinned = device.type == "cuda"
         ring = BufferRing(strategy.prefetch_depth + 2, self.store.feature_dim, pinned=pinned)
         seeds, sample = self._first_stages()
         made: dict[str, AbstractStage] = {
             "seeds": seeds,
             "sample": sample,
-            "gather": GatherStage(self.store, ring, self.meter, ordered=has_peers),
+            "gather": GatherStage(self.store, ring, self.meter, ordered=in_order),
             "copy": CopyStage(device),
             "batch": BatchStage(self.graph, workload, device, self._weights()),
         }

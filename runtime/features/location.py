@@ -2,7 +2,8 @@
 
 One code per node, `slot << 8 | source number`; the number counts in the plan's list of sources.
 The planner writes the table, a read looks at nothing else. Slots mean: own, a row of this rank's
-own array; peer, a row of that rank's own array; host and disk, the node's row in the dataset.
+own array; peer, a row of that rank's own array; host, remote and disk, the node's row in the
+dataset.
 """
 
 import typing
@@ -19,6 +20,8 @@ from runtime.plan import Source
 SOURCE_BITS = 8
 MAX_SOURCES = 1 << SOURCE_BITS
 SOURCE_MASK = MAX_SOURCES - 1
+IN_DATASET = ("host", "remote", "disk")
+"""Kinds whose slot is the node's row in the dataset."""
 _NO_IDS = np.empty(0, np.int64)
 
 Codes = NDArray[np.uint32] | NDArray[np.uint64]
@@ -78,7 +81,7 @@ class LocationTable:
         self, number: int, own_ids: Mapping[int, NDArray[np.int64]], rank: int
     ) -> None:
         source = self.sources[number]
-        in_dataset = source.kind in ("host", "disk")
+        in_dataset = source.kind in IN_DATASET
         holder = rank if source.kind == "own" else source.rank
         if not in_dataset and holder not in own_ids:
             raise PlanError(

@@ -1,13 +1,15 @@
-"""The peer tier: rows that other ranks own, by one all-to-all of slots and one of rows.
+"""Tiers on other ranks: rows that they own (peer) or that their host holds (remote).
 
-Every rank takes part in every read, also with nothing to ask: reads must come in the same order on
-every rank. The exchange has a process group of its own, so a loader thread can read while the
-training thread reduces gradients. On one CPU host the shared mapping is never slower (measured);
-peers are for rows on other hosts, on GPUs, or where the host may not be shared.
+A read is one all-to-all of slots and one of rows. Every rank takes part in every read, also with
+nothing to ask: reads must come in the same order on every rank. The exchange has a process group of
+its own, so a loader thread can read while the training thread reduces gradients. On one CPU host
+the shared mapping is never slower (measured); peers are for rows on other hosts, on GPUs, or where
+the host may not be shared.
 """
 
 import threading
-from typing import Any
+from abc import ABC, abstractmethod
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -16,33 +18,82 @@ from numpy.typing import NDArray
 from runtime.comm.collectives import Communicator
 from runtime.features.counters import Counters
 from runtime.features.gather import addresses_of, copy_from_addresses
+from runtime.features.sparse import SparseHost
 from runtime.features.tier import AbstractTier
 from runtime.stages import Stage
 
 
-class Peer(AbstractTier):
-    """Rows of the other ranks' own arrays."""
+class AbstractServed(ABC):
+    """What a rank serves to the others, by slot; the same dtype and width on every rank."""
 
-    kind = "peer"
+    dtype: np.dtype[Any]
+    width: int
+
+    @abstractmethod
+    def take(self, slots: NDArray[np.int64], rows: NDArray[Any]) -> None:
+        """rows[i] = the row in slots[i].
+
+        Raises:
+            IndexError: a slot is outside.
+        """
+
+
+class ServedArray(AbstractServed):
+    """Rows of an array in memory: own rows, or the host's dense mapping."""
+
+    def __init__(self, table: NDArray[Any], *, threads: int = 1) -> None:
+        self._table = np.asarray(table).view(np.ndarray)
+        self._threads = threads
+        self.dtype, self.width = self._table.dtype, int(self._table.shape[1])
+
+    def take(self, slots: NDArray[np.int64], rows: NDArray[Any]) -> None:
+        """See `AbstractServed.take`."""
+        addresses = addresses_of(self._table, slots, np.empty(slots.size, np.int64))
+        copy_from_addresses(addresses, self.dtype, rows, threads=self._threads)
+
+
+class ServedSparse(AbstractServed):
+    """Rows of the host's CSR features, made dense before they are sent."""
+
+    def __init__(self, host: SparseHost, width: int) -> None:
+        self._host = host
+        self.dtype, self.width = np.dtype(np.float32), width
+
+    def take(self, slots: NDArray[np.int64], rows: NDArray[Any]) -> None:
+        """See `AbstractServed.take`."""
+        everywhere = np.arange(slots.size)
+        self._host.read(slots, everywhere, np.array([slots.size]), rows, Counters())
+
+
+class Peer(AbstractTier):
+    """Rows that the other ranks serve."""
 
     def __init__(
-        self, own: NDArray[Any], ranks: list[int], comm: Communicator, *, threads: int = 1
+        self,
+        served: AbstractServed,
+        ranks: list[int],
+        comm: Communicator,
+        *,
+        kind: Literal["peer", "remote"] = "peer",
+        threads: int = 1,
     ) -> None:
-        """Serve `own` to the others and read theirs.
+        """Serve this rank's rows to the others and read theirs.
 
         Args:
-            own: this rank's own rows [num_own, feature_dim], as stored.
+            served: what the others may ask of this rank.
             ranks: the rank that each of the tier's sources stands for, ascending.
             comm: a communicator that nothing else uses; closed with the tier.
+            kind: the row of the counters.
             threads: threads of one copy.
         """
-        self._own = own
+        self.kind = kind
+        self._served = served
         self._ranks = ranks
         self._comm = comm
         self._threads = threads
-        self._row_bytes = own.dtype.itemsize * own.shape[1]
-        self._sent = np.empty((0, own.shape[1]), own.dtype)
-        self._received = np.empty((0, own.shape[1]), own.dtype)
+        self._row_bytes = served.dtype.itemsize * served.width
+        self._sent = np.empty((0, served.width), served.dtype)
+        self._received = np.empty((0, served.width), served.dtype)
         # One exchange at a time; the order of reads over ranks stays the caller's duty.
         self._lock = threading.Lock()
 
@@ -83,8 +134,7 @@ class Peer(AbstractTier):
     def _serve(self, asked: NDArray[np.int64]) -> NDArray[Any]:
         """The rows that the others asked for, in the order asked, as stored."""
         rows = self._sent[: asked.size]
-        addresses = addresses_of(self._own, asked, np.empty(asked.size, np.int64))
-        copy_from_addresses(addresses, rows.dtype, rows, threads=self._threads)
+        self._served.take(asked, rows)
         return rows
 
     def _count_seconds(self, before: dict[Stage, Any], counters: Counters) -> None:

@@ -198,5 +198,7 @@ def open_store(
         BudgetExceeded: the plan's disk budget does not hold one buffer.
     """
     location, own_ids = building.read_location(graph, plan, plan_folder, rank)
-    dense, tiers = building.build_tiers(graph, plan, rank, own_ids, comm, threads)
+    dense, tiers = building.build_tiers(
+        graph, plan, plan_folder, rank, location, own_ids, comm, threads
+    )
     return FeatureStore(location, dense, tiers, graph.feature_dim, threads=threads)

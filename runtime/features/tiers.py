@@ -1,18 +1,17 @@
-"""Building a rank's tiers from a graph and a plan: location table, own rows, host, peers, disk."""
+"""Building a rank's tiers from a graph and a plan: location table, own rows, host, others, disk."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from runtime.comm.collectives import Communicator
 from runtime.errors import DatasetError, PlanError
-from runtime.features.counters import Counters
 from runtime.features.disk import Disk
-from runtime.features.gather import addresses_of, copy_from_addresses
+from runtime.features.hosts import HostRows, fetch_lacking, ranks_of
 from runtime.features.location import LocationTable
-from runtime.features.peer import Peer
+from runtime.features.peer import AbstractServed, Peer, ServedArray, ServedSparse
 from runtime.features.sparse import SparseHost
 from runtime.features.tier import AbstractTier, Dense
 from runtime.graph.dataset import Graph
@@ -50,12 +49,16 @@ def read_location(
 def build_tiers(
     graph: Graph,
     plan: Plan,
+    plan_folder: Path,
     rank: int,
+    location: LocationTable,
     own_ids: OwnIds,
     comm: Communicator | None,
     threads: int,
 ) -> tuple[dict[int, Dense], Tiers]:
     """The arrays in memory by source number, and the other tiers with theirs.
+
+    Collective where the plan reads from other ranks or its hosts hold different rows.
 
     Raises:
         PlanError: the plan needs what is not there.
@@ -64,45 +67,54 @@ def build_tiers(
     """
     if graph.x is None and graph.x_csr is None:
         raise DatasetError(f"{graph.path}: expected features, found a topology-only dataset")
-    own = Dense("own", load_own_rows(graph, plan, own_ids[rank], threads), private=True)
+    hosts = HostRows(plan, plan_folder, graph.num_nodes)
+    hosts.check(location, rank)
+    own_table = load_own_rows(graph, plan, own_ids[rank], rank, hosts, comm, threads)
+    own = Dense("own", own_table, private=True)
+    sources, devices = plan.strategy.features.sources, plan.strategy.devices
+    here = [device.rank for device in devices if device.host == devices[rank].host]
     dense: dict[int, Dense] = {}
     tiers: Tiers = []
-    peers: dict[int, int] = {}
-    for number, source in enumerate(plan.strategy.features.sources):
+    if any(source.kind == "peer" for source in sources):
+        served = ServedArray(own.table, threads=threads)
+        tiers.append(_others("peer", served, plan, [rank], comm, threads))
+    if any(source.kind == "remote" for source in sources):
+        tiers.append(_others("remote", _host_rows(graph, threads), plan, here, comm, threads))
+    for number, source in enumerate(sources):
         if source.kind == "own" or (source.kind == "peer" and source.rank == rank):
             dense[number] = own
-        elif source.kind == "peer":
-            peers[source.rank] = number
         elif source.kind == "disk":
             tiers.append((_disk(graph, plan), [number]))
-        elif graph.x is not None:
-            dense[number] = Dense("host", graph.x, private=False)
-        else:
-            tiers.append((_sparse(graph, threads), [number]))
-    if any(source.kind == "peer" for source in plan.strategy.features.sources):
-        tiers.insert(0, _peers(plan, own, peers, comm, threads))
+        elif source.kind == "host" or (source.kind == "remote" and source.rank in here):
+            if graph.x is not None:
+                dense[number] = Dense("host", graph.x, private=False)
+            else:
+                tiers.append((_sparse(graph, threads), [number]))
     return dense, tiers
 
 
 def load_own_rows(
-    graph: Graph, plan: Plan, ids: NDArray[np.int64], threads: int
+    graph: Graph,
+    plan: Plan,
+    ids: NDArray[np.int64],
+    rank: int,
+    hosts: HostRows,
+    comm: Communicator | None,
+    threads: int,
 ) -> NDArray[np.float32] | NDArray[np.float16]:
     """Copy this rank's rows out of the dataset, as the plan wants them stored.
+
+    Rows that this rank's host lacks come from one that holds them; collective then.
 
     Raises:
         PlanError: float16 storage would change values, and the plan is not `approximate`.
     """
     stored = np.dtype(plan.strategy.features.storage_dtype)
-    if graph.x is not None:
-        table = np.asarray(graph.x).view(np.ndarray)
-        rows = np.empty((ids.size, table.shape[1]), table.dtype)
-        addresses = addresses_of(table, ids, np.empty(ids.size, np.int64))
-        copy_from_addresses(addresses, table.dtype, rows, threads=threads)
-    else:
-        rows = np.empty((ids.size, graph.feature_dim), np.float32)
-        everywhere = np.arange(ids.size)
-        counts = np.array([ids.size])
-        _sparse(graph, threads).read(ids, everywhere, counts, rows, Counters())
+    served = _host_rows(graph, threads)
+    rows = np.empty((ids.size, served.width), served.dtype)
+    served.take(ids, rows)
+    if not hosts.all_everywhere:
+        fetch_lacking(hosts, served, ids, rank, _all_ranks(comm, plan), rows)
     if rows.dtype == stored:
         return rows
     converted = rows.astype(stored)
@@ -133,15 +145,39 @@ def _disk(graph: Graph, plan: Plan) -> Disk:
     return tier
 
 
-def _peers(
-    plan: Plan, own: Dense, peers: dict[int, int], comm: Communicator | None, threads: int
+def _host_rows(graph: Graph, threads: int) -> AbstractServed:
+    """The rows of this host's copy of the dataset."""
+    if graph.x is not None:
+        return ServedArray(graph.x, threads=threads)
+    return ServedSparse(_sparse(graph, threads), graph.feature_dim)
+
+
+def _others(
+    kind: Literal["peer", "remote"],
+    served: AbstractServed,
+    plan: Plan,
+    local: list[int],
+    comm: Communicator | None,
+    threads: int,
 ) -> tuple[AbstractTier, list[int]]:
-    if comm is None or comm.size != plan.num_ranks:
-        found = "none" if comm is None else str(comm.size)
+    """The tier of the ranks that are not `local`, with their source numbers."""
+    numbers = ranks_of(kind, plan.strategy.features.sources, local)
+    ranks = sorted(numbers)
+    if ranks and not 0 <= ranks[0] <= ranks[-1] < plan.num_ranks:
         raise PlanError(
-            f"the plan reads rows from peers: expected a communicator of {plan.num_ranks} ranks, "
-            f"found {found}; start it with `gnnplan train` or torchrun"
+            f"expected {kind} sources to name ranks from 0 to {plan.num_ranks - 1}, found "
+            f"{ranks[0]} to {ranks[-1]}; plan again"
         )
-    ranks = sorted(peers)
-    tier = Peer(own.table, ranks, comm.duplicate(), threads=threads)
-    return tier, [peers[rank] for rank in ranks]
+    twin = _all_ranks(comm, plan).duplicate()
+    return Peer(served, ranks, twin, kind=kind, threads=threads), [numbers[r] for r in ranks]
+
+
+def _all_ranks(comm: Communicator | None, plan: Plan) -> Communicator:
+    """The communicator given, or one on the default group; it must hold the plan's ranks."""
+    found = Communicator() if comm is None else comm
+    if found.size != plan.num_ranks:
+        raise PlanError(
+            f"the plan reads rows from other ranks: expected a communicator of {plan.num_ranks} "
+            f"ranks, found {found.size}; start it with `gnnplan train` or torchrun"
+        )
+    return found

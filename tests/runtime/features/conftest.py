@@ -12,6 +12,7 @@ from runtime.graph.dataset import Graph, SparseFeatures, write_graph
 from runtime.plan import (
     Certificate,
     Device,
+    DynamicCache,
     FeaturePlacement,
     GraphRef,
     Interval,
@@ -61,18 +62,40 @@ def make_graph(tmp_path: Path) -> MakeGraph:
     return make
 
 
+def _own_sets(num_nodes: int, num_ranks: int, dealt: str, rng: Any) -> list[Any]:
+    """Own ids per rank: drawn apart, dealt over the ranks in turns, or the same on all."""
+    if dealt == "random":
+        return [
+            rng.permutation(num_nodes)[: rng.integers(num_nodes // 4, num_nodes // 2)]
+            for _ in range(num_ranks)
+        ]
+    hot = rng.permutation(num_nodes)[: num_nodes // 2]
+    return [hot if dealt == "replicated" else hot[r::num_ranks] for r in range(num_ranks)]
+
+
 def _placement(
-    graph: Graph, sources: list[Source], num_ranks: int, seed: int
+    graph: Graph,
+    sources: list[Source],
+    hosts: list[int],
+    host_rows: dict[int, Any],
+    dealt: str,
+    seed: int,
 ) -> tuple[dict[str, Any], list[int]]:
-    """Random own sets per rank, and codes that pick any source that really holds the node."""
+    """Own sets per rank, and codes that pick any source that really holds the node."""
     rng = np.random.default_rng(seed)
     n = graph.num_nodes
-    own = [rng.permutation(n)[: rng.integers(n // 4, n // 2)] for _ in range(num_ranks)]
-    arrays: dict[str, Any] = {}
-    for rank in range(num_ranks):
-        numbers, slots = np.zeros(n, np.int64), np.arange(n)
-        everywhere = [k for k, s in enumerate(sources) if s.kind in ("host", "disk")]
-        numbers[:] = rng.choice(everywhere, n)
+    own = _own_sets(n, len(hosts), dealt, rng)
+    arrays: dict[str, Any] = {f"host_rows_{h}": ids for h, ids in host_rows.items()}
+    for rank in range(len(hosts)):
+        numbers, slots = np.full(n, -1), np.arange(n)
+        for number in rng.permutation(len(sources)):
+            source = sources[int(number)]
+            if source.kind in ("host", "remote", "disk"):
+                host = hosts[source.rank if source.kind == "remote" else rank]
+                held = host_rows.get(host, np.arange(n))
+                # The last one to come may keep a node or lose it; a node without one takes it.
+                numbers[held[(numbers[held] < 0) | (rng.random(held.size) < 0.5)]] = number
+        assert numbers.min() >= 0, "a node is held by no source of the plan"
         for number in rng.permutation(len(sources)):
             source = sources[int(number)]
             holder = {"own": rank, "peer": source.rank}.get(source.kind)
@@ -88,7 +111,7 @@ def _placement(
 
 @pytest.fixture
 def make_plan(tmp_path: Path) -> MakePlan:
-    """Write a plan whose rows lie in the given sources (one must be host or disk)."""
+    """Write a plan whose rows lie in the given sources (host, remote, disk hold all of them)."""
 
     def make(
         graph: Graph,
@@ -98,9 +121,17 @@ def make_plan(tmp_path: Path) -> MakePlan:
         disk_budget_bytes: int = 1 << 20,
         storage_dtype: str | None = None,
         seed: int = 0,
+        hosts: list[int] | None = None,
+        host_rows: dict[int, Any] | None = None,
+        cliques: list[int] | None = None,
+        dealt: str = "random",
+        cache: DynamicCache | None = None,
+        name: str = "plan",
         change: Callable[[dict[str, Any]], None] = lambda arrays: None,
     ) -> Plan:
-        arrays, own_rows = _placement(graph, sources, num_ranks, seed)
+        hosts = hosts or [0] * num_ranks
+        cliques = cliques or [0] * num_ranks
+        arrays, own_rows = _placement(graph, sources, hosts, host_rows or {}, dealt, seed)
         change(arrays)
         features = FeaturePlacement(
             policy="random",
@@ -109,6 +140,7 @@ def make_plan(tmp_path: Path) -> MakePlan:
             row_bytes=graph.row_bytes,
             storage_dtype=storage_dtype or graph.feature_dtype,
             disk_budget_bytes=disk_budget_bytes,
+            cache=cache or DynamicCache(),
         )
         zero = Interval(value=0.0, low=0.0, high=0.0)
         plan = Plan(
@@ -128,7 +160,11 @@ def make_plan(tmp_path: Path) -> MakePlan:
             machine=MachineRef(name="m", fingerprint="f", calibration="c", provenance="preset"),
             workload=Workload(),
             strategy=Strategy(
-                features=features, devices=[Device(rank=r, kind="cpu") for r in range(num_ranks)]
+                features=features,
+                devices=[
+                    Device(rank=r, kind="cpu", host=hosts[r], clique=cliques[r])
+                    for r in range(num_ranks)
+                ],
             ),
             prediction=Prediction(
                 step_seconds=zero,
@@ -146,6 +182,6 @@ def make_plan(tmp_path: Path) -> MakePlan:
                 objective=0.0, lower_bound=0.0, gap=0.0, solver="none", status="none"
             ),
         )
-        return save_plan(plan, arrays, tmp_path / "plan")
+        return save_plan(plan, arrays, tmp_path / name)
 
     return make
