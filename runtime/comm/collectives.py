@@ -77,8 +77,25 @@ class Communicator:
         twin._owned = True
         return twin
 
+    def split(self, groups: Sequence[Sequence[int]]) -> "Communicator":
+        """A communicator, on a process group of its own, of the ranks that this rank is among.
+
+        Collective: every rank calls it with the same groups, which hold each rank once.
+
+        Args:
+            groups: ranks of this communicator; a rank's place in its group is its new number.
+        """
+        if self.size == 1:
+            return Communicator(self._group, meter=self._meter)
+        members = dist.get_process_group_ranks(self._group or dist.group.WORLD)
+        made = [dist.new_group([members[rank] for rank in group]) for group in groups]
+        place = next(place for place, group in enumerate(groups) if self.rank in group)
+        part = Communicator(made[place], meter=self._meter)
+        part._owned = True
+        return part
+
     def close(self) -> None:
-        """Destroy the process group, if `duplicate` made it."""
+        """Destroy the process group, if `duplicate` or `split` made it."""
         if self._owned and dist.is_initialized():
             dist.destroy_process_group(self._group)
             self._owned = False
