@@ -62,11 +62,24 @@ class _Request:
         """Vertices per layer; the fan-outs where the plan names none."""
         text = str(self.values["sizes"])
         try:
-            return [int(part) for part in text.split(",")] if text else list(self.fanouts)
+            sizes = [int(part) for part in text.split(",")] if text else list(self.fanouts)
         except ValueError:
             raise SamplerError(
                 f"sampler {self.name}: expected sizes as in '512,256', found {text!r}; correct them"
             ) from None
+        if len(sizes) != len(self.fanouts):
+            raise SamplerError(
+                f"sampler {self.name}: expected {len(self.fanouts)} sizes (one per layer), found "
+                f"{text!r}; correct them"
+            )
+        return sizes
+
+    def variant(self) -> int | float | str:
+        """LABOR's; what is no whole number is left for the sampler to refuse."""
+        if self.values["variant"] == "star":
+            return "star"
+        passes = self.number("variant")
+        return int(passes) if passes.is_integer() else passes
 
 
 def build_sampler(
@@ -209,8 +222,9 @@ def _make_labor(r: _Request) -> BatchSampler:
         r.indptr,
         r.indices,
         r.fanouts,
-        variant="star" if r.values["variant"] == "star" else int(r.number("variant")),
+        variant=r.variant(),
         form=r.choice(Form, "form"),
+        tolerance=r.number("tolerance"),
         estimator=r.choice(Estimator, "estimator"),
         dialect=r.dialect,
         seed=r.seed,

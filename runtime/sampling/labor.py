@@ -78,7 +78,7 @@ class LaborSampler(AbstractHopSampler):
         indices: NDArray[np.integer],
         fanouts: Sequence[int],
         *,
-        variant: int | str = 0,
+        variant: int | float | str = 0,
         form: str = Form.POISSON,
         estimator: Estimator = Estimator.HAJEK,
         dialect: Dialect = Dialect.EVERY_HOP,
@@ -190,8 +190,10 @@ class LaborSampler(AbstractHopSampler):
         return self._threads.chances
 
 
-def _check_variant(variant: int | str) -> int | str:
-    if variant == "star" or (isinstance(variant, int) and variant >= 0):
+def _check_variant(variant: int | float | str) -> int | str:
+    if variant == "star":
+        return "star"
+    if isinstance(variant, int) and variant >= 0:
         return variant
     raise SamplerError(
         f"expected a LABOR variant of 0, a positive number of passes, or 'star', found "

@@ -22,7 +22,10 @@ _KAPPA: dict[str, Value] = {"kappa": 1, "dependence": "smooth", "layer_dependent
 PARAMETERS: dict[str, dict[str, Value]] = {
     "full": {},
     "neighbor": {"draws": "without-replacement", "estimator": "plain", "weights": "none"},
-    "labor": {"variant": 0, "form": "poisson", "estimator": "hajek", "weights": "none", **_KAPPA},
+    "labor": {
+        "variant": 0, "form": "poisson", "tolerance": 1e-4, "estimator": "hajek", "weights": "none",
+        **_KAPPA,
+    },
     "ladies": {
         "sizes": "", "norm": "fro", "draws": "without-replacement",
         "estimator": "horvitz-thompson", "weights": "none", **_KAPPA,
@@ -44,6 +47,7 @@ draws          without-replacement | replacement | poisson (`statistics.Draws`)
 estimator      plain | horvitz-thompson | hajek
 weights        none | graph: draw by the graph's edge_weight
 variant        LABOR: 0, a number of passes, or star;  form: poisson | exact_k
+tolerance      LABOR-*: it ends with the pass that gains less, relative to the expected new vertices
 sizes          layer-wise: vertices per layer, next to the seeds first, as in "512,256"; empty takes
                the fan-outs;  norm: fro | count2
 kappa          batches that hang together, or "inf";  dependence: smooth | frozen;  layer_dependent
