@@ -1,1 +1,1 @@
-"""Graph -> parts."""
+"""Graph -> parts: one interface over all partitioners, quality numbers, cliques."""

@@ -1,0 +1,78 @@
+"""The one way to partition a graph: a name, a number of parts, a seed; parts as int32.
+
+    parts = partition(graph.indptr, graph.indices, parts=4, training=graph.train_idx)
+
+`planner.partition.quality.measure_quality` says how good they are.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.errors import SettingsError
+from planner.partition.multilevel import kaminpar_parts, metis_parts
+from planner.partition.problem import Balance, Problem, make_problem
+from planner.partition.simple import hash_parts, random_parts
+from planner.partition.volume import refine_volume
+
+PARTITIONERS: dict[str, Callable[[Problem], NDArray[np.int32]]] = {
+    "kaminpar": kaminpar_parts,
+    "metis": metis_parts,
+    "hash": hash_parts,
+    "random": random_parts,
+}
+"""Every partitioner by name."""
+
+
+def partition(
+    indptr: NDArray[np.int64],
+    indices: NDArray[Any],
+    *,
+    parts: int,
+    name: str = "kaminpar",
+    training: NDArray[Any] | None = None,
+    weights: Sequence[int] | None = None,
+    seed: int = 0,
+    balance: Balance | None = None,
+    objective: Literal["cut", "volume"] = "cut",
+) -> NDArray[np.int32]:
+    """Cut a graph into parts. The same arguments give the same bytes.
+
+    Args:
+        indptr: [N + 1] of the CSC.
+        indices: [E] of the CSC; may be memory-mapped.
+        parts: number of parts.
+        name: a key of `PARTITIONERS`.
+        training: ids of the training nodes, or a mask [N].
+        weights: share of each part as integers (sizes of cliques); None: equal.
+        seed: of the partitioner's random choices.
+        balance: allowed imbalances; None: 3% of nodes and of training nodes.
+        objective: `volume` moves nodes afterwards to send fewer rows in full-graph training.
+
+    Returns:
+        Part of each node, int32 [N]. A part may be empty where there are fewer nodes than parts.
+
+    Raises:
+        SettingsError: a number is out of range, the name is unknown, its package is missing.
+    """
+    if name not in PARTITIONERS:
+        raise SettingsError(
+            f"expected a partitioner among {', '.join(PARTITIONERS)}, found {name!r}"
+        )
+    if objective not in ("cut", "volume"):
+        raise SettingsError(f"expected the objective cut or volume, found {objective!r}")
+    problem = make_problem(
+        indptr,
+        indices,
+        parts=parts,
+        training=training,
+        weights=weights,
+        seed=seed,
+        balance=balance,
+    )
+    if parts == 1 or problem.num_nodes == 0:
+        return np.zeros(problem.num_nodes, np.int32)
+    found = PARTITIONERS[name](problem)
+    return refine_volume(problem, found) if objective == "volume" else found
