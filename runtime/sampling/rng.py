@@ -50,6 +50,10 @@ class Purpose(IntEnum):
     """Inclusion of a candidate vertex: one number, shared by all that may draw the vertex."""
     DART = 6
     """Darts thrown at a probability row, by the dart's number."""
+    BOUNDARY = 7
+    """Boundary nodes of full-graph training, by layer (in the place of hop) and receiving part."""
+    EDGE = 8
+    """Edges kept in full-graph training, by layer (in the place of hop)."""
 
 
 def stream(seed: int, epoch: int, step: int, hop: int, purpose: Purpose) -> np.uint64:

@@ -1,0 +1,219 @@
+"""The boundary nodes or edges that each layer of an epoch keeps, as blocks and send lists.
+
+With nodes sampled, sender and receiver draw the same numbers and no id is sent. With edges sampled,
+a node crosses if one of its edges into the part is kept; only the receiver holds those edges, so
+it tells the owner which nodes it needs: 8 bytes per node, and 8 per other rank for the counts.
+"""
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from runtime.comm.collectives import Communicator
+from runtime.fullgraph.crossing import Crossing, block_of, joined_block, kept_block
+from runtime.fullgraph.part import Part
+from runtime.models.adjacency import TorchBlock
+from runtime.plan import FullGraph
+from runtime.sampling.boundary import Rounding, kept_edges, kept_nodes
+from runtime.sampling.rng import Purpose, stream
+from runtime.stages import Stage
+
+Weights = tuple[NDArray[np.float32], NDArray[np.float32]]
+
+
+class AbstractMasks(ABC):
+    """Where draws come from; a test may enumerate all of them instead."""
+
+    @abstractmethod
+    def nodes(
+        self, epoch: int, layer: int, ids: NDArray[np.int64], owner: int, receiver: int
+    ) -> NDArray[np.bool_]:
+        """Which of the boundary nodes that `owner` has for `receiver` cross."""
+
+    @abstractmethod
+    def edges(self, epoch: int, layer: int, edges: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Which edges are kept, by global id; negative ids always are."""
+
+
+class SeededMasks(AbstractMasks):
+    """Draws by counter-based random numbers, the same on every rank."""
+
+    def __init__(self, seed: int, size: int, keep: float, rounding: Rounding) -> None:
+        self._seed, self._size, self._keep = seed, size, keep
+        self._rounding: Rounding = rounding
+
+    def nodes(
+        self, epoch: int, layer: int, ids: NDArray[np.int64], owner: int, receiver: int
+    ) -> NDArray[np.bool_]:
+        """By `kept_nodes`."""
+        numbers = stream(self._seed, epoch, 0, layer, Purpose.BOUNDARY)
+        return kept_nodes(
+            numbers, ids, owner=owner, receiver=receiver, size=self._size, keep=self._keep,
+            rounding=self._rounding,
+        )  # fmt: skip
+
+    def edges(self, epoch: int, layer: int, edges: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """By `kept_edges`."""
+        return kept_edges(stream(self._seed, epoch, 0, layer, Purpose.EDGE), edges, self._keep)
+
+
+class EpochDraws:
+    """Makes the crossings of an epoch; every rank calls it in the same order.
+
+    Args:
+        part: connected part of this rank, with edge ids where edges are sampled.
+        weights: of its inner and halo edges (`edge_weights`); empty for attention.
+        settings: the plan's.
+        seed: of the workload.
+        num_layers: layers of the model.
+        comm: sends the ids of sampled edges' nodes.
+        attention: the layers compute their own weights.
+        masks: where draws come from; None: `SeededMasks`.
+    """
+
+    def __init__(
+        self,
+        part: Part,
+        weights: Weights,
+        settings: FullGraph,
+        *,
+        seed: int,
+        num_layers: int,
+        comm: Communicator,
+        attention: bool = False,
+        masks: AbstractMasks | None = None,
+    ) -> None:
+        self._part, self._weights, self._settings = part, weights, settings
+        self._comm, self._num_layers = comm, num_layers
+        self._attention = attention
+        self._masks = masks or SeededMasks(seed, part.size, settings.keep, settings.rounding)
+        self.whole = self._everything()
+        """The unsampled crossing."""
+
+    def layers(self, epoch: int) -> list[Crossing]:
+        """The crossing of each layer, input side first."""
+        if self._settings.keep >= 1:
+            return [self.whole] * self._num_layers
+        first = 1 if self._settings.precompute_first_layer else 0
+        shared = self._settings.draws == "shared"
+        count = min(1, self._num_layers - first) if shared else self._num_layers - first
+        drawn = [self._draw(epoch, first + turn) for turn in range(count)]
+        drawn = drawn * (self._num_layers - first) if shared else drawn
+        return [self.whole] * first + drawn
+
+    def _everything(self) -> Crossing:
+        part = self._part
+        inner = block_of(
+            *part.inner_edges[:2], self._weights[0], part.num_inner, weighted=self._weighted
+        )
+        outer = block_of(
+            *part.halo_edges[:2], self._weights[1], part.num_halo, weighted=self._weighted
+        )
+        return self._crossing(inner, outer, part.send, part.send_counts, part.halo_counts)
+
+    @property
+    def _weighted(self) -> bool:
+        return not self._attention
+
+    def _draw(self, epoch: int, layer: int) -> Crossing:
+        if self._settings.drop == "nodes":
+            return self._draw_nodes(epoch, layer)
+        return self._draw_edges(epoch, layer)
+
+    def _draw_nodes(self, epoch: int, layer: int) -> Crossing:
+        part, here = self._part, self._part.rank
+        received = [
+            self._masks.nodes(epoch, layer, ids, owner, here)
+            for owner, ids in enumerate(_segments(part.halo, part.halo_counts))
+        ]
+        sent = [
+            self._masks.nodes(epoch, layer, part.inner[positions], here, receiver)
+            for receiver, positions in enumerate(_segments(part.send, part.send_counts))
+        ]
+        slot, num_received = _slots(np.concatenate(received))
+        keep = self._settings.keep
+        scale = 1.0 if keep <= 0 or self._attention else 1 / keep
+        outer = kept_block(
+            part.halo_edges, self._weights[1], slot, num_received,
+            weighted=self._weighted, scale=scale,
+        )  # fmt: skip
+        crossing = self._crossing(
+            self.whole.inner, outer, part.send[np.concatenate(sent)], _sums(sent), _sums(received)
+        )
+        crossing.silent = keep <= 0
+        return crossing
+
+    def _draw_edges(self, epoch: int, layer: int) -> Crossing:
+        part, settings = self._part, self._settings
+        scale = 1.0 if settings.keep <= 0 or self._attention else 1 / settings.keep
+        inner = self.whole.inner
+        if settings.drop == "edges":
+            inner = self._kept_inner(epoch, layer, scale)
+        mask = self._masks.edges(epoch, layer, part.halo_edges[2])
+        needed = np.zeros(part.num_halo, np.bool_)
+        needed[part.halo_edges[1][mask]] = True
+        slot, num_received = _slots(needed)
+        outer = kept_block(
+            part.halo_edges, self._weights[1], slot, num_received,
+            weighted=self._weighted, mask=mask, scale=scale,
+        )  # fmt: skip
+        by_owner = _segments(needed, part.halo_counts)
+        if settings.keep <= 0:
+            nothing = np.zeros(part.size, np.int64)
+            crossing = self._crossing(inner, outer, part.send[:0], nothing, nothing)
+            crossing.silent = True
+            return crossing
+        positions = np.concatenate([np.flatnonzero(kept) for kept in by_owner])
+        counts = _sums(by_owner)
+        wanted, wanted_counts = self._comm.all_to_all_ids(
+            torch.from_numpy(positions), counts.tolist(), stage=Stage.HALO_EXCHANGE
+        )
+        starts = np.cumsum(part.send_counts) - part.send_counts
+        sent = part.send[wanted.numpy() + np.repeat(starts, wanted_counts)]
+        return self._crossing(inner, outer, sent, np.asarray(wanted_counts, np.int64), counts)
+
+    def _kept_inner(self, epoch: int, layer: int, scale: float) -> TorchBlock:
+        """DropEdge inside the part; a layer's own self-loops are never dropped nor scaled."""
+        part = self._part
+        indptr, columns, ids = part.inner_edges
+        mask = self._masks.edges(epoch, layer, ids)
+        weight = self._weights[0]
+        if self._weighted:
+            weight = np.where(ids < 0, weight, weight * np.float32(scale)).astype(np.float32)
+        slot = np.arange(part.num_inner, dtype=np.int32)
+        lists = (indptr, columns, ids)
+        return kept_block(lists, weight, slot, part.num_inner, weighted=self._weighted, mask=mask)
+
+    def _crossing(
+        self,
+        inner: TorchBlock,
+        outer: TorchBlock,
+        send: NDArray[np.int64],
+        send_counts: NDArray[np.int64],
+        received_counts: NDArray[np.int64],
+    ) -> Crossing:
+        return Crossing(
+            inner=inner,
+            outer=outer,
+            send=torch.from_numpy(np.ascontiguousarray(send)),
+            send_counts=[int(n) for n in send_counts],
+            received_counts=[int(n) for n in received_counts],
+            joined=joined_block(inner, outer) if self._attention else None,
+        )
+
+
+def _segments(values: NDArray[Any], counts: NDArray[np.int64]) -> list[NDArray[Any]]:
+    return np.split(values, np.cumsum(counts)[:-1])
+
+
+def _sums(masks: list[NDArray[np.bool_]]) -> NDArray[np.int64]:
+    return np.array([int(mask.sum()) for mask in masks], np.int64)
+
+
+def _slots(kept: NDArray[np.bool_]) -> tuple[NDArray[np.int32], int]:
+    """Position of each kept column among the kept ones, -1 for the others; and how many."""
+    slot = np.where(kept, np.cumsum(kept) - 1, -1).astype(np.int32)
+    return slot, int(kept.sum())
