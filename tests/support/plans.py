@@ -1,5 +1,6 @@
 """Plans for tests, written without the planner: what the runtime needs, and no prediction."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,6 +13,7 @@ from runtime.graph.dataset import Graph
 from runtime.plan import (
     Certificate,
     Device,
+    DynamicCache,
     FeaturePlacement,
     GraphRef,
     Interval,
@@ -23,6 +25,7 @@ from runtime.plan import (
     Source,
     Strategy,
     Threads,
+    TopologyPlacement,
     Workload,
     save_plan,
 )
@@ -49,6 +52,9 @@ def make_plan(
     pipeline: list[str] | None = None,
     links: dict[str, Any] | None = None,
     sampler: Sampler | None = None,
+    cache: DynamicCache | None = None,
+    topology: TopologyPlacement | None = None,
+    more_arrays: dict[str, NDArray[Any]] | None = None,
     **workload: Any,
 ) -> Plan:
     """Write a plan folder; a `sampler` comes with its own dialect.
@@ -58,9 +64,12 @@ def make_plan(
     """
     fanouts = [10, 5] if fanouts is None else fanouts
     placement, arrays = _placement(graph, ranks, own_rows, peers, disk_budget_bytes)
+    placement = replace(placement, cache=cache or DynamicCache())
+    arrays |= more_arrays or {}
     strategy = Strategy(
         sampler=sampler or Sampler(dialect=dialect),
         features=placement,
+        topology=topology or TopologyPlacement(),
         devices=[Device(rank=r, kind="cpu", index=r) for r in range(ranks)],
         threads=Threads(compute=compute_threads, sample=sample_threads),
         prefetch_depth=prefetch_depth,
