@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from planner.cost.budget import Budgets
 from planner.cost.model import Request, row_bytes
 from planner.errors import SettingsError
+from planner.kinds import check_kind, sampler_words, settled
 from planner.machine import MachineModel
 from planner.placement.baselines import count_out_degree
 from planner.profiling.presample import Progress
@@ -76,6 +77,7 @@ def plan(
     refuse_foreign_folder(out)
     graph = open_graph(Path(graph_folder))
     check_settings(graph, settings)
+    settings = settled(graph, settings)
     say = progress or _silent
     tried = candidates(settings, machine.num_cores, ("none",))
     combinations = sorted(
@@ -95,7 +97,7 @@ def plan(
             workload=settings.workload,
             profile=found.numbers,
             machine=machine,
-            sampler=settings.sampler,
+            sampler=sampler_words(graph, settings),
             budgets=Budgets(
                 device_bytes=settings.device_memory_bytes, host_bytes=settings.host_memory_bytes
             ),
@@ -120,6 +122,7 @@ def check_settings(graph: Graph, settings: PlanSettings) -> None:
     """
     if settings.mode == "full-graph":
         raise SettingsError("expected mode auto or minibatch, found full-graph; not available yet")
+    check_kind(graph, settings)
     found, allowed = _statistics(settings), StatisticsClass(settings.workload.allow)
     if not allowed.allows(found):
         raise SettingsError(

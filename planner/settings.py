@@ -16,7 +16,7 @@ POLICIES = (
 )
 """Named placements that can be planned today."""
 
-MODELS = ("sage", "gcn", "gat")
+MODELS = ("sage", "gcn", "gat", "rgcn")
 """Models that come with the runtime; others are given as module:factory."""
 
 
@@ -53,9 +53,21 @@ class PlanSettings:
                 f"expected {w.num_layers} fan-outs (one per layer), found {len(w.fanouts)}: "
                 f"{','.join(map(str, w.fanouts))}; give --layers {len(w.fanouts)} or other fan-outs"
             )
-        if any(f == 0 or f < -1 for f in w.fanouts):
+        for fanouts in (w.fanouts, *w.type_fanouts.values()):
+            if any(f == 0 or f < -1 for f in fanouts):
+                raise SettingsError(
+                    f"expected fan-outs of at least 1 (or -1 for all), found {fanouts}"
+                )
+        for name, fanouts in w.type_fanouts.items():
+            if len(fanouts) != len(w.fanouts):
+                raise SettingsError(
+                    f"edge type {name}: expected {len(w.fanouts)} fan-outs (one per layer), found "
+                    f"{len(fanouts)}: {','.join(map(str, fanouts))}; correct --type-fanouts"
+                )
+        if min(w.links.num_negatives, w.links.eval_negatives) < 1:
             raise SettingsError(
-                f"expected fan-outs of at least 1 (or -1 for all), found {w.fanouts}"
+                f"expected at least 1 negative per link, found {w.links.num_negatives} in training "
+                f"and {w.links.eval_negatives} in evaluation"
             )
         if w.batch_size < 1:
             raise SettingsError(f"expected a batch size of at least 1, found {w.batch_size}")

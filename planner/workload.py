@@ -38,6 +38,10 @@ class BatchProfile:
     """Relative standard error of the expected input vertices."""
     half_epoch_error: float
     """sum|p1 - p2| / sum p between two disjoint halves of the batches (formulas 1.4)."""
+    edge_types: list[float] = field(default_factory=list[float])
+    """Typed graphs: share of each edge type among the outermost block's edges."""
+    node_types: list[float] = field(default_factory=list[float])
+    """Typed graphs: share of each node type among the input vertices."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -64,6 +64,23 @@ def parse_integers(text: str, option: str) -> list[int]:
         ) from None
 
 
+def parse_type_fanouts(texts: list[str]) -> dict[str, list[int]]:
+    """Fan-outs of edge types from NAME=5,3.
+
+    Raises:
+        SettingsError: no name, no integers, or a name twice.
+    """
+    found: dict[str, list[int]] = {}
+    for text in texts:
+        name, equals, numbers = text.partition("=")
+        if not equals or not name or name in found:
+            raise SettingsError(
+                f"--type-fanouts: expected NAME=5,3 once per edge type, found {text!r}"
+            )
+        found[name] = parse_integers(numbers, "--type-fanouts")
+    return found
+
+
 def parse_sampler(text: str) -> tuple[str, dict[str, float | str]]:
     """A sampler's name and parameters from NAME or NAME:key=value,key=value.
 

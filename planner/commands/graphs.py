@@ -11,7 +11,12 @@ from rich.table import Table
 from planner.commands.common import JsonFlag, bytes_text, console, emit_json, progress_bar
 from runtime.graph.dataset import Graph, open_graph
 from runtime.graph.generate import generate_rmat, generate_sbm
+from runtime.graph.generate_links import generate_links
+from runtime.graph.generate_typed import generate_typed
 from runtime.graph.importing import ImportOptions, import_graph
+
+PAPER_SHARE = 0.6
+"""Of a typed graph's nodes; the others are authors."""
 
 app = typer.Typer(help="Generate, import and look at graph datasets.", no_args_is_help=True)
 
@@ -21,6 +26,8 @@ class Kind(StrEnum):
 
     RMAT = "rmat"
     SBM = "sbm"
+    LINKS = "links"
+    TYPED = "typed"
 
 
 class Format(StrEnum):
@@ -36,27 +43,65 @@ class Format(StrEnum):
 
 @app.command()
 def generate(
-    kind: Annotated[Kind, typer.Argument(help="rmat (skewed degrees) or sbm (learnable).")],
+    kind: Annotated[
+        Kind,
+        typer.Argument(
+            help="rmat (skewed degrees), sbm (learnable), links (link prediction) or typed (papers "
+            "and authors, for model rgcn)."
+        ),
+    ],
     folder: Annotated[Path, typer.Argument(help="Dataset folder to write.")],
     nodes: Annotated[int, typer.Option(help="Number of nodes.")] = 10_000,
-    degree: Annotated[float, typer.Option(help="Mean stored in-degree.")] = 15.0,
-    features: Annotated[int, typer.Option(help="Feature columns (float32).")] = 64,
-    classes: Annotated[int, typer.Option(help="Number of classes.")] = 10,
+    degree: Annotated[
+        float, typer.Option(help="Mean stored in-degree (typed: papers cited by a paper).")
+    ] = 15.0,
+    features: Annotated[
+        int, typer.Option(help="Feature columns, float32 (typed: of a paper; an author has half).")
+    ] = 64,
+    classes: Annotated[int, typer.Option(help="Number of classes (links: communities).")] = 10,
     seed: Annotated[int, typer.Option(help="Seed; equal seeds give equal graphs.")] = 0,
     as_json: JsonFlag = False,
 ) -> None:
     """Generate a seeded synthetic graph."""
-    make = generate_rmat if kind is Kind.RMAT else generate_sbm
     with progress_bar("generate"):
-        graph = make(
+        graph = _generate(kind, folder, nodes, degree, features, classes, seed)
+    _show(graph, as_json)
+
+
+def _generate(
+    kind: Kind, folder: Path, nodes: int, degree: float, features: int, classes: int, seed: int
+) -> Graph:
+    """The kind's own reading of the sizes that all kinds are asked by."""
+    if kind is Kind.LINKS:
+        return generate_links(
             folder,
             num_nodes=nodes,
             degree=degree,
             feature_dim=features,
+            num_communities=classes,
+            seed=seed,
+        )
+    if kind is Kind.TYPED:
+        papers = max(1, round(nodes * PAPER_SHARE))
+        return generate_typed(
+            folder,
+            num_papers=papers,
+            num_authors=nodes - papers,
+            cites=degree,
+            paper_dim=features,
+            author_dim=max(1, features // 2),
             num_classes=classes,
             seed=seed,
         )
-    _show(graph, as_json)
+    make = generate_rmat if kind is Kind.RMAT else generate_sbm
+    return make(
+        folder,
+        num_nodes=nodes,
+        degree=degree,
+        feature_dim=features,
+        num_classes=classes,
+        seed=seed,
+    )
 
 
 @app.command("import")

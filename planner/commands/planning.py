@@ -13,12 +13,13 @@ from planner.commands.common import (
     parse_bytes,
     parse_integers,
     parse_sampler,
+    parse_type_fanouts,
     progress_bar,
 )
 from planner.errors import SettingsError
 from planner.machine import MachineModel
 from planner.settings import PlanSettings
-from runtime.plan import Workload, load_plan, refuse_foreign_folder
+from runtime.plan import Links, Workload, load_plan, refuse_foreign_folder
 
 
 class Allow(StrEnum):
@@ -51,6 +52,21 @@ class GcnNorm(StrEnum):
     SAMPLED = "sampled"
 
 
+class Negatives(StrEnum):
+    """Where negative destinations come from."""
+
+    UNIFORM = "uniform"
+    IN_BATCH = "in-batch"
+
+
+class Exclude(StrEnum):
+    """Directions of a step's own links that sampling does not see."""
+
+    NONE = "none"
+    FORWARD = "forward"
+    BOTH = "both"
+
+
 def register(parent: typer.Typer) -> None:
     """Add the verbs to the top level."""
     parent.command("plan")(plan_command)
@@ -71,7 +87,7 @@ def plan_command(
     host_memory: Annotated[
         str | None, typer.Option(help="Host memory, e.g. 64GiB; default: measured.")
     ] = None,
-    model: Annotated[str, typer.Option(help="sage | gcn | gat | module:factory.")] = "sage",
+    model: Annotated[str, typer.Option(help="sage | gcn | gat | rgcn | module:factory.")] = "sage",
     layers: Annotated[int | None, typer.Option(help="Layers; default: one per fan-out.")] = None,
     hidden: Annotated[int, typer.Option(help="Hidden columns.")] = 256,
     heads: Annotated[int, typer.Option(help="Attention heads (gat).")] = 4,
@@ -79,9 +95,24 @@ def plan_command(
     fanouts: Annotated[
         str, typer.Option(help="Neighbours per hop, hop next to the seeds first; -1 takes all.")
     ] = "15,10",
+    type_fanouts: Annotated[
+        list[str] | None,
+        typer.Option(help="Other fan-outs of an edge type (rgcn), as NAME=5,3; repeat per type."),
+    ] = None,
     batch_size: Annotated[
-        int, typer.Option(help="GLOBAL batch: seeds per optimiser step over all devices.")
+        int,
+        typer.Option(help="GLOBAL batch: seeds (or links) per optimiser step over all devices."),
     ] = 1024,
+    negatives: Annotated[
+        Negatives, typer.Option(help="Where links' negative destinations come from.")
+    ] = Negatives.UNIFORM,
+    num_negatives: Annotated[int, typer.Option(help="Negatives per link in training.")] = 1,
+    exclude: Annotated[
+        Exclude, typer.Option(help="Which of a step's own links are left out of sampling.")
+    ] = Exclude.BOTH,
+    eval_negatives: Annotated[
+        int, typer.Option(help="Negatives per link in validation and test.")
+    ] = 100,
     learning_rate: Annotated[float, typer.Option(help="Adam's learning rate.")] = 3e-3,
     weight_decay: Annotated[float, typer.Option(help="L2 penalty.")] = 0.0,
     sampler: Annotated[
@@ -120,12 +151,19 @@ def plan_command(
             heads=heads,
             dropout=dropout,
             fanouts=fanout_list,
+            type_fanouts=parse_type_fanouts(type_fanouts or []),
             batch_size=batch_size,
             learning_rate=learning_rate,
             weight_decay=weight_decay,
             gcn_norm=gcn_norm.value,
             seed=seed,
             allow=allow.value,
+            links=Links(
+                negatives=negatives.value,
+                num_negatives=num_negatives,
+                exclude=exclude.value,
+                eval_negatives=eval_negatives,
+            ),
         ),
         devices=_devices(devices),
         device_memory_bytes=parse_bytes(device_memory, "--device-memory"),

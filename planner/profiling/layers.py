@@ -17,8 +17,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.profiling.synthetic import BatchShape, synthetic_batch
+from planner.profiling.synthetic import BatchShape, synthetic_batch, synthetic_links
 from runtime import codec
+from runtime.graph.types import GraphTypes
 from runtime.plan import Workload
 from runtime.sampling.minibatch import MiniBatch
 from runtime.stages import Stage
@@ -42,6 +43,8 @@ class TimingRequest:
     threads: int
     steps: int
     """Measured steps of each scale."""
+    types: GraphTypes | None = None
+    """Of the graph, for model rgcn."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,7 +76,9 @@ class _Bench:
 
         set_threads(request.threads)
         work = request.workload
-        model = build_model(work, request.in_dim, request.num_classes, request.task)
+        model = build_model(
+            work, request.in_dim, request.num_classes, request.task, types=request.types
+        )
         model.train()
         self.request = request
         self.meter = StageMeter()
@@ -183,7 +188,10 @@ def _batch(request: TimingRequest, scale: float, seed: int) -> MiniBatch:
     fill_weights(batch, request.workload, _degrees(batch))  # in place
     generator = torch.Generator().manual_seed(seed)
     batch.x = torch.randn(batch.n_id.shape[0], request.in_dim, generator=generator)
-    if request.task == "multilabel":
+    if request.task == "link":
+        shape, negatives = request.shape.scaled(scale), request.workload.links.num_negatives
+        batch.y = torch.as_tensor(synthetic_links(shape, negatives, seed))
+    elif request.task == "multilabel":
         shape = (batch.num_seeds, request.num_classes)
         batch.y = torch.randint(0, 2, shape, generator=generator)
     else:

@@ -7,37 +7,23 @@ on the other (formulas 1.4 (c) and 8.9 [A9]).
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from planner.profiling.draw import drawer
 from planner.workload import BatchProfile, Hotness, Spread
-from runtime.plan import Sampler
-from runtime.sampling.build import build_sampler
+from runtime.graph.dataset import Graph
+from runtime.plan import Sampler, Workload
 from runtime.sampling.minibatch import Dialect, MiniBatch
-from runtime.sampling.seeds import SeedSchedule
 
 TARGET_ERROR = 0.02
 """Relative standard error of the expected input vertices at which drawing stops."""
 MIN_BATCHES = 32
 """Batches drawn before the error is believed; hotness needs some to rank by."""
-PROFILE_EPOCH = 1 << 30
-"""An epoch no training reaches: the profile must not be scored on the batches it was made from."""
 
 Progress = Callable[[str, float], None]
 """Called with what is going on and the share done, 0 to 1."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SampleSettings:
-    """What decides which batches are drawn."""
-
-    fanouts: list[int]
-    sampler: Sampler
-    batch_size: int
-    """Seeds per step over all ranks."""
-    seed: int
 
 
 @dataclass(slots=True)
@@ -51,6 +37,8 @@ class _Counts:
     halves: list[NDArray[np.float32]] = field(default_factory=list[NDArray[np.float32]])
     half_batches: list[int] = field(default_factory=lambda: [0, 0])
     topology: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
+    edge_types: list[NDArray[np.int64]] = field(default_factory=list[NDArray[np.int64]])
+    node_types: list[NDArray[np.int64]] = field(default_factory=list[NDArray[np.int64]])
 
     def __post_init__(self) -> None:
         self.halves = [np.zeros(self.num_nodes, np.float32) for _ in range(2)]
@@ -68,6 +56,15 @@ class _Counts:
         for block in read:
             lengths = np.diff(block.indptr[: block.num_dst + 1])
             self.topology[batch.n_id[: block.num_dst]] += lengths
+        self._add_types(batch)
+
+    def _add_types(self, batch: MiniBatch) -> None:
+        """Edges by type, and input vertices by type, of a typed batch; nothing of another."""
+        outer = batch.blocks[0]
+        if outer.relation_ptr is not None and outer.num_dst:
+            self.edge_types.append(np.diff(outer.relation_ptr).reshape(outer.num_dst, -1).sum(0))
+        if outer.src_type is not None:
+            self.node_types.append(np.bincount(outer.src_type))
 
     def input_error(self) -> float:
         """Relative standard error of the mean input vertices."""
@@ -78,64 +75,36 @@ class _Counts:
 
 
 def presample(
-    indptr: NDArray[np.int64],
-    indices: NDArray[Any],
-    train_idx: NDArray[np.int64],
-    settings: SampleSettings,
+    graph: Graph,
+    workload: Workload,
+    sampler: Sampler,
     num_ranks: int,
     *,
-    edge_weight: NDArray[np.floating[Any]] | None = None,
     progress: Progress | None = None,
 ) -> tuple[BatchProfile, Hotness]:
     """Draw batches as `num_ranks` ranks would, and count.
 
     Args:
-        indptr: CSC list ends, shape (num_nodes + 1,).
-        indices: in-neighbours, shape (num_edges,).
-        train_idx: training vertices, shape (num_train,).
-        settings: sampler and global batch.
+        graph: the dataset; its task says whether seeds are nodes or the ends of links.
+        workload: fan-outs, seed and global batch; for links also their negatives.
+        sampler: as the plan will name it.
         num_ranks: ranks that share the global batch.
-        edge_weight: the graph's, shape (num_edges,), for samplers that draw by it.
         progress: told how far the standard error has come down.
 
     Returns:
         Sizes of one rank's batches, and how often each vertex is read.
     """
-    num_nodes = int(indptr.shape[0]) - 1
-    sampler = build_sampler(
-        settings.sampler,
-        indptr,
-        indices,
-        settings.fanouts,
-        settings.seed,
-        edge_weight=edge_weight,
-        steps_per_epoch=-(-int(train_idx.shape[0]) // settings.batch_size),
-    )
-    schedules = [
-        SeedSchedule(
-            train_idx, settings.batch_size, seed=settings.seed, num_ranks=num_ranks, rank=r
-        )
-        for r in range(num_ranks)
-    ]
-    counts = _Counts(num_nodes)
-    steps = _whole_steps(int(train_idx.shape[0]), settings.batch_size)
-    for step in range(steps):
-        for schedule in schedules:
-            seeds, input_id, global_num_seeds = schedule.share(PROFILE_EPOCH, step)
-            batch = sampler.sample(
-                seeds,
-                epoch=PROFILE_EPOCH,
-                step=step,
-                input_id=input_id,
-                global_num_seeds=global_num_seeds,
-            )
-            counts.add(batch, step % 2)
+    draw = drawer(graph, workload, sampler, num_ranks)
+    counts = _Counts(graph.num_nodes)
+    for step in range(_whole_steps(graph.num_train, workload.batch_size)):
+        for rank in range(num_ranks):
+            counts.add(draw(rank, step), step % 2)
         error = counts.input_error()
         if progress is not None:
             progress(f"sampling for {num_ranks} ranks", min(1.0, TARGET_ERROR / max(error, 1e-9)))
         if step % 2 and len(counts.vertices) >= MIN_BATCHES and error < TARGET_ERROR:
             break
-    return _summary(counts, -(-settings.batch_size // num_ranks))
+    return _summary(counts, -(-workload.batch_size // num_ranks))
 
 
 def _whole_steps(num_train: int, batch_size: int) -> int:
@@ -160,6 +129,8 @@ def _summary(counts: _Counts, seeds_per_rank: int) -> tuple[BatchProfile, Hotnes
         block_edges=_spreads(counts.block_edges),
         input_standard_error=counts.input_error(),
         half_epoch_error=error,
+        edge_types=_shares(counts.edge_types),
+        node_types=_shares(counts.node_types),
     )
     hotness = Hotness(
         seeds_per_rank=seeds_per_rank,
@@ -169,6 +140,15 @@ def _summary(counts: _Counts, seeds_per_rank: int) -> tuple[BatchProfile, Hotnes
         topology=(counts.topology / max(1, len(counts.vertices))).astype(np.float32),
     )
     return profile, hotness
+
+
+def _shares(counts: list[NDArray[np.int64]]) -> list[float]:
+    """Share of each type over all batches; empty where nothing has types."""
+    width = max((len(each) for each in counts), default=0)
+    total = np.zeros(width)
+    for each in counts:
+        total[: len(each)] += each
+    return (total / max(1.0, float(total.sum()))).tolist()
 
 
 def _spreads(rows: list[list[int]]) -> list[Spread]:

@@ -10,16 +10,18 @@ from planner.machine import MachineModel, Table
 from planner.profiling import cache
 from planner.profiling.cache import Profile
 from planner.profiling.layers import TimingAnswer, TimingRequest
-from planner.profiling.presample import MIN_BATCHES, Progress, SampleSettings, presample
+from planner.profiling.presample import MIN_BATCHES, Progress, presample
 from planner.profiling.synthetic import BatchShape
 from planner.profiling.team import Team
 from planner.settings import PlanSettings
 from planner.workload import BatchProfile, Hotness, ModelTiming, Spread, WorkloadProfile
 from runtime import codec
 from runtime.graph.dataset import Graph
+from runtime.graph.types import GraphTypes, types_of
+from runtime.loader_typed import is_typed
 from runtime.plan import Sampler
 
-VERSION = 1
+VERSION = 2
 """Rises when a profile means something else than before."""
 SCALES = [0.6, 1.0, 1.6]
 """Batch sizes over the mean batch at which the model is timed."""
@@ -96,15 +98,7 @@ def make_profile(
 ) -> Profile:
     """Pre-sample and time, without looking at the cache."""
     work = settings.workload
-    drawing = SampleSettings(
-        fanouts=work.fanouts,
-        sampler=Sampler(
-            name=settings.sampler, dialect=settings.dialect, parameters=settings.sampler_parameters
-        ),
-        batch_size=work.batch_size,
-        seed=work.seed,
-    )
-    batches, hotness = _batches(graph, drawing, combinations, progress)
+    batches, hotness = _batches(graph, settings, combinations, progress)
     with Team(max(c.ranks for c in combinations)) as team:
         timing = {
             str(seeds): _timing(graph, settings, batch, mine, team, progress)
@@ -114,7 +108,7 @@ def make_profile(
         process = team.process
     numbers = WorkloadProfile(
         graph_fingerprint=graph.fingerprint,
-        sampler_fingerprint=fingerprint or codec.content_hash(drawing)[:32],
+        sampler_fingerprint=fingerprint or codec.content_hash(_sampler(settings))[:32],
         batches=[batches[seeds] for seeds in sorted(batches, reverse=True)],
         timing=timing,
         process=process,
@@ -122,27 +116,26 @@ def make_profile(
     return Profile(numbers=numbers, hotness=hotness)
 
 
+def _sampler(settings: PlanSettings) -> Sampler:
+    return Sampler(
+        name=settings.sampler, dialect=settings.dialect, parameters=settings.sampler_parameters
+    )
+
+
 def _batches(
     graph: Graph,
-    drawing: SampleSettings,
+    settings: PlanSettings,
     combinations: Sequence[Combination],
     progress: Progress | None,
 ) -> tuple[dict[int, BatchProfile], dict[int, Hotness]]:
     """Batch sizes and hotness for each number of ranks, by seeds per rank."""
     ranks = sorted({c.ranks for c in combinations})
+    sampler = _sampler(settings)
     batches: dict[int, BatchProfile] = {}
     hotness: dict[int, Hotness] = {}
 
     def draw(count: int) -> None:
-        batch, hot = presample(
-            graph.indptr,
-            graph.indices,
-            graph.train_idx,
-            drawing,
-            count,
-            edge_weight=graph.edge_weight,
-            progress=progress,
-        )
+        batch, hot = presample(graph, settings.workload, sampler, count, progress=progress)
         batches[batch.seeds_per_rank], hotness[batch.seeds_per_rank] = batch, hot
 
     for count in {ranks[0], ranks[len(ranks) // 2], ranks[-1]}:
@@ -150,7 +143,7 @@ def _batches(
     # The power forms bend noise too: from few batches they are off, and few are soon drawn.
     rough = min(b.num_batches for b in batches.values()) < MIN_BATCHES
     for count in ranks:
-        seeds = -(-drawing.batch_size // count)
+        seeds = -(-settings.workload.batch_size // count)
         if seeds in batches:
             continue
         if rough or len(ranks) <= MOST_SAMPLED:
@@ -205,13 +198,21 @@ def _scaled(spread: Spread, factor: float) -> Spread:
     )
 
 
-def batch_shape(batch: BatchProfile, dialect: str) -> BatchShape:
-    """The mean batch as the timing processes build it."""
+def batch_shape(batch: BatchProfile, dialect: str, *, links: bool = False) -> BatchShape:
+    """The mean batch as the timing processes build it; with `links`, its seeds are their ends."""
     return BatchShape(
         vertices=[round(v.mean) for v in batch.vertices],
         edges=[round(e.mean) for e in batch.edges],
         dialect=dialect,
+        num_links=batch.seeds_per_rank if links else 0,
+        edge_types=batch.edge_types,
+        node_types=batch.node_types,
     )
+
+
+def _types(graph: Graph, settings: PlanSettings) -> GraphTypes | None:
+    """The graph's types where the model reads them."""
+    return types_of(graph) if is_typed(settings.workload) else None
 
 
 def _timing(
@@ -234,7 +235,8 @@ def _timing(
             in_dim=graph.feature_dim,
             num_classes=graph.num_classes,
             task=str(graph.task),
-            shape=batch_shape(batch, settings.dialect),
+            shape=batch_shape(batch, settings.dialect, links=str(graph.task) == "link"),
+            types=_types(graph, settings),
             scales=SCALES,
             threads=combination.threads,
             steps=STEPS,

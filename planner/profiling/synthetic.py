@@ -6,7 +6,7 @@ sizes alone: of a hop's edges, some are first meetings and get the next free num
 name an earlier vertex at random.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,13 +23,20 @@ class BatchShape:
     edges: list[int]
     """Edges drawn at each hop; length L."""
     dialect: str = Dialect.FIRST_SEEN.value
+    num_links: int = 0
+    """Links that are scored; 0: the seeds themselves are."""
+    edge_types: list[float] = field(default_factory=list[float])
+    """Share of each edge type; empty where edges have none."""
+    node_types: list[float] = field(default_factory=list[float])
+    """Share of each node type; empty where nodes have none."""
 
     def scaled(self, factor: float) -> "BatchShape":
         """All sizes times a factor, at least one seed."""
-        return BatchShape(
+        return replace(
+            self,
             vertices=[max(1, round(v * factor)) for v in self.vertices],
             edges=[max(0, round(e * factor)) for e in self.edges],
-            dialect=self.dialect,
+            num_links=max(1, round(self.num_links * factor)) if self.num_links else 0,
         )
 
 
@@ -63,6 +70,7 @@ def synthetic_batch(shape: BatchShape, seed: int) -> MiniBatch:
         else:
             blocks.append(_block(after, before, spread, indices))
     blocks.reverse()
+    _give_types(rng, shape, blocks)
     seeds = np.arange(shape.vertices[0], dtype=np.int64)
     return MiniBatch(
         blocks=blocks,
@@ -72,8 +80,14 @@ def synthetic_batch(shape: BatchShape, seed: int) -> MiniBatch:
         dialect=Dialect(shape.dialect),
         num_sampled_nodes=np.diff(shape.vertices, prepend=0).tolist(),
         num_sampled_edges=list(shape.edges),
-        global_num_seeds=shape.vertices[0],
+        global_num_seeds=shape.num_links or shape.vertices[0],
     )
+
+
+def synthetic_links(shape: BatchShape, num_negatives: int, seed: int) -> NDArray[np.int64]:
+    """Links between the seeds of such a batch: int64 [num_links, 2 + num_negatives]."""
+    rng = np.random.default_rng([seed, 1])
+    return rng.integers(0, shape.vertices[0], (shape.num_links, 2 + num_negatives))
 
 
 def _meet(rng: np.random.Generator, before: int, after: int, num_edges: int) -> NDArray[np.int32]:
@@ -94,6 +108,28 @@ def _spread(num_edges: int, destinations: int) -> NDArray[np.int64]:
         return np.zeros(0, np.int64)
     ends = np.linspace(0, num_edges, destinations + 1).round().astype(np.int64)
     return np.diff(ends)
+
+
+def _give_types(rng: np.random.Generator, shape: BatchShape, blocks: list[Block]) -> None:
+    """Deal types to edges, and to the outermost block's sources, in their profiled shares."""
+    types = len(shape.edge_types)
+    for block in blocks if types else []:
+        rows = np.repeat(np.arange(block.num_dst), np.diff(block.indptr))
+        drawn = rng.choice(types, size=block.num_edges, p=_to_one(shape.edge_types))
+        # Sources are random, so only how many of a row's edges have each type matters.
+        counts = np.bincount(rows * types + drawn, minlength=block.num_dst * types)
+        block.relation_ptr = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+    if shape.node_types:
+        of_source = rng.choice(
+            len(shape.node_types), size=blocks[0].num_src, p=_to_one(shape.node_types)
+        )
+        blocks[0].src_type = of_source.astype(np.int32)
+
+
+def _to_one(shares: list[float]) -> NDArray[np.float64]:
+    """Shares that add up to 1 after having been written as text; equal ones where all are 0."""
+    given = np.asarray(shares, dtype=np.float64)
+    return given / given.sum() if given.sum() > 0 else np.full(len(given), 1 / len(given))
 
 
 def _block(

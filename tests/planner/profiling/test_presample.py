@@ -1,17 +1,22 @@
 """Pre-sampling counts, synthetic blocks of the counted sizes, and interpolation between sizes."""
 
+from dataclasses import replace
+from pathlib import Path
+
 import numpy as np
 import pytest
 
-from planner.profiling.presample import SampleSettings, presample
+from planner.profiling.presample import presample
 from planner.profiling.profile import batch_shape, interpolated
-from planner.profiling.synthetic import BatchShape, synthetic_batch
+from planner.profiling.synthetic import BatchShape, synthetic_batch, synthetic_links
 from runtime.graph.dataset import Graph
-from runtime.plan import Sampler
+from runtime.graph.generate_links import generate_links
+from runtime.graph.generate_typed import generate_typed
+from runtime.loader_typed import typed_sampler
+from runtime.plan import Links, Sampler, Workload
 from runtime.sampling.minibatch import Dialect
 
-TAKE_ALL = SampleSettings(fanouts=[-1, -1], sampler=Sampler(), batch_size=64, seed=1)
-SAMPLED = SampleSettings(fanouts=[5, 3], sampler=Sampler(), batch_size=100, seed=1)
+SAMPLED = Workload(fanouts=[5, 3], batch_size=100, seed=1)
 
 
 def neighbourhood(graph: Graph, seeds: np.ndarray, hops: int) -> np.ndarray:
@@ -25,8 +30,8 @@ def neighbourhood(graph: Graph, seeds: np.ndarray, hops: int) -> np.ndarray:
 
 def test_one_seed_batches_of_one_vertex_are_counted_exactly(small_graph: Graph) -> None:
     seeds = small_graph.train_idx[:1]
-    one = SampleSettings(fanouts=[-1, -1], sampler=Sampler(), batch_size=1, seed=0)
-    batch, hot = presample(small_graph.indptr, small_graph.indices, seeds, one, 1)
+    one = Workload(fanouts=[-1, -1], batch_size=1, seed=0)
+    batch, hot = presample(replace(small_graph, train_idx=seeds), one, Sampler(), 1)
     expected = neighbourhood(small_graph, seeds, 2)
     assert batch.vertices[-1].mean == len(expected)
     assert np.flatnonzero(hot.features).tolist() == expected.tolist()
@@ -37,7 +42,8 @@ def test_one_seed_batches_of_one_vertex_are_counted_exactly(small_graph: Graph) 
 
 def test_hotness_sums_to_the_expected_input(small_graph: Graph) -> None:
     everyone = np.arange(small_graph.num_nodes, dtype=np.int64)  # an epoch of thirty batches
-    batch, hot = presample(small_graph.indptr, small_graph.indices, everyone, SAMPLED, 1)
+    graph = replace(small_graph, train_idx=everyone)
+    batch, hot = presample(graph, SAMPLED, Sampler(), 1)
     assert hot.features.sum() == pytest.approx(batch.vertices[-1].mean, rel=1e-2)
     assert batch.input_standard_error < 0.02
     assert 0 < batch.half_epoch_error < 2
@@ -45,48 +51,42 @@ def test_hotness_sums_to_the_expected_input(small_graph: Graph) -> None:
 
 
 def test_every_hop_blocks_are_counted_block_by_block(small_graph: Graph) -> None:
-    every = SampleSettings(
-        fanouts=[5, 3], sampler=Sampler(dialect="every_hop"), batch_size=100, seed=1
-    )
-    batch, hot = presample(small_graph.indptr, small_graph.indices, small_graph.train_idx, every, 1)
+    batch, hot = presample(small_graph, SAMPLED, Sampler(dialect="every_hop"), 1)
     assert float(hot.topology.sum()) == pytest.approx(sum(e.mean for e in batch.edges), rel=1e-4)
 
 
 def test_more_ranks_have_smaller_batches_with_less_overlap(small_graph: Graph) -> None:
-    arrays = (small_graph.indptr, small_graph.indices, small_graph.train_idx)
-    one, _ = presample(*arrays, SAMPLED, 1)
-    two, _ = presample(*arrays, SAMPLED, 2)
+    one, _ = presample(small_graph, SAMPLED, Sampler(), 1)
+    two, _ = presample(small_graph, SAMPLED, Sampler(), 2)
     assert two.seeds_per_rank == 50
     assert two.vertices[-1].mean < one.vertices[-1].mean
     assert 2 * two.vertices[-1].mean >= one.vertices[-1].mean
 
 
 def test_a_batch_larger_than_the_training_set_is_one_step(small_graph: Graph) -> None:
-    large = SampleSettings(fanouts=[3, 3], sampler=Sampler(), batch_size=10**6, seed=1)
-    batch, hot = presample(
-        small_graph.indptr, small_graph.indices, small_graph.train_idx[:50], large, 1
-    )
+    large = Workload(fanouts=[3, 3], batch_size=10**6, seed=1)
+    graph = replace(small_graph, train_idx=small_graph.train_idx[:50])
+    batch, hot = presample(graph, large, Sampler(), 1)
     assert batch.num_batches == 1
     assert batch.half_epoch_error == 0
     assert np.array_equal(hot.first_half, hot.second_half)
 
 
 def test_the_same_profile_twice(small_graph: Graph) -> None:
-    arrays = (small_graph.indptr, small_graph.indices, small_graph.train_idx)
-    (a, hot_a), (b, hot_b) = (presample(*arrays, SAMPLED, 2) for _ in range(2))
+    (a, hot_a), (b, hot_b) = (presample(small_graph, SAMPLED, Sampler(), 2) for _ in range(2))
     assert a == b
     assert np.array_equal(hot_a.features, hot_b.features)
 
 
 def test_a_size_between_two_profiles_is_predicted_within_five_percent(small_graph: Graph) -> None:
     everyone = np.arange(small_graph.num_nodes, dtype=np.int64)
-    arrays = (small_graph.indptr, small_graph.indices, everyone)
+    graph = replace(small_graph, train_idx=everyone)
     batches, hotness = {}, {}
     for ranks in (1, 4):
-        batch, hot = presample(*arrays, SAMPLED, ranks)
+        batch, hot = presample(graph, SAMPLED, Sampler(), ranks)
         batches[batch.seeds_per_rank], hotness[batch.seeds_per_rank] = batch, hot
     guessed, hot = interpolated(50, batches, hotness)
-    true, _ = presample(*arrays, SAMPLED, 2)
+    true, _ = presample(graph, SAMPLED, Sampler(), 2)
     assert guessed.seeds_per_rank == 50
     assert guessed.vertices[-1].mean == pytest.approx(true.vertices[-1].mean, rel=0.05)
     assert hot.features.sum() == pytest.approx(guessed.vertices[-1].mean, rel=1e-3)
@@ -94,10 +94,7 @@ def test_a_size_between_two_profiles_is_predicted_within_five_percent(small_grap
 
 @pytest.mark.parametrize("sampler", [Sampler(dialect="first_seen"), Sampler(dialect="every_hop")])
 def test_synthetic_blocks_have_the_sizes_of_real_ones(small_graph: Graph, sampler: Sampler) -> None:
-    settings = SampleSettings(fanouts=[5, 3], sampler=sampler, batch_size=100, seed=1)
-    batch, _ = presample(
-        small_graph.indptr, small_graph.indices, small_graph.train_idx, settings, 1
-    )
+    batch, _ = presample(small_graph, SAMPLED, sampler, 1)
     made = synthetic_batch(batch_shape(batch, sampler.dialect), seed=0)
     assert made.dialect is Dialect(sampler.dialect)
     for block, edges in zip(made.blocks, batch.block_edges, strict=True):
@@ -127,3 +124,43 @@ def test_an_isolated_batch_has_no_edges() -> None:
 def test_scaling_scales_every_size() -> None:
     shape = BatchShape(vertices=[10, 40], edges=[60]).scaled(0.5)
     assert (shape.vertices, shape.edges) == ([5, 20], [30])
+
+
+def test_links_are_profiled_by_the_nodes_that_their_ends_are(tmp_path: Path) -> None:
+    graph = generate_links(tmp_path / "g", num_nodes=800, degree=10, feature_dim=4, seed=1)
+    work = Workload(
+        fanouts=[3, 2], batch_size=64, links=Links(num_negatives=2, negatives="uniform")
+    )
+    batch, _ = presample(graph, work, Sampler(), 1)
+    assert batch.seeds_per_rank == 64
+    # 4 ends per link (source, destination, 2 negatives), of which some are the same node.
+    assert 0.7 * 4 * 64 < batch.vertices[0].mean < 4 * 64
+    shape = batch_shape(batch, "first_seen", links=True)
+    links = synthetic_links(shape, 2, seed=0)
+    assert links.shape == (64, 4)
+    assert links.max() < shape.vertices[0]
+    assert shape.scaled(0.5).num_links == 32
+    other, _ = presample(graph, replace(work, links=Links(exclude="none")), Sampler(), 1)
+    assert other.edges[0].mean != batch.edges[0].mean
+
+
+def test_typed_batches_are_made_of_the_profiled_shares(tmp_path: Path) -> None:
+    graph = generate_typed(tmp_path / "g", num_papers=600, num_authors=300, seed=1)
+    work = Workload(
+        model="rgcn", fanouts=[4, 3], batch_size=60, type_fanouts={"paper__cites__paper": [1, 1]}
+    )
+    batch, _ = presample(graph, work, Sampler(), 1)
+    assert sum(batch.edge_types) == pytest.approx(1)
+    assert sum(batch.node_types) == pytest.approx(1)
+    more, _ = presample(graph, replace(work, type_fanouts={}), Sampler(), 1)
+    assert more.edge_types[0] > batch.edge_types[0]
+    made = synthetic_batch(batch_shape(batch, "first_seen"), seed=0)
+    real = typed_sampler(graph, work).sample(graph.train_idx[:60], epoch=0, step=0)
+    for block, like in zip(made.blocks, real.blocks, strict=True):
+        assert block.relation_ptr is not None
+        assert like.relation_ptr is not None
+        assert len(block.relation_ptr) == 3 * block.num_dst + 1
+        assert block.relation_ptr[::3].tolist() == block.indptr.tolist()
+    assert made.blocks[0].src_type is not None
+    share = float((made.blocks[0].src_type == 1).mean())
+    assert share == pytest.approx(batch.node_types[1], abs=0.05)

@@ -1,0 +1,99 @@
+"""The batches that a profile is made from: those the runtime's loader would draw for a rank's step.
+
+They come from an epoch that no training reaches, so that nothing is scored on the batches it was
+made from.
+"""
+
+from collections.abc import Callable
+
+from runtime.graph.dataset import Graph
+from runtime.loader_typed import is_typed, typed_sampler
+from runtime.plan import Sampler, Workload
+from runtime.sampling.build import BatchSampler, build_sampler
+from runtime.sampling.links import LinkSchedule
+from runtime.sampling.minibatch import Dialect, MiniBatch
+from runtime.sampling.seeds import SeedSchedule
+
+PROFILE_EPOCH = 1 << 30
+"""An epoch no training reaches."""
+
+Draw = Callable[[int, int], MiniBatch]
+"""draw(rank, step): that rank's batch, sampled but without features."""
+
+
+def drawer(graph: Graph, workload: Workload, sampler: Sampler, num_ranks: int) -> Draw:
+    """Batches of a workload on `num_ranks` ranks: of nodes, of links, or of a typed graph.
+
+    Raises:
+        SamplerError: a sampler or fan-outs that cannot be used.
+        DatasetError: model rgcn for a graph without edge types.
+    """
+    if str(graph.task) == "link":
+        return _link_drawer(graph, workload, sampler, num_ranks)
+    schedules = [
+        SeedSchedule(
+            graph.train_idx,
+            workload.batch_size,
+            seed=workload.seed,
+            num_ranks=num_ranks,
+            rank=rank,
+        )
+        for rank in range(num_ranks)
+    ]
+    drawn = _sampler(graph, workload, sampler, schedules[0].num_steps)
+
+    def draw(rank: int, step: int) -> MiniBatch:
+        seeds, input_id, total = schedules[rank].share(PROFILE_EPOCH, step)
+        return drawn.sample(
+            seeds, epoch=PROFILE_EPOCH, step=step, input_id=input_id, global_num_seeds=total
+        )
+
+    return draw
+
+
+def _sampler(
+    graph: Graph, workload: Workload, sampler: Sampler, steps_per_epoch: int
+) -> BatchSampler:
+    if is_typed(workload):
+        return typed_sampler(graph, workload, dialect=Dialect(sampler.dialect))
+    return build_sampler(
+        sampler,
+        graph.indptr,
+        graph.indices,
+        workload.fanouts,
+        workload.seed,
+        edge_weight=graph.edge_weight,
+        steps_per_epoch=steps_per_epoch,
+    )
+
+
+def _link_drawer(graph: Graph, workload: Workload, sampler: Sampler, num_ranks: int) -> Draw:
+    """By the loader's own stages, which know negatives and what is left out of the graph."""
+    from runtime.loader_links import link_stages  # imports torch, which other profiles do without
+    from runtime.loader_stages import seed_batch
+
+    dialect = Dialect(sampler.dialect)
+    settings = {"dialect": dialect, "seed": workload.seed}
+    stages = [
+        link_stages(
+            graph,
+            workload,
+            LinkSchedule(
+                graph.train_idx,
+                workload.batch_size,
+                seed=workload.seed,
+                num_ranks=num_ranks,
+                rank=rank,
+            ),
+            settings,
+        )
+        for rank in range(num_ranks)
+    ]
+
+    def draw(rank: int, step: int) -> MiniBatch:
+        batch = seed_batch(PROFILE_EPOCH, step, dialect)
+        for stage in stages[rank]:
+            batch = stage.wait(stage.submit(batch, step))
+        return batch
+
+    return draw
