@@ -9,7 +9,7 @@ class Counters:
     """Counts of one read, or of many added up."""
 
     rows: dict[str, int] = field(default_factory=dict)
-    """Rows by source kind (own, host, peer, disk), repeated ids counted each time."""
+    """Rows by source (own, host, peer, remote, disk, cache), repeated ids counted each time."""
     bytes: dict[str, int] = field(default_factory=dict)
     """Bytes of those rows as stored in that source (CSR: the entries' columns and values)."""
     disk_reads: int = 0

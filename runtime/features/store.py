@@ -2,12 +2,11 @@
 
 A read looks each id up in the location table (one pass), copies the rows that lie in memory (own
 and host) in one prefetching pass over the batch, and hands the rest, partitioned by source in a
-stable order, to the tiers that must fetch them (peer, disk, sparse). A dynamic cache wraps a store:
-it is an `AbstractFeatureStore` over another, and needs nothing else from this file.
+stable order, to the tiers that must fetch them (peer, remote, disk, sparse). A dynamic cache wraps
+a store: it is an `AbstractFeatureStore` over another, and needs nothing else from this file.
 """
 
 import threading
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -16,45 +15,14 @@ from numpy.typing import NDArray
 
 from runtime.comm.collectives import Communicator
 from runtime.features import lookup, tiers as building
+from runtime.features.abstract import AbstractFeatureStore
+from runtime.features.cache import CachedFeatureStore
 from runtime.features.counters import Counters
 from runtime.features.gather import addresses_of, check_output, copy_from_addresses
 from runtime.features.location import LocationTable
 from runtime.features.tier import AbstractTier, Dense
 from runtime.graph.dataset import Graph
 from runtime.plan import Plan
-
-
-class AbstractFeatureStore(ABC):
-    """Rows by global node id. Implementations are final; variation comes by wrapping."""
-
-    feature_dim: int
-
-    @abstractmethod
-    def read(self, ids: NDArray[np.int64], out: NDArray[np.float32]) -> Counters:
-        """out[i] = features of node ids[i], bit for bit (float16 widened).
-
-        With peers in the plan this is collective: every rank reads as often, in the same order.
-
-        Args:
-            ids: shape (n,), in [0, num_nodes); repeated ids are allowed, and none at all.
-            out: shape (n, feature_dim), C-contiguous, owned and re-used by the caller.
-
-        Returns:
-            Rows and bytes by source.
-
-        Raises:
-            IndexError: an id is outside the graph.
-            ValueError: the shapes do not fit.
-        """
-
-    @property
-    @abstractmethod
-    def resident_bytes(self) -> int:
-        """Bytes of memory private to this rank held now."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """Give back files, threads and process groups."""
 
 
 class FeatureStore(AbstractFeatureStore):
@@ -180,16 +148,18 @@ def open_store(
     *,
     comm: Communicator | None = None,
     threads: int = 1,
-) -> FeatureStore:
+) -> AbstractFeatureStore:
     """Open the feature tiers of a plan for one rank: checks the table, loads the own rows.
+
+    Where the plan gives the rank a dynamic cache, the store is wrapped in it.
 
     Args:
         graph: the dataset, whose x (dense or CSR) the host and disk tiers read.
         plan: the plan.
         plan_folder: where its arrays lie.
         rank: this rank.
-        comm: all ranks of the plan; needed where the plan has peers. Collective then: the store
-            makes itself a process group of its own.
+        comm: all ranks of the plan, None for the default group; needed where the plan reads from
+            other ranks. Collective then: the store makes itself process groups of its own.
         threads: threads of one copy (the plan's `threads.gather`).
 
     Raises:
@@ -201,4 +171,16 @@ def open_store(
     dense, tiers = building.build_tiers(
         graph, plan, plan_folder, rank, location, own_ids, comm, threads
     )
-    return FeatureStore(location, dense, tiers, graph.feature_dim, threads=threads)
+    store = FeatureStore(location, dense, tiers, graph.feature_dim, threads=threads)
+    cache = plan.strategy.features.cache
+    if cache.policy == "none" or not cache.rows or cache.rows[rank] == 0:
+        return store
+    return CachedFeatureStore(
+        store,
+        location,
+        rank=rank,
+        policy=cache.policy,
+        num_slots=cache.rows[rank],
+        dtype=graph.feature_dtype if graph.x is not None else np.float32,
+        threads=threads,
+    )

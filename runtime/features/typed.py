@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runtime.errors import DatasetError, PlanError
+from runtime.features.abstract import AbstractFeatureStore
 from runtime.features.counters import Counters
 from runtime.features.gather import check_output
-from runtime.features.store import AbstractFeatureStore
 from runtime.graph.dataset import Graph
 from runtime.graph.types import rows_within_types
 from runtime.plan import Plan
@@ -54,10 +54,11 @@ class TypedFeatureStore(AbstractFeatureStore):
         if not graph.x_by_type or graph.node_type is None:
             raise DatasetError(f"{graph.name}: expected a feature table per node type, found none")
         placed = None if plan is None else plan.strategy.features
-        if placed is not None and (any(placed.own_rows) or placed.disk_budget_bytes):
+        cached = placed is not None and placed.cache.policy != "none"
+        if placed is not None and (any(placed.own_rows) or placed.disk_budget_bytes or cached):
             raise PlanError(
                 "expected typed features to be placed on the host, found a plan with rows in ranks "
-                "or on disk; plan again"
+                "or on disk, or with a cache; plan again"
             )
         self._tables: list[Any] = [
             np.asarray(graph.x_by_type[name]) for name in graph.meta.node_types

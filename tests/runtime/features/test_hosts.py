@@ -23,7 +23,8 @@ from runtime.errors import PlanError
 from runtime.features.hosts import HostRows
 from runtime.features.store import open_store
 from runtime.graph.dataset import Graph, open_graph
-from runtime.plan import Plan, Source, load_plan
+from runtime.plan import DynamicCache, Plan, Source, load_plan
+from tests.support.caches import SlowLru
 
 MakeGraph = Callable[..., Graph]
 MakePlan = Callable[..., Plan]
@@ -82,6 +83,8 @@ def _read_all(rank: int, size: int, port: int, cases: list[tuple[Path, Path, lis
         graph = open_graph(copies[plan.strategy.devices[rank].host], validate=False)
         store = open_store(graph, plan, folder, rank, comm=Communicator(), threads=rank + 1)
         kinds = _expected_kinds(plan, folder, rank)
+        slots = plan.strategy.features.cache.rows or [0] * size
+        slow = SlowLru(slots[rank])
         rng = np.random.default_rng(rank)
         for step in range(5):
             # In every step some rank reads nothing; in one step nobody does.
@@ -90,8 +93,15 @@ def _read_all(rank: int, size: int, port: int, cases: list[tuple[Path, Path, lis
             out = np.full((num_ids, graph.feature_dim), np.nan, np.float32)
             counters = store.read(ids, out)
             assert np.array_equal(out, x[ids])
+            below = ids
+            if slots[rank]:
+                held, rest = slow.held(), ids[kinds[ids] != "own"]
+                touched, hits = slow.touch(rest)
+                assert counters.rows["cache"] == rest.size - touched + hits
+                missing = [v for v in dict.fromkeys(rest.tolist()) if v not in held]
+                below = np.append(ids[kinds[ids] == "own"], np.array(missing, np.int64))
             for kind in KINDS:
-                expected = int((kinds[ids] == kind).sum())
+                expected = int((kinds[below] == kind).sum())
                 assert counters.rows.get(kind, 0) == expected, (folder.name, kind)
                 if graph.x is not None:
                     assert counters.bytes.get(kind, 0) == expected * graph.row_bytes
@@ -148,6 +158,8 @@ def test_dealt_replicated_and_split_hosts_on_two_ranks(
     everything = _sources("disk", "peer0", "remote1", "peer1", "host", "remote0", "own")
     add(graph, "everything", everything, host_rows=overlap, **two)
     add(sparse, "sparse", remote, host_rows=parts, **two)
+    lru = DynamicCache(policy="lru", rows=[0, 150])  # rank 1 alone: the exchanges stay in step
+    add(graph, "cached", everything, host_rows=overlap, cache=lru, **two)
     seen = _run(2, cases)
     own, peer, host, other, disk = range(5)
     assert (seen["dealt"][:, [own, peer, host]] > 50).all()

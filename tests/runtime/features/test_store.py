@@ -9,7 +9,7 @@ import pytest
 
 from runtime.errors import BudgetExceeded, DatasetError, PlanError
 from runtime.features.counters import total
-from runtime.features.store import FeatureStore, open_store
+from runtime.features.store import AbstractFeatureStore, open_store
 from runtime.graph.dataset import Graph, write_graph
 from runtime.plan import Plan, Source
 
@@ -51,7 +51,7 @@ def _id_lists(num_nodes: int) -> list[Any]:
     ]
 
 
-def _check_reads(store: FeatureStore, graph: Graph, plan: Plan, folder: Path) -> None:
+def _check_reads(store: AbstractFeatureStore, graph: Graph, plan: Plan, folder: Path) -> None:
     """Rows equal x[ids]; counters equal a count made from the plan's own arrays."""
     x = _rows(graph)
     codes = np.load(folder / plan.arrays["feature_location_0"].file)
