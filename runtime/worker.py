@@ -29,6 +29,7 @@ from runtime.process import host_state, use_threads
 from runtime.report import RunReport
 from runtime.torchrun import die_with
 from runtime.train.job import Job
+from runtime.train.fullgraph import FullGraphEpochs, open_full_graph
 from runtime.train.minibatch import GradientBuffer, TrainLoop, make_optimizer, share_parameters
 from runtime.train.progress import Events
 
@@ -48,11 +49,7 @@ def run(config: RunConfig) -> RunReport:
     cores = use_threads(plan, rank, pin=config.pin)
     mesh = open_mesh(plan)
     graph = open_graph(Path(plan.graph.path), validate=False)
-    loader = PlannedLoader(
-        Path(config.plan_folder), graph, rank=mesh.rank, size=mesh.size, device=mesh.device,
-        comm=mesh.comm,
-    )  # fmt: skip
-    loop = make_loop(plan, graph, mesh, loader)
+    loader, loop = open_loop(plan, Path(config.plan_folder), graph, mesh)
     events = Events(config.run_path / "events.jsonl" if mesh.rank == 0 else None)
     job = Job(config=config, plan=plan, loader=loader, loop=loop, events=events, cores=cores)
     job.notes += notes
@@ -67,6 +64,18 @@ def run(config: RunConfig) -> RunReport:
         events.close()
     mesh.close()
     return report
+
+
+def open_loop(
+    plan: Plan, folder: Path, graph: Graph, mesh: Mesh
+) -> tuple[PlannedLoader | FullGraphEpochs, TrainLoop]:
+    """What the plan's mode trains on and how: mini-batches, or the whole graph."""
+    if plan.strategy.mode == "full-graph":
+        return open_full_graph(plan, folder, graph, mesh.device, mesh.comm)
+    loader = PlannedLoader(
+        folder, graph, rank=mesh.rank, size=mesh.size, device=mesh.device, comm=mesh.comm
+    )
+    return loader, make_loop(plan, graph, mesh, loader)
 
 
 def make_loop(plan: Plan, graph: Graph, mesh: Mesh, loader: PlannedLoader) -> TrainLoop:

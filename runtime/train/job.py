@@ -29,6 +29,7 @@ from runtime.report import (
 )
 from runtime.train.checkpoint import load_newest, save_checkpoint
 from runtime.train.evaluate import evaluate
+from runtime.train.fullgraph import FullGraphEpochs
 from runtime.train.links import evaluate_links
 from runtime.train.minibatch import STEP, TrainLoop
 from runtime.train.progress import Events
@@ -42,7 +43,7 @@ class Job:
 
     config: RunConfig
     plan: Plan
-    loader: PlannedLoader
+    loader: PlannedLoader | FullGraphEpochs
     loop: TrainLoop
     events: Events
     cores: list[int]

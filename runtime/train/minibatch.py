@@ -111,6 +111,10 @@ class TrainLoop:
         """One optimiser step on this rank's share; returns the loss per seed over all ranks."""
         with self.meter.measure(Stage.FORWARD_BACKWARD, index):
             self._forward_backward(batch)
+        return self.finish_step(batch.epoch, batch.step, index)
+
+    def finish_step(self, epoch: int, step: int, index: int) -> float:
+        """Add the gradients over ranks and update the parameters; returns the global loss."""
         if self.comm.size > 1:
             with self.meter.measure(Stage.ALL_REDUCE, index):
                 self.comm.all_reduce_sum(self.gradients.flat)
@@ -119,7 +123,7 @@ class TrainLoop:
         loss = float(self.gradients.loss)
         if not math.isfinite(loss):
             raise GnnplanError(
-                f"epoch {batch.epoch} step {batch.step}: the loss is {loss}; lower the learning "
+                f"epoch {epoch} step {step}: the loss is {loss}; lower the learning "
                 "rate, or look for NaN in the features with `gnnplan graph info`"
             )
         return loss
@@ -128,14 +132,14 @@ class TrainLoop:
         self.gradients.flat.zero_()
         if batch.num_seeds == 0:
             return  # an empty share adds zero to the sums; layers with statistics refuse no rows
-        _seed_dropout(self.seed, batch.epoch, batch.step, self.comm.rank)
+        seed_dropout(self.seed, batch.epoch, batch.step, self.comm.rank)
         logits = self.model(batch.x, torch_blocks(batch))
         loss = loss_sum(logits, batch.y, self.task) / batch.global_num_seeds
         loss.backward()
         self.gradients.loss.copy_(loss.detach())
 
 
-def _seed_dropout(seed: int, epoch: int, step: int, rank: int) -> None:
+def seed_dropout(seed: int, epoch: int, step: int, rank: int) -> None:
     """The same draws in a resumed run as in an undisturbed one, others on each rank."""
     drawn = int(stream(seed, epoch, step, rank, Purpose.DROPOUT))
     torch.manual_seed(drawn & 0x7FFF_FFFF_FFFF_FFFF)

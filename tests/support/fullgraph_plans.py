@@ -1,0 +1,67 @@
+"""Plans with mode full-graph for tests, and small partitions."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from runtime.graph.dataset import Graph
+from runtime.plan import FullGraph, Plan, save_plan
+from tests.support.plans import make_plan
+
+
+def make_full_graph_plan(
+    graph: Graph,
+    folder: Path,
+    partition: NDArray[np.int32],
+    *,
+    ranks: int = 1,
+    layers: int = 2,
+    comm_threads: int = 0,
+    settings: FullGraph | None = None,
+    **workload: Any,
+) -> Plan:
+    """Write a plan folder that trains the whole graph over `ranks` parts."""
+    made = make_plan(graph, folder, ranks=ranks, fanouts=[-1] * layers, **workload)
+    threads = replace(made.strategy.threads, comm=comm_threads)
+    strategy = replace(
+        made.strategy,
+        mode="full-graph",
+        partition="test",
+        full_graph=settings or FullGraph(),
+        threads=threads,
+    )
+    return save_plan(replace(made, strategy=strategy), {"partition": partition}, folder)
+
+
+def grown_parts(
+    indptr: NDArray[np.int64], indices: NDArray[Any], num_parts: int
+) -> NDArray[np.int32]:
+    """Parts of equal size, each grown breadth-first from the smallest free node."""
+    num_nodes = indptr.shape[0] - 1
+    partition = np.full(num_nodes, -1, np.int32)
+    bound = -(-num_nodes // num_parts)
+    part, size = 0, 0
+    queue: list[int] = []
+    free = 0
+    while True:
+        if not queue:
+            while free < num_nodes and partition[free] >= 0:
+                free += 1
+            if free == num_nodes:
+                return partition
+            queue = [free]
+        following: list[int] = []
+        for v in queue:
+            if partition[v] >= 0:
+                continue
+            if size == bound:
+                part, size, following = part + 1, 0, []
+                queue = []
+                break
+            partition[v] = part
+            size += 1
+            following += [int(u) for u in indices[indptr[v] : indptr[v + 1]]]
+        queue = [u for u in following if partition[u] < 0]
