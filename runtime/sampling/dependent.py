@@ -95,23 +95,24 @@ class StreamPolicy:
                 f"sample), found {self.kappa}; 1 makes batches independent"
             )
 
-    def streams(self, epoch: int, step: int, num_hops: int) -> HopStreams:
-        """Streams of all hops of one step."""
+    def streams(self, epoch: int, step: int, num_hops: int, first_hop: int = 0) -> HopStreams:
+        """Streams of the hops first_hop .. first_hop + num_hops - 1 of one step."""
+        hops = range(first_hop, first_hop + num_hops)
         if math.isinf(self.kappa):
-            first = self._segment(0, 0, num_hops)
+            first = self._segment(0, 0, hops)
             return HopStreams(first, first, 1.0, 0.0)
         if self.steps_per_epoch is not None:
             epoch, step = 0, epoch * self.steps_per_epoch + step
         segment, place = divmod(step, int(self.kappa))
-        first = self._segment(epoch, segment, num_hops)
+        first = self._segment(epoch, segment, hops)
         if place == 0 or self.dependence is Dependence.FROZEN:
             return HopStreams(first, first, 1.0, 0.0)
         cosine, sine = quarter_turn(place / int(self.kappa))
-        return HopStreams(first, self._segment(epoch, segment + 1, num_hops), cosine, sine)
+        return HopStreams(first, self._segment(epoch, segment + 1, hops), cosine, sine)
 
-    def _segment(self, epoch: int, segment: int, num_hops: int) -> NDArray[np.uint64]:
-        hops = [0 if self.layer_dependent else hop for hop in range(num_hops)]
-        words = [stream(self.seed, epoch, segment, hop, self.purpose) for hop in hops]
+    def _segment(self, epoch: int, segment: int, hops: range) -> NDArray[np.uint64]:
+        numbers = [0 if self.layer_dependent else hop for hop in hops]
+        words = [stream(self.seed, epoch, segment, hop, self.purpose) for hop in numbers]
         return np.array(words, dtype=np.uint64)
 
 

@@ -47,6 +47,9 @@ class AbstractHopSampler(ABC):
         SamplerError: fan-outs empty, zero or below -1; arrays of the wrong type or shape.
     """
 
+    first_hop: int = 0
+    """Number of the first hop in the streams, as in `NeighborSampler`."""
+
     def __init__(
         self,
         indptr: NDArray[np.integer],
@@ -90,7 +93,8 @@ class AbstractHopSampler(ABC):
         """Sample the blocks of one batch; any thread may call it. As `NeighborSampler.sample`."""
         seeds = np.ascontiguousarray(seeds, dtype=np.int64)
         w = self._workspace()
-        weights = self._fill(w, seeds, self.streams.streams(epoch, step, self.num_hops))
+        streams = self.streams.streams(epoch, step, self.num_hops, self.first_hop)
+        weights = self._fill(w, seeds, streams)
         num_seeds = int(seeds.shape[0])
         return MiniBatch(
             blocks=self._blocks(w, weights),

@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from runtime.sampling.cooperative_exchange import RowExchange
+
 
 class Dialect(StrEnum):
     """Which vertices a hop expands."""
@@ -73,6 +75,9 @@ class MiniBatch:
     links: NDArray[np.int64] | None = None
     """Positions in `seeds` of the pairs to score, or None: source, destination, then the negative
     destinations of each link. Shape (num_links, 2 + num_negatives)."""
+    exchanges: list[RowExchange] = field(default_factory=list[RowExchange])
+    """Cooperative batches only, per block: where the rows of its sources come from. `n_id` then
+    starts with the outermost block's sources alone."""
     epoch: int = 0
     step: int = 0
     x: Any = None

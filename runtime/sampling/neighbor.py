@@ -14,6 +14,7 @@ from runtime.errors import SamplerError
 from runtime.sampling.assemble import assemble
 from runtime.sampling.kernels import HOP, expand_hops
 from runtime.sampling.minibatch import Block, Dialect, MiniBatch
+from runtime.sampling.placed_indices import PlacedIndices
 from runtime.sampling.relabel import add_seeds
 from runtime.sampling.rng import Purpose, stream
 from runtime.sampling.workspace import Workspace
@@ -42,6 +43,10 @@ class NeighborSampler:
     Raises:
         SamplerError: fan-outs empty, zero or below -1; arrays of the wrong type or shape.
     """
+
+    first_hop: int = 0
+    """Number of the first hop in the streams; other than 0 where another sampler drew those before
+    (`cooperative`)."""
 
     def __init__(
         self,
@@ -133,9 +138,9 @@ class NeighborSampler:
         bad = add_seeds(seeds, self.num_nodes, w.node_ids, w.table, w.shift, base)
         if bad >= 0:
             raise bad_seed(seeds, bad, self.num_nodes)
+        hops = range(self.first_hop, self.first_hop + self.num_hops)
         streams = np.array(
-            [stream(self.seed, epoch, step, hop, self.purpose) for hop in range(self.num_hops)],
-            dtype=np.uint64,
+            [stream(self.seed, epoch, step, hop, self.purpose) for hop in hops], dtype=np.uint64
         )
         while not self._expand(w, streams):
             w.grow(int(w.state[HOP]))
@@ -146,7 +151,7 @@ class NeighborSampler:
         return expand_hops(
             self.indptr, self.indices, streams, self._fanouts, self.dialect is Dialect.EVERY_HOP,
             w.table, w.shift, np.uint64(w.base), w.node_ids, w.row_ptr, w.positions, w.values,
-            w.local, w.node_ends, w.row_ends, w.edge_ends, w.state,
+            w.local, w.node_ends, w.row_ends, w.edge_ends, w.state, self.edge_ids,
         )  # fmt: skip
 
 
@@ -190,6 +195,8 @@ def check_graph(
             f"expected indptr to end at the number of edges {indices.shape[0]}, found "
             f"{int(indptr[-1])}; import the graph again"
         )
+    if isinstance(indices, PlacedIndices):
+        return read_only(indptr), indices
     return read_only(indptr), read_only(indices)
 
 

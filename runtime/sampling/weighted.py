@@ -100,6 +100,9 @@ class WeightedSampler:
         SamplerError: fan-outs, weights or arrays that cannot be used.
     """
 
+    first_hop: int = 0
+    """Number of the first hop in the streams, as in `NeighborSampler`."""
+
     def __init__(
         self,
         indptr: NDArray[np.integer],
@@ -192,7 +195,8 @@ class WeightedSampler:
         if bad >= 0:
             raise bad_seed(seeds, bad, self.num_nodes)
         for hop in range(self.num_hops):
-            self._expand(scratch, hop, stream(self.seed, epoch, step, hop, self.purpose))
+            number = self.first_hop + hop
+            self._expand(scratch, hop, stream(self.seed, epoch, step, number, self.purpose))
         w.finish()
 
     def _expand(self, scratch: _Scratch, hop: int, source: np.uint64) -> None:

@@ -1,0 +1,95 @@
+"""Who owns a vertex, and which ids go to whom: the map behind every cooperative exchange.
+
+Every rank computes the same owner of every vertex, from a hash or from a plan's partition, so that
+nothing has to be asked.
+"""
+
+from typing import no_type_check
+
+import numpy as np
+from numpy.typing import NDArray
+
+from runtime.errors import PlanError
+from runtime.sampling.compiled import kernel
+from runtime.sampling.rng import key_kernel, mix
+
+_SALT = np.uint64(0x6F776E6572)
+"""The hash's stream ("owner"): not derived from a seed, so that every run deals the same way."""
+_NOWHERE = np.zeros(0, dtype=np.int32)
+
+
+@kernel
+@no_type_check
+def _owners(ids, parts, num_ranks, salt, out):
+    for i in range(ids.shape[0]):
+        if parts.shape[0] > 0:
+            out[i] = parts[ids[i]]
+        else:
+            out[i] = key_kernel(salt, ids[i]) % num_ranks
+
+
+@kernel
+@no_type_check
+def _deal(owners, counts, order):
+    starts = np.zeros(counts.shape[0], dtype=np.int64)
+    for i in range(owners.shape[0]):
+        counts[owners[i]] += 1
+    for rank in range(1, counts.shape[0]):
+        starts[rank] = starts[rank - 1] + counts[rank - 1]
+    for i in range(owners.shape[0]):
+        order[starts[owners[i]]] = i
+        starts[owners[i]] += 1
+
+
+class Owners:
+    """The owner of every vertex: hash(v) mod P, or an array.
+
+    Args:
+        num_ranks: Ranks P that share the vertices.
+        partition: int32 [N], the rank of each node, or None for the hash.
+        num_nodes: Checked against the partition's length.
+
+    Raises:
+        PlanError: the partition has another length, or names a rank that does not exist.
+    """
+
+    def __init__(
+        self, num_ranks: int, partition: NDArray[np.integer] | None = None, *, num_nodes: int
+    ) -> None:
+        self.num_ranks = num_ranks
+        self._parts = _NOWHERE
+        if partition is None:
+            return
+        if partition.shape != (num_nodes,) or not np.issubdtype(partition.dtype, np.integer):
+            raise PlanError(
+                f"partition: expected one rank per node ({num_nodes}), found {partition.dtype} "
+                f"{list(partition.shape)}; plan again"
+            )
+        self._parts = np.ascontiguousarray(partition, dtype=np.int32).view(np.ndarray)
+        if num_nodes and not 0 <= int(self._parts.min()) <= int(self._parts.max()) < num_ranks:
+            raise PlanError(
+                f"partition: expected ranks between 0 and {num_ranks - 1}, found "
+                f"{int(self._parts.min())} to {int(self._parts.max())}; plan again for this many"
+            )
+
+    def of(self, ids: NDArray[np.int64]) -> NDArray[np.int32]:
+        """The rank that owns each node; shape of `ids`, which has one dimension."""
+        out = np.empty(ids.shape[0], dtype=np.int32)
+        _owners(ids, self._parts, np.uint64(self.num_ranks), np.uint64(mix(_SALT)), out)
+        return out
+
+
+def deal(owners: NDArray[np.int32], num_ranks: int) -> tuple[list[int], NDArray[np.int64]]:
+    """Group positions by owner, keeping their order within each.
+
+    Args:
+        owners: int32 [n], each in [0, num_ranks).
+        num_ranks: Number of groups.
+
+    Returns:
+        How many belong to each rank, and int64 [n]: the positions, those of rank 0 first.
+    """
+    counts = np.zeros(num_ranks, dtype=np.int64)
+    order = np.empty(owners.shape[0], dtype=np.int64)
+    _deal(owners, counts, order)
+    return counts.tolist(), order
