@@ -35,6 +35,11 @@ class RunConfig:
     """Checkpoints kept; 0 writes none."""
     checkpoint_every_steps: int = 0
     """Also write a checkpoint after every this many steps; 0: at the ends of epochs only."""
+    hang_seconds: float = 20.0
+    """A rank without a sign of life for this long is ended and named; one that lives but gets no
+    further, after a quarter more, or ten times its longest stage so far."""
+    collective_seconds: float = 600.0
+    """Longest wait in one collective, in phases that the watch leaves alone (start, evaluation)."""
     pin: bool = True
     """Pin ranks to disjoint cores when the thread budget fits into the cores."""
     launched: bool = False
@@ -45,6 +50,9 @@ class RunConfig:
             raise InputError(f"expected at least 1 epoch, found {self.epochs}")
         if self.max_steps is not None and self.max_steps < 1:
             raise InputError(f"expected at least 1 step, found {self.max_steps}")
+        for name in ("hang_seconds", "collective_seconds"):
+            if not getattr(self, name) > 0:
+                raise InputError(f"expected {name} above 0, found {getattr(self, name)}")
         for name in ("eval_every", "keep_checkpoints", "checkpoint_every_steps"):
             if getattr(self, name) < 0:
                 raise InputError(f"expected {name} of at least 0, found {getattr(self, name)}")

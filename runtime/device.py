@@ -14,6 +14,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from runtime.cgroup import memory_group
+
 PROC = Path("/proc")
 SYS = Path("/sys")
 GIB = 2**30
@@ -87,7 +89,11 @@ def usable_ram_bytes() -> int:
     """Bytes of memory: the machine's, or the control group's limit where that is lower."""
     total = meminfo().get("MemTotal", 0) or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     limit = _read(SYS / "fs/cgroup/memory.max")
-    return min(total, int(limit)) if limit.isdigit() else total
+    group = memory_group(SYS, PROC)
+    limits = [int(limit)] if limit.isdigit() else []
+    if group is not None and group.limit_bytes is not None:
+        limits.append(group.limit_bytes)
+    return min([total, *limits])
 
 
 def available_ram_bytes() -> int:

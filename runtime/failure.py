@@ -1,11 +1,13 @@
 """How a rank's error reaches the user: a small file per failed rank, and which of them to show.
 
 When one rank fails, the others soon fail too, in a collective it never joined. Shown is the rank
-that failed first for a reason of its own; its traceback stays in the run folder.
+that failed first for a reason of its own; its traceback stays in the run folder. A job may be
+started again several times (attempts, from 0): what ended it is that of the last attempt.
 """
 
 import json
 import signal
+import sys
 import time
 import traceback
 from dataclasses import dataclass
@@ -25,30 +27,65 @@ class RankFailure:
 
     rank: int
     time: float
-    """Seconds since the epoch."""
+    """Seconds of the host's monotonic clock: an order that no change of the clock disturbs."""
     kind: str
     """Class of the exception."""
     line: str
     consequence: bool
     """True where it only says that another rank is gone."""
+    attempt: int = 0
+    final: bool = False
+    """True where starting again cannot help."""
+    progress: str = ""
+    """Name of the newest checkpoint when it failed."""
 
 
-def record_failure(run_folder: Path, rank: int, error: BaseException) -> None:
-    """Write a failed rank's error and its traceback into the run folder."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EndedRank:
+    """A rank's end as torchrun saw it."""
+
+    attempt: int
+    rank: int
+    exit_code: int
+    """Negative: the number of the signal that ended it."""
+    line: str = ""
+    """Why, where the supervisor knows: it hung, or the out-of-memory killer ended it."""
+    final: bool = False
+
+
+def record_failure(
+    run_folder: Path, rank: int, error: BaseException, *, attempt: int = 0, progress: str = ""
+) -> None:
+    """Write a failed rank's error and its traceback into the run folder.
+
+    An error on purpose (`GnnplanError`) is final: the same input would bring it again. So is the
+    same error twice without a newer checkpoint between.
+    """
     folder = run_folder / ERRORS_FOLDER
-    folder.mkdir(parents=True, exist_ok=True)
     line = " ".join(str(error).split()) or type(error).__name__
+    kind = type(error).__name__
+    before = _read(folder / f"rank{rank}.json")
+    again = before is not None and (before.kind, before.line, before.progress, before.attempt) == (
+        kind, line, progress, attempt - 1,
+    )  # fmt: skip
     consequence = isinstance(error, RuntimeError) and any(word in line for word in _CONSEQUENCES)
     failure = RankFailure(
         rank=rank,
-        time=time.time(),
-        kind=type(error).__name__,
+        time=time.monotonic(),
+        kind=kind,
         line=line,
         consequence=consequence,
+        attempt=attempt,
+        final=isinstance(error, GnnplanError) or (again and not consequence),
+        progress=progress,
     )
     text = "".join(traceback.format_exception(error))
-    codec.write_text_atomically(folder / f"rank{rank}.txt", text)
-    codec.write_text_atomically(folder / f"rank{rank}.json", codec.dumps(failure))
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        codec.write_text_atomically(folder / f"rank{rank}.json", codec.dumps(failure))
+        codec.write_text_atomically(folder / f"rank{rank}.txt", text)
+    except OSError as full:  # what must be said is said in the log
+        sys.stderr.write(f"rank {rank}: {failure.kind}: {line} (not recorded: {full})\n{text}")
 
 
 def clear_failures(run_folder: Path) -> None:
@@ -60,19 +97,63 @@ def clear_failures(run_folder: Path) -> None:
                 path.unlink()
 
 
-def failure_of(run_folder: Path, log: Path) -> GnnplanError:
-    """The one error to show for a job that failed."""
+def failure_of(run_folder: Path, log: Path, exit_code: int | None = None) -> GnnplanError:
+    """The one error to show for a job that failed.
+
+    Args:
+        run_folder: of the job.
+        log: what the ranks printed.
+        exit_code: torchrun's own; negative where a signal ended it.
+    """
+    found = _failures(run_folder)
+    ended = ended_ranks(run_folder)
+    last = max([each.attempt for each in (*found, *ended)], default=0)
+    error = _error_of(run_folder, last, log)
+    if exit_code is not None and exit_code < 0:
+        name = signal.Signals(-exit_code).name
+        return WorkerFailed(f"the job was ended by {name}, --resume goes on; output in {log}")
+    if error is None:
+        error = WorkerFailed(
+            f"the job ended without a report and without an error; output in {log}"
+        )
+    return error
+
+
+def attempt_line(run_folder: Path, attempt: int) -> str:
+    """Why an attempt ended, in one line, for the notes of the one after it."""
+    error = _error_of(run_folder, attempt, None)
+    return "a rank ended without a word" if error is None else str(error)
+
+
+def is_final(run_folder: Path, attempt: int) -> bool:
+    """True where a rank's own error of this attempt says that starting again cannot help."""
+    return any(each.final and each.attempt == attempt for each in _failures(run_folder))
+
+
+def ended_ranks(run_folder: Path) -> list[EndedRank]:
+    """What torchrun's supervisors wrote down, in their order."""
+    try:
+        document = json.loads((run_folder / ERRORS_FOLDER / LAUNCH_FAILURE).read_text())
+        return [codec.decode(EndedRank, each) for each in document]
+    except (OSError, ValueError):
+        return []
+
+
+def _error_of(run_folder: Path, attempt: int, log: Path | None) -> GnnplanError | None:
     folder = run_folder / ERRORS_FOLDER
-    found = [_read(path) for path in folder.glob("rank*.json")]
-    own = sorted((f for f in found if f is not None), key=lambda f: (f.consequence, f.time))
+    output = "" if log is None else f"; output in {log}"
+    found = [each for each in _failures(run_folder) if each.attempt == attempt]
+    own = sorted(found, key=lambda each: (each.consequence, each.time))
+    ended = [each for each in ended_ranks(run_folder) if each.attempt == attempt]
+    known = [each for each in ended if each.line]
+    if known:
+        return WorkerFailed(f"{known[0].line}{output}")
     if own and not own[0].consequence:
         return _as_error(own[0], folder)
-    killed = _killed_rank(folder / LAUNCH_FAILURE, {f.rank for f in own})
+    killed = _killed_rank(ended, {each.rank for each in own})
     if killed is not None:
-        return WorkerFailed(f"{killed}; output in {log}")
-    if own:
-        return _as_error(own[0], folder)
-    return WorkerFailed(f"the job ended without a report and without an error; output in {log}")
+        return WorkerFailed(f"{killed}{output}")
+    return _as_error(own[0], folder) if own else None
 
 
 def _as_error(failure: RankFailure, folder: Path) -> GnnplanError:
@@ -85,21 +166,22 @@ def _as_error(failure: RankFailure, folder: Path) -> GnnplanError:
     )
 
 
-def _killed_rank(path: Path, reported: set[int]) -> str | None:
+def _killed_rank(ended: list[EndedRank], reported: set[int]) -> str | None:
     """Name the first rank that ended without a word of its own."""
-    try:
-        document = json.loads(path.read_text())
-    except (OSError, ValueError):
-        return None
-    failures = [f for f in document if int(f["rank"]) not in reported]
-    failures.sort(key=lambda f: (f["exit_code"] == -signal.SIGTERM, f["time"]))
+    failures = [each for each in ended if each.rank not in reported]
+    failures.sort(key=lambda each: each.exit_code == -signal.SIGTERM)
     if not failures:
         return None
-    rank, code = failures[0]["rank"], int(failures[0]["exit_code"])
+    rank, code = failures[0].rank, failures[0].exit_code
     if code >= 0:
         return f"rank {rank}: ended with exit code {code}"
     hint = " (out of memory?)" if code == -signal.SIGKILL else ""
     return f"rank {rank}: ended by {signal.Signals(-code).name}{hint}"
+
+
+def _failures(run_folder: Path) -> list[RankFailure]:
+    found = [_read(path) for path in (run_folder / ERRORS_FOLDER).glob("rank*.json")]
+    return [each for each in found if each is not None]
 
 
 def _read(path: Path) -> RankFailure | None:

@@ -3,8 +3,10 @@
     train -> check -> torchrun (a session of its own) -> one `runtime.worker` per rank
 
 The ranks write events to a file that is followed here, so that a caller can draw bars; what they
-print goes to a log. Whatever ends the job (a failing rank, Ctrl-C, this process being killed) ends
-every process of it: torchrun stops its ranks, the kernel stops torchrun and ranks without parents.
+print goes to a log. A rank that fails or hangs ends the others, and torchrun starts all of them
+again from the last checkpoint, at most `max_restarts` times. Whatever ends the job (the last
+failure, Ctrl-C, this process being killed) ends every process of it: torchrun stops its ranks, the
+kernel stops torchrun and ranks without parents.
 """
 
 import json
@@ -19,11 +21,13 @@ from pathlib import Path
 from typing import Any
 
 from runtime import codec
+from runtime.cgroup import memory_group
 from runtime.config import RunConfig
 from runtime.device import usable_cores
 from runtime.errors import InputError
 from runtime.failure import ERRORS_FOLDER, LAUNCH_FAILURE, clear_failures, failure_of
 from runtime.identity import check_identity
+from runtime.memory_sum import check_limit
 from runtime.plan import Plan, load_plan
 from runtime.report import RunReport, load_report
 
@@ -31,6 +35,7 @@ EVENTS_FILE = "events.jsonl"
 LOG_FILE = "ranks.log"
 CONFIG_FILE = "run.json"
 POLL_SECONDS = 0.05
+MAX_RESTARTS = 3
 STOP_SECONDS = 10.0
 """Grace between asking a job to end and killing it."""
 
@@ -49,6 +54,7 @@ def train(
     max_steps: int | None = None,
     run_folder: Path | None = None,
     oversubscribe: bool = False,
+    max_restarts: int = MAX_RESTARTS,
     progress: Progress | None = None,
     environment: dict[str, str] | None = None,
     **options: Any,
@@ -66,6 +72,8 @@ def train(
         max_steps: stop after this many steps.
         run_folder: where logs, events and checkpoints go; default `run` in the plan's folder.
         oversubscribe: start more ranks than there are cores.
+        max_restarts: times that failed or hung ranks are started again from the last checkpoint;
+            an error that would only come again ends the job at once.
         progress: called with each event: {"event": "start" | "step" | "epoch" | "end", ...}.
         environment: variables added to the ranks' environment.
         **options: other fields of `RunConfig`.
@@ -73,12 +81,17 @@ def train(
     Raises:
         PlanError: the plan is damaged, or names another graph or machine (without `force`).
         InputError: more ranks than can be started here.
-        WorkerFailed: a rank failed; the text names it and its error.
+        BudgetExceeded: the plan's memory passes this process's control group; the text is the sum.
+        WorkerFailed: a rank failed or hung; the text names it and its error.
         KeyboardInterrupt: after Ctrl-C, when every process has ended.
     """
     plan_folder = Path(plan_folder).resolve()
     plan = load_plan(plan_folder)
     check_startable(plan, oversubscribe=oversubscribe)
+    if max_restarts < 0:
+        raise InputError(f"expected at least 0 restarts, found {max_restarts}")
+    if not force:
+        check_limit(plan, memory_group())
     check_identity(plan, force=force)
     run_path = (plan_folder / "run" if run_folder is None else Path(run_folder)).resolve()
     config = RunConfig(
@@ -95,10 +108,11 @@ def train(
         **options,
     )
     _prepare(run_path, config)
-    with _job(plan, run_path, environment or {}) as job:
+    command = _command(plan.num_ranks, run_path, max_restarts)
+    with _job(command, plan, run_path, environment or {}) as job:
         _follow(job, run_path / EVENTS_FILE, progress or _ignore)
     if job.returncode != 0:
-        raise failure_of(run_path, run_path / LOG_FILE)
+        raise failure_of(run_path, run_path / LOG_FILE, job.returncode)
     return load_report(run_path)
 
 
@@ -133,11 +147,11 @@ def _prepare(run_path: Path, config: RunConfig) -> None:
     codec.write_text_atomically(run_path / CONFIG_FILE, codec.dumps(config))
 
 
-def _command(num_ranks: int, run_path: Path) -> list[str]:
+def _command(num_ranks: int, run_path: Path, max_restarts: int) -> list[str]:
     failure_file = run_path / ERRORS_FOLDER / LAUNCH_FAILURE
     return [
         *(sys.executable, "-m", "runtime.torchrun", str(os.getpid()), str(failure_file)),
-        *("--nnodes=1", f"--nproc-per-node={num_ranks}", "--max-restarts=0"),
+        *("--nnodes=1", f"--nproc-per-node={num_ranks}", f"--max-restarts={max_restarts}"),
         # Port 0 lets the rendezvous take a free port, so that two jobs on a host never collide.
         *("--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0", "--local-addr=127.0.0.1"),
         *("-m", "runtime.worker", str(run_path / CONFIG_FILE)),
@@ -146,7 +160,7 @@ def _command(num_ranks: int, run_path: Path) -> list[str]:
 
 @contextmanager
 def _job(
-    plan: Plan, run_path: Path, environment: dict[str, str]
+    command: list[str], plan: Plan, run_path: Path, environment: dict[str, str]
 ) -> Iterator["subprocess.Popen[bytes]"]:
     """Start torchrun with all ranks; nothing of it is alive after the block, however it is left."""
     root = str(Path(__file__).resolve().parent.parent)
@@ -158,7 +172,7 @@ def _job(
     }
     with (run_path / LOG_FILE).open("ab") as log:
         job = subprocess.Popen(
-            _command(plan.num_ranks, run_path),
+            command,
             env=env | environment,
             stdin=subprocess.DEVNULL,
             stdout=log,
@@ -190,10 +204,20 @@ def _follow(job: "subprocess.Popen[bytes]", events: Path, progress: Progress) ->
             rest += file.read()
             *lines, rest = rest.split("\n")
             for line in lines:
-                progress(json.loads(line))
+                if (event := _event_of(line)) is not None:
+                    progress(event)
             if ended:
                 return
             time.sleep(POLL_SECONDS)
+
+
+def _event_of(line: str) -> dict[str, Any] | None:
+    """An event; None for a line that was cut short when its rank was killed or the disk full."""
+    try:
+        event = json.loads(line)
+    except ValueError:
+        return None
+    return event if isinstance(event, dict) else None
 
 
 def _ignore(event: dict[str, Any]) -> None:

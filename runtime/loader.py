@@ -7,6 +7,7 @@ timed by the meter; `train/overlap.py` runs the list ahead of the training threa
 
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +34,8 @@ from runtime.loader_typed import is_typed, typed_sampler
 from runtime.mesh import rank_and_size
 from runtime.meter import StageMeter
 from runtime.models.weights import count_self_loops, fill_weights
-from runtime.plan import Plan, load_array, load_plan
-from runtime.sampling.build import build_sampler
+from runtime.plan import Plan, Sampler, load_array, load_plan
+from runtime.sampling.build import BatchSampler, build_sampler
 from runtime.sampling.links import LinkSchedule
 from runtime.sampling.minibatch import Dialect, MiniBatch
 from runtime.sampling.seeds import SeedSchedule
@@ -106,6 +107,7 @@ class PlannedLoader:
         self._ready: Prefetcher[MiniBatch] | None = None
         self._hetero: Any = None
         self._epoch, self._step = epoch, 0
+        self._factor = self.plan.strategy.sampler.parameters.get("factor")
         self.handed_out = 0
         """Batches given so far by this process, over epochs."""
 
@@ -146,6 +148,25 @@ class PlannedLoader:
         """Start at the first step of `epoch`."""
         self._epoch, self._step = epoch, 0
 
+    def set_factor(self, factor: float) -> None:
+        """Sample with another locality factor (sampler las) from the next batch on.
+
+        Call between two iterations; one pass over the graph where the factor is a new one.
+
+        Raises:
+            SamplerError: the plan's sampler has no factor, or it is below 1.
+        """
+        named = self.plan.strategy.sampler
+        wanted = replace(named, parameters=named.parameters | {"factor": factor})
+        if self._factor == factor:
+            return
+        sampler = self._sampler(wanted)
+        self.stages = [
+            SampleStage(sampler) if isinstance(stage, SampleStage) else stage
+            for stage in self.stages
+        ]
+        self._factor = factor
+
     def state(self) -> dict[str, int]:
         """Where the next batch comes from: plain values, for a checkpoint."""
         return {"epoch": self._epoch, "step": self._step}
@@ -166,6 +187,7 @@ class PlannedLoader:
         for number, stage in enumerate(self.stages):
             if stage.ordered:
                 turns.take(number, turn)
+            self.meter.enter(stage.name, index)
             core, start = time.thread_time(), time.perf_counter()
             batch = stage.wait(stage.submit(batch, index))
             elapsed = time.perf_counter() - start
@@ -236,21 +258,24 @@ class PlannedLoader:
                 )
             typed = typed_sampler(graph, workload, dialect=self._dialect, edge_ids=edge_ids)
             return SeedsStage(self._schedule, self._dialect), SampleStage(typed)
+        return SeedsStage(self._schedule, self._dialect), SampleStage(self._sampler(named))
+
+    def _sampler(self, named: Sampler) -> BatchSampler:
+        """A sampler for nodes of one type, by the plan's name and parameters."""
         local = None
         if named.name == "las":
             local = load_array(self.plan, self._folder, f"feature_own_ids_{self.rank}")
-        sampler = build_sampler(
+        return build_sampler(
             named,
-            graph.indptr,
-            graph.indices,
-            workload.fanouts,
-            workload.seed,
-            edge_ids=edge_ids,
-            edge_weight=graph.edge_weight,
+            self.graph.indptr,
+            self.graph.indices,
+            self.plan.workload.fanouts,
+            self.plan.workload.seed,
+            edge_ids=not self._as_blocks,
+            edge_weight=self.graph.edge_weight,
             local=local,
             steps_per_epoch=len(self),
         )
-        return SeedsStage(self._schedule, self._dialect), SampleStage(sampler)
 
     def _weights(self) -> Any:
         """What fills a batch's edge weights: GCN needs the full graph's degrees."""

@@ -7,7 +7,7 @@ a torch or numba pool spends beside that thread is not in it).
 """
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -32,6 +32,13 @@ class StageMeter:
     def __init__(self) -> None:
         self._samples: dict[str, list[Sample]] = {}
         self._counts: list[tuple[int, dict[str, int], dict[str, int]]] = []
+        self.on_enter: Callable[[str, int], None] | None = None
+        """Told the stage and step that a thread enters, for a watcher."""
+
+    def enter(self, stage: str, step: int) -> None:
+        """Say that the calling thread enters `stage` of `step`."""
+        if self.on_enter is not None:
+            self.on_enter(stage, step)
 
     @contextmanager
     def measure(self, stage: str, step: int) -> Iterator[None]:
@@ -39,6 +46,7 @@ class StageMeter:
 
         A body that raises leaves no record.
         """
+        self.enter(stage, step)
         core, start = time.thread_time(), time.perf_counter()
         yield
         seconds = time.perf_counter() - start

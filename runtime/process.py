@@ -61,6 +61,16 @@ def memory_bytes() -> tuple[int, int]:
     return fields.get("VmHWM", 0), fields.get("RssAnon", 0)
 
 
+def die_first() -> None:
+    """Offer this process to the out-of-memory killer before those that can tell the user about it.
+
+    Torchrun and the launcher hold little memory, but share a control group with their ranks.
+    """
+    score = _SELF / "oom_score_adj"
+    if score.exists():
+        score.write_text("500")
+
+
 def age_seconds() -> float:
     """Seconds since this process was started."""
     # Field 22 of stat (proc(5)), counted after the parenthesised name, in clock ticks since boot.

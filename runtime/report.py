@@ -125,6 +125,8 @@ class RunReport:
     epochs: list[EpochReport]
     losses: list[float]
     """Global loss per seed of each step of this process, at most `MAX_STEP_SAMPLES`."""
+    first_step: int = 0
+    """Optimiser steps before those, taken before an interruption."""
     startup_seconds: float
     """From the start of the rank's process to its first step."""
     test_score: float | None

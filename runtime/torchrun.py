@@ -1,10 +1,10 @@
 """`python -m runtime.torchrun PARENT_PID FAILURE_FILE [torchrun arguments]`: torchrun on a leash.
 
 It is torch.distributed.run with two additions: it ends when the process that started it ends, and
-it writes which rank failed first, and how, to a file.
+it watches the ranks it starts (`supervise.py`): a hung one is ended, and what ended each attempt is
+written to a file.
 """
 
-import json
 import os
 import signal
 import sys
@@ -27,19 +27,18 @@ def main(arguments: list[str]) -> int:
     """Run torchrun; returns its exit code."""
     parent_pid, failure_file, *rest = arguments
     die_with(int(parent_pid), signal.SIGTERM)
+    from runtime.supervise import Supervisor, supervise
+
+    supervisor = Supervisor(Path(failure_file))
+    supervisor.start()
+    supervise(supervisor)
     from torch.distributed import run
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
     try:
         run.main(rest)
-    except ChildFailedError as error:
-        failures = [
-            {"rank": rank, "exit_code": failure.exitcode, "time": float(failure.timestamp)}
-            for rank, failure in error.failures.items()
-        ]
-        Path(failure_file).parent.mkdir(parents=True, exist_ok=True)
-        Path(failure_file).write_text(json.dumps(failures))
+    except ChildFailedError:
         return 1
     except SignalException as error:
         return 128 + int(error.sigval)

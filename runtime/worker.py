@@ -14,28 +14,35 @@ from pathlib import Path
 
 from runtime import codec
 from runtime.config import RunConfig
-from runtime.errors import InputError
+from runtime.errors import GnnplanError, InputError
 from runtime.failure import record_failure
 from runtime.graph.dataset import Graph, open_graph
 from runtime.graph.types import types_of
+from runtime.heartbeat import Heartbeat, attempt
 from runtime.identity import check_identity
 from runtime.loader import PlannedLoader
 from runtime.loader_typed import is_typed
+from runtime.memory_sum import as_budget_error
 from runtime.mesh import Mesh, open_mesh, rank_and_size
 from runtime.models.build import build_model
 from runtime.models.memory import keep_freed_memory
 from runtime.plan import Plan, load_plan
-from runtime.process import host_state, use_threads
+from runtime.process import die_first, host_state, use_threads
 from runtime.report import RunReport
 from runtime.torchrun import die_with
-from runtime.train.job import Job
+from runtime.train.checkpoint import newest_name
 from runtime.train.fullgraph import FullGraphEpochs, open_full_graph
+from runtime.train.job import CHECKPOINTS, Job
 from runtime.train.minibatch import GradientBuffer, TrainLoop, make_optimizer, share_parameters
 from runtime.train.progress import Events
 
 
-def run(config: RunConfig) -> RunReport:
+def run(config: RunConfig, heartbeat: Heartbeat | None = None) -> RunReport:
     """Train as this rank of the plan; every rank returns the same report.
+
+    Args:
+        config: what to do.
+        heartbeat: where this rank shows that it lives; None: nobody watches.
 
     Raises:
         PlanError: the plan is damaged, or for another graph, machine or number of ranks.
@@ -47,16 +54,17 @@ def run(config: RunConfig) -> RunReport:
     notes = check_identity(plan, force=config.force)
     rank, _ = rank_and_size()
     cores = use_threads(plan, rank, pin=config.pin)
-    mesh = open_mesh(plan)
+    mesh = open_mesh(plan, timeout_seconds=config.collective_seconds)
     graph = open_graph(Path(plan.graph.path), validate=False)
     loader, loop = open_loop(plan, Path(config.plan_folder), graph, mesh)
     events = Events(config.run_path / "events.jsonl" if mesh.rank == 0 else None)
     job = Job(config=config, plan=plan, loader=loader, loop=loop, events=events, cores=cores)
     job.notes += notes
     job.before = before
+    if heartbeat is not None:
+        job.heartbeat, loader.meter.on_enter = heartbeat, heartbeat.enter
     try:
-        if config.resume:
-            job.resume()
+        job.begin()
         job.train()
         report = job.finish()
     finally:
@@ -118,14 +126,30 @@ def main(arguments: list[str]) -> int:
     if config.launched:  # never outlive torchrun
         die_with(os.getppid(), signal.SIGKILL)
         keep_freed_memory()
+        die_first()
+    heartbeat = Heartbeat.join()
     try:
-        run(config)
+        run(config, heartbeat)
     except BaseException as error:
-        record_failure(config.run_path, rank_and_size()[0], error)
+        _record(config, error)
         # No tidy ending: threads and process groups may wait for ranks that are gone.
         sys.stderr.flush()
         os._exit(1)
+    heartbeat.close()
     return 0
+
+
+def _record(config: RunConfig, error: BaseException) -> None:
+    """Write down why this rank fails; memory that ran out, with the plan's sum."""
+    rank = rank_and_size()[0]
+    try:
+        budget = as_budget_error(error, load_plan(Path(config.plan_folder)), rank)
+    except GnnplanError:  # the plan itself is what is wrong
+        budget = None
+    if budget is not None:
+        budget.__cause__ = error
+    progress = newest_name(config.run_path / CHECKPOINTS)
+    record_failure(config.run_path, rank, budget or error, attempt=attempt(), progress=progress)
 
 
 if __name__ == "__main__":

@@ -38,7 +38,8 @@ PARAMETERS: dict[str, dict[str, Value]] = {
         "sizes": "", "draws": "replacement", "estimator": "horvitz-thompson", "weights": "none"
     },
     "las": {
-        "factor": 1, "correction": "replacement", "over": "neighbor", "sizes": "", "weights": "none"
+        "factor": 1, "schedule": "fixed", "correction": "replacement", "over": "neighbor",
+        "sizes": "", "weights": "none",
     },
 }  # fmt: skip
 """Parameters of each sampler with their defaults.
@@ -53,6 +54,8 @@ sizes          layer-wise: vertices per layer, next to the seeds first, as in "5
 kappa          batches that hang together, or "inf";  dependence: smooth | frozen;  layer_dependent
                1: all hops draw alike
 factor         LAS: preference for local vertices;  over: neighbor | ladies (with sizes)
+schedule       LAS: fixed, or measured: the factor starts there and follows the share of data
+               movement in each epoch (`locality_factor.FactorSchedule`)
 correction     LAS: none | replacement | poisson | hajek; over LADIES, poisson and hajek draw as
                PLADIES does
 """

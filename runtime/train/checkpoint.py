@@ -9,6 +9,7 @@ import hashlib
 import io
 import logging
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -52,18 +53,60 @@ def list_checkpoints(folder: Path) -> list[Path]:
     return sorted(found, key=lambda path: (path.name[:21], path.stat().st_mtime))
 
 
-def load_newest(folder: Path, *, device: str = "cpu") -> dict[str, Any] | None:
-    """The newest checkpoint that is whole; None where there is none. Damaged ones are skipped."""
+def read_newest(folder: Path) -> tuple[bytes | None, list[str]]:
+    """Content of the newest whole checkpoint (None: there is none), and a warning per damaged one.
+
+    Warnings are logged as well.
+    """
+    warnings: list[str] = []
     for path in reversed(list_checkpoints(folder)):
-        data = path.read_bytes()
+        try:
+            data = path.read_bytes()
+        except OSError as error:
+            warnings.append(f"{path} cannot be read ({error}); the one before it is used")
+            continue
         match = _NAME.fullmatch(path.name)
         if match is not None and match.group(2) == _digest(data):
-            state: dict[str, Any] = torch.load(
-                io.BytesIO(data), map_location=device, weights_only=True
-            )
-            return state
-        _log.warning("%s is damaged (its content does not match its name); skipped", path)
-    return None
+            break
+        warnings.append(
+            f"{path} is damaged (its content does not match its name); the one before it is used"
+        )
+    else:
+        data = None
+    for warning in warnings:
+        _log.warning("%s", warning)
+    return data, warnings
+
+
+def state_of(data: bytes, *, device: str = "cpu") -> dict[str, Any]:
+    """What `save_checkpoint` was given, its tensors on `device`."""
+    state: dict[str, Any] = torch.load(io.BytesIO(data), map_location=device, weights_only=True)
+    return state
+
+
+def load_newest(folder: Path, *, device: str = "cpu") -> dict[str, Any] | None:
+    """The newest checkpoint that is whole; None where there is none. Damaged ones are skipped."""
+    data, _ = read_newest(folder)
+    return None if data is None else state_of(data, device=device)
+
+
+def newest_name(folder: Path) -> str:
+    """File name of the newest checkpoint, whole or not; empty where there is none."""
+    found = list_checkpoints(folder)
+    return found[-1].name if found else ""
+
+
+def set_aside(folder: Path) -> Path | None:
+    """Move an earlier run's checkpoints away, so that a restart never takes them for its own.
+
+    They lie in `<folder>.previous` then, in place of those that were set aside before.
+    """
+    if not list_checkpoints(folder):
+        return None
+    aside = folder.with_name(f"{folder.name}.previous")
+    shutil.rmtree(aside, ignore_errors=True)
+    folder.rename(aside)
+    return aside
 
 
 def _digest(data: bytes) -> str:

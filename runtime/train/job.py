@@ -1,6 +1,7 @@
 """Epochs: train, validate, keep a checkpoint, report; and going on after an interruption."""
 
 import json
+import logging
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -13,7 +14,9 @@ from numpy.typing import NDArray
 from runtime import codec
 from runtime.config import RunConfig
 from runtime.device import machine_facts
-from runtime.errors import PlanError
+from runtime.errors import GnnplanError, PlanError
+from runtime.failure import attempt_line
+from runtime.heartbeat import Heartbeat, Phase, attempt
 from runtime.loader import PlannedLoader
 from runtime.models.metrics import metric_of
 from runtime.plan import Plan
@@ -27,14 +30,16 @@ from runtime.report import (
     measured_steps,
     save_report,
 )
-from runtime.train.checkpoint import load_newest, save_checkpoint
+from runtime.train.checkpoint import read_newest, save_checkpoint, set_aside, state_of
 from runtime.train.evaluate import evaluate
 from runtime.train.fullgraph import FullGraphEpochs
 from runtime.train.links import evaluate_links
+from runtime.train.locality import FactorControl, factor_control
 from runtime.train.minibatch import STEP, TrainLoop
 from runtime.train.progress import Events
 
 CHECKPOINTS = "checkpoints"
+_log = logging.getLogger(__name__)
 
 
 @dataclass(kw_only=True)
@@ -57,9 +62,32 @@ class Job:
     epoch_seconds: float = 0.0
     steps: int = 0
     """Optimiser steps taken since the model was made, also those before an interruption."""
+    heartbeat: Heartbeat = field(default_factory=Heartbeat)
+    factor: FactorControl | None = field(init=False)
+    """The factor of locality-aware sampling; None for other samplers."""
+    first_step: int = 0
+    """Optimiser steps before this process's first."""
     test_score: float | None = None
+    _disk_full: bool = False
     loop_started_seconds: float = 0.0
     private_memory_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        """Take the plan's factor as it stands before the first epoch."""
+        self.factor = factor_control(self.plan.strategy.sampler, self.loop.meter)
+
+    def begin(self) -> None:
+        """Go on from a checkpoint where that is asked for, or where the job was started again."""
+        restarts = attempt()
+        if restarts:
+            why = attempt_line(self.config.run_path, restarts - 1)
+            self.notes.append(f"restart {restarts}: {why}")
+        if self.config.resume or restarts:
+            self.resume()
+        elif self.loop.comm.rank == 0:
+            aside = set_aside(self.config.run_path / CHECKPOINTS)
+            if aside is not None:
+                self.notes.append(f"checkpoints of an earlier run are in {aside}")
 
     def train(self) -> None:
         """All epochs that are still missing, and the test."""
@@ -72,6 +100,7 @@ class Job:
             if self._train_epoch():
                 self._end_epoch()
         if self.config.eval_every:
+            self.heartbeat.begin(Phase.EVALUATING)
             self.test_score, _ = self._score(self.loader.graph.test_idx)
 
     def _allowed(self) -> int:
@@ -83,6 +112,7 @@ class Job:
     def _train_epoch(self) -> bool:
         """Take the epoch's remaining steps; False where the run's last step came before its end."""
         epoch = self.loader.state()["epoch"]
+        self.heartbeat.begin(Phase.TRAINING)
         every = self.config.checkpoint_every_steps or len(self.loader)
         while self.loader.state()["epoch"] == epoch and self._allowed() > 0:
             done = self.loader.state()["step"]
@@ -93,6 +123,7 @@ class Job:
             self.epoch_seconds += time.perf_counter() - started
             if self.loader.state()["epoch"] == epoch and self.config.checkpoint_every_steps:
                 self._save_checkpoint()
+                self.heartbeat.begin(Phase.TRAINING)
         return self.loader.state()["epoch"] > epoch
 
     def _on_step(self, loss: float) -> None:
@@ -106,6 +137,7 @@ class Job:
         epoch = len(self.epochs)
         started = time.perf_counter()
         val = None
+        self.heartbeat.begin(Phase.EVALUATING)
         if self.config.eval_every and (epoch + 1) % self.config.eval_every == 0:
             val, _ = self._score(self.loader.graph.val_idx)
         eval_seconds, started = time.perf_counter() - started, time.perf_counter()
@@ -122,6 +154,8 @@ class Job:
         self.epochs.append(report)
         self.epoch_losses, self.epoch_seconds = [], 0.0
         self.private_memory_bytes = max(self.private_memory_bytes, memory_bytes()[1])
+        if self.factor is not None:
+            self.loader.set_factor(self.factor.after_epoch(self.loop.comm))
         self._save_checkpoint()
         self.events.emit(
             "epoch",
@@ -148,11 +182,21 @@ class Job:
         return score.value, score.count
 
     def _save_checkpoint(self) -> None:
-        if self.loop.comm.rank == 0 and self.config.keep_checkpoints > 0:
+        """Write a checkpoint (rank 0); where the disk refuses it, warn once and train on.
+
+        No generator's state is in it: every draw, dropout's too, comes from a stream that the seed,
+        the epoch, the step and the rank give.
+        """
+        if self.config.keep_checkpoints == 0:
+            return
+        self.heartbeat.begin(Phase.SAVING)
+        factor = None if self.factor is None else self.factor.state(self.loop.comm)
+        if self.loop.comm.rank == 0:
             state = {
                 "plan_id": self.plan.plan_id,
                 "steps": self.steps,
                 "loader": self.loader.state(),
+                "factor": factor,
                 "epochs": codec.dumps(self.epochs),
                 "epoch_losses": self.epoch_losses,
                 "epoch_seconds": self.epoch_seconds,
@@ -160,30 +204,52 @@ class Job:
                 "optimizer": self.loop.optimizer.state_dict(),
             }
             folder = self.config.run_path / CHECKPOINTS
-            save_checkpoint(folder, self.steps, state, keep=self.config.keep_checkpoints)
+            try:
+                save_checkpoint(folder, self.steps, state, keep=self.config.keep_checkpoints)
+                self._disk_full = False
+            except OSError as error:
+                self._warn_of_disk(folder, error)
+
+    def _warn_of_disk(self, folder: Path, error: OSError) -> None:
+        """One warning for each time the disk fills up; older checkpoints are whole."""
+        if not self._disk_full:
+            line = (
+                f"{folder}: no checkpoint after step {self.steps} ({error}); training goes on and "
+                "tries again at the next one, the older ones are untouched"
+            )
+            _log.warning("%s", line)
+            self.notes.append(line)
+            self.events.emit("warning", line=line)
+        self._disk_full = True
 
     def resume(self) -> None:
         """Go on from the newest whole checkpoint; without one, start at the beginning.
 
+        Rank 0 reads it for all, so that hosts without the run's folder resume as well.
+
         Raises:
-            PlanError: it is of another plan, or the ranks found different ones.
+            PlanError: it is of another plan.
         """
-        state = load_newest(self.config.run_path / CHECKPOINTS, device=self._device())
+        comm = self.loop.comm
+        found = read_newest(self.config.run_path / CHECKPOINTS) if comm.rank == 0 else (None, [])
+        data, warnings = comm.broadcast_object(found)
+        self.notes += warnings
+        state = None if data is None else state_of(data, device=self._device())
         if state is not None and state["plan_id"] != self.plan.plan_id:
             raise PlanError(
                 f"{self.config.run_folder}: expected checkpoints of plan {self.plan.plan_id[:12]}, "
                 f"found {str(state['plan_id'])[:12]}; use another run folder"
             )
-        found = self.loop.comm.all_gather_objects(None if state is None else state["steps"])
-        if len(set(found)) > 1:
-            raise PlanError(f"expected the same checkpoint on every rank, found steps {found}")
         if state is None:
             self.notes.append("no checkpoint to resume from; started at the beginning")
             return
         self.loop.model.load_state_dict(state["model"])
         self.loop.optimizer.load_state_dict(state["optimizer"])
         self.loader.load_state(state["loader"])
-        self.steps = int(state["steps"])
+        if self.factor is not None:
+            self.factor.load_state(state["factor"], rank=comm.rank)
+            self.loader.set_factor(self.factor.factor)
+        self.steps = self.first_step = int(state["steps"])
         self.epoch_losses = [float(loss) for loss in state["epoch_losses"]]
         self.epoch_seconds = float(state["epoch_seconds"])
         self.epochs = [codec.decode(EpochReport, each) for each in json.loads(state["epochs"])]
@@ -207,16 +273,27 @@ class Job:
             step_samples=seconds[steps.discarded :][:MAX_STEP_SAMPLES],
             epochs=self.epochs,
             losses=self.losses[:MAX_STEP_SAMPLES],
+            first_step=self.first_step,
             startup_seconds=self._startup_seconds(seconds, steps.median),
             test_score=self.test_score,
             noise=noise_between(self.before, host_state()),
             notes=self.notes,
         )
         if self.loop.comm.rank == 0:
-            save_report(report, self.config.run_path)
-            save_report(report, Path(self.config.plan_folder))
+            self._save_report(report)
         self.events.emit("end", test=self.test_score, step_seconds=steps.median)
         return report
+
+    def _save_report(self, report: RunReport) -> None:
+        """Write the report; the training behind it is in the last checkpoint, whatever happens."""
+        for folder in (self.config.run_path, Path(self.config.plan_folder)):
+            try:
+                save_report(report, folder)
+            except OSError as error:
+                raise GnnplanError(
+                    f"{folder}: the report cannot be written ({error}); make room, then --resume "
+                    "writes it from the last checkpoint"
+                ) from None
 
     def _startup_seconds(self, seconds: list[float], median: float) -> float:
         """Until the first step, and what the first steps took beyond a usual one."""

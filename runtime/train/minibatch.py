@@ -94,6 +94,7 @@ class TrainLoop:
         losses: list[float] = []
         index = first_index
         while True:
+            self.meter.enter(Stage.WAIT, index)
             core, start = time.thread_time(), time.perf_counter()
             batch = next(batches, None)
             if batch is None:

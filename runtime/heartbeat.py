@@ -1,0 +1,187 @@
+"""Signs of life of a host's ranks, in memory that they share with the process that watches them.
+
+Each rank has a row of 64-bit numbers in a table without a file name (memfd): nothing is left behind
+whoever is killed, and no full disk stops it. A thread of the rank counts `BEATS`, which says that
+the process runs; entering a stage counts `MOVES`, which says that the training gets on. Both are
+counters, never times: no clock of one process is compared with another's.
+"""
+
+import mmap
+import os
+import threading
+from dataclasses import dataclass
+from enum import IntEnum
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from runtime.stages import LOADER_STAGES, Stage
+
+VARIABLE = "GNNPLAN_HEARTBEAT"
+"""Environment variable that names the table to a rank."""
+BEAT_SECONDS = 0.5
+
+
+class Field(IntEnum):
+    """Columns of the table."""
+
+    PID = 0
+    RANK = 1
+    ATTEMPT = 2
+    PHASE = 3
+    BEATS = 4
+    MOVES = 5
+    STEP = 6
+    """Step of the training thread, within this process."""
+    STAGE = 7
+    LOADER_STEP = 8
+    LOADER_STAGE = 9
+
+
+NUM_FIELDS = 16
+STAGES = list(Stage)
+
+
+class Phase(IntEnum):
+    """What a rank is about; only in `TRAINING` do stages follow each other without end."""
+
+    STARTING = 0
+    TRAINING = 1
+    EVALUATING = 2
+    SAVING = 3
+    FINISHED = 4
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Beat:
+    """A rank's row, read at one moment."""
+
+    pid: int
+    rank: int
+    attempt: int
+    phase: Phase
+    beats: int
+    moves: int
+    step: int
+    stage: str
+    loader_step: int
+    loader_stage: str
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """How far the training thread is: its step, and the stage's position in a step."""
+        return self.step, STAGES.index(Stage(self.stage)) if self.stage else -1
+
+    @property
+    def where(self) -> str:
+        """The same in words."""
+        if self.phase is not Phase.TRAINING or not self.stage:
+            return self.phase.name.lower()
+        if self.stage == Stage.WAIT and self.loader_stage:
+            return f"{self.loader_stage} of step {self.loader_step}"
+        return f"{self.stage} of step {self.step}"
+
+
+class HeartbeatTable:
+    """The rows of one host's ranks, as their watcher holds them."""
+
+    def __init__(self, num_rows: int) -> None:
+        """Make an empty table."""
+        self._descriptor = os.memfd_create("gnnplan-heartbeat")
+        size = num_rows * NUM_FIELDS * 8
+        os.ftruncate(self._descriptor, size)
+        self.name = f"/proc/{os.getpid()}/fd/{self._descriptor}"
+        """What ranks find in `VARIABLE`."""
+        self._rows = _rows(mmap.mmap(self._descriptor, size))
+
+    def read(self, row: int) -> Beat | None:
+        """A row; None where no rank has written into it."""
+        values = self._rows[row].tolist()
+        if values[Field.PID] == 0:
+            return None
+        return Beat(
+            pid=values[Field.PID],
+            rank=values[Field.RANK],
+            attempt=values[Field.ATTEMPT],
+            phase=Phase(values[Field.PHASE]),
+            beats=values[Field.BEATS],
+            moves=values[Field.MOVES],
+            step=values[Field.STEP],
+            stage=_stage(values[Field.STAGE]),
+            loader_step=values[Field.LOADER_STEP],
+            loader_stage=_stage(values[Field.LOADER_STAGE]),
+        )
+
+
+class Heartbeat:
+    """A rank's own row. Without a watcher the same calls write into private memory."""
+
+    def __init__(self, row: NDArray[np.int64] | None = None) -> None:
+        """Write into a row of a table, or, without one, into nothing anybody reads."""
+        self._row = np.zeros(NUM_FIELDS, np.int64) if row is None else row
+        self._ended = threading.Event()
+
+    @classmethod
+    def join(cls) -> "Heartbeat":
+        """This rank's row of the table that torchrun's environment names, and its beating thread.
+
+        Raises:
+            OSError: the table is gone, and with it the process that watches.
+        """
+        name = os.environ.get(VARIABLE, "")
+        if not name:
+            return cls()
+        with Path(name).open("r+b") as file:
+            rows = _rows(mmap.mmap(file.fileno(), 0))
+        heartbeat = cls(rows[int(os.environ.get("LOCAL_RANK", "0"))])
+        row = heartbeat._row
+        row[:] = 0
+        row[Field.STAGE] = row[Field.LOADER_STAGE] = -1
+        row[Field.RANK] = int(os.environ.get("RANK", "0"))
+        row[Field.ATTEMPT] = attempt()
+        row[Field.PID] = os.getpid()  # last: it makes the row valid
+        threading.Thread(target=heartbeat._beat, name="heartbeat", daemon=True).start()
+        return heartbeat
+
+    @property
+    def moves(self) -> int:
+        """Stages entered and phases begun so far."""
+        return int(self._row[Field.MOVES])
+
+    def enter(self, stage: str, step: int) -> None:
+        """A thread of this rank enters a stage of a step of this process."""
+        row, loader = self._row, stage in LOADER_STAGES
+        row[Field.LOADER_STEP if loader else Field.STEP] = step
+        row[Field.LOADER_STAGE if loader else Field.STAGE] = _NUMBERS.get(stage, -1)
+        row[Field.MOVES] += 1
+
+    def begin(self, phase: Phase) -> None:
+        """This rank begins a phase."""
+        self._row[Field.PHASE] = int(phase)
+        self._row[Field.MOVES] += 1
+
+    def close(self) -> None:
+        """Say that the rank has finished, and stop beating."""
+        self.begin(Phase.FINISHED)
+        self._ended.set()
+
+    def _beat(self) -> None:
+        while not self._ended.wait(BEAT_SECONDS):
+            self._row[Field.BEATS] += 1
+
+
+def attempt() -> int:
+    """How often torchrun has restarted the job."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+
+
+_NUMBERS = {str(stage): number for number, stage in enumerate(STAGES)}
+
+
+def _stage(number: int) -> str:
+    return str(STAGES[number]) if 0 <= number < len(STAGES) else ""
+
+
+def _rows(memory: mmap.mmap) -> NDArray[np.int64]:
+    return np.frombuffer(memory, np.int64).reshape(-1, NUM_FIELDS)

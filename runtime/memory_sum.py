@@ -1,0 +1,78 @@
+"""What a plan says about memory, as a sum, and whether this process's control group allows it."""
+
+import errno
+
+import torch
+
+from runtime.cgroup import MemoryGroup, memory_group
+from runtime.errors import BudgetExceeded
+from runtime.plan import MemoryUse, Plan
+
+_MIB = 1 << 20
+
+
+def size_text(num_bytes: int) -> str:
+    """Bytes as MiB."""
+    return f"{num_bytes / _MIB:.1f} MiB"
+
+
+def sum_text(name: str, use: MemoryUse) -> str:
+    """The parts of one memory and their sum, the largest first."""
+    parts = sorted(use.parts.items(), key=lambda item: (-item[1], item[0]))
+    terms = " + ".join(f"{part} {size_text(size)}" for part, size in parts if size > 0)
+    return f"{name}: {terms} = {size_text(use.total)}"
+
+
+def planned_sum(plan: Plan, rank: int | None = None) -> str:
+    """The plan's memory sums: of the host, and of a rank where one is named."""
+    memories = plan.prediction.memory_bytes
+    wanted = [] if rank is None else [f"rank{rank}"]
+    wanted += [name for name in memories if not name.startswith("rank")]
+    sums = [sum_text(name, memories[name]) for name in wanted if name in memories]
+    return "planned " + "; ".join(sums) if sums else "the plan holds no memory prediction"
+
+
+def check_limit(plan: Plan, group: MemoryGroup | None) -> None:
+    """Refuse, before anything starts, a plan whose host memory passes the control group's limit.
+
+    Raises:
+        BudgetExceeded: the text is the sum and the limit.
+    """
+    if group is None or group.limit_bytes is None:
+        return
+    for name, use in plan.prediction.memory_bytes.items():
+        if not name.startswith("rank") and use.total > group.limit_bytes:
+            raise BudgetExceeded(
+                f"{sum_text(name, use)} passes the {size_text(group.limit_bytes)} limit of control "
+                f"group {group.folder}; probe and plan again under this limit (the caches shrink), "
+                "or raise it"
+            )
+
+
+def killed_text(plan: Plan, rank: int, group: MemoryGroup) -> str:
+    """What to say of a rank that the out-of-memory killer ended."""
+    limit = "no limit" if group.limit_bytes is None else f"limit {size_text(group.limit_bytes)}"
+    return (
+        f"rank {rank}: ended by the out-of-memory killer of control group {group.folder} ({limit})"
+        f"; {planned_sum(plan, rank)}; probe and plan again under this limit, or raise it"
+    )
+
+
+def as_budget_error(error: BaseException, plan: Plan, rank: int) -> BudgetExceeded | None:
+    """An allocation that failed, with the plan's sum; None for any other error."""
+    text = " ".join(str(error).split())
+    failed = (
+        isinstance(error, MemoryError | torch.OutOfMemoryError)
+        or (isinstance(error, OSError) and error.errno == errno.ENOMEM)
+        or (isinstance(error, RuntimeError) and "can't allocate memory" in text)
+    )
+    if not failed:
+        return None
+    group = memory_group()
+    limit = "" if group is None or group.limit_bytes is None else (
+        f"; control group limit {size_text(group.limit_bytes)}"
+    )  # fmt: skip
+    return BudgetExceeded(
+        f"rank {rank}: out of memory ({text or type(error).__name__}){limit}; "
+        f"{planned_sum(plan, rank)}; plan again with a smaller memory budget or batch"
+    )
