@@ -83,7 +83,7 @@ class LayerwiseSampler:
         law = make_law(method, norm, replace=replace, estimator=estimator)
         self.sizes = check_layer_sizes(sizes, int(indptr.shape[0]) - 1)
         self.graph = LayerGraph(indptr, indices, edge_weight, law, boost)
-        self._stack = LayerStack(
+        self.stack = LayerStack(
             self.graph, self.sizes, policy_of(law, seed, policy), edge_ids=edge_ids
         )
         self.dense_table = 4 * self.graph.num_nodes <= relabel_budget_bytes
@@ -114,7 +114,7 @@ class LayerwiseSampler:
             input_id=input_id,
             global_num_seeds=global_num_seeds,
         )
-        return self._stack.sample([request], self._table(), Ledger())[0]
+        return self.stack.sample([request], self._table(), Ledger())[0]
 
     def _table(self) -> Table:
         table = getattr(self._threads, "table", None)

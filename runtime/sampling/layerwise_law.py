@@ -106,15 +106,9 @@ class LayerGraph:
             self.fixed = self._fastgcn()
 
     def _fastgcn(self) -> tuple[SparseRows, NDArray[np.float64]]:
-        """The one probability row of FastGCN, and its prefix sums."""
         squares = np.square(self.edge_weight, dtype=np.float64) if self.edge_weight.size else None
         total = np.bincount(self.indices, weights=squares, minlength=self.num_nodes)
-        cols = np.flatnonzero(total)
-        values = total[cols].astype(np.float64)
-        ptr = np.array([0, cols.shape[0]], dtype=np.int64)
-        row = SparseRows(ptr=ptr, cols=cols.astype(self.indices.dtype), values=values)
-        normalise(row)
-        return row, np.cumsum(row.values)
+        return one_row(total, self.indices.dtype)
 
     def probabilities(
         self, nodes: NDArray[np.int64], ends: NDArray[np.int64], table: Table, ledger: Ledger
@@ -170,6 +164,22 @@ class LayerGraph:
         ledger.free_scratch()
         used = int(out_ptr[-1])
         return out_ptr, ledger.trim(out_cols, used), ledger.trim(out_factor, used)
+
+
+def one_row(
+    column_sums: NDArray[np.number], dtype: np.dtype
+) -> tuple[SparseRows, NDArray[np.float64]]:
+    """The one probability row of FastGCN, and its prefix sums.
+
+    Args:
+        column_sums: sum_s A_ts^2 of each vertex t, shape (N,).
+        dtype: Of the row's column ids.
+    """
+    cols = np.flatnonzero(column_sums)
+    ptr = np.array([0, cols.shape[0]], dtype=np.int64)
+    row = SparseRows(ptr=ptr, cols=cols.astype(dtype), values=column_sums[cols].astype(np.float64))
+    normalise(row)
+    return row, np.cumsum(row.values)
 
 
 def check_edge_weight(

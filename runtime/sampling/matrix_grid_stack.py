@@ -1,0 +1,206 @@
+"""Layers of the stack of a process row, hop after hop: fetch rows of A, then draw and extract.
+
+All c processes of a row hold the same stack, the batches of their c ranks, and draw the same
+numbers. The last hop draws for nobody but this rank: no later fetch needs to know the others'.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from runtime.sampling.layerwise_law import LayerGraph, Numbers
+from runtime.sampling.layerwise_stack import LayerStack, hop_numbers
+from runtime.sampling.matrix_extract import StackedBlocks, extract
+from runtime.sampling.matrix_grid_rows import GridRows
+from runtime.sampling.matrix_grid_sage import Frontier, expand_layer, nest
+from runtime.sampling.matrix_memory import Ledger
+from runtime.sampling.matrix_sage import stream_words
+from runtime.sampling.matrix_stack import Request, forget_nodes, stack_seeds, unstack
+from runtime.sampling.matrix_table import Table
+from runtime.sampling.minibatch import Dialect, MiniBatch
+from runtime.sampling.neighbor import NeighborSampler
+
+Batches = tuple[NDArray[np.int64], NDArray[np.int64]]
+"""Node ids, batch after batch, and the ends [k + 1]."""
+
+
+def sage_hops(
+    sampler: NeighborSampler,
+    rows: GridRows,
+    requests: Sequence[Request],
+    own: slice,
+    table: Table,
+    ledger: Ledger,
+) -> list[MiniBatch]:
+    """GraphSAGE: the batches `requests[own]`, as `sampler` would draw them one by one.
+
+    Args:
+        sampler: Fan-outs, dialect and seed; its graph is not looked at.
+        rows: Where rows of A come from.
+        requests: The stack of the process row.
+        own: This rank's batches among them: slice(j, None, c).
+        table: For relabelling.
+        ledger: Counts the bytes.
+    """
+    every_hop = sampler.dialect is Dialect.EVERY_HOP
+    streams = _streams(sampler, requests)
+    nodes, ends = stack_seeds(requests, rows.shard.num_nodes, table)
+    frontier = Frontier(nodes=nodes, ends=ends, firsts=np.zeros(len(requests), dtype=np.int64))
+    layers: list[StackedBlocks] = []
+    for hop, fanout in enumerate(sampler.fanouts):
+        found = rows.fetch(frontier.expanded(), ledger)
+        words = streams[hop]
+        if hop == len(sampler.fanouts) - 1 and own.step > 1:
+            frontier = Frontier(
+                nodes=take(frontier.nodes, frontier.ends, own),
+                ends=take_ends(frontier.ends, own),
+                firsts=frontier.firsts[own],
+            )
+            layers, words = [pick(layer, own, ledger) for layer in layers], words[own].copy()
+        layer = expand_layer(
+            rows.view(found), found.cols, words, fanout, frontier, table, ledger,
+            edge_ids=sampler.edge_ids,
+        )  # fmt: skip
+        if layer.e_id is not None:
+            layer.e_id = found.global_edges(layer.e_id)
+        ledger.free(found.ids, found.ptr, found.cols, found.weight, found.edge_start)
+        del found
+        if layers:
+            forget_nodes(layers[-1], ledger)
+        firsts = np.zeros(layer.ends.shape[0] - 1, dtype=np.int64)
+        if not every_hop:
+            firsts = np.diff(frontier.ends)
+        frontier = Frontier(nodes=layer.nodes, ends=layer.ends, firsts=firsts)
+        layers.append(layer)
+    mine = requests[own]
+    return unstack(layers, mine) if every_hop else nest(layers, mine)
+
+
+def layer_hops(
+    stack: LayerStack,
+    rows: GridRows,
+    requests: Sequence[Request],
+    own: slice,
+    table: Table,
+    ledger: Ledger,
+) -> list[MiniBatch]:
+    """LADIES, PLADIES and FastGCN; arguments as in `sage_hops`.
+
+    The stack's graph is made to show the rows that were fetched last.
+    """
+    graph = stack.graph
+    numbers = hop_numbers(stack.policy, requests, len(stack.sizes))
+    nodes, ends = stack_seeds(requests, graph.num_nodes, table)
+    layers: list[StackedBlocks] = []
+    for hop, size in enumerate(stack.sizes):
+        found = rows.fetch(nodes, ledger)
+        graph.indptr, graph.indices = rows.view(found), found.cols
+        graph.edge_weight = np.empty(0, np.float32) if found.weight is None else found.weight
+        drawing = numbers[hop]
+        if hop == len(stack.sizes) - 1 and own.step > 1:
+            nodes, ends = take(nodes, ends, own), take_ends(ends, own)
+            layers, drawing = [pick(layer, own, ledger) for layer in layers], _only(drawing, own)
+        layer = _draw_layer(graph, (nodes, ends), drawing, size, table, ledger, stack.edge_ids)
+        if layer.e_id is not None:
+            layer.e_id = found.global_edges(layer.e_id)
+        ledger.free(found.ids, found.ptr, found.cols, found.weight, found.edge_start)
+        del found
+        if layers:
+            forget_nodes(layers[-1], ledger)
+        nodes, ends = layer.nodes, layer.ends
+        layers.append(layer)
+    return unstack(layers, requests[own])
+
+
+def _draw_layer(
+    graph: LayerGraph,
+    batches: Batches,
+    numbers: Numbers,
+    size: int,
+    table: Table,
+    ledger: Ledger,
+    edge_ids: bool,
+) -> StackedBlocks:
+    """P = QA and NORM on the fetched rows, SAMPLE, EXTRACT."""
+    p = graph.probabilities(*batches, table, ledger)
+    drawn = graph.draw(p, numbers, size, ledger)
+    if graph.fixed is None:
+        ledger.free(p.ptr, p.cols, p.values)
+    layer = extract(
+        graph.indptr, graph.indices, graph.edge_weight, graph.law.estimator, batches, drawn, table,
+        ledger, edge_ids=edge_ids,
+    )  # fmt: skip
+    ledger.free(drawn[1], drawn[2])
+    return layer
+
+
+def column_squares(rows: GridRows) -> NDArray[np.float64]:
+    """FastGCN's sum_s A_ts^2 of every vertex t, float64 [N]; collective.
+
+    The blocks are added one after another in order, so that the sums are those of one process to
+    the last bit, also with edge weights.
+    """
+    shard, column = rows.shard, rows.grid.column_comm
+    total = torch.zeros(shard.num_nodes, dtype=torch.float64)
+    for block in range(rows.grid.num_rows):
+        if block == rows.grid.row:
+            weight = shard.edge_weight
+            squares = 1.0 if weight is None else np.square(weight, dtype=np.float64)
+            np.add.at(total.numpy(), shard.indices, squares)
+        total = column.broadcast(total, source=block)
+    return total.numpy()
+
+
+def take(values: NDArray, ends: NDArray[np.int64], own: slice) -> NDArray:
+    """Entries of some batches, where batch b has values[ends[b] : ends[b + 1]]."""
+    bounds = zip(ends[:-1][own].tolist(), ends[1:][own].tolist(), strict=True)
+    return np.concatenate([values[:0], *(values[first:last] for first, last in bounds)])
+
+
+def take_ends(ends: NDArray[np.int64], own: slice) -> NDArray[np.int64]:
+    """Where those batches end when they stand alone."""
+    return np.concatenate([[0], np.cumsum(np.diff(ends)[own])]).astype(np.int64)
+
+
+def pick(layer: StackedBlocks, own: slice, ledger: Ledger) -> StackedBlocks:
+    """Some batches of a layer, in arrays of their own."""
+    ledger.free(*_arrays(layer))
+    rows = layer.dst_ends + np.arange(layer.dst_ends.shape[0])  # a row pointer has an entry more
+    forgotten = layer.nodes.shape[0] < layer.ends[-1]
+    weight, e_id = layer.weight, layer.e_id
+    out = StackedBlocks(
+        dst_ends=take_ends(layer.dst_ends, own),
+        row_ptr=take(layer.row_ptr, rows, own),
+        edge_ends=take_ends(layer.edge_ends, own),
+        indices=take(layer.indices, layer.edge_ends, own),
+        nodes=layer.nodes if forgotten else take(layer.nodes, layer.ends, own),
+        ends=take_ends(layer.ends, own),
+        weight=None if weight is None else take(weight, layer.edge_ends, own),
+        e_id=None if e_id is None else take(e_id, layer.edge_ends, own),
+    )
+    ledger.note(sum(array.nbytes for array in _arrays(out) if array is not None))
+    return out
+
+
+def _arrays(layer: StackedBlocks) -> list[NDArray | None]:
+    return [layer.row_ptr, layer.indices, layer.nodes, layer.weight, layer.e_id]
+
+
+def _only(numbers: Numbers, own: slice) -> Numbers:
+    return Numbers(
+        numbers.first[own].copy(),
+        numbers.second[own].copy(),
+        numbers.cosine[own].copy(),
+        numbers.sine[own].copy(),
+    )
+
+
+def _streams(sampler: NeighborSampler, requests: Sequence[Request]) -> NDArray[np.uint64]:
+    """Shape (L, k)."""
+    epochs = np.array([request.epoch for request in requests], dtype=np.int64)
+    steps = np.array([request.step for request in requests], dtype=np.int64)
+    words = np.empty((len(sampler.fanouts), len(requests)), dtype=np.uint64)
+    stream_words(np.uint64(sampler.seed % (1 << 64)), epochs, steps, int(sampler.purpose), words)
+    return words

@@ -1,0 +1,125 @@
+"""What a rank of a grid samples in the tests, and what one process samples for it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from runtime.comm.collectives import Communicator
+from runtime.comm.grid import open_grid
+from runtime.sampling.layerwise import LayerwiseSampler
+from runtime.sampling.matrix_bulk import BulkSampler
+from runtime.sampling.matrix_grid import GridSampler, empty_graph
+from runtime.sampling.matrix_grid_rows import Exchange, Words
+from runtime.sampling.matrix_grid_shard import cut_shard
+from runtime.sampling.matrix_stack import Request
+from runtime.sampling.minibatch import Dialect
+from runtime.sampling.neighbor import NeighborSampler
+from tests.support.batches import contents
+
+Graph = tuple[NDArray[np.int64], NDArray[np.integer]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A sampler and its settings; `method` sage, or a layer-wise one."""
+
+    method: str
+    sizes: tuple[int, ...]
+    settings: dict[str, Any] = field(default_factory=dict)
+    weighted: bool = False
+    darts: bool = False
+
+    def __str__(self) -> str:
+        return "-".join([self.method, *map(str, self.sizes), *map(str, self.settings.values())])
+
+    def make(self, graph: Graph, weight: NDArray[np.float32] | None) -> Any:
+        """The sampler; on a grid its graph is empty."""
+        if self.method == "sage":
+            return NeighborSampler(*graph, self.sizes, seed=3, edge_ids=True, **self.settings)
+        settings = {"method": self.method, "seed": 3, "edge_ids": True} | self.settings
+        if weight is not None:
+            settings["edge_weight"] = weight
+        if self.darts:
+            return BulkSampler(*graph, self.sizes, **settings)
+        return LayerwiseSampler(*graph, self.sizes, **settings)
+
+
+CASES = [
+    Case(method="sage", sizes=(4, 3), settings={"dialect": Dialect.EVERY_HOP}),
+    Case(method="sage", sizes=(4, 3, 2), settings={"dialect": Dialect.FIRST_SEEN}),
+    Case(method="sage", sizes=(-1, 70), settings={"dialect": Dialect.FIRST_SEEN}),
+    Case(method="ladies", sizes=(30, 40)),
+    Case(method="ladies", sizes=(25,), weighted=True, darts=True),
+    Case(method="pladies", sizes=(20, 30), weighted=True),
+    Case(method="fastgcn", sizes=(40, 50), weighted=True),
+]
+
+
+def edge_weights(graph: Graph) -> NDArray[np.float32]:
+    """Positive weights, every tenth 0."""
+    weight = np.random.default_rng(4).random(graph[1].shape[0]).astype(np.float32)
+    weight[::10] = 0
+    return weight
+
+
+def seeds_of(num_nodes: int, step: int, rank: int, *, most: int = 30) -> NDArray[np.int64]:
+    """Distinct seeds of one rank at one step; some ranks have none."""
+    rng = np.random.default_rng([9, step, rank])
+    size = 0 if (step + rank) % 5 == 4 else int(rng.integers(1, most))
+    return rng.permutation(num_nodes)[: min(size, num_nodes)].astype(np.int64)
+
+
+def request(num_nodes: int, step: int, rank: int) -> Request:
+    seeds = seeds_of(num_nodes, step, rank)
+    return Request(seeds=seeds, epoch=1, step=step, input_id=seeds + 7, global_num_seeds=100 + step)
+
+
+def sample_on_grid(
+    comm: Communicator,
+    graph: Graph,
+    case: Case,
+    replication: int,
+    steps: Sequence[int],
+    *,
+    exchange: str = "one_shot",
+    budget_bytes: int | None = None,
+) -> tuple[list[list[bytes | str]], list[int], Words]:
+    """This rank's batches, the sizes of the stacks they came in, and the words moved."""
+    num_nodes = len(graph[0]) - 1
+    grid = open_grid(comm, replication)
+    weight = edge_weights(graph) if case.weighted else None
+    shard = cut_shard(*graph, weight, grid)
+    made = case.make(empty_graph(num_nodes, graph[1].dtype), None if weight is None else weight[:0])
+    sampler = GridSampler(
+        made._stack if case.darts else made, shard, grid, exchange=Exchange(exchange),
+        budget_bytes=budget_bytes, relabel_budget_bytes=0 if comm.rank % 2 else 1 << 20,
+    )  # fmt: skip
+    found = list(
+        sampler.stacks([[request(num_nodes, s, r) for r in grid.ranks_of_row()] for s in steps])
+    )
+    batches = [contents(batch) for stack in found for batch in stack]
+    grid.close()
+    return batches, [len(stack) for stack in found], sampler.rows.words
+
+
+def sample_alone(
+    graph: Graph, case: Case, rank: int, steps: Sequence[int]
+) -> list[list[bytes | str]]:
+    """The same batches by the single-process sampler, one by one."""
+    num_nodes = len(graph[0]) - 1
+    single = case.make(graph, edge_weights(graph) if case.weighted else None)
+    batches = []
+    for step in steps:
+        r = request(num_nodes, step, rank)
+        kept = {"input_ids": [r.input_id], "global_num_seeds": [r.global_num_seeds]}
+        if case.darts:
+            batches += single.sample_many([r.seeds], epoch=1, first_step=step, **kept)
+        else:
+            batches.append(
+                single.sample(r.seeds, epoch=1, step=step, input_id=r.input_id,
+                              global_num_seeds=r.global_num_seeds)
+            )  # fmt: skip
+    return [contents(batch) for batch in batches]
