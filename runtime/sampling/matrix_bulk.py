@@ -22,6 +22,7 @@ from runtime.sampling.minibatch import Dialect, MiniBatch
 from runtime.sampling.neighbor import RELABEL_BUDGET_BYTES, check_fanouts, check_graph
 from runtime.sampling.rng import Purpose
 from runtime.sampling.statistics import Estimator
+from runtime.sampling.workspace import Workspace
 
 SAGE = "sage"
 METHODS = (SAGE, *Method)
@@ -171,12 +172,17 @@ class BulkSampler:
         return self.predict_bytes(seeds, pilot=pilot).peak_bytes(len(seeds))
 
     def _sample_stack(self, requests: Sequence[Request]) -> tuple[list[MiniBatch], BulkBytes]:
-        table, ledger = self._table(), Ledger()
-        batches = self._stack.sample(requests, table, ledger)
+        ledger = Ledger()
+        if isinstance(self._stack, SageStack):
+            scratch: Table | Workspace = self._workspace()
+            batches = self._stack.sample(requests, scratch, ledger)
+        else:
+            scratch = self._table()
+            batches = self._stack.sample(requests, scratch, ledger)
         positions = sum(r.seeds.nbytes for r in requests if r.input_id is None)
         num_blocks = sum(len(batch.blocks) for batch in batches)
         ledger.note(positions + object_bytes(len(batches), num_blocks))
-        return batches, BulkBytes.of(ledger, table.nbytes, len(batches))
+        return batches, BulkBytes.of(ledger, scratch.nbytes, len(batches))
 
     def _fitting(self, found: BulkBytes, budget_bytes: int) -> int:
         size = found.largest_stack(budget_bytes)
@@ -195,6 +201,21 @@ class BulkSampler:
             table = Table(self.num_nodes, dense=self._dense)
             self._threads.table = table
         return table
+
+    def _workspace(self) -> Workspace:
+        workspace = getattr(self._threads, "workspace", None)
+        if workspace is None:
+            stack = self._stack
+            assert isinstance(stack, SageStack)
+            workspace = Workspace(
+                self.num_nodes, len(stack.fanouts), stack.indices.dtype, dense=self._dense
+            )
+            self._threads.workspace = workspace
+        return workspace
+
+    def scratch_bytes(self) -> int:
+        """Bytes that the calling thread keeps between stacks."""
+        return (self._workspace() if isinstance(self._stack, SageStack) else self._table()).nbytes
 
 
 def _refuse_weights(edge_weight: NDArray[np.floating] | None, replace: bool) -> None:

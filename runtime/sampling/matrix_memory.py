@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-HEADROOM = 1.1
-"""A stack is planned for this times the predicted bytes, since batches differ in size."""
+HEADROOM = 1.15
+"""Over the prediction when k is cut to a budget: batches vary, and the first stack's buffers are
+sized by a pilot of one batch."""
 
 
 class Ledger:
@@ -25,18 +26,14 @@ class Ledger:
         self.moments: list[tuple[int, int]] = []
         """(stack, scratch) in bytes after every allocation."""
 
-    def empty(self, size: int, dtype: Any, *, spare: int = 0) -> NDArray[Any]:
-        """An uninitialised array, part of the stack; `spare` of its entries are counted as scratch.
-
-        Spare entries are room that does not grow with the stack.
-        """
+    def empty(self, size: int, dtype: Any) -> NDArray[Any]:
+        """An uninitialised array, part of the stack."""
         array = np.empty(size, dtype=dtype)
-        self._count(array, spare, 1)
-        self.moments.append((self.live_bytes, self.scratch_bytes))
+        self.note(array.nbytes)
         return array
 
     def note(self, num_bytes: int) -> None:
-        """Count what was allocated elsewhere."""
+        """Count what was allocated elsewhere, or is gone where negative."""
         self.live_bytes += num_bytes
         self.moments.append((self.live_bytes, self.scratch_bytes))
 
@@ -51,23 +48,16 @@ class Ledger:
         """Count all scratch as gone; the caller drops its references."""
         self.scratch_bytes = 0
 
-    def trim(self, array: NDArray[Any], size: int, *, spare: int = 0) -> NDArray[Any]:
+    def trim(self, array: NDArray[Any], size: int) -> NDArray[Any]:
         """The same array cut to its first entries; the rest goes back to the allocator."""
-        self._count(array, spare, -1)
+        self.live_bytes -= array.nbytes
         array.resize(size, refcheck=False)
-        self._count(array, 0, 1)
+        self.live_bytes += array.nbytes
         return array
 
-    def free(self, *arrays: NDArray[Any] | None, spare: int = 0) -> None:
+    def free(self, *arrays: NDArray[Any] | None) -> None:
         """Count arrays as gone; the caller drops its references."""
-        for array in arrays:
-            if array is not None:
-                self._count(array, spare, -1)
-
-    def _count(self, array: NDArray[Any], spare: int, sign: int) -> None:
-        spare_bytes = spare * array.itemsize
-        self.live_bytes += sign * (array.nbytes - spare_bytes)
-        self.scratch_bytes += sign * spare_bytes
+        self.live_bytes -= sum(array.nbytes for array in arrays if array is not None)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -6,93 +6,93 @@ with the numbers that `NeighborSampler` draws for the same (epoch, step, hop, ve
 the empty columns of each batch. Row r of the stack needs nothing but its own batch's table, so all
 layers of all batches fit one launch.
 
-The hops themselves are `kernels.expand_hop`. It writes the local ids into the result; what it
-needs besides fits the largest batch and is used again by the next one, so nothing is copied.
+The hops themselves are `kernels.expand_hops`, in the workspace of a per-batch sampler: it stays in
+the second-level cache, and a batch that is done is copied once to the end of the stack.
 """
 
 from typing import no_type_check
 
 import numpy as np
 
-from runtime.sampling.choose import edge_bound
 from runtime.sampling.compiled import kernel
-from runtime.sampling.kernels import SPARE, expand_hop
-from runtime.sampling.matrix_table import begin, find_or_add
+from runtime.sampling.kernels import expand_hops
+from runtime.sampling.relabel import add_seeds
 from runtime.sampling.rng import GOLDEN, mix_kernel
 
-NODES, EDGES, ROWS, SCRATCH = 0, 1, 2, 3
-"""What is counted: entries of `node_ids`, of `local`, of `row_ptr`, and of `positions`."""
+NODES, EDGES, ROWS = 0, 1, 2
+"""What is counted: entries of `node_ids`, of `local` and of `row_ptr`."""
+DONE, GROW_WORKSPACE, GROW_STACK, BAD_SEED = 0, 1, 2, 3
+"""Why the kernel returned."""
+
+_ENTRIES = 1 << 32
 
 
 @kernel
 @no_type_check
 def expand_stack(
-    indptr, indices, streams, fanouts, every_hop, seeds, seed_ends, first_batch, table, shift,
-    stamp, positions, values, node_ids, local, e_id, row_ptr, starts, known, edges, needed, slack,
+    indptr, indices, streams, fanouts, every_hop, keep_positions, seeds, seed_ends, batch, stamp,
+    workspace, node_ids, local, e_id, row_ptr, starts, known, edges, needed,
 ):  # fmt: skip
-    """Sample batches first_batch .. k-1; return k, or the batch for which a buffer is too small.
+    """Sample batches `batch` .. k-1; return the first that is not done, why, and the bad seed.
 
     The graph is `indptr`, `indices`; there are uint64 streams [L, k] and int64 fan-outs [L].
-    `seeds` are those of all batches, `seed_ends` [k + 1]; `table`, `shift`, `stamp` as in
-    `matrix_table`. `positions` (int64) and `values` (as `indices`) are scratch of one batch's
-    edges. The result is `node_ids`, `local`, `row_ptr` and, unless empty, `e_id`, batch after
-    batch: `starts` [k + 1, 3] says where each begins, `known` and `edges` [k, L + 1] are a batch's
-    totals after each hop. `needed` [4] says on return what was too small, `slack` [3] is raised to
-    the most that was reserved for a batch and not used.
+    `seeds` are those of all batches, `seed_ends` [k + 1]. `workspace` holds a `Workspace`'s arrays,
+    `stamp` [1] the next base of its table. The result is `node_ids`, `local`, `row_ptr` and, with
+    `keep_positions`, `e_id`, batch after batch: `starts` [k + 1, 3] says where each begins, `known`
+    and `edges` [k, L + 1] are a batch's totals after each hop. `needed` [3] says on return what the
+    result must hold.
     """
     num_nodes, num_hops = indptr.shape[0] - 1, fanouts.shape[0]
-    for b in range(first_batch, seed_ends.shape[0] - 1):
-        ids, rows = node_ids[starts[b, NODES] :], row_ptr[starts[b, ROWS] :]
-        num_seeds = seed_ends[b + 1] - seed_ends[b]
-        base = begin(table, stamp, num_nodes)
-        edge, row = 0, 0
-        reserved = np.zeros(4, np.int64)
-        known[b, 0] = num_seeds
-        needed[NODES] = starts[b, NODES] + num_seeds + SPARE
-        if needed[NODES] > node_ids.shape[0] or (shift != 0 and 2 * num_seeds > table.shape[0]):
-            return b
-        for i in range(num_seeds):
-            ids[i] = seeds[seed_ends[b] + i]
-            find_or_add(table, shift, base, ids, ids[i], np.uint64(i))
-        for hop in range(num_hops):
-            first = 0 if every_hop or hop == 0 else known[b, hop - 1]
-            last = known[b, hop]
-            more = edge_bound(indptr, fanouts[hop], ids, first, last)
-            most = min(last + more, num_nodes)
-            # Hops of one's own count their edges from 0, nested ones go on counting.
-            start = 0 if every_hop else edge
-            needed[NODES] = starts[b, NODES] + most + SPARE
-            needed[EDGES] = starts[b, EDGES] + edge + more + SPARE
-            needed[ROWS] = starts[b, ROWS] + row + last - first + 2
-            needed[SCRATCH] = start + more + SPARE
-            if (
-                needed[NODES] > node_ids.shape[0]
-                or needed[EDGES] > local.shape[0]
-                or needed[ROWS] > row_ptr.shape[0]
-                or needed[SCRATCH] > positions.shape[0]
-                or (shift != 0 and 2 * most > table.shape[0])
-            ):
-                # Entries made so far are void for whoever enters next.
-                stamp[0] += last + 1
-                return b
-            reserved = np.maximum(reserved, needed)
-            begins = starts[b, EDGES] + edge - start
-            end, count = expand_hop(
-                indptr, indices, streams[hop, b], fanouts[hop], table, shift, base, ids, first,
-                last, row, start, rows, positions, values, local[begins:],
-            )  # fmt: skip
-            if e_id.shape[0] > 0:
-                e_id[begins + start : begins + end] = positions[start:end]
-            edge += end - start
-            row += last - first + (1 if every_hop else 0)
-            known[b, hop + 1], edges[b, hop + 1] = count, edge
-        starts[b + 1, NODES] = starts[b, NODES] + known[b, num_hops]
-        starts[b + 1, EDGES] = starts[b, EDGES] + edge
-        starts[b + 1, ROWS] = starts[b, ROWS] + row + (0 if every_hop else 1)
-        for kind in range(3):
-            slack[kind] = max(slack[kind], reserved[kind] - starts[b + 1, kind])
-        stamp[0] += known[b, num_hops] + 1
-    return seed_ends.shape[0] - 1
+    shift, table, ids, rows, positions, values, drawn, node_ends, row_ends, edge_ends, state = (
+        workspace
+    )
+    for b in range(batch, seed_ends.shape[0] - 1):
+        mine = seeds[seed_ends[b] : seed_ends[b + 1]]
+        if ids.shape[0] < mine.shape[0] or (shift != 0 and table.shape[0] < 2 * mine.shape[0]):
+            return b, GROW_WORKSPACE, 0
+        if stamp[0] + num_nodes + 1 >= _ENTRIES:
+            table[:] = 0
+            stamp[0] = 1
+        base = np.uint64(stamp[0])
+        state[:] = 0
+        node_ends[0] = mine.shape[0]
+        bad = add_seeds(mine, num_nodes, ids, table, shift, base)
+        if bad >= 0:
+            stamp[0] += mine.shape[0] + 1
+            return b, BAD_SEED, bad
+        if not expand_hops(
+            indptr, indices, streams[:, b].copy(), fanouts, every_hop, table, shift, base, ids,
+            rows, positions, values, drawn, node_ends, row_ends, edge_ends, state, keep_positions,
+        ):  # fmt: skip
+            stamp[0] += num_nodes + 1
+            return b, GROW_WORKSPACE, 0
+        stamp[0] += node_ends[num_hops] + 1
+        node, edge, row = starts[b]
+        num_rows = row_ends[num_hops] + (num_hops if every_hop else 1)
+        starts[b + 1, NODES] = node + node_ends[num_hops]
+        starts[b + 1, EDGES] = edge + edge_ends[num_hops]
+        starts[b + 1, ROWS] = row + num_rows
+        needed[:] = starts[b + 1]
+        if (
+            needed[NODES] > node_ids.shape[0]
+            or needed[EDGES] > local.shape[0]
+            or needed[ROWS] > row_ptr.shape[0]
+        ):
+            return b, GROW_STACK, 0
+        node_ids[node : starts[b + 1, NODES]] = ids[: node_ends[num_hops]]
+        local[edge : starts[b + 1, EDGES]] = drawn[: edge_ends[num_hops]]
+        if keep_positions:
+            e_id[edge : starts[b + 1, EDGES]] = positions[: edge_ends[num_hops]]
+        if every_hop:  # the hops count their own edges from 0
+            for hop in range(num_hops):
+                first, last = row_ends[hop], row_ends[hop + 1] + 1
+                row_ptr[row : row + last - first] = rows[first:last] - edge_ends[hop]
+                row += last - first
+        else:
+            row_ptr[row : row + num_rows] = rows[:num_rows]
+        known[b] = node_ends
+        edges[b] = edge_ends
+    return seed_ends.shape[0] - 1, DONE, 0
 
 
 @kernel

@@ -6,13 +6,20 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.sampling.kernels import SPARE
 from runtime.sampling.matrix_memory import Ledger
-from runtime.sampling.matrix_sage import expand_stack, stream_words
-from runtime.sampling.matrix_stack import Request, as_batch, stack_seeds
-from runtime.sampling.matrix_table import Table
+from runtime.sampling.matrix_sage import (
+    BAD_SEED,
+    DONE,
+    GROW_STACK,
+    GROW_WORKSPACE,
+    expand_stack,
+    stream_words,
+)
+from runtime.sampling.matrix_stack import Request, as_batch, join_seeds
 from runtime.sampling.minibatch import Block, Dialect, MiniBatch
+from runtime.sampling.neighbor import bad_seed
 from runtime.sampling.rng import Purpose
+from runtime.sampling.workspace import Workspace
 
 _MARGIN = 1.05
 """Room beyond what earlier batches took per seed."""
@@ -46,38 +53,42 @@ class SageStack:
         self.fanouts = np.array(fanouts, dtype=np.int64)
         self.dialect, self.seed, self.purpose, self.edge_ids = dialect, seed, purpose, edge_ids
         self.num_nodes = int(indptr.shape[0]) - 1
-        self._learned: tuple[NDArray[np.float64], NDArray[np.int64]] | None = None
+        self._per_seed: NDArray[np.float64] | None = None
 
-    def sample(self, requests: Sequence[Request], table: Table, ledger: Ledger) -> list[MiniBatch]:
-        """The batches of one stack."""
-        seeds, seed_ends = stack_seeds(requests, self.num_nodes, table)
+    def sample(self, requests: Sequence[Request], w: Workspace, ledger: Ledger) -> list[MiniBatch]:
+        """The batches of one stack, sampled in a workspace that nobody else uses meanwhile.
+
+        Raises:
+            SamplerError: a seed is out of range, or occurs twice in its batch.
+        """
+        seeds, seed_ends = join_seeds(requests)
+        ledger.note(seeds.nbytes)
         buffers = _Buffers(len(requests), len(self.fanouts), self.edge_ids, ledger)
-        positions, values = table.edge_scratch(0, self.indices.dtype)
-        if self._learned is not None:
-            per_seed, slack = self._learned
-            buffers.slack = slack.copy()
-            buffers.grow((_MARGIN * per_seed * seeds.shape[0]).astype(np.int64) + 1)
+        if self._per_seed is not None:
+            buffers.grow((_MARGIN * self._per_seed * seeds.shape[0]).astype(np.int64) + 1)
         streams = self._streams(requests)
-        done, every_hop = 0, self.dialect is Dialect.EVERY_HOP
-        while True:
-            done = expand_stack(
-                self.indptr, self.indices, streams, self.fanouts, every_hop, seeds, seed_ends, done,
-                table.entries, table.shift, table.stamp, positions, values,
-                buffers.node_ids, buffers.local, buffers.e_id, buffers.row_ptr, buffers.starts,
-                buffers.known, buffers.edges, buffers.needed, buffers.slack,
+        every_hop = self.dialect is Dialect.EVERY_HOP
+        stamp = np.array([w.base + w.used], dtype=np.int64)
+        w.used = w.num_nodes + 1  # until all is well
+        done, why = 0, GROW_WORKSPACE
+        while why != DONE:
+            done, why, bad = expand_stack(
+                self.indptr, self.indices, streams, self.fanouts, every_hop, self.edge_ids, seeds,
+                seed_ends, done, stamp, w.arrays(), buffers.node_ids, buffers.local, buffers.e_id,
+                buffers.row_ptr, buffers.starts, buffers.known, buffers.edges, buffers.needed,
             )  # fmt: skip
-            if done == len(requests):
-                break
-            if buffers.needed[3] > positions.shape[0]:
-                size = int(buffers.needed[3])
-                positions, values = table.edge_scratch(size, self.indices.dtype)
-            buffers.make_room(done, int(seed_ends[done]), int(seed_ends[-1]))
-            table.reserve(int(buffers.needed[0] - buffers.starts[done, 0]))
+            w.base = int(stamp[0])
+            if why == BAD_SEED:
+                raise bad_seed(requests[done].seeds, bad, self.num_nodes)
+            if why == GROW_WORKSPACE:
+                w.make_room(int(requests[done].seeds.shape[0]))
+            elif why == GROW_STACK:
+                buffers.make_room(done, int(seed_ends[done]), int(seed_ends[-1]))
+        w.used = 0
         if seeds.shape[0] > 0:
-            per_seed = buffers.starts[-1] / seeds.shape[0]
-            self._learned = per_seed, buffers.slack
+            self._per_seed = buffers.starts[-1] / seeds.shape[0]
         buffers.trim()
-        ledger.free_scratch()
+        ledger.note(-seeds.nbytes)
         return _unstack(buffers, requests, self.dialect)
 
     def _streams(self, requests: Sequence[Request]) -> NDArray[np.uint64]:
@@ -100,22 +111,19 @@ class _Buffers:
         self.row_ptr = np.empty(0, dtype=np.int64)
         self.starts = np.zeros((num_batches + 1, 3), dtype=np.int64)
         self.known, self.edges = np.zeros((2, num_batches, num_hops + 1), dtype=np.int64)
-        self.needed = np.zeros(4, dtype=np.int64)
-        self.slack = np.zeros(3, dtype=np.int64)
-        self._spare = [0, 0, 0]
+        self.needed = np.zeros(3, dtype=np.int64)
 
     def grow(self, sizes: NDArray[np.int64], *, done: int = 0) -> None:
-        """Give the arrays `sizes` entries and the slack, keeping what the first batches wrote."""
-        kept, spare = self.starts[done].tolist(), [int(n) + SPARE for n in self.slack]
+        """Give the arrays `sizes` entries, keeping what the first batches wrote."""
+        kept = self.starts[done].tolist()
         for name, kind in (("node_ids", 0), ("local", 1), ("e_id", 1), ("row_ptr", 2)):
             if name == "e_id" and not self.edge_ids:
                 continue
             old = getattr(self, name)
-            new = self.ledger.empty(int(sizes[kind]) + spare[kind], old.dtype, spare=spare[kind])
+            new = self.ledger.empty(int(sizes[kind]), old.dtype)
             new[: kept[kind]] = old[: kept[kind]]
-            self.ledger.free(old, spare=self._spare[kind])
+            self.ledger.free(old)
             setattr(self, name, new)
-        self._spare = spare
 
     def make_room(self, done: int, seeds_done: int, num_seeds: int) -> None:
         """Grow for the batches that are left, if they are like those that are done."""
@@ -124,16 +132,16 @@ class _Buffers:
         have = np.array([a.shape[0] for a in (self.node_ids, self.local, self.row_ptr)])
         guess = used + (_MARGIN * left).astype(np.int64)
         # Never less than there was: a later batch may need less of one kind and more of another.
-        self.grow(np.maximum(np.maximum(self.needed[:3], guess), have), done=done)
+        self.grow(np.maximum(np.maximum(self.needed, guess), have), done=done)
 
     def trim(self) -> None:
         """Give back what was not used."""
-        used, spare = self.starts[-1].tolist(), self._spare
-        self.node_ids = self.ledger.trim(self.node_ids, used[0], spare=spare[0])
-        self.local = self.ledger.trim(self.local, used[1], spare=spare[1])
-        self.row_ptr = self.ledger.trim(self.row_ptr, used[2], spare=spare[2])
+        used = self.starts[-1].tolist()
+        self.node_ids = self.ledger.trim(self.node_ids, used[0])
+        self.local = self.ledger.trim(self.local, used[1])
+        self.row_ptr = self.ledger.trim(self.row_ptr, used[2])
         if self.edge_ids:
-            self.e_id = self.ledger.trim(self.e_id, used[1], spare=spare[1])
+            self.e_id = self.ledger.trim(self.e_id, used[1])
 
 
 def _unstack(buffers: _Buffers, requests: Sequence[Request], dialect: Dialect) -> list[MiniBatch]:

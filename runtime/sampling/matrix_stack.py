@@ -26,19 +26,25 @@ class Request:
     global_num_seeds: int | None = None
 
 
-def stack_seeds(
-    requests: Sequence[Request], num_nodes: int, table: Table
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """All seeds, one batch after another, and where each batch ends: [total] and [k + 1].
-
-    Raises:
-        SamplerError: a seed is out of range, or occurs twice in its batch.
-    """
+def join_seeds(requests: Sequence[Request]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """All seeds, one batch after another, and where each batch ends: [total] and [k + 1]."""
     sizes = [request.seeds.shape[0] for request in requests]
     ends = np.zeros(len(sizes) + 1, dtype=np.int64)
     np.cumsum(sizes, out=ends[1:])
     nodes = np.concatenate([request.seeds for request in requests]).astype(np.int64, copy=False)
-    table.reserve(max(sizes))
+    return nodes, ends
+
+
+def stack_seeds(
+    requests: Sequence[Request], num_nodes: int, table: Table
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """`join_seeds`, checked.
+
+    Raises:
+        SamplerError: a seed is out of range, or occurs twice in its batch.
+    """
+    nodes, ends = join_seeds(requests)
+    table.reserve(int(np.diff(ends).max()))
     bad = find_bad_seed(nodes, ends, num_nodes, table.entries, table.shift, table.stamp)
     if bad >= 0:
         batch = int(np.searchsorted(ends, bad, side="right")) - 1

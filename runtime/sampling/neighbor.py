@@ -14,6 +14,7 @@ from runtime.errors import SamplerError
 from runtime.sampling.assemble import assemble
 from runtime.sampling.kernels import HOP, expand_hops
 from runtime.sampling.minibatch import Block, Dialect, MiniBatch
+from runtime.sampling.placed_indices import PlacedIndices
 from runtime.sampling.relabel import add_seeds
 from runtime.sampling.rng import Purpose, stream
 from runtime.sampling.workspace import Workspace
@@ -150,7 +151,7 @@ class NeighborSampler:
         return expand_hops(
             self.indptr, self.indices, streams, self._fanouts, self.dialect is Dialect.EVERY_HOP,
             w.table, w.shift, np.uint64(w.base), w.node_ids, w.row_ptr, w.positions, w.values,
-            w.local, w.node_ends, w.row_ends, w.edge_ends, w.state,
+            w.local, w.node_ends, w.row_ends, w.edge_ends, w.state, self.edge_ids,
         )  # fmt: skip
 
 

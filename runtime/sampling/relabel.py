@@ -88,6 +88,16 @@ def gather(indices, positions, values, first, last, table, shift):
 
 @kernel
 @no_type_check
+def relabel_chunk(values, local, first, last, node_ids, known, table, shift, base):
+    """Local ids of edges first .. last-1, whose global ids start `values`; the number of nodes."""
+    count = np.uint64(last - first)
+    if shift == 0:
+        return relabel_dense(values, local[first:], 0, count, node_ids, known, table, base)
+    return relabel_hashed(values, local[first:], 0, count, node_ids, known, table, shift, base)
+
+
+@kernel
+@no_type_check
 def relabel_dense(values, local, first, last, node_ids, known, table, base):
     """Local ids of edges first .. last-1; return the new number of nodes."""
     for e in range(np.uint64(first), np.uint64(last)):

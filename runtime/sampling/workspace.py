@@ -3,6 +3,8 @@
 All arrays come from numpy, which asks for huge pages where it helps.
 """
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -58,6 +60,20 @@ class Workspace:
         self.node_ids = _grown(self.node_ids, num_seeds + SPARE, keep=0)
         if not self.dense and self.table.shape[0] < 2 * num_seeds:
             self.table = np.zeros(_slots(num_seeds), dtype=np.uint32)
+
+    def arrays(self) -> tuple[Any, ...]:
+        """The table's shift and everything a kernel of stacked batches works on."""
+        return (
+            self.shift, self.table, self.node_ids, self.row_ptr, self.positions, self.values,
+            self.local, self.node_ends, self.row_ends, self.edge_ends, self.state,
+        )  # fmt: skip
+
+    def make_room(self, num_seeds: int) -> None:
+        """Make the buffers large enough to start the batch, and as a kernel asked, anew."""
+        self.node_ids = _grown(self.node_ids, num_seeds + SPARE, keep=0)
+        self.node_ends[0] = 0
+        self.state[NODES_NEEDED] = max(int(self.state[NODES_NEEDED]), num_seeds + SPARE)
+        self.grow(0)
 
     def finish(self) -> None:
         """End a batch that succeeded: only its own entries need to be passed by the next one."""

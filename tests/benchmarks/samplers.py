@@ -27,6 +27,7 @@ from scipy import special, stats
 
 from runtime.graph.dataset import Graph, open_graph
 from runtime.graph.generate import generate_rmat
+from runtime.models.memory import keep_freed_memory
 from runtime.sampling.labor import LaborSampler
 from runtime.sampling.layerwise import LayerwiseSampler
 from runtime.sampling.minibatch import Dialect, MiniBatch
@@ -252,6 +253,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="accepted; output is always JSON")
     parser.add_argument("--graphs", default="rmat-18", help="comma-separated, e.g. rmat-18,rmat-21")
     options = parser.parse_args()
+    keep_freed_memory()  # as every rank does
     for name in options.graphs.split(","):
         measure_labor(name)
     measure_shape()

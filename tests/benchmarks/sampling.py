@@ -11,6 +11,7 @@ from collections.abc import Callable
 import numpy as np
 
 from runtime.graph.dataset import Graph
+from runtime.models.memory import keep_freed_memory
 from runtime.sampling.minibatch import Dialect
 from runtime.sampling.neighbor import NeighborSampler
 from runtime.sampling.seeds import SeedSchedule
@@ -106,6 +107,7 @@ def main() -> None:
     parser.add_argument("--threads", default="1,2", help="comma-separated numbers of threads")
     parser.add_argument("--variants", action="store_true", help="also hash table and every_hop")
     options = parser.parse_args()
+    keep_freed_memory()  # as every rank does
     for name in options.graphs.split(","):
         threads = [int(count) for count in options.threads.split(",")]
         measure_graph(name, threads=threads, variants=options.variants)

@@ -135,7 +135,7 @@ def test_peak_bytes_are_predicted_within_a_tenth(method: str, num_batches: int) 
     sizes = [10, 5] if method == "sage" else [300, 300]
     bulk = BulkSampler(*graph, sizes, method=method)
     # What the thread keeps is there before the measurement starts.
-    predicted = bulk.predict_peak_bytes(seeds) - bulk._table().nbytes
+    predicted = bulk.predict_peak_bytes(seeds) - bulk.scratch_bytes()
     tracemalloc.start()
     try:
         before = tracemalloc.get_traced_memory()[0]
@@ -155,7 +155,7 @@ def test_a_budget_holds_for_every_stack() -> None:
     bulk = BulkSampler(*graph, [10, 5], budget_bytes=budget)
     requests = [Request(seeds=ids, epoch=0, step=i) for i, ids in enumerate(seeds)]
     bulk.predict_bytes(seeds)  # so that the thread's table and scratch are there
-    table_bytes = bulk._table().nbytes
+    table_bytes = bulk.scratch_bytes()
     sizes = []
     tracemalloc.start()
     try:
