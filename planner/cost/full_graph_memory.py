@@ -1,0 +1,148 @@
+"""Memory of one rank that trains the whole graph: the published bracket, and this runtime's own.
+
+Symbols as in `full_graph`; n = n_in, k = 2 for SAGE (the node's own row stands beside the sum), 1
+for GCN.
+"""
+
+import itertools
+from collections.abc import Sequence
+
+from planner.cost.full_graph import PartSizes
+
+ROW_MULTIPLE = 512
+"""The runtime pads the rows of dense products to this (`runtime.models.dense`)."""
+ADAM_COPIES = 4
+
+
+def published_bytes(
+    inner: int, halo: float, widths: Sequence[int], keep: float, item_bytes: int = 4
+) -> float:
+    """Activations as published: elt sum_l [(n_in + p n_bd) d_{l-1} + n_in d_{l-1} + n_in d_l].
+
+    For equal widths d this is elt d (3 n_in + p n_bd) per layer.
+
+    Source: BNS-GCN; formulas.md 3.2 [B1].
+
+    >>> published_bytes(3, 2, [7, 7], 1.0), published_bytes(3, 2, [7, 7], 0.5)
+    (308.0, 280.0)
+    """
+    pairs = itertools.pairwise(widths)
+    return item_bytes * sum((inner + keep * halo) * a + inner * a + inner * b for a, b in pairs)
+
+
+def csr_bytes(rows: int, columns: float, edges: float) -> float:
+    """A weighted block and its transpose: 8 (rows + 1) + 8 (columns + 1) + 2 (4 + 4) edges.
+
+    >>> csr_bytes(3, 2, 4)
+    120
+    """
+    return 8 * (rows + 1) + 8 * (columns + 1) + 16 * edges
+
+
+def rank_bytes(
+    sizes: PartSizes,
+    widths: Sequence[int],
+    *,
+    model: str,
+    keep: float = 1.0,
+    num_parameters: int = 0,
+    num_seeds: int = 0,
+    precomputed: bool = False,
+    shared_draw: bool = False,
+    dropout: bool = False,
+) -> dict[str, int]:
+    """Peak bytes of one rank of this runtime with boundary nodes sampled, by part.
+
+    topology     ids of inner, halo and sent nodes; the inner edges in both directions; the halo
+                 edges, in both directions for p = 1, else once and p of them per sampled layer
+    inputs       n d_0, and the precomputed k n d_0
+    model        parameters, gradients, two moments
+    activations  the largest of what is alive at one moment: while layer l runs backward
+                 sum_{j<=l} (k n d_{j-1} + n d_j) + n d_l (the gradient) + the larger of
+                 n d_l + k n d_{l-1}  and  k n d_{l-1} + n d_{l-1} + p (n_bd + sent) d_{l-1};
+                 while it runs forward, those before it + k n d_{l-1} + p (n_bd + sent) d_{l-1}
+    The weighted sum is linear: received rows are added and given back, not kept.
+
+    Args:
+        sizes: of the part.
+        widths: d_0 .. d_L.
+        model: sage | gcn.
+        keep: p.
+        num_parameters: of the model.
+        num_seeds: training nodes of the part.
+        precomputed: the first layer's sums are kept.
+        shared_draw: one draw per epoch for all layers.
+        dropout: a mask (1 byte) and a second copy of each hidden layer's output.
+
+    Returns:
+        Bytes by part; their sum is the peak.
+
+    Raises:
+        ValueError: another model.
+    """
+    if model not in ("sage", "gcn"):
+        raise ValueError(f"expected model sage or gcn, found {model!r}")
+    layers = len(widths) - 1
+    drawn = 0 if keep >= 1 else 1 if shared_draw else layers - (1 if precomputed else 0)
+    return {
+        "topology": round(_topology(sizes, keep, drawn)),
+        "inputs": round(
+            4 * sizes.inner * widths[0] + _precomputed(sizes, widths, model, precomputed)
+        ),
+        "model": ADAM_COPIES * 4 * num_parameters,
+        "activations": round(
+            _activations(sizes, widths, model, keep, num_seeds, precomputed, dropout)
+        ),
+    }
+
+
+def _padded(rows: int) -> int:
+    return -(-rows // ROW_MULTIPLE) * ROW_MULTIPLE
+
+
+def _topology(sizes: PartSizes, keep: float, drawn: int) -> float:
+    n = sizes.inner
+    ids = 8 * (n + sizes.halo + sizes.sent)
+    inner = csr_bytes(n, n, sizes.inner_edges)
+    whole = 8 * (n + 1) + 8 * sizes.halo_edges
+    if keep >= 1:
+        return ids + inner + csr_bytes(n, sizes.halo, sizes.halo_edges)
+    rows, sent = keep * sizes.halo, 8 * keep * sizes.sent
+    return ids + inner + whole + drawn * (csr_bytes(n, rows, keep * sizes.halo_edges) + sent)
+
+
+def _precomputed(sizes: PartSizes, widths: Sequence[int], model: str, precomputed: bool) -> int:
+    return (
+        4 * (2 if model == "sage" else 1) * _padded(sizes.inner) * widths[0] if precomputed else 0
+    )
+
+
+def _activations(
+    sizes: PartSizes, widths: Sequence[int], model: str, keep: float,
+    num_seeds: int, precomputed: bool, dropout: bool,
+) -> float:  # fmt: skip
+    n, rows = sizes.inner, _padded(sizes.inner)
+    k = 2 if model == "sage" else 1
+    crossing = keep * (sizes.halo + sizes.sent)
+    last = len(widths) - 2
+    loss = 4 * 4 * num_seeds * widths[-1]  # chosen logits, log-softmax, and their gradients
+    alive, peak = 0.0, 0.0
+    saved: list[float] = []
+    for layer, (a, b) in enumerate(itertools.pairwise(widths)):
+        known = precomputed and layer == 0
+        inputs = 0 if known else 4 * rows * k * a
+        across = 0 if known else 4 * crossing * a
+        peak = max(peak, alive + inputs + max(across, 4 * rows * b))
+        alive += inputs + 4 * rows * b
+        alive += 5 * n * b if dropout and layer < last else 0
+        saved.append(alive)
+    logits = 4 * rows * widths[-1]
+    for layer, (a, b) in enumerate(itertools.pairwise(widths)):
+        grad = 4 * n * b + (loss if layer == last else logits)
+        grad += 4 * n * b if dropout and layer < last else 0
+        masked, inputs = 4 * rows * b, 4 * rows * k * a
+        most = masked
+        if layer > 0:
+            most = max(masked + inputs, inputs + 4 * (n + crossing) * a)
+        peak = max(peak, saved[layer] + grad + most)
+    return peak
