@@ -150,13 +150,19 @@ def weigh_rows(
         start, stop = indptr[node_ids[i]], indptr[node_ids[i] + 1]
         degree = stop - start
         share = 1.0 if fanout < 0 or degree <= fanout else fanout / degree
+        begin, end = row_ptr[row + i - first], row_ptr[row + i - first + 1]
+        if edge_weight.shape[0] == 0 and chances.shape[0] == 0:
+            # One probability for the whole row: Hajek is the plain mean of what was drawn.
+            same = 1.0 / np.float64(max(end - begin, 1)) if hajek else 1.0 / share / max(degree, 1)
+            for e in range(begin, end):
+                out[e - before] = same
+            continue
         total, chosen = 0.0, 0.0
         if edge_weight.shape[0] == 0:
             total = np.float64(degree)
         elif not hajek:
             for place in range(start, stop):
                 total += np.float64(edge_weight[place])
-        begin, end = row_ptr[row + i - first], row_ptr[row + i - first + 1]
         for e in range(begin, end):
             weight = 1.0 if edge_weight.shape[0] == 0 else np.float64(edge_weight[positions[e]])
             value = weight / (chances[e] if chances.shape[0] > 0 else share)

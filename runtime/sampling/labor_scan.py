@@ -22,6 +22,9 @@ _AHEAD = 16
 """Rows between asking for a row's bounds and reading them; its first edges are asked for after."""
 _EDGES_AHEAD = 4
 _LINE = 16
+_SCAN_AHEAD = 8 * _LINE
+"""Neighbours between asking for a cache line and testing it: rows are shorter than what the
+processor's own prefetching needs to get going."""
 
 
 @kernel
@@ -30,6 +33,7 @@ def _keep_below(indices, start, stop, stream, threshold, positions, edge):
     """Positions start .. stop-1 whose word is below the threshold; return the edge end."""
     place = start
     while place < stop and place + LANES <= indices.shape[0]:
+        prefetch_read(indices, min(place + _SCAN_AHEAD, stop - 1))
         mask = below_threshold(indices, place, stream, threshold)
         if stop - place < LANES:
             mask &= (_ONE << np.uint64(stop - place)) - _ONE
@@ -111,7 +115,7 @@ def scan_rows(
     while i < last:
         prefetch_read(indptr, node_ids[min(i + _AHEAD, last - 1)])
         later = indptr[node_ids[min(i + _EDGES_AHEAD, last - 1)]]
-        for line in range(4):
+        for line in range(_SCAN_AHEAD // _LINE):
             prefetch_read(indices, later + line * _LINE)
         start, stop = indptr[node_ids[i]], indptr[node_ids[i] + 1]
         if edge + stop - start + SPARE > positions.shape[0]:
