@@ -32,6 +32,7 @@ class StageMeter:
     def __init__(self) -> None:
         self._samples: dict[str, list[Sample]] = {}
         self._counts: list[tuple[int, dict[str, int], dict[str, int]]] = []
+        self._lists: list[tuple[int, dict[str, int], dict[str, int]]] = []
         self.on_enter: Callable[[str, int], None] | None = None
         """Told the stage and step that a thread enters, for a watcher."""
 
@@ -60,6 +61,12 @@ class StageMeter:
         """Record the rows and bytes that the features of `step` took from each source."""
         self._counts.append((step, dict(rows), dict(num_bytes)))
 
+    def count_lists(
+        self, step: int, lists: Mapping[str, int], num_bytes: Mapping[str, int]
+    ) -> None:
+        """Record the adjacency lists and bytes that sampling `step` took from each source."""
+        self._lists.append((step, dict(lists), dict(num_bytes)))
+
     def seconds(self, stage: str, *, skip_steps: int = 0) -> list[float]:
         """Elapsed seconds of `stage` in order of step, without the first `skip_steps` steps."""
         samples = [s for s in self._samples.get(str(stage), []) if s.step >= skip_steps]
@@ -76,13 +83,23 @@ class StageMeter:
 
     def totals(self, *, skip_steps: int = 0) -> tuple[dict[str, int], dict[str, int]]:
         """Rows by source and bytes by source, summed."""
-        rows: dict[str, int] = {}
-        num_bytes: dict[str, int] = {}
-        for step, step_rows, step_bytes in list(self._counts):
-            if step >= skip_steps:
-                _add_into(rows, step_rows)
-                _add_into(num_bytes, step_bytes)
-        return rows, num_bytes
+        return _totals(self._counts, skip_steps)
+
+    def list_totals(self, *, skip_steps: int = 0) -> tuple[dict[str, int], dict[str, int]]:
+        """Adjacency lists by source and their bytes; empty with topology on the host."""
+        return _totals(self._lists, skip_steps)
+
+
+def _totals(
+    counts: list[tuple[int, dict[str, int], dict[str, int]]], skip_steps: int
+) -> tuple[dict[str, int], dict[str, int]]:
+    number: dict[str, int] = {}
+    num_bytes: dict[str, int] = {}
+    for step, step_number, step_bytes in list(counts):
+        if step >= skip_steps:
+            _add_into(number, step_number)
+            _add_into(num_bytes, step_bytes)
+    return number, num_bytes
 
 
 def _summary(samples: list[Sample]) -> StageReport:

@@ -59,6 +59,11 @@ class RankReport:
     """Largest resident memory of the process, pages of mapped files included."""
     private_memory_bytes: int
     """Largest private (anonymous) resident memory, looked at after each epoch."""
+    lists_by_source: dict[str, int] = field(default_factory=dict[str, int])
+    """Adjacency lists visited by source; empty with topology on the host."""
+    list_bytes_by_source: dict[str, int] = field(default_factory=dict[str, int])
+    resident_topology_bytes: int = 0
+    """Bytes of adjacency lists and their directory that the rank holds itself."""
     resident_feature_bytes: int = 0
     """Bytes of feature rows that the rank holds itself."""
     cores: list[int] = field(default_factory=list[int])

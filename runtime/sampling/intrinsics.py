@@ -10,6 +10,8 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from runtime.sampling.placed_indices import PlacedType, directory_pointer
+
 
 @intrinsic
 @no_type_check
@@ -28,9 +30,15 @@ def mulhi(typing_context: Any, a: Any, b: Any) -> Any:
 
 
 def _prefetch(builder: Any, context: Any, array_type: Any, arguments: Any, *, write: int) -> Any:
-    """Emit llvm.prefetch(&array[index], write, locality 3, data cache)."""
-    array = context.make_array(array_type)(context, builder, arguments[0])
-    pointer = builder.bitcast(builder.gep(array.data, [arguments[1]]), cgutils.voidptr_t)
+    """Emit llvm.prefetch(&array[index], write, locality 3, data cache).
+
+    Of placed indices the word of the directory is asked for: it says where the entry lies.
+    """
+    if isinstance(array_type, PlacedType):
+        pointer = directory_pointer(context, builder, array_type, *arguments)
+    else:
+        array = context.make_array(array_type)(context, builder, arguments[0])
+        pointer = builder.bitcast(builder.gep(array.data, [arguments[1]]), cgutils.voidptr_t)
     flag = ir.IntType(32)
     function = builder.module.declare_intrinsic(
         "llvm.prefetch",

@@ -12,6 +12,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
+from runtime.sampling.placed_indices import PlacedType, load_lanes
 from runtime.sampling.rng import GOLDEN, MIX_1, MIX_2, ODD
 
 LANES = 16
@@ -49,13 +50,16 @@ def below_threshold(
 
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         array_type = signature.args[0]
-        array = context.make_array(array_type)(context, builder, arguments[0])
         bits = array_type.dtype.bitwidth
-        vector = ir.VectorType(ir.IntType(bits), LANES)
-        pointer = builder.gep(array.data, [arguments[1]])
-        pointer = builder.bitcast(pointer, vector.as_pointer())
-        ids = builder.load(pointer)
-        ids.align = bits // 8
+        if isinstance(array_type, PlacedType):
+            ids = load_lanes(context, builder, array_type, arguments[:2], LANES)
+        else:
+            array = context.make_array(array_type)(context, builder, arguments[0])
+            vector = ir.VectorType(ir.IntType(bits), LANES)
+            pointer = builder.gep(array.data, [arguments[1]])
+            pointer = builder.bitcast(pointer, vector.as_pointer())
+            ids = builder.load(pointer)
+            ids.align = bits // 8
         if bits < 64:
             ids = builder.zext(ids, ir.VectorType(ir.IntType(64), LANES))
         z = builder.xor(_splat(arguments[2], builder), builder.mul(ids, _splat(ODD, builder)))

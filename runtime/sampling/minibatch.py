@@ -89,6 +89,10 @@ class MiniBatch:
     rows_by_source: dict[str, int] = field(default_factory=dict)
     """Feature rows read, by source (own, host, peer, disk, ...)."""
     bytes_by_source: dict[str, int] = field(default_factory=dict)
+    lists_by_source: dict[str, int] = field(default_factory=dict)
+    """Adjacency lists visited, by source (own, host, disk), where the plan places topology."""
+    list_bytes_by_source: dict[str, int] = field(default_factory=dict)
+    """Bytes of offsets and neighbour ids read for them."""
 
     @property
     def num_seeds(self) -> int:
