@@ -30,6 +30,7 @@ from runtime.loader_stages import (
     SeedsStage,
     seed_batch,
 )
+from runtime.loader_topology import Topology
 from runtime.loader_typed import is_typed, typed_sampler
 from runtime.mesh import rank_and_size
 from runtime.meter import StageMeter
@@ -102,6 +103,7 @@ class PlannedLoader:
             rank=self.rank,
         )
         self.store: AbstractFeatureStore = self._open_store(comm)
+        self.topology = Topology(self.graph, self.plan, folder, self.rank)
         self.stages = self._make_stages(torch.device(device))
         self._workers = Workers(self.plan.strategy.threads.sample)
         self._ready: Prefetcher[MiniBatch] | None = None
@@ -197,6 +199,8 @@ class PlannedLoader:
             seconds[stage.name] = elapsed
             self.meter.add(stage.name, index, elapsed, time.thread_time() - core)
         batch.seconds |= seconds
+        if batch.lists_by_source:
+            self.meter.count_lists(index, batch.lists_by_source, batch.list_bytes_by_source)
         return batch
 
     def _make_stages(self, device: torch.device) -> list[AbstractStage]:
@@ -240,8 +244,8 @@ class PlannedLoader:
 
     def _first_stages(self) -> tuple[AbstractStage, AbstractStage]:
         """The stages `seeds` and `sample`, for nodes or for links."""
-        graph, workload, edge_ids = self.graph, self.plan.workload, not self._as_blocks
-        named = self.plan.strategy.sampler
+        workload, edge_ids = self.plan.workload, not self._as_blocks
+        graph, named = self.topology.graph, self.plan.strategy.sampler
         if isinstance(self._schedule, LinkSchedule):
             if named.name != "neighbor" or named.parameters:
                 raise PlanError(
@@ -256,6 +260,11 @@ class PlannedLoader:
                     f"model rgcn: expected sampler neighbor without parameters, found {named.name};"
                     " plan again"
                 )
+            if self.topology.policy not in ("host", "replicated"):
+                raise PlanError(
+                    f"model rgcn: expected topology host or replicated, found "
+                    f"{self.topology.policy}; plan again"
+                )
             typed = typed_sampler(graph, workload, dialect=self._dialect, edge_ids=edge_ids)
             return SeedsStage(self._schedule, self._dialect), SampleStage(typed)
         return SeedsStage(self._schedule, self._dialect), SampleStage(self._sampler(named))
@@ -265,10 +274,10 @@ class PlannedLoader:
         local = None
         if named.name == "las":
             local = load_array(self.plan, self._folder, f"feature_own_ids_{self.rank}")
-        return build_sampler(
+        sampler = build_sampler(
             named,
-            self.graph.indptr,
-            self.graph.indices,
+            self.topology.graph.indptr,
+            self.topology.graph.indices,
             self.plan.workload.fanouts,
             self.plan.workload.seed,
             edge_ids=not self._as_blocks,
@@ -276,6 +285,7 @@ class PlannedLoader:
             local=local,
             steps_per_epoch=len(self),
         )
+        return self.topology.counted(sampler, named.name)
 
     def _weights(self) -> Any:
         """What fills a batch's edge weights: GCN needs the full graph's degrees."""

@@ -147,7 +147,8 @@ class FeaturePlacement:
     """Where feature rows live.
 
     For each rank g, array `feature_location_<g>` (num_nodes codes: slot << 8 | source number) and
-    `feature_own_ids_<g>` (global id of each own slot). Ranks with equal tables share a file.
+    `feature_own_ids_<g>` (global id of each own slot). Ranks with equal tables share a file. Where
+    host h holds only some rows, array `host_rows_<h>` has their ids.
     """
 
     policy: str
@@ -165,7 +166,8 @@ class FeaturePlacement:
 class TopologyPlacement:
     """Where adjacency lists live; same scheme as features.
 
-    For `cached`: arrays `topology_location_<g>` and `topology_own_ids_<g>`, as for features. For
+    For `cached`: arrays `topology_location_<g>` (source 0 own, 1 host, 2 disk) and
+    `topology_own_ids_<g>`, as for features. For
     `partitioned`: contiguous ranges of rows over the process rows of a 1.5D grid.
     """
 

@@ -302,6 +302,7 @@ class Job:
 
     def _rank_report(self) -> RankReport:
         rows, num_bytes = self.loop.meter.totals()
+        lists, list_bytes = self.loop.meter.list_totals()
         total = max(1, sum(rows.values()))
         skip = measured_steps(self.loop.meter.seconds(STEP)).discarded
         return RankReport(
@@ -312,6 +313,9 @@ class Job:
             hit_rates={name: count / total for name, count in rows.items()},
             peak_memory_bytes=memory_bytes()[0],
             private_memory_bytes=max(self.private_memory_bytes, memory_bytes()[1]),
+            lists_by_source=lists,
+            list_bytes_by_source=list_bytes,
+            resident_topology_bytes=self.loader.topology.resident_bytes,
             resident_feature_bytes=self.loader.store.resident_bytes,
             cores=self.cores,
         )
