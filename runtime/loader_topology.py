@@ -48,6 +48,7 @@ class Topology:
         """
         self.policy = plan.strategy.topology.policy
         self.graph = graph
+        self._bulk = plan.strategy.bulk_batches > 1
         self.resident_bytes = 0
         """Bytes of lists, offsets and directory in this rank's memory."""
         self._codes: Any = None
@@ -86,8 +87,12 @@ class Topology:
         self._codes = numbers
 
     def counted(self, sampler: BatchSampler, name: str) -> BatchSampler:
-        """The sampler, made to count what it reads of each source, unless all is the host's."""
-        if self.policy not in ("replicated", "cached"):
+        """The sampler, made to count what it reads of each source.
+
+        It comes back as it is where all lists are the host's, and in bulk, where batches are drawn
+        together and not counted.
+        """
+        if self.policy not in ("replicated", "cached") or self._bulk:
             return sampler
         return CountedSampler(sampler, self, chosen_only=name in CHOSEN_ONLY)
 
