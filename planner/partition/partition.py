@@ -12,18 +12,28 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.errors import SettingsError
+from planner.partition.balance import repair_balance
 from planner.partition.multilevel import kaminpar_parts, metis_parts
+from planner.partition.need import check_fits, predict_need
+from planner.partition.pagraph import pagraph_parts
 from planner.partition.problem import Balance, Problem, make_problem
 from planner.partition.simple import hash_parts, random_parts
+from planner.partition.streaming import fennel_parts, ldg_parts
 from planner.partition.volume import refine_volume
 
 PARTITIONERS: dict[str, Callable[[Problem], NDArray[np.int32]]] = {
     "kaminpar": kaminpar_parts,
     "metis": metis_parts,
+    "ldg": ldg_parts,
+    "fennel": fennel_parts,
+    "pagraph": pagraph_parts,
     "hash": hash_parts,
     "random": random_parts,
 }
 """Every partitioner by name."""
+REPAIRED = ("kaminpar", "metis", "ldg", "fennel")
+"""Made to keep to the limits afterwards: the first two balance one weight per node only, a stream
+may run out of parts that fit. The others stay as published."""
 
 
 def partition(
@@ -37,6 +47,7 @@ def partition(
     seed: int = 0,
     balance: Balance | None = None,
     objective: Literal["cut", "volume"] = "cut",
+    memory_bytes: int | None = None,
 ) -> NDArray[np.int32]:
     """Cut a graph into parts. The same arguments give the same bytes.
 
@@ -50,12 +61,14 @@ def partition(
         seed: of the partitioner's random choices.
         balance: allowed imbalances; None: 3% of nodes and of training nodes.
         objective: `volume` moves nodes afterwards to send fewer rows in full-graph training.
+        memory_bytes: refuse if more is predicted; None: no limit.
 
     Returns:
         Part of each node, int32 [N]. A part may be empty where there are fewer nodes than parts.
 
     Raises:
         SettingsError: a number is out of range, the name is unknown, its package is missing.
+        BudgetExceeded: the prediction passes `memory_bytes`; the text is its sum.
     """
     if name not in PARTITIONERS:
         raise SettingsError(
@@ -74,5 +87,9 @@ def partition(
     )
     if parts == 1 or problem.num_nodes == 0:
         return np.zeros(problem.num_nodes, np.int32)
+    if memory_bytes is not None:
+        check_fits(predict_need(problem, name, objective=objective), memory_bytes)
     found = PARTITIONERS[name](problem)
+    if name in REPAIRED:
+        found = repair_balance(problem, found)
     return refine_volume(problem, found) if objective == "volume" else found

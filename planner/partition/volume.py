@@ -20,6 +20,7 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from planner.partition.balance import count_loads
 from planner.partition.problem import Problem
 from planner.partition.undirected import sort_rows
 
@@ -28,10 +29,12 @@ LEAST_GAIN = 0.001
 """A pass that saves less than this share of the volume is the last."""
 
 
-def refine_bytes(num_nodes: int, num_edges: int, num_parts: int, *, ascending: bool = True) -> int:
-    """Memory of `refine_volume` beyond its input: counts, order, parts, sorted rows if needed."""
-    sorting = 0 if ascending else 2 * (4 * num_edges + 8 * num_nodes)
-    return num_nodes * (4 * num_parts + 8 + 4) + sorting
+def refine_bytes(
+    num_nodes: int, num_edges: int, num_parts: int, *, ascending: bool, id_bytes: int = 4
+) -> int:
+    """Memory of `refine_volume`: counts, order, parts, in-degrees, and rows if they are sorted."""
+    sorting = 0 if ascending else 2 * (id_bytes * num_edges + 8 * (num_nodes + 1))
+    return num_nodes * (4 * num_parts + 8 + 4 + 16) + sorting
 
 
 def refine_volume(problem: Problem, parts: NDArray[np.int32]) -> NDArray[np.int32]:
@@ -47,7 +50,7 @@ def refine_volume(problem: Problem, parts: NDArray[np.int32]) -> NDArray[np.int3
     indptr, indices = sort_rows(problem.indptr, problem.indices)
     moved = np.array(parts, np.int32)
     counts = _count_readers(indptr, indices, moved, problem.num_parts)
-    limits, loads = problem.limits, _loads(problem, moved)
+    limits, loads = problem.limits, count_loads(problem, moved)
     volume = int(_volume(counts, moved))
     rng = np.random.default_rng(problem.seed)
     for _ in range(MAX_PASSES):
@@ -57,16 +60,6 @@ def refine_volume(problem: Problem, parts: NDArray[np.int32]) -> NDArray[np.int3
         if gain <= LEAST_GAIN * volume:
             break
     return moved
-
-
-def _loads(problem: Problem, parts: NDArray[np.int32]) -> NDArray[np.float64]:
-    """Nodes, training nodes and edges of each part; shape [3, parts]."""
-    size = problem.num_parts
-    loads = np.zeros((3, size), np.float64)
-    loads[0] = np.bincount(parts, minlength=size)
-    loads[1] = np.bincount(parts[problem.training], minlength=size)
-    loads[2] = np.bincount(parts, weights=np.diff(problem.indptr), minlength=size)
-    return loads
 
 
 @numba.njit(cache=True, nogil=True)

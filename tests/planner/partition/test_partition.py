@@ -57,14 +57,17 @@ def test_one_part_and_no_nodes(name: str):
 @pytest.mark.parametrize("name", PARTITIONERS)
 def test_a_graph_without_edges_is_still_spread(name: str):
     indptr, indices = np.zeros(65, np.int64), np.zeros(0, np.int32)
-    parts = partition(indptr, indices, parts=4, name=needs(name))
+    parts = partition(indptr, indices, parts=4, name=needs(name), training=np.arange(64))
     assert np.bincount(parts, minlength=4).max() <= 17
 
 
 @pytest.mark.parametrize("name", PARTITIONERS)
 def test_shares_follow_the_weights(name: str):
     indptr, indices = random_csc(600, 3000, 2)
-    parts = partition(indptr, indices, parts=3, name=needs(name), weights=(4, 2, 2))
+    training = np.arange(600)
+    parts = partition(
+        indptr, indices, parts=3, name=needs(name), training=training, weights=(4, 2, 2)
+    )
     # At most 3% above its share, as asked; a part below it is no harm.
     assert (np.bincount(parts) <= np.array([309, 155, 155])).all()
 
@@ -93,7 +96,14 @@ def test_the_volume_objective_never_ends_above_the_cut(name: str):
         measure_quality(
             indptr,
             indices,
-            partition(indptr, indices, parts=4, name=needs(name), objective=objective),
+            partition(
+                indptr,
+                indices,
+                parts=4,
+                name=needs(name),
+                training=np.arange(0, 500, 2),
+                objective=objective,
+            ),
             num_parts=4,
         ).volume
         for objective in ("cut", "volume")
