@@ -158,9 +158,7 @@ def facts(graph: Graph) -> dict[str, object]:
         "mean_degree": graph.num_edges / max(graph.num_nodes, 1),
         "feature_dim": graph.feature_dim,
         "feature_dtype": graph.feature_dtype,
-        "feature_storage": "none"
-        if graph.topology_only
-        else ("sparse" if graph.x is None else "dense"),
+        "feature_storage": _feature_storage(graph),
         "num_classes": graph.num_classes,
         "task": str(graph.task),
         "num_train": len(graph.train_idx),
@@ -168,8 +166,18 @@ def facts(graph: Graph) -> dict[str, object]:
         "num_test": len(graph.test_idx),
         "topology_bytes": graph.indptr.nbytes + graph.indices.nbytes,
         "feature_bytes": graph.num_nodes * graph.row_bytes,
+        "node_types": list(graph.meta.node_types),
+        "edge_types": list(graph.meta.edge_types),
         "fingerprint": graph.fingerprint,
     }
+
+
+def _feature_storage(graph: Graph) -> str:
+    if graph.topology_only:
+        return "none"
+    if graph.x_by_type:
+        return "dense by node type"
+    return "sparse" if graph.x is None else "dense"
 
 
 def _show(graph: Graph, as_json: bool) -> None:
@@ -179,7 +187,13 @@ def _show(graph: Graph, as_json: bool) -> None:
         return
     table = Table(show_header=False, box=None)
     for key, value in values.items():
-        if key.endswith("_bytes"):
+        if key.endswith("_types"):
+            text = ", ".join(
+                graph.meta.node_types if key == "node_types" else graph.meta.edge_types
+            )
+            if not text:
+                continue
+        elif key.endswith("_bytes"):
             text = bytes_text(float(str(value)))
         elif isinstance(value, int):
             text = f"{value:,}"
