@@ -20,6 +20,12 @@ from runtime.features.store import AbstractFeatureStore, open_store
 from runtime.features.typed import TypedFeatureStore
 from runtime.graph.dataset import Graph, open_graph
 from runtime.graph.types import types_of
+from runtime.loader_cooperative import (
+    Cooperation,
+    CooperativeGatherStage,
+    CooperativeSampleStage,
+    fill_cooperative_weights,
+)
 from runtime.loader_links import link_stages
 from runtime.loader_stages import (
     AbstractStage,
@@ -94,14 +100,8 @@ class PlannedLoader:
         self.meter = StageMeter() if meter is None else meter
         self._dialect = Dialect(self.plan.strategy.sampler.dialect)
         self._as_blocks = blocks
-        schedule = LinkSchedule if self.graph.task == "link" else SeedSchedule
-        self._schedule = schedule(
-            self.graph.train_idx,
-            self.plan.workload.batch_size,
-            seed=self.plan.workload.seed,
-            num_ranks=self.size,
-            rank=self.rank,
-        )
+        self.cooperation = self._cooperate(comm)
+        self._schedule = self._make_schedule()
         self.store: AbstractFeatureStore = self._open_store(comm)
         self.topology = Topology(self.graph, self.plan, folder, self.rank)
         self.stages = self._make_stages(torch.device(device))
@@ -181,6 +181,8 @@ class PlannedLoader:
         """End the prefetch threads and give back the feature store."""
         self._workers.close()
         self.store.close()
+        if self.cooperation is not None:
+            self.cooperation.close()
 
     def _make(self, epoch: int, step: int, index: int, turn: int, turns: Turns) -> MiniBatch:
         """Pass one batch through all stages, timing each."""
@@ -190,18 +192,45 @@ class PlannedLoader:
             if stage.ordered:
                 turns.take(number, turn)
             self.meter.enter(stage.name, index)
-            core, start = time.thread_time(), time.perf_counter()
+            core, start, before = time.thread_time(), time.perf_counter(), _exchanged(batch)
             batch = stage.wait(stage.submit(batch, index))
             elapsed = time.perf_counter() - start
             if stage.ordered:
                 turns.done(number, turn)
-            elapsed -= sum(batch.seconds.get(name, 0.0) for name in IN_READ if stage.ordered)
+            elapsed -= _exchanged(batch) - before
             seconds[stage.name] = elapsed
             self.meter.add(stage.name, index, elapsed, time.thread_time() - core)
         batch.seconds |= seconds
         if batch.lists_by_source:
             self.meter.count_lists(index, batch.lists_by_source, batch.list_bytes_by_source)
         return batch
+
+    def _cooperate(self, comm: Communicator | None) -> Cooperation | None:
+        """What the ranks share work by, where the plan's batches are cooperative."""
+        strategy = self.plan.strategy
+        if strategy.batching != "cooperative":
+            return None
+        if not self._as_blocks:
+            raise PlanError(
+                "cooperative batches: expected blocks=True (a rank holds no edge_index of its own "
+                "seeds' subgraph); use the blocks, or independent batching"
+            )
+        partition = None
+        if strategy.owner == "partition":
+            partition = load_array(self.plan, self._folder, "partition")
+        return Cooperation(self.plan, self.graph, partition, self.rank, comm)
+
+    def _make_schedule(self) -> SeedSchedule | LinkSchedule:
+        if self.cooperation is not None:
+            return self.cooperation.schedule()
+        schedule = LinkSchedule if self.graph.task == "link" else SeedSchedule
+        return schedule(
+            self.graph.train_idx,
+            self.plan.workload.batch_size,
+            seed=self.plan.workload.seed,
+            num_ranks=self.size,
+            rank=self.rank,
+        )
 
     def _make_stages(self, device: torch.device) -> list[AbstractStage]:
         strategy, workload = self.plan.strategy, self.plan.workload
@@ -214,7 +243,7 @@ class PlannedLoader:
         made: dict[str, AbstractStage] = {
             "seeds": seeds,
             "sample": sample,
-            "gather": GatherStage(self.store, ring, self.meter, ordered=in_order),
+            "gather": self._gather_stage(ring, ordered=in_order),
             "copy": CopyStage(device),
             "batch": BatchStage(self.graph, workload, device, self._weights()),
         }
@@ -228,6 +257,12 @@ class PlannedLoader:
                 f"{', '.join(strategy.pipeline)}; plan again"
             )
         return [made[name] for name in names]
+
+    def _gather_stage(self, ring: BufferRing, *, ordered: bool) -> AbstractStage:
+        if self.cooperation is None:
+            return GatherStage(self.store, ring, self.meter, ordered=ordered)
+        comm, dtype = self.cooperation.rows, self.cooperation.wire_dtype
+        return CooperativeGatherStage(self.store, ring, self.meter, comm, wire_dtype=dtype)
 
     def _open_store(self, comm: Communicator | None) -> AbstractFeatureStore:
         if self.graph.x_by_type:
@@ -244,6 +279,11 @@ class PlannedLoader:
 
     def _first_stages(self) -> tuple[AbstractStage, AbstractStage]:
         """The stages `seeds` and `sample`, for nodes or for links."""
+        if self.cooperation is not None:
+            shared = self.cooperation.sampler(self.topology.graph, len(self))
+            counted = self.topology.counted(shared, self.plan.strategy.sampler.name)
+            sample = CooperativeSampleStage(counted, self.cooperation.ids, self.meter)
+            return SeedsStage(self.cooperation.schedule(), self._dialect), sample
         workload, edge_ids = self.plan.workload, not self._as_blocks
         graph, named = self.topology.graph, self.plan.strategy.sampler
         if isinstance(self._schedule, LinkSchedule):
@@ -298,6 +338,8 @@ class PlannedLoader:
         def fill(batch: MiniBatch) -> MiniBatch:
             if not self._as_blocks:
                 return batch
+            if batch.exchanges:
+                return fill_cooperative_weights(batch, workload, degree, loops)
             return fill_weights(batch, workload, degree, self_loops=loops)
 
         return fill
@@ -312,6 +354,11 @@ class PlannedLoader:
 
         labels = None if self.graph.y is None else torch.from_numpy(self.graph.y[batch.n_id])
         return to_pyg(batch, batch.x, labels)
+
+
+def _exchanged(batch: MiniBatch) -> float:
+    """Seconds that the batch spent in exchanges so far: they are metered apart from the stages."""
+    return sum(batch.seconds.get(name, 0.0) for name in IN_READ)
 
 
 def _check_ranks(plan: Plan, rank: int, size: int) -> None:

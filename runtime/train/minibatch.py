@@ -9,6 +9,7 @@ one explicit all-reduce; nothing is hidden in hooks.
 import math
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import torch
@@ -22,6 +23,7 @@ from runtime.models.loss import loss_sum
 from runtime.sampling.minibatch import MiniBatch
 from runtime.sampling.rng import Purpose, stream
 from runtime.stages import Stage
+from runtime.train.cooperative import forward_cooperative, metered_apart
 
 STEP = "step"
 """Meter name of the whole step: the sum of the training stages and the Python between them."""
@@ -110,9 +112,14 @@ class TrainLoop:
 
     def step(self, batch: MiniBatch, index: int) -> float:
         """One optimiser step on this rank's share; returns the loss per seed over all ranks."""
-        with self.meter.measure(Stage.FORWARD_BACKWARD, index):
+        with self._metered(batch, index):
             self._forward_backward(batch)
         return self.finish_step(batch.epoch, batch.step, index)
+
+    def _metered(self, batch: MiniBatch, index: int) -> AbstractContextManager[None]:
+        if batch.exchanges:
+            return metered_apart(self.meter, self.comm, index)
+        return self.meter.measure(Stage.FORWARD_BACKWARD, index)
 
     def finish_step(self, epoch: int, step: int, index: int) -> float:
         """Add the gradients over ranks and update the parameters; returns the global loss."""
@@ -131,13 +138,18 @@ class TrainLoop:
 
     def _forward_backward(self, batch: MiniBatch) -> None:
         self.gradients.flat.zero_()
-        if batch.num_seeds == 0:
+        if batch.num_seeds == 0 and not batch.exchanges:
             return  # an empty share adds zero to the sums; layers with statistics refuse no rows
         seed_dropout(self.seed, batch.epoch, batch.step, self.comm.rank)
-        logits = self.model(batch.x, torch_blocks(batch))
+        logits = self._logits(batch)
         loss = loss_sum(logits, batch.y, self.task) / batch.global_num_seeds
         loss.backward()
         self.gradients.loss.copy_(loss.detach())
+
+    def _logits(self, batch: MiniBatch) -> Tensor:
+        if batch.exchanges:  # every rank, whatever its share: others wait for its rows
+            return forward_cooperative(self.model, batch, self.comm)
+        return self.model(batch.x, torch_blocks(batch))
 
 
 def seed_dropout(seed: int, epoch: int, step: int, rank: int) -> None:
