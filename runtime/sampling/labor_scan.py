@@ -10,7 +10,7 @@ from typing import no_type_check
 
 import numpy as np
 
-from runtime.sampling.compiled import kernel
+from runtime.sampling.compiled import inlined_kernel, kernel
 from runtime.sampling.intrinsics import prefetch_read
 from runtime.sampling.kernels import SPARE
 from runtime.sampling.labor_intrinsics import LANES, below_threshold, trailing_zeros
@@ -22,9 +22,29 @@ _AHEAD = 16
 """Rows between asking for a row's bounds and reading them; its first edges are asked for after."""
 _EDGES_AHEAD = 4
 _LINE = 16
+_WORD = 64
 _SCAN_AHEAD = 8 * _LINE
 """Neighbours between asking for a cache line and testing it: rows are shorter than what the
 processor's own prefetching needs to get going."""
+
+
+@inlined_kernel
+@no_type_check
+def _test_lanes(indices, place, stop, stream, threshold):
+    """One test's mask; the line that lies ahead in the row is asked for."""
+    prefetch_read(indices, min(place + _SCAN_AHEAD, stop - 1))
+    return below_threshold(indices, place, stream, threshold)
+
+
+@inlined_kernel
+@no_type_check
+def _keep_marked(mask, place, positions, edge):
+    """Positions place + i of the bits i that are set; return the edge end."""
+    while mask:
+        positions[edge] = place + np.int64(trailing_zeros(mask))
+        edge += 1
+        mask &= mask - _ONE
+    return edge
 
 
 @kernel
@@ -32,15 +52,20 @@ processor's own prefetching needs to get going."""
 def _keep_below(indices, start, stop, stream, threshold, positions, edge):
     """Positions start .. stop-1 whose word is below the threshold; return the edge end."""
     place = start
+    while place + _WORD <= stop:
+        # A word of bits at a time: how many neighbours stay in a stretch is chance,
+        # so the loop over the bits is guessed wrong about once per turn, however long that is.
+        mask = _test_lanes(indices, place, stop, stream, threshold)
+        for part in range(LANES, _WORD, LANES):
+            more = _test_lanes(indices, place + part, stop, stream, threshold)
+            mask |= more << np.uint64(part)
+        edge = _keep_marked(mask, place, positions, edge)
+        place += _WORD
     while place < stop and place + LANES <= indices.shape[0]:
-        prefetch_read(indices, min(place + _SCAN_AHEAD, stop - 1))
-        mask = below_threshold(indices, place, stream, threshold)
+        mask = _test_lanes(indices, place, stop, stream, threshold)
         if stop - place < LANES:
             mask &= (_ONE << np.uint64(stop - place)) - _ONE
-        while mask:
-            positions[edge] = place + np.int64(trailing_zeros(mask))
-            edge += 1
-            mask &= mask - _ONE
+        edge = _keep_marked(mask, place, positions, edge)
         place += LANES
     while place < stop:
         if value_kernel(key_kernel(stream, indices[place]), 0) < threshold:

@@ -4,6 +4,7 @@ A record is one JSON object per line: name, value, unit, baseline, ratio, and wh
 it. Values are medians with their spread, never the best of several.
 """
 
+import functools
 import json
 import os
 import statistics
@@ -11,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, no_type_check
@@ -69,21 +71,27 @@ def steady(before: float, after: float) -> bool:
     return abs(before - after) <= DRIFT * max(before, after)
 
 
+@functools.cache
+def _pool(threads: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(threads)
+
+
 def run_threads(task: Callable[[int], Any], threads: int) -> float:
-    """Run task(0) .. task(threads - 1) at once and return the elapsed seconds."""
+    """Run task(0) .. task(threads - 1) at once and return the elapsed seconds.
+
+    The threads live on between calls, as a loader's do: what a sampler keeps per thread stays.
+    """
     gate = threading.Barrier(threads + 1)
 
     def body(index: int) -> None:
         gate.wait()
         task(index)
 
-    workers = [threading.Thread(target=body, args=(i,)) for i in range(threads)]
-    for worker in workers:
-        worker.start()
+    running = [_pool(threads).submit(body, index) for index in range(threads)]
     gate.wait()
     start = time.perf_counter()
-    for worker in workers:
-        worker.join()
+    for each in running:
+        each.result()
     return time.perf_counter() - start
 
 

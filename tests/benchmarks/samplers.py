@@ -47,7 +47,7 @@ from tests.benchmarks.common import (
 )
 
 BATCH_SIZE = 1024
-BATCHES = 10
+BATCHES = 20
 DENSE_NODES, DENSE_DEGREE = 1 << 15, 400
 DENSE_FANOUTS, DENSE_BATCH, DENSE_BATCHES = (10, 10, 10), 128, 4
 FITS = 3
