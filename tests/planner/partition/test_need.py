@@ -49,14 +49,14 @@ def peak(task) -> int:
 
 
 def test_counted_memory_is_what_numpy_allocates():
-    """Of arrays made by numpy; what numba allocates inside kernels is not traced, so at most."""
+    """Beyond the arrays 100 kB are allowed for Python's own objects."""
     indptr, indices = random_csc(200_000, 400_000, 1)
     problem = make_problem(indptr, indices, parts=8, training=np.arange(0, 200_000, 2))
     start = random_parts(problem)
     assert peak(lambda: hash_parts(problem)) <= predict_need(problem, "hash").memory_bytes + 1e5
     assert peak(lambda: random_parts(problem)) <= predict_need(problem, "random").memory_bytes + 1e5
     assert peak(lambda: ldg_parts(problem)) <= predict_need(problem, "ldg").memory_bytes + 1e5
-    assert peak(lambda: to_undirected(indptr, indices)) <= undirected_bytes(200_000, 400_000)
+    assert peak(lambda: to_undirected(indptr, indices)) <= undirected_bytes(200_000, 400_000) + 1e5
     refined = refine_bytes(200_000, 400_000, 8, ascending=False)
     assert peak(lambda: refine_volume(problem, start)) <= refined + 1e5
 
