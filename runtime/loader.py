@@ -20,6 +20,7 @@ from runtime.features.store import AbstractFeatureStore, open_store
 from runtime.features.typed import TypedFeatureStore
 from runtime.graph.dataset import Graph, open_graph
 from runtime.graph.types import types_of
+from runtime.loader_bulk import bulk_stage, grid_stage, refuse_bulk
 from runtime.loader_cooperative import (
     Cooperation,
     CooperativeGatherStage,
@@ -100,6 +101,7 @@ class PlannedLoader:
         self.meter = StageMeter() if meter is None else meter
         self._dialect = Dialect(self.plan.strategy.sampler.dialect)
         self._as_blocks = blocks
+        self._comm = comm
         self.cooperation = self._cooperate(comm)
         self._schedule = self._make_schedule()
         self.store: AbstractFeatureStore = self._open_store(comm)
@@ -287,6 +289,7 @@ class PlannedLoader:
         workload, edge_ids = self.plan.workload, not self._as_blocks
         graph, named = self.topology.graph, self.plan.strategy.sampler
         if isinstance(self._schedule, LinkSchedule):
+            refuse_bulk(self.plan, "task link")
             if named.name != "neighbor" or named.parameters:
                 raise PlanError(
                     f"task link: expected sampler neighbor without parameters, found {named.name}; "
@@ -295,6 +298,7 @@ class PlannedLoader:
             settings = {"dialect": self._dialect, "seed": workload.seed, "edge_ids": edge_ids}
             return link_stages(graph, workload, self._schedule, settings)
         if is_typed(workload):
+            refuse_bulk(self.plan, "model rgcn")
             if named.name != "neighbor" or named.parameters:
                 raise PlanError(
                     f"model rgcn: expected sampler neighbor without parameters, found {named.name};"
@@ -307,7 +311,20 @@ class PlannedLoader:
                 )
             typed = typed_sampler(graph, workload, dialect=self._dialect, edge_ids=edge_ids)
             return SeedsStage(self._schedule, self._dialect), SampleStage(typed)
-        return SeedsStage(self._schedule, self._dialect), SampleStage(self._sampler(named))
+        return SeedsStage(self._schedule, self._dialect), self._sample_stage(self._schedule)
+
+    def _sample_stage(self, schedule: SeedSchedule) -> AbstractStage:
+        """Step by step, in bulk, or from the other ranks' rows of the graph, as the plan says."""
+        strategy, in_flight = self.plan.strategy, self.plan.strategy.prefetch_depth + 1
+        if strategy.topology.policy == "partitioned":
+            return grid_stage(
+                self.plan, self.graph, schedule, self._comm, edge_ids=not self._as_blocks,
+                in_flight=in_flight,
+            )  # fmt: skip
+        sampler = self._sampler(strategy.sampler)
+        if strategy.bulk_batches == 1:
+            return SampleStage(sampler)
+        return bulk_stage(self.plan, schedule, sampler, in_flight=in_flight)
 
     def _sampler(self, named: Sampler) -> BatchSampler:
         """A sampler for nodes of one type, by the plan's name and parameters."""

@@ -222,6 +222,9 @@ class Strategy:
     """Cooperative batching: a vertex belongs to the rank of its hash, or of array `partition`."""
     bulk_batches: int = 1
     """Batches that one call of a matrix sampler draws together."""
+    bulk_bytes: int = 0
+    """Most bytes that those batches may take on a rank; fewer are drawn where more do not fit. 0:
+    no bound."""
     partition: str = "none"
     """Name of the partitioner; array `partition` (int32) holds each node's part."""
     full_graph: FullGraph = field(default_factory=FullGraph)

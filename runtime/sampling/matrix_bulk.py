@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runtime.errors import BudgetExceeded, SamplerError
-from runtime.sampling.layerwise import make_law, policy_of
+from runtime.sampling.layerwise import LayerwiseSampler, make_law, policy_of
 from runtime.sampling.layerwise_law import LayerGraph, Method, Norm, check_layer_sizes
 from runtime.sampling.layerwise_stack import LayerStack
 from runtime.sampling.matrix_memory import BulkBytes, Ledger, object_bytes
@@ -19,7 +19,12 @@ from runtime.sampling.matrix_sage_stack import SageStack
 from runtime.sampling.matrix_stack import Request
 from runtime.sampling.matrix_table import Table
 from runtime.sampling.minibatch import Dialect, MiniBatch
-from runtime.sampling.neighbor import RELABEL_BUDGET_BYTES, check_fanouts, check_graph
+from runtime.sampling.neighbor import (
+    RELABEL_BUDGET_BYTES,
+    NeighborSampler,
+    check_fanouts,
+    check_graph,
+)
 from runtime.sampling.rng import Purpose
 from runtime.sampling.statistics import Estimator
 from runtime.sampling.workspace import Workspace
@@ -104,6 +109,36 @@ class BulkSampler:
             policy_of(law, seed, None),
             edge_ids=edge_ids,
         )
+
+    @staticmethod
+    def of(sampler: object, *, budget_bytes: int | None = None) -> "BulkSampler":
+        """Stacks of the batches that a sampler samples one by one, equal to them bit for bit.
+
+        Args:
+            sampler: Uniform neighbours, or a layer-wise sampler.
+            budget_bytes: As above.
+
+        Raises:
+            SamplerError: another sampler.
+        """
+        if type(sampler) is NeighborSampler:
+            return BulkSampler(
+                sampler.indptr, sampler.indices, sampler.fanouts, dialect=sampler.dialect,
+                seed=sampler.seed, edge_ids=sampler.edge_ids, purpose=sampler.purpose,
+                budget_bytes=budget_bytes,
+            )  # fmt: skip
+        if not isinstance(sampler, LayerwiseSampler):
+            raise SamplerError(
+                "expected uniform neighbours without replacement, ladies, pladies or fastgcn for "
+                f"stacks of batches, found {type(sampler).__name__}; plan with bulk_batches 1"
+            )
+        graph = sampler.graph
+        bulk = BulkSampler(
+            graph.indptr, graph.indices, sampler.sizes, method=Method.LADIES,
+            budget_bytes=budget_bytes,
+        )  # fmt: skip
+        bulk.method, bulk._stack = str(graph.law.method), sampler.stack
+        return bulk
 
     def sample_many(
         self,

@@ -22,8 +22,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from runtime.comm.blocks import stages_of_column
 from runtime.comm.collectives import Communicator
-from runtime.comm.grid import ProcessGrid, stages_of_column
+from runtime.comm.grid import ProcessGrid
 from runtime.sampling.matrix_grid_shard import FetchedRows, Shard, copy_rows
 from runtime.sampling.matrix_memory import Ledger
 from runtime.sampling.neighbor import read_only

@@ -62,8 +62,10 @@ class SeedSchedule:
             self._latest = (epoch, order)
         return order
 
-    def share(self, epoch: int, step: int) -> tuple[NDArray[np.int64], NDArray[np.int64], int]:
-        """This rank's part of one global batch.
+    def share(
+        self, epoch: int, step: int, *, rank: int | None = None
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64], int]:
+        """A rank's part of one global batch; this rank's, if none is named.
 
         Returns:
             seeds: int64 [m], global node ids; may be empty.
@@ -77,8 +79,9 @@ class SeedSchedule:
             )
         start = step * self.batch_size
         count = min(self.batch_size, len(self.train_idx) - start)
-        first = start + count * self.rank // self.num_ranks
-        last = start + count * (self.rank + 1) // self.num_ranks
+        rank = self.rank if rank is None else rank
+        first = start + count * rank // self.num_ranks
+        last = start + count * (rank + 1) // self.num_ranks
         input_id = self.order(epoch)[first:last]
         return self.train_idx[input_id], input_id, count
 
