@@ -13,6 +13,7 @@ from planner.commands.common import parse_bytes, parse_integers, parse_sampler
 from planner.errors import SettingsError
 from runtime.graph.dataset import Graph
 
+PRESET = ["--machine", "cpu-2core"]
 FAST = ["--machine", "cpu-2core", "--devices", "1", "--fanouts", "3,3", "--hidden", "8"]
 
 
@@ -31,12 +32,12 @@ def one_line(capsys: pytest.CaptureFixture[str]) -> str:
         (["plan", "G", "-o", "P", "--fanouts", "5,5", "--layers", "3"], "expected 3 fan-outs"),
         (["plan", "G", "-o", "P", "--fanouts", "5,x"], "expected integers"),
         (["plan", "G", "-o", "P", "--fanouts", "0,5"], "fan-outs of at least 1"),
-        (["plan", "G", "-o", "P", "--sampler", "labor"], "add --allow"),
+        (["plan", "G", "-o", "P", "--sampler", "labor", *PRESET], "add --allow"),
         (["plan", "G", "-o", "P", "--model", "oracle"], "expected a model among"),
-        (["plan", "G", "-o", "P", "--model", "rgcn"], "expected edge types"),
+        (["plan", "G", "-o", "P", "--model", "rgcn", *PRESET], "expected edge types"),
         (["plan", "G", "-o", "P", "--type-fanouts", "cites"], "expected NAME=5,3"),
         (["plan", "G", "-o", "P", "--type-fanouts", "cites=5"], "expected 2 fan-outs"),
-        (["plan", "G", "-o", "P", "--type-fanouts", "cites=5,5"], "with model rgcn alone"),
+        (["plan", "G", "-o", "P", "--type-fanouts", "cites=5,5", *PRESET], "with model rgcn alone"),
         (["plan", "G", "-o", "P", "--num-negatives", "0"], "at least 1 negative"),
         (["plan", "G", "-o", "P", "--devices", "0"], "at least 1 device"),
         (["plan", "G", "-o", "P", "--devices", "many"], "expected a number or auto"),
