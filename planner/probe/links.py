@@ -8,6 +8,7 @@ are measured: their provenance is `derived` and never `measured`.
 import numpy as np
 
 from planner.machine import Link, Memory, Processor, Table
+from planner.partition.cliques import clique_covers
 from planner.probe.fit import fit_alpha_beta
 from planner.probe.nvml import Gpu, Inventory
 
@@ -178,16 +179,12 @@ def _nvlink(gpu: Gpu, source: str, target: str, count: int) -> list[Link]:
 
 
 def nvlink_cliques(inventory: Inventory) -> list[list[str]]:
-    """Groups of GPUs joined all to all by NVLink: maximal cliques, taken largest first."""
-    import networkx as nx
-
-    joined: nx.Graph[int] = nx.Graph()
-    joined.add_nodes_from(gpu.index for gpu in inventory.gpus)
-    joined.add_edges_from((p.first, p.second) for p in inventory.pairs if p.num_nvlinks)
-    cliques: list[list[str]] = []
-    while joined.number_of_nodes():
-        found = [sorted(clique) for clique in nx.find_cliques(joined)]
-        best = min(found, key=lambda clique: (-len(clique), clique))
-        cliques.append([f"gpu{index}" for index in best])
-        joined.remove_nodes_from(best)
-    return cliques
+    """The fewest groups of GPUs joined all to all by NVLink; link counts break ties."""
+    place = {gpu.index: position for position, gpu in enumerate(inventory.gpus)}
+    joined = np.zeros((len(place), len(place)), np.int64)
+    for pair in inventory.pairs:
+        if pair.num_nvlinks:
+            a, b = place[pair.first], place[pair.second]
+            joined[a, b] = joined[b, a] = pair.num_nvlinks
+    names = [f"gpu{gpu.index}" for gpu in inventory.gpus]
+    return [[names[g] for g in clique] for clique in clique_covers(joined)[0].cliques]
