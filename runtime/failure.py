@@ -168,8 +168,8 @@ def _as_error(failure: RankFailure, folder: Path) -> GnnplanError:
 
 def _killed_rank(ended: list[EndedRank], reported: set[int]) -> str | None:
     """Name the first rank that ended without a word of its own."""
-    failures = [each for each in ended if each.rank not in reported]
-    failures.sort(key=lambda each: each.exit_code == -signal.SIGTERM)
+    # SIGTERM is torchrun's own, after another rank's end.
+    failures = [e for e in ended if e.rank not in reported and e.exit_code != -signal.SIGTERM]
     if not failures:
         return None
     rank, code = failures[0].rank, failures[0].exit_code

@@ -41,6 +41,8 @@ class Field(IntEnum):
 
 NUM_FIELDS = 16
 STAGES = list(Stage)
+MEETINGS = (Stage.ALL_REDUCE, Stage.HALO_EXCHANGE, Stage.EXCHANGE_IDS, Stage.EXCHANGE_ROWS)
+"""Stages in which a rank may have to wait for others."""
 
 
 class Phase(IntEnum):
@@ -72,6 +74,13 @@ class Beat:
     def place(self) -> tuple[int, int]:
         """How far the training thread is: its step, and the stage's position in a step."""
         return self.step, STAGES.index(Stage(self.stage)) if self.stage else -1
+
+    @property
+    def meeting(self) -> bool:
+        """True where the training thread waits for other ranks, itself or through the loader."""
+        return self.stage in MEETINGS or (
+            self.stage == Stage.WAIT and self.loader_stage in MEETINGS
+        )
 
     @property
     def where(self) -> str:

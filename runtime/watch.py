@@ -3,8 +3,8 @@
 A rank is hung when it gives no sign of life for `limit_seconds` (stopped, or stuck with the
 interpreter's lock), or when no rank of the host enters another stage of training for
 `STALL_SHARE * limit_seconds`, or `PATIENCE` times the longest stage so far where that is longer.
-Named is then the rank that is furthest behind: the others wait for it in a collective. Where none
-is behind, it is the link between them.
+Named is then the rank that is furthest behind: the others wait for it where ranks meet. Where that
+rank itself waits in a collective, it is a link (or another host's watcher names the rank).
 
 The watcher's clock advances by at most `MAX_TICK_SECONDS` per look: a pause of the whole machine,
 or a jump of its clock, is not held against anyone.
@@ -127,10 +127,11 @@ class Watcher:
         if seconds <= max(STALL_SHARE * self.limit_seconds, PATIENCE * self._longest):
             return None
         last = min(beats, key=lambda beat: beat.place)
-        if len(beats) > 1 and len({beat.place for beat in beats}) == 1:
+        together = len(beats) > 1 and len({beat.place for beat in beats}) == 1
+        if last.meeting or together:
             line = (
-                f"every rank of this host waits in {last.where} for {seconds:.0f} s: the link "
-                "between ranks is down or too slow"
+                f"rank {last.rank}: hung in {last.where} with every rank of its host, no progress "
+                f"for {seconds:.0f} s: a link is down or too slow, or another host's rank hangs"
             )
         else:
             line = f"rank {last.rank}: hung in {last.where}, no progress for {seconds:.0f} s"

@@ -14,14 +14,18 @@ from runtime.plan import Workload
 
 
 class Faulty(nn.Module):
-    """SAGE that does what $GNNPLAN_TEST_FAULT says on one rank at one step: "rank:step:how"."""
+    """SAGE that does what $GNNPLAN_TEST_FAULT says on one rank at one step: "rank:step:how".
+
+    Rank "*" is every rank; "rank:step:how:once" spares the attempts after a restart.
+    """
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
         self.num_calls = 0
-        rank, step, self.how = os.environ.get("GNNPLAN_TEST_FAULT", "-1:0:none").split(":")
-        self.here = rank == os.environ.get("RANK", "0")
+        rank, step, self.how, *once = os.environ.get("GNNPLAN_TEST_FAULT", "-1:0:none").split(":")
+        again = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
+        self.here = rank in ("*", os.environ.get("RANK", "0")) and not (once and again)
         self.step = int(step)
 
     def forward(self, x: Tensor, blocks: Sequence[TorchBlock]) -> Tensor:
@@ -33,13 +37,25 @@ class Faulty(nn.Module):
         return logits * float("nan") if self.here and self.how == "nan" else logits
 
     def fail(self) -> None:
-        """Raise, die, or hang."""
+        """Raise, die, stop, hang, move the clock, or take memory until there is none."""
         if self.how == "raise":
             raise RuntimeError("the model gave up")
         if self.how == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
+        if self.how == "stop":
+            os.kill(os.getpid(), signal.SIGSTOP)
         if self.how == "hang":
             time.sleep(600)
+        if self.how == "memory":
+            raise MemoryError("cannot allocate 12 GiB")
+        if self.how in ("past", "future"):
+            day = -86400.0 if self.how == "past" else 86400.0
+            clock = time.time
+            time.time = lambda: clock() + day
+        if self.how == "eat":
+            eaten: list[bytes] = []
+            while True:
+                eaten.append(os.urandom(1 << 24))
 
 
 def faulty(workload: Workload, in_dim: int, num_classes: int, task: str) -> nn.Module:
