@@ -127,10 +127,11 @@ class FullGraphLoop(TrainLoop):
     def step(self, batch: "MiniBatch | WholeEpoch", index: int) -> float:
         """One epoch; the exchange's share of forward and backward is metered as its own stage."""
         exchange = self.full.exchange
-        before, core = exchange.sent_bytes, time.thread_time()
+        before = exchange.sent_bytes
         exchange.reset()
         with self.meter.measure(Stage.SAMPLE, index):
             layers = self.full.layers(batch.epoch)
+        self.meter.enter(Stage.FORWARD_BACKWARD, index)
         core, started = time.thread_time(), time.perf_counter()
         self.gradients.flat.zero_()
         seed_dropout(self.seed, batch.epoch, batch.step, self.comm.rank)
