@@ -11,6 +11,8 @@ from runtime.plan import Plan
 def check_identity(plan: Plan, *, force: bool = False) -> list[str]:
     """Compare the fingerprints in a plan with those of its dataset and of this machine.
 
+    A machine of several hosts has one fingerprint for each, joined by "+"; any of them will do.
+
     Call before the process is pinned to cores: the cores it may use are part of the machine.
 
     Args:
@@ -32,7 +34,7 @@ def check_identity(plan: Plan, *, force: bool = False) -> list[str]:
             f"{plan.graph.fingerprint[:12]}), found {found_graph[:12]}; plan again or use --force"
         )
     found_machine = machine_fingerprint()
-    if found_machine != plan.machine.fingerprint:
+    if found_machine not in plan.machine.fingerprint.split("+"):
         notes.append(
             f"expected the machine the plan was made for ({plan.machine.name}, fingerprint "
             f"{plan.machine.fingerprint[:12]}), found {found_machine[:12]}; probe and plan again "

@@ -27,8 +27,15 @@ from runtime.device import usable_cores
 from runtime.errors import InputError
 from runtime.failure import ERRORS_FOLDER, LAUNCH_FAILURE, clear_failures, failure_of
 from runtime.identity import check_identity
+from runtime.launch_hosts import (
+    Place,
+    own_devices,
+    roll_environment,
+    run_folder_of,
+    torchrun_arguments,
+)
 from runtime.memory_sum import check_limit
-from runtime.plan import Plan, load_plan
+from runtime.plan import Device, Plan, load_plan
 from runtime.report import RunReport, load_report
 
 EVENTS_FILE = "events.jsonl"
@@ -55,11 +62,12 @@ def train(
     run_folder: Path | None = None,
     oversubscribe: bool = False,
     max_restarts: int = MAX_RESTARTS,
+    place: Place | None = None,
     progress: Progress | None = None,
     environment: dict[str, str] | None = None,
     **options: Any,
 ) -> RunReport:
-    """Train under a plan on all its ranks.
+    """Train under a plan on all its ranks, or on those of this host.
 
     Args:
         plan_folder: the plan; report.json is written into it (and into the run folder).
@@ -74,26 +82,29 @@ def train(
         oversubscribe: start more ranks than there are cores.
         max_restarts: times that failed or hung ranks are started again from the last checkpoint;
             an error that would only come again ends the job at once.
+        place: this host among several; every one of them calls this. Default: the only host.
         progress: called with each event: {"event": "start" | "step" | "epoch" | "end", ...}.
         environment: variables added to the ranks' environment.
         **options: other fields of `RunConfig`.
 
     Raises:
         PlanError: the plan is damaged, or names another graph or machine (without `force`).
-        InputError: more ranks than can be started here.
+        InputError: more ranks than can be started here, or a place that is not the plan's.
         BudgetExceeded: the plan's memory passes this process's control group; the text is the sum.
         WorkerFailed: a rank failed or hung; the text names it and its error.
         KeyboardInterrupt: after Ctrl-C, when every process has ended.
     """
     plan_folder = Path(plan_folder).resolve()
     plan = load_plan(plan_folder)
-    check_startable(plan, oversubscribe=oversubscribe)
+    place = place or Place()
+    check_startable(own_devices(plan, place), oversubscribe=oversubscribe)
     if max_restarts < 0:
         raise InputError(f"expected at least 0 restarts, found {max_restarts}")
     if not force:
         check_limit(plan, memory_group())
     check_identity(plan, force=force)
     run_path = (plan_folder / "run" if run_folder is None else Path(run_folder)).resolve()
+    run_path = run_folder_of(run_path, place)
     config = RunConfig(
         plan_folder=str(plan_folder),
         run_folder=str(run_path),
@@ -107,28 +118,22 @@ def train(
         launched=True,
         **options,
     )
+    arguments = [*torchrun_arguments(plan, place), f"--max-restarts={max_restarts}"]
     _prepare(run_path, config)
-    command = _command(plan.num_ranks, run_path, max_restarts)
-    with _job(command, plan, run_path, environment or {}) as job:
+    variables = roll_environment(plan, place, config) | (environment or {})
+    with _job(_command(arguments, run_path), plan, run_path, variables) as job:
         _follow(job, run_path / EVENTS_FILE, progress or _ignore)
     if job.returncode != 0:
         raise failure_of(run_path, run_path / LOG_FILE, job.returncode)
     return load_report(run_path)
 
 
-def check_startable(plan: Plan, *, oversubscribe: bool = False) -> None:
-    """Refuse a plan with more ranks than this host can start.
+def check_startable(devices: list[Device], *, oversubscribe: bool = False) -> None:
+    """Refuse more ranks than this host can start.
 
     Raises:
         InputError: the text names ranks, cores and what to do.
     """
-    devices = plan.strategy.devices
-    hosts = {device.host for device in devices}
-    if len(hosts) > 1:
-        raise InputError(
-            f"the plan spans {len(hosts)} hosts, `train` starts ranks on one; "
-            "run `torchrun -m runtime.worker RUN_CONFIG` on each host"
-        )
     on_cpu = sum(device.kind == "cpu" for device in devices)
     cores = usable_cores()
     if on_cpu > cores and not oversubscribe:
@@ -147,13 +152,11 @@ def _prepare(run_path: Path, config: RunConfig) -> None:
     codec.write_text_atomically(run_path / CONFIG_FILE, codec.dumps(config))
 
 
-def _command(num_ranks: int, run_path: Path, max_restarts: int) -> list[str]:
+def _command(arguments: list[str], run_path: Path) -> list[str]:
     failure_file = run_path / ERRORS_FOLDER / LAUNCH_FAILURE
     return [
         *(sys.executable, "-m", "runtime.torchrun", str(os.getpid()), str(failure_file)),
-        *("--nnodes=1", f"--nproc-per-node={num_ranks}", f"--max-restarts={max_restarts}"),
-        # Port 0 lets the rendezvous take a free port, so that two jobs on a host never collide.
-        *("--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0", "--local-addr=127.0.0.1"),
+        *arguments,
         *("-m", "runtime.worker", str(run_path / CONFIG_FILE)),
     ]
 

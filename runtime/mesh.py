@@ -2,17 +2,21 @@
 
 The group here is the training thread's. A feature store with peers makes itself another
 (`Communicator.duplicate`), so that an exchange of rows on a prefetch thread never meets the
-gradient exchange in one queue.
+gradient exchange in one queue. Hosts and cliques are the plan's; groups of them are made on demand.
 """
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore, Store
+from torch.distributed.rendezvous import rendezvous
 
 from runtime.comm.collectives import Communicator
+from runtime.comm.route import use_route_to
 from runtime.errors import InputError, PlanError
 from runtime.plan import Device, Plan
 
@@ -32,6 +36,28 @@ class Mesh:
     """Gradients and evaluation; with one rank it sends nothing."""
     owns_group: bool
     """True where this object set up torch.distributed and must tear it down."""
+    hosts: list[list[int]] = field(default_factory=list[list[int]])
+    """Ranks of each host, hosts by number."""
+    cliques: list[list[int]] = field(default_factory=list[list[int]])
+    """Ranks of each clique, cliques by number."""
+
+    def host_group(self) -> Communicator:
+        """The ranks of this host, on a process group of their own; collective over all ranks."""
+        return self.comm.split(self.hosts)
+
+    def clique_group(self) -> Communicator:
+        """The ranks of this rank's clique, on a group of their own; collective over all ranks."""
+        return self.comm.split(self.cliques)
+
+    def leader_group(self) -> Communicator | None:
+        """The first ranks of all hosts; None on other ranks. Collective over all ranks."""
+        leaders = [ranks[0] for ranks in self.hosts]
+        others = [rank for rank in range(self.size) if rank not in leaders]
+        group = self.comm.split([leaders, others] if others else [leaders])
+        if self.rank in leaders:
+            return group
+        group.close()
+        return None
 
     def close(self) -> None:
         """Leave the process groups that this object made."""
@@ -50,21 +76,27 @@ def open_mesh(plan: Plan, *, timeout_seconds: float = TIMEOUT_SECONDS) -> Mesh:
     """Join the job: set up gloo (processors) or nccl (GPUs), or use the group that exists.
 
     Raises:
-        PlanError: the number of ranks that run is not the plan's.
+        PlanError: the number of ranks that run, or their hosts, are not the plan's.
         InputError: the plan wants a GPU that is not there.
     """
     rank, size = rank_and_size()
+    devices = plan.strategy.devices
     if size != plan.num_ranks:
         raise PlanError(
             f"expected {plan.num_ranks} ranks (the plan's devices), found {size}; "
             f"start {plan.num_ranks} processes or plan again with --devices {size}"
         )
-    planned = plan.strategy.devices[rank]
+    planned = devices[rank]
+    check_place(devices, rank)
     device = torch_device(planned)
     owns = size > 1 and not dist.is_initialized()
     if owns:
+        if "MASTER_ADDR" in os.environ:
+            use_route_to(os.environ["MASTER_ADDR"])
         backend = "nccl" if device.type == "cuda" else "gloo"
-        dist.init_process_group(backend, timeout=timedelta(seconds=timeout_seconds))
+        timeout = timedelta(seconds=timeout_seconds)
+        store = _store_of_attempt(timeout)
+        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
     return Mesh(
         rank=rank,
         size=size,
@@ -72,7 +104,53 @@ def open_mesh(plan: Plan, *, timeout_seconds: float = TIMEOUT_SECONDS) -> Mesh:
         device=device,
         comm=Communicator(),
         owns_group=owns,
+        hosts=ranks_by([each.host for each in devices]),
+        cliques=ranks_by([each.clique for each in devices]),
     )
+
+
+def ranks_by(numbers: list[int]) -> list[list[int]]:
+    """Ranks that share a number, lists in the order of the numbers.
+
+    >>> ranks_by([1, 0, 1])
+    [[1], [0, 2]]
+    """
+    return [
+        [rank for rank, number in enumerate(numbers) if number == shared]
+        for shared in sorted(set(numbers))
+    ]
+
+
+def check_place(devices: list[Device], rank: int) -> None:
+    """Refuse ranks that torchrun placed on other hosts than the plan did.
+
+    All ranks on one machine are let through: hosts may be played there.
+
+    Raises:
+        PlanError: this rank is planned at another place of its host.
+    """
+    here = os.environ.get("LOCAL_RANK"), os.environ.get("LOCAL_WORLD_SIZE")
+    if None in here or here[1] == str(len(devices)):
+        return
+    mates = [each.rank for each in devices if each.host == devices[rank].host]
+    planned = str(mates.index(rank)), str(len(mates))
+    if here != planned:
+        raise PlanError(
+            f"rank {rank} is planned as place {planned[0]} of {planned[1]} on host "
+            f"{devices[rank].host}, torchrun started it as place {here[0]} of {here[1]}; start "
+            "each host's own number of ranks, in the order of the plan's hosts"
+        )
+
+
+def _store_of_attempt(timeout: timedelta) -> Store:
+    """The job's key-value store, without the keys of earlier attempts.
+
+    torchrun's store outlives a restart of the ranks (torch 2.13), and with it the addresses under
+    which gloo would look for ranks that are gone.
+    """
+    store, _, _ = next(rendezvous("env://", timeout=timeout))
+    restarts = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    return PrefixStore(f"attempt{restarts}", store)
 
 
 def torch_device(planned: Device) -> torch.device:

@@ -87,6 +87,12 @@ class Supervisor:
         self._write()
         return bool(killed) or is_final(self._run_folder, attempt)
 
+    def refuse(self, line: str) -> None:
+        """Write down why the job never began."""
+        sys.stderr.write(f"{line}\n")
+        self._ended.append(EndedRank(attempt=0, rank=-1, exit_code=1, line=line, final=True))
+        self._write()
+
     def _killed_for_memory(self, exit_codes: Mapping[int, int]) -> str:
         """The out-of-memory killer's victim and the plan's sum; empty where it killed nobody."""
         group = memory_group()

@@ -1,8 +1,8 @@
 """`python -m runtime.torchrun PARENT_PID FAILURE_FILE [torchrun arguments]`: torchrun on a leash.
 
-It is torch.distributed.run with two additions: it ends when the process that started it ends, and
-it watches the ranks it starts (`supervise.py`): a hung one is ended, and what ended each attempt is
-written to a file.
+It is torch.distributed.run with three additions: it ends when the process that started it ends; it
+watches the ranks it starts (`supervise.py`): a hung one is ended, and what ended each attempt is
+written to a file; and a job on several hosts first calls the roll (`rollcall.py`).
 """
 
 import os
@@ -27,9 +27,19 @@ def main(arguments: list[str]) -> int:
     """Run torchrun; returns its exit code."""
     parent_pid, failure_file, *rest = arguments
     die_with(int(parent_pid), signal.SIGTERM)
+    from runtime.errors import WorkerFailed
+    from runtime.rollcall import call_roll, place_ranks, read_roll
     from runtime.supervise import Supervisor, supervise
 
     supervisor = Supervisor(Path(failure_file))
+    store, roll = None, read_roll()
+    if roll is not None:
+        try:
+            store = call_roll(roll)
+        except WorkerFailed as error:
+            supervisor.refuse(str(error))
+            return 1
+        place_ranks(roll)
     supervisor.start()
     supervise(supervisor)
     from torch.distributed import run
@@ -42,6 +52,8 @@ def main(arguments: list[str]) -> int:
         return 1
     except SignalException as error:
         return 128 + int(error.sigval)
+    finally:
+        del store  # host 0 serves the rendezvous from it until here
     return 0
 
 

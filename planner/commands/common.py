@@ -20,6 +20,17 @@ JsonFlag = Annotated[
     bool, typer.Option("--json", help="Print one JSON document on stdout, all else on stderr.")
 ]
 
+NodeRank = Annotated[
+    int, typer.Option(help="Number of this host, from 0, where several take part.")
+]
+RendezvousEndpoint = Annotated[
+    str,
+    typer.Option(help="HOST:PORT on host 0 where the hosts meet; the same text on every host."),
+]
+RendezvousTimeout = Annotated[
+    float, typer.Option(help="Longest wait for the other hosts, in seconds.")
+]
+
 DECIMAL_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 BINARY_UNITS = {"ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 UNITS = {**DECIMAL_UNITS, **BINARY_UNITS}

@@ -9,6 +9,9 @@ from rich.table import Table as Grid
 
 from planner.commands.common import (
     JsonFlag,
+    NodeRank,
+    RendezvousEndpoint,
+    RendezvousTimeout,
     console,
     emit_json,
     parse_integers,
@@ -43,10 +46,17 @@ def train_command(
         typer.Option(help="Evaluate by sampling with these fan-outs instead of all neighbours."),
     ] = None,
     eval_every: Annotated[int, typer.Option(help="Epochs between evaluations.")] = 1,
+    node_rank: NodeRank = 0,
+    rdzv_endpoint: RendezvousEndpoint = "",
+    rdzv_timeout: RendezvousTimeout = 300.0,
     as_json: JsonFlag = False,
 ) -> None:
-    """Train under a plan on its ranks; writes report.json into the plan folder."""
+    """Train under a plan on its ranks; writes report.json into the plan folder.
+
+    For a plan of several hosts, run the same command on each with its own --node-rank.
+    """
     from runtime.launch import train
+    from runtime.launch_hosts import Place
 
     load_plan(plan)
     screen = console(as_json)
@@ -70,6 +80,7 @@ def train_command(
             eval_fanouts=None
             if eval_fanouts is None
             else parse_integers(eval_fanouts, "--eval-fanouts"),
+            place=Place(node_rank=node_rank, endpoint=rdzv_endpoint, wait_seconds=rdzv_timeout),
             progress=on_event,
         )
     if as_json:

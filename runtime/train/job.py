@@ -259,7 +259,7 @@ class Job:
         return str(self.loop.gradients.flat.device)
 
     def finish(self) -> RunReport:
-        """Gather every rank's figures; rank 0 writes report.json into run and plan folder."""
+        """Gather every rank's figures; each host writes report.json, rank 0 into the plan too."""
         ranks = self.loop.comm.all_gather_objects(self._rank_report())
         seconds = self.loop.meter.seconds(STEP)
         steps = measured_steps(seconds)
@@ -279,14 +279,16 @@ class Job:
             noise=noise_between(self.before, host_state()),
             notes=self.notes,
         )
-        if self.loop.comm.rank == 0:
+        hosts = [device.host for device in self.plan.strategy.devices]
+        if self.loop.comm.rank == hosts.index(hosts[self.loop.comm.rank]):
             self._save_report(report)
         self.events.emit("end", test=self.test_score, step_seconds=steps.median)
         return report
 
     def _save_report(self, report: RunReport) -> None:
         """Write the report; the training behind it is in the last checkpoint, whatever happens."""
-        for folder in (self.config.run_path, Path(self.config.plan_folder)):
+        plan_folder = [Path(self.config.plan_folder)] if self.loop.comm.rank == 0 else []
+        for folder in (self.config.run_path, *plan_folder):
             try:
                 save_report(report, folder)
             except OSError as error:

@@ -55,12 +55,14 @@ def make_plan(
     cache: DynamicCache | None = None,
     topology: TopologyPlacement | None = None,
     more_arrays: dict[str, NDArray[Any]] | None = None,
+    hosts: list[int] | None = None,
     **workload: Any,
 ) -> Plan:
     """Write a plan folder; a `sampler` comes with its own dialect.
 
     Rank r owns the `own_rows` nodes r, r + ranks, ... With `peers`, each rank reads the others'
     own rows from them. The rest is read from the host, or from disk where a budget is given.
+    `hosts` holds each rank's host; without it there is one.
     """
     fanouts = [10, 5] if fanouts is None else fanouts
     placement, arrays = _placement(graph, ranks, own_rows, peers, disk_budget_bytes)
@@ -70,7 +72,7 @@ def make_plan(
         sampler=sampler or Sampler(dialect=dialect),
         features=placement,
         topology=topology or TopologyPlacement(),
-        devices=[Device(rank=r, kind="cpu", index=r) for r in range(ranks)],
+        devices=_devices([0] * ranks if hosts is None else hosts),
         threads=Threads(compute=compute_threads, sample=sample_threads),
         prefetch_depth=prefetch_depth,
         pipeline=pipeline or ["seeds", "sample", "gather", "batch"],
@@ -100,6 +102,13 @@ def make_plan(
         ),
     )
     return save_plan(plan, arrays, folder)
+
+
+def _devices(hosts: list[int]) -> list[Device]:
+    return [
+        Device(rank=rank, kind="cpu", host=host, clique=host, index=hosts[:rank].count(host))
+        for rank, host in enumerate(hosts)
+    ]
 
 
 def _graph_ref(graph: Graph) -> GraphRef:

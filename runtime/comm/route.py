@@ -1,0 +1,98 @@
+"""Which network interface leads to another host: what gloo and NCCL must use between hosts.
+
+Left alone, gloo binds to the address that this host's own name resolves to, which on many systems
+is the loopback and on others a card that the other hosts do not reach.
+"""
+
+import ipaddress
+import os
+import socket
+from pathlib import Path
+
+from runtime.errors import InputError
+
+VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+LOOPBACK = "lo"
+_IF_INET6 = Path("/proc/net/if_inet6")
+_ANY_PORT = 9  # no packet is sent: connecting a datagram socket only looks the route up
+_SIOCGIFADDR = 0x8915  # linux/sockios.h
+
+
+def split_endpoint(endpoint: str) -> tuple[str, int]:
+    """Host and port of HOST:PORT, or of [IPV6]:PORT.
+
+    Raises:
+        InputError: it is none.
+    """
+    host, _, port = endpoint.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not host or not port.isdigit() or not 0 < int(port) < 2**16:
+        raise InputError(f"expected an endpoint HOST:PORT, found {endpoint!r}")
+    return host, int(port)
+
+
+def address_towards(host: str) -> str:
+    """This host's own address on the way to another one (or to itself).
+
+    Raises:
+        InputError: the name is not known here, or no route leads there.
+    """
+    try:
+        family, kind, _, _, there = socket.getaddrinfo(host, _ANY_PORT, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.connect(there)
+            return str(probe.getsockname()[0])
+    except OSError as error:
+        raise InputError(
+            f"{host}: expected a host that can be reached from here ({error})"
+        ) from None
+
+
+def interface_of(address: str) -> str | None:
+    """Name of the interface that has an address; None where none has it."""
+    wanted = ipaddress.ip_address(address.partition("%")[0])
+    if wanted.is_loopback:
+        return LOOPBACK
+    if wanted.version == 6:
+        return _ipv6_interfaces().get(wanted)
+    for _, name in socket.if_nameindex():
+        if _ipv4_of(name) == address:
+            return name
+    return None
+
+
+def use_route_to(host: str) -> str | None:
+    """Make gloo and NCCL use the interface towards a host; variables that are set stay.
+
+    Returns:
+        The interface; None where it was not found, and nothing was set.
+    """
+    try:
+        interface = interface_of(address_towards(host))
+    except InputError:
+        return None  # joining the group will say what is wrong with the name
+    if interface is not None:
+        for variable in VARIABLES:
+            # NCCL needs no socket within a host, and refuses the loopback beside other hosts.
+            if interface != LOOPBACK or variable != "NCCL_SOCKET_IFNAME":
+                os.environ.setdefault(variable, interface)
+    return interface
+
+
+def _ipv4_of(interface: str) -> str | None:
+    import fcntl
+
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        request = interface.encode()[:15].ljust(256, b"\0")
+        try:
+            answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)
+        except OSError:
+            return None  # it has no IPv4 address
+    return socket.inet_ntoa(answer[20:24])
+
+
+def _ipv6_interfaces() -> dict[ipaddress.IPv4Address | ipaddress.IPv6Address, str]:
+    if not _IF_INET6.exists():
+        return {}
+    rows = [line.split() for line in _IF_INET6.read_text().splitlines()]
+    return {ipaddress.IPv6Address(int(row[0], 16)): row[5] for row in rows}
