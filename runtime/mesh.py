@@ -8,7 +8,6 @@ gradient exchange in one queue. Hosts and cliques are the plan's; groups of them
 import os
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any
 
 import torch
 import torch.distributed as dist
