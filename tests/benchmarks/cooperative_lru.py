@@ -1,0 +1,142 @@
+"""Hit rates of caches in front of dependent LABOR-0 batches: counted, and by the LRU model [A7].
+
+Formulas 8.7: vertex v is touched by a batch iff r_v <= q_v and a seed of the batch sees it, which
+happens with probability a_v. A cache of C rows, one touch per distinct row and batch:
+
+    independent   sum_v 1 - (1 - a q)^tau = C,  hit = sum_v a q (1 - (1 - a q)^tau) / sum_v a q
+    any kappa     miss = E[(1 - a)^n | r <= q now], n of the last tau batches with r <= q along the
+                  Gaussian path of 5.5, by Monte Carlo over paths in a random phase; tau from the
+                  footprint sum_v 1 - E[(1 - a)^n] = C
+
+The pairs (a, q) are estimated from frozen streams: with f the share of a stream's batches that
+touch v, E f = a q and E f^2 = a^2 q over streams.
+"""
+
+from collections.abc import Callable, Iterable
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.stats import norm
+
+from runtime.features.cache_slots import Slots
+
+Touch = Callable[[int, int], NDArray[np.int64]]
+"""touch(stream, batch): the distinct vertices of a batch under a frozen stream."""
+BUCKETS, PATHS = 10, 2000
+
+
+class Caches:
+    """An LRU cache and a static one side by side, fed with the same batches."""
+
+    def __init__(self, num_nodes: int, num_slots: int, held: NDArray[np.int64]) -> None:
+        """`held` are the rows of the static cache."""
+        self._slots = Slots(num_nodes, num_slots, clock=False)
+        self._codes = np.zeros(num_nodes, np.uint32)
+        self._bypass = np.zeros(256, np.bool_)
+        self._held = np.zeros(num_nodes, np.bool_)
+        self._held[held] = True
+        self.touched = self.lru_hits = self.static_hits = 0
+
+    def read(self, ids: NDArray[np.int64], *, count: bool) -> None:
+        """Touch the rows of one batch; a batch that only warms up is not counted."""
+        decision = self._slots.decide(ids, self._codes, self._bypass)
+        if count:
+            self.touched += decision.num_touched
+            self.lru_hits += decision.num_hits
+            self.static_hits += int(self._held[ids].sum())
+
+
+def hottest(batches: Iterable[NDArray[np.int64]], num_nodes: int, count: int) -> NDArray[np.int64]:
+    """The rows most often in batches of another stream than the counted ones; ties by id."""
+    heat = np.zeros(num_nodes, np.int64)
+    for ids in batches:
+        heat[ids] += 1
+    return np.argsort(-heat, kind="stable")[:count]
+
+
+def estimate(
+    touch: Touch, num_nodes: int, *, streams: int, batches: int
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """a_v and q_v of every vertex, by moments over frozen streams."""
+    first, second = np.zeros(num_nodes), np.zeros(num_nodes)
+    for stream in range(streams):
+        times = np.zeros(num_nodes)
+        for batch in range(batches):
+            times[touch(stream, batch)] += 1
+        first += times / batches
+        second += times * (times - 1) / (batches * (batches - 1))
+    first, second = first / streams, second / streams
+    seen = first > 0
+    a = np.zeros(num_nodes)
+    a[seen] = np.clip(second[seen] / first[seen], first[seen], 1)  # q <= 1 asks for a >= E f
+    q = np.zeros(num_nodes)
+    q[seen] = first[seen] / a[seen]
+    return a, q
+
+
+def predict(a: NDArray[np.float64], q: NDArray[np.float64], num_slots: int, kappa: int) -> float:
+    """Hit rate of an LRU cache by [A7]."""
+    seen = a > 0
+    a, q = a[seen], q[seen]
+    if num_slots >= a.shape[0]:
+        return 1.0
+    if kappa == 1:
+        return _interpolate(lambda tau: _independent(a * q, tau), num_slots)
+    return _interpolate(_dependent(a, q, kappa), num_slots)
+
+
+def _independent(p: NDArray[np.float64], tau: int) -> tuple[float, float]:
+    kept = 1 - (1 - p) ** tau
+    return float(kept.sum()), float((p * kept).sum() / p.sum())
+
+
+def _dependent(
+    a: NDArray[np.float64], q: NDArray[np.float64], kappa: int
+) -> Callable[[int], tuple[float, float]]:
+    """Footprint and hit rate as functions of tau, over buckets of vertices with like q and a."""
+    groups: list[tuple[float, float, int]] = []
+    by_q = np.argsort(q, kind="stable")
+    for part in np.array_split(by_q, min(BUCKETS, len(q))):
+        inner = part[np.argsort(a[part], kind="stable")]
+        for bucket in np.array_split(inner, min(BUCKETS, len(inner))):
+            groups.append((float(a[bucket].mean()), float(q[bucket].mean()), len(bucket)))
+    total = sum(one * other * count for one, other, count in groups)
+
+    def at(tau: int) -> tuple[float, float]:
+        rng = np.random.default_rng(9)
+        length = tau + 1
+        z = rng.standard_normal((PATHS, length // kappa + 3))
+        index = rng.integers(0, kappa, PATHS)[:, None] + np.arange(length)[None]
+        segment, c = index // kappa, (index % kappa) / kappa * (np.pi / 2)
+        path = np.cos(c) * np.take_along_axis(z, segment, 1)
+        path += np.sin(c) * np.take_along_axis(z, segment + 1, 1)
+        footprint = hits = 0.0
+        occupied: dict[float, tuple[NDArray[np.int64], NDArray[np.bool_]]] = {}
+        for one, other, count in groups:
+            if other not in occupied:
+                below = path <= norm.ppf(min(other, 1 - 1e-12))
+                occupied[other] = (below[:, :-1].sum(1), below[:, -1])
+            earlier, now = occupied[other]
+            missing = (1 - one) ** earlier
+            footprint += count * (1 - float(missing.mean()))
+            hits += count * one * float((now * (1 - missing)).mean())
+        return footprint, hits / total
+
+    return at
+
+
+def _interpolate(at: Callable[[int], tuple[float, float]], num_slots: int) -> float:
+    """The hit rate at the tau whose footprint is the number of slots."""
+    high = 1
+    while at(high)[0] < num_slots:
+        if high > 1 << 14:
+            return at(high)[1]
+        high *= 2
+    low = high // 2
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if at(middle)[0] < num_slots else (low, middle)
+    below = at(low) if low else (0.0, 0.0)
+    above = at(high)
+    share = (num_slots - below[0]) / max(above[0] - below[0], 1e-12)
+    return below[1] + share * (above[1] - below[1])
