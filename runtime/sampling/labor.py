@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runtime.errors import SamplerError
+from runtime.sampling.checks import check_edge_weight, read_only
 from runtime.sampling.dependent import Dependence, HopStreams, StreamPolicy
 from runtime.sampling.labor_candidates import Candidates
 from runtime.sampling.labor_choose import (
@@ -25,7 +26,6 @@ from runtime.sampling.labor_hops import RELABEL_BUDGET_BYTES, AbstractHopSampler
 from runtime.sampling.labor_scan import scan_rows
 from runtime.sampling.labor_solve import LaborSolver
 from runtime.sampling.minibatch import Dialect
-from runtime.sampling.neighbor import read_only
 from runtime.sampling.rng import Purpose
 from runtime.sampling.statistics import Estimator
 from runtime.sampling.workspace import Workspace
@@ -113,7 +113,7 @@ class LaborSampler(AbstractHopSampler):
         self.variant = _check_variant(variant)
         self.form = _check_form(form)
         self.estimator = Estimator(estimator)
-        self.edge_weight = _check_weight(edge_weight, int(self.indices.shape[0]))
+        self.edge_weight = check_edge_weight(edge_weight, int(self.indices.shape[0]))
         self._solver = LaborSolver(self.variant, _check_tolerance(tolerance), self.edge_weight)
         no_weight = read_only(np.zeros(0, dtype=np.float32))
         self._weight = no_weight if self.edge_weight is None else self.edge_weight
@@ -215,23 +215,3 @@ def _check_form(form: str) -> Form:
             f"expected a form among {', '.join(Form)}, found {form!r}; choose one of them"
         )
     return Form(form)
-
-
-def _check_weight(
-    edge_weight: NDArray[np.floating] | None, num_edges: int
-) -> NDArray[np.floating] | None:
-    """The weights as a plain read-only array, checked once."""
-    if edge_weight is None:
-        return None
-    if edge_weight.shape != (num_edges,) or edge_weight.dtype not in (np.float32, np.float64):
-        raise SamplerError(
-            f"expected edge weights as float32 or float64 [{num_edges}], found "
-            f"{edge_weight.dtype} {list(edge_weight.shape)}; give one weight per stored edge"
-        )
-    bad = np.flatnonzero(~((edge_weight >= 0) & np.isfinite(edge_weight)))
-    if len(bad):
-        raise SamplerError(
-            f"expected finite edge weights of at least 0, found {edge_weight[bad[0]]} at edge "
-            f"{bad[0]} ({len(bad)} such); correct them"
-        )
-    return read_only(edge_weight)

@@ -12,14 +12,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runtime.errors import SamplerError
+from runtime.sampling.checks import (
+    RELABEL_BUDGET_BYTES,
+    check_graph,
+    check_layer_sizes,
+    check_seeds,
+    fits_densely,
+)
 from runtime.sampling.dependent import StreamPolicy
-from runtime.sampling.layerwise_law import Law, LayerGraph, Method, Norm, check_layer_sizes
+from runtime.sampling.layerwise_law import Law, LayerGraph, Method, Norm
 from runtime.sampling.layerwise_stack import LayerStack
 from runtime.sampling.matrix_memory import Ledger
 from runtime.sampling.matrix_stack import Request
 from runtime.sampling.matrix_table import Table
 from runtime.sampling.minibatch import Dialect, MiniBatch
-from runtime.sampling.neighbor import RELABEL_BUDGET_BYTES, check_graph
 from runtime.sampling.rng import Purpose
 from runtime.sampling.statistics import Estimator
 from runtime.sampling.weighted import Boost
@@ -86,7 +92,7 @@ class LayerwiseSampler:
         self.stack = LayerStack(
             self.graph, self.sizes, policy_of(law, seed, policy), edge_ids=edge_ids
         )
-        self.dense_table = 4 * self.graph.num_nodes <= relabel_budget_bytes
+        self.dense_table = fits_densely(self.graph.num_nodes, relabel_budget_bytes)
         self._threads = threading.local()
 
     @property
@@ -108,7 +114,7 @@ class LayerwiseSampler:
         Arguments and errors as in `NeighborSampler.sample`.
         """
         request = Request(
-            seeds=np.ascontiguousarray(seeds, dtype=np.int64),
+            seeds=check_seeds(seeds),
             epoch=epoch,
             step=step,
             input_id=input_id,

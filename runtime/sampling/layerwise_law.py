@@ -7,7 +7,6 @@ FastGCN: p_t proportional to sum_s A_ts^2 over the whole graph; vertices outside
 may be drawn, and are then of no use.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -15,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runtime.errors import SamplerError
+from runtime.sampling.checks import float32_weight
 from runtime.sampling.layerwise_choose import POISSON, POISSON_HITS, RACE, choose_by_vertex
 from runtime.sampling.matrix_its import its_rows
 from runtime.sampling.matrix_memory import Ledger
@@ -99,7 +99,7 @@ class LayerGraph:
         self.boost = boost
         self.indptr, self.indices = indptr, indices
         self.num_nodes = int(indptr.shape[0]) - 1
-        self.edge_weight = check_edge_weight(edge_weight, int(indices.shape[0]))
+        self.edge_weight = float32_weight(edge_weight, int(indices.shape[0]))
         self.law = law
         self.fixed: tuple[SparseRows, NDArray[np.float64]] | None = None
         if law.method is Method.FASTGCN:
@@ -180,45 +180,3 @@ def one_row(
     row = SparseRows(ptr=ptr, cols=cols.astype(dtype), values=column_sums[cols].astype(np.float64))
     normalise(row)
     return row, np.cumsum(row.values)
-
-
-def check_edge_weight(
-    edge_weight: NDArray[np.floating] | None, num_edges: int
-) -> NDArray[np.float32]:
-    """Edge weights as float32 [E], or an empty array for None.
-
-    Raises:
-        SamplerError: wrong length, or an entry that is negative, infinite or NaN.
-    """
-    if edge_weight is None:
-        return np.empty(0, dtype=np.float32)
-    if edge_weight.shape != (num_edges,):
-        raise SamplerError(
-            f"expected one edge weight per stored edge ({num_edges}), found shape "
-            f"{list(edge_weight.shape)}; import the graph again"
-        )
-    good = (edge_weight >= 0) & (edge_weight < np.inf)
-    if not good.all():
-        place = int(np.argmin(good))
-        raise SamplerError(
-            f"expected edge weights of at least 0 and finite, found {edge_weight[place]} at edge "
-            f"{place}; correct the weights"
-        )
-    return np.ascontiguousarray(edge_weight, dtype=np.float32).view(np.ndarray)
-
-
-def check_layer_sizes(sizes: Sequence[int], num_nodes: int) -> tuple[int, ...]:
-    """The layer sizes as a tuple of integers, each between 1 and the number of nodes.
-
-    Raises:
-        SamplerError: there is none, or one is no integer or out of these bounds.
-    """
-    if len(sizes) == 0:
-        raise SamplerError("expected one size per layer, found none; pass e.g. 512,512")
-    for size in sizes:
-        if int(size) != size or not 1 <= size <= num_nodes:
-            raise SamplerError(
-                f"expected every layer size to be an integer between 1 and the graph's "
-                f"{num_nodes} nodes, found {size} in {list(sizes)}; correct it"
-            )
-    return tuple(int(size) for size in sizes)

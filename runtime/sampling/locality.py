@@ -20,9 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runtime.errors import SamplerError
+from runtime.sampling.checks import RELABEL_BUDGET_BYTES, check_fanouts, read_only
 from runtime.sampling.compiled import kernel
 from runtime.sampling.minibatch import Dialect, MiniBatch
-from runtime.sampling.neighbor import RELABEL_BUDGET_BYTES, check_fanouts, read_only
 from runtime.sampling.rng import Purpose
 from runtime.sampling.statistics import Draws, Estimator
 from runtime.sampling.weighted import Boost, WeightedSampler

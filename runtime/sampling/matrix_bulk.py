@@ -11,20 +11,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runtime.errors import BudgetExceeded, SamplerError
+from runtime.sampling.checks import (
+    RELABEL_BUDGET_BYTES,
+    check_fanouts,
+    check_graph,
+    check_layer_sizes,
+    check_seeds,
+)
 from runtime.sampling.layerwise import LayerwiseSampler, make_law, policy_of
-from runtime.sampling.layerwise_law import LayerGraph, Method, Norm, check_layer_sizes
+from runtime.sampling.layerwise_law import LayerGraph, Method, Norm
 from runtime.sampling.layerwise_stack import LayerStack
 from runtime.sampling.matrix_memory import BulkBytes, Ledger, object_bytes
 from runtime.sampling.matrix_sage_stack import SageStack
 from runtime.sampling.matrix_stack import Request
 from runtime.sampling.matrix_table import Table
 from runtime.sampling.minibatch import Dialect, MiniBatch
-from runtime.sampling.neighbor import (
-    RELABEL_BUDGET_BYTES,
-    NeighborSampler,
-    check_fanouts,
-    check_graph,
-)
+from runtime.sampling.neighbor import NeighborSampler
 from runtime.sampling.rng import Purpose
 from runtime.sampling.statistics import Estimator
 from runtime.sampling.workspace import Workspace
@@ -166,7 +168,7 @@ class BulkSampler:
         """
         requests = [
             Request(
-                seeds=np.ascontiguousarray(ids, dtype=np.int64),
+                seeds=check_seeds(ids),
                 epoch=epoch,
                 step=first_step + i,
                 input_id=None if input_ids is None else input_ids[i],
@@ -192,10 +194,7 @@ class BulkSampler:
     def predict_bytes(self, seeds: Sequence[NDArray[np.int64]], *, pilot: int = 8) -> BulkBytes:
         """Bytes of stacks of batches like these, from a pilot of some of them, evenly spread."""
         places = np.unique(np.linspace(0, len(seeds) - 1, min(pilot, len(seeds))).astype(int))
-        requests = [
-            Request(seeds=np.ascontiguousarray(seeds[i], dtype=np.int64), epoch=0, step=int(i))
-            for i in places
-        ]
+        requests = [Request(seeds=check_seeds(seeds[i]), epoch=0, step=int(i)) for i in places]
         self._sample_stack(requests)  # so that buffers need not grow in the one that counts
         return self._sample_stack(requests)[1]
 

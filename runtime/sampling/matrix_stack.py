@@ -6,11 +6,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from runtime.sampling.checks import bad_seed
 from runtime.sampling.matrix_extract import StackedBlocks
 from runtime.sampling.matrix_memory import Ledger
 from runtime.sampling.matrix_table import Table, find_bad_seed
 from runtime.sampling.minibatch import Block, Dialect, MiniBatch
-from runtime.sampling.neighbor import bad_seed
 
 NOTHING = np.empty(0, dtype=np.int64)
 

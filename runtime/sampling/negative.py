@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runtime.errors import SamplerError
+from runtime.sampling.checks import check_graph
 from runtime.sampling.compiled import kernel
-from runtime.sampling.neighbor import check_graph
 from runtime.sampling.rng import Purpose, bounded_kernel, key_kernel, stream, value_kernel
 
 TRIES = 16

@@ -10,20 +10,21 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.errors import SamplerError
 from runtime.sampling.assemble import assemble
+from runtime.sampling.checks import (
+    RELABEL_BUDGET_BYTES,
+    bad_seed,
+    check_fanouts,
+    check_graph,
+    check_seeds,
+    fits_densely,
+    read_only as read_only,
+)
 from runtime.sampling.kernels import HOP, expand_hops
 from runtime.sampling.minibatch import Block, Dialect, MiniBatch
-from runtime.sampling.placed_indices import PlacedIndices
 from runtime.sampling.relabel import add_seeds
 from runtime.sampling.rng import Purpose, stream
 from runtime.sampling.workspace import Workspace
-
-RELABEL_BUDGET_BYTES = 1 << 30
-"""Up to this size per thread the dense relabelling table is used (4 bytes per node)."""
-
-# A third of all 32-bit entries, so that the table is seldom cleared.
-_LARGEST_TABLE_BYTES = 4 * (1 << 32) // 3
 
 
 class NeighborSampler:
@@ -67,7 +68,7 @@ class NeighborSampler:
         self.seed = seed
         self.edge_ids = edge_ids
         self.purpose = purpose
-        self.dense_table = 4 * self.num_nodes <= min(relabel_budget_bytes, _LARGEST_TABLE_BYTES)
+        self.dense_table = fits_densely(self.num_nodes, relabel_budget_bytes)
         self._fanouts = np.array(self.fanouts, dtype=np.int64)
         self._threads = threading.local()
 
@@ -95,9 +96,9 @@ class NeighborSampler:
             global_num_seeds: Seeds of the step over all ranks; n if None.
 
         Raises:
-            SamplerError: a seed is out of range or occurs twice.
+            SamplerError: seeds are no list of node ids, one is out of range, or occurs twice.
         """
-        seeds = np.ascontiguousarray(seeds, dtype=np.int64)
+        seeds = check_seeds(seeds)
         workspace = self._workspace()
         self._fill(workspace, seeds, epoch, step)
         num_seeds = int(seeds.shape[0])
@@ -153,69 +154,3 @@ class NeighborSampler:
             w.table, w.shift, np.uint64(w.base), w.node_ids, w.row_ptr, w.positions, w.values,
             w.local, w.node_ends, w.row_ends, w.edge_ends, w.state, self.edge_ids,
         )  # fmt: skip
-
-
-def check_fanouts(fanouts: Sequence[int]) -> tuple[int, ...]:
-    """The fan-outs as a tuple of integers, each positive or -1.
-
-    Raises:
-        SamplerError: there is none, or one is zero, below -1 or no integer.
-    """
-    if len(fanouts) == 0:
-        raise SamplerError("expected one fan-out per layer, found none; pass e.g. 15,10")
-    for fanout in fanouts:
-        if int(fanout) != fanout or (fanout < 1 and fanout != -1):
-            raise SamplerError(
-                f"expected every fan-out to be a positive integer or -1 (all neighbours), found "
-                f"{fanout} in {list(fanouts)}; correct or drop it"
-            )
-    return tuple(int(fanout) for fanout in fanouts)
-
-
-def check_graph(
-    indptr: NDArray[np.integer], indices: NDArray[np.integer]
-) -> tuple[NDArray[np.integer], NDArray[np.integer]]:
-    """The two arrays as plain read-only views, so that one compiled kernel serves all graphs.
-
-    Raises:
-        SamplerError: they have another type or shape than a graph's.
-    """
-    if indptr.ndim != 1 or indptr.shape[0] < 1 or indptr.dtype != np.int64:
-        raise SamplerError(
-            f"expected indptr as int64 [N + 1], found {indptr.dtype} {list(indptr.shape)}; "
-            "open the graph with open_graph"
-        )
-    if indices.ndim != 1 or indices.dtype not in (np.int32, np.int64):
-        raise SamplerError(
-            f"expected indices as int32 or int64 [E], found {indices.dtype} "
-            f"{list(indices.shape)}; open the graph with open_graph"
-        )
-    if int(indptr[-1]) != indices.shape[0]:
-        raise SamplerError(
-            f"expected indptr to end at the number of edges {indices.shape[0]}, found "
-            f"{int(indptr[-1])}; import the graph again"
-        )
-    if isinstance(indices, PlacedIndices):
-        return read_only(indptr), indices
-    return read_only(indptr), read_only(indices)
-
-
-def read_only(array: NDArray) -> NDArray:
-    """A view that kernels may not write to, of the plain array type."""
-    view = np.ascontiguousarray(array).view(np.ndarray)[:]
-    view.flags.writeable = False
-    return view
-
-
-def bad_seed(seeds: NDArray[np.int64], position: int, num_nodes: int) -> SamplerError:
-    """What is wrong with the seed at which `add_seeds` stopped."""
-    node = int(seeds[position])
-    if 0 <= node < num_nodes:
-        return SamplerError(
-            f"expected distinct seeds, found node {node} twice (again at position {position}); "
-            "remove the repetition"
-        )
-    return SamplerError(
-        f"expected seeds between 0 and {num_nodes - 1}, found {node} at position {position}; "
-        "check the training index against the graph"
-    )

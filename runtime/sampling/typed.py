@@ -11,8 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runtime.errors import SamplerError
+from runtime.sampling.checks import RELABEL_BUDGET_BYTES, check_fanouts
 from runtime.sampling.minibatch import Block, Dialect, MiniBatch
-from runtime.sampling.neighbor import RELABEL_BUDGET_BYTES, NeighborSampler, check_fanouts
+from runtime.sampling.neighbor import NeighborSampler
 from runtime.sampling.rng import Purpose
 from runtime.sampling.typed_kernels import expand_hops_typed, sort_by_type
 from runtime.sampling.workspace import Workspace

@@ -16,17 +16,19 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.errors import SamplerError
 from runtime.sampling.assemble import assemble
-from runtime.sampling.kernels import EDGES_NEEDED, NODES_NEEDED, ROWS_NEEDED, SPARE
-from runtime.sampling.minibatch import Dialect, MiniBatch
-from runtime.sampling.neighbor import (
+from runtime.sampling.checks import (
     RELABEL_BUDGET_BYTES,
     bad_seed,
     check_fanouts,
     check_graph,
+    check_seeds,
+    fits_densely,
+    float32_weight,
     read_only,
 )
+from runtime.sampling.kernels import EDGES_NEEDED, NODES_NEEDED, ROWS_NEEDED, SPARE
+from runtime.sampling.minibatch import Dialect, MiniBatch
 from runtime.sampling.relabel import add_seeds
 from runtime.sampling.rng import Purpose, stream
 from runtime.sampling.statistics import Draws, Estimator
@@ -122,13 +124,13 @@ class WeightedSampler:
         self.fanouts = check_fanouts(fanouts)
         self.indptr, self.indices = check_graph(indptr, indices)
         self.num_nodes = int(self.indptr.shape[0]) - 1
-        self.edge_weight = check_edge_weight(edge_weight, self.indices.shape[0])
+        self.edge_weight = float32_weight(edge_weight, self.indices.shape[0])
         self.draws, self.estimator = Draws(draws), Estimator(estimator)
         self.dialect = Dialect(dialect)
         self.seed = seed
         self.edge_ids = edge_ids
         self.purpose = purpose
-        self.dense_table = 4 * self.num_nodes <= min(relabel_budget_bytes, RELABEL_BUDGET_BYTES)
+        self.dense_table = fits_densely(self.num_nodes, relabel_budget_bytes)
         self._boost = boost
         self._widest = int(np.diff(self.indptr).max(initial=0))
         self._threads = threading.local()
@@ -157,7 +159,7 @@ class WeightedSampler:
 
         Arguments and errors as in `NeighborSampler.sample`.
         """
-        seeds = np.ascontiguousarray(seeds, dtype=np.int64)
+        seeds = check_seeds(seeds)
         scratch = self._scratch()
         w = scratch.workspace
         self._fill(scratch, seeds, epoch, step)
@@ -235,31 +237,3 @@ class WeightedSampler:
 
 
 _NOWHERE = read_only(np.zeros(0, dtype=np.uint8))
-
-
-def check_edge_weight(
-    edge_weight: NDArray[np.floating] | None, num_edges: int
-) -> NDArray[np.float32]:
-    """The weights as float32 [E], or an empty array for None.
-
-    Raises:
-        SamplerError: another length, or a weight that is negative, infinite or no number.
-    """
-    if edge_weight is None:
-        return read_only(np.zeros(0, dtype=np.float32))
-    weight = np.asarray(edge_weight)
-    if weight.shape != (num_edges,):
-        raise SamplerError(
-            f"expected one weight per edge ({num_edges}), found shape {list(weight.shape)}; "
-            "give the graph an edge_weight of its own length"
-        )
-    with np.errstate(over="ignore"):
-        weight = weight.astype(np.float32, copy=False)
-    bad = ~(np.isfinite(weight) & (weight >= 0))
-    if bad.any():
-        position = int(bad.argmax())
-        raise SamplerError(
-            f"expected finite edge weights of at least 0, found {edge_weight[position]} at edge "
-            f"{position}; correct the graph's edge_weight"
-        )
-    return read_only(weight)

@@ -349,7 +349,7 @@ def test_weights_that_are_no_weights_are_refused(bad: float) -> None:
     with pytest.raises(SamplerError, match="at edge 7") as caught:
         WeightedSampler(indptr, indices, [2], edge_weight=weight)
     assert "\n" not in str(caught.value)
-    with pytest.raises(SamplerError, match="one weight per edge"):
+    with pytest.raises(SamplerError, match="one edge weight per stored edge"):
         WeightedSampler(indptr, indices, [2], edge_weight=weight[:5])
 
 

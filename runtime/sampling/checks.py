@@ -1,0 +1,160 @@
+"""What every sampler checks of its arguments, once, and with the same words.
+
+Bounds of seeds are not among it: the kernel that enters them into a table finds a wrong one on the
+way, and `bad_seed` says what is wrong with it.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from runtime.errors import SamplerError
+from runtime.sampling.placed_indices import PlacedIndices
+
+RELABEL_BUDGET_BYTES = 1 << 30
+"""Up to this size per thread the dense relabelling table is used (4 bytes per node)."""
+
+# A third of all 32-bit entries, so that the table is seldom cleared.
+_LARGEST_TABLE_BYTES = 4 * (1 << 32) // 3
+
+
+def fits_densely(num_nodes: int, budget_bytes: int) -> bool:
+    """Whether a relabelling table with an entry per node is within the budget."""
+    return 4 * num_nodes <= min(budget_bytes, _LARGEST_TABLE_BYTES)
+
+
+def check_fanouts(fanouts: Sequence[int]) -> tuple[int, ...]:
+    """The fan-outs as a tuple of integers, each positive or -1.
+
+    Raises:
+        SamplerError: there is none, or one is zero, below -1 or no integer.
+    """
+    if len(fanouts) == 0:
+        raise SamplerError("expected one fan-out per layer, found none; pass e.g. 15,10")
+    for fanout in fanouts:
+        if not _is_whole(fanout) or (fanout < 1 and fanout != -1):
+            raise SamplerError(
+                f"expected every fan-out to be a positive integer or -1 (all neighbours), found "
+                f"{fanout} in {list(fanouts)}; correct or drop it"
+            )
+    return tuple(int(fanout) for fanout in fanouts)
+
+
+def check_layer_sizes(sizes: Sequence[int], num_nodes: int) -> tuple[int, ...]:
+    """The layer sizes as a tuple of integers, each between 1 and the number of nodes.
+
+    Raises:
+        SamplerError: there is none, or one is no integer or out of these bounds.
+    """
+    if len(sizes) == 0:
+        raise SamplerError("expected one size per layer, found none; pass e.g. 512,512")
+    for size in sizes:
+        if not _is_whole(size) or not 1 <= size <= num_nodes:
+            raise SamplerError(
+                f"expected every layer size to be an integer between 1 and the graph's "
+                f"{num_nodes} nodes, found {size} in {list(sizes)}; correct it"
+            )
+    return tuple(int(size) for size in sizes)
+
+
+def _is_whole(value: int | float | np.integer) -> bool:
+    return bool(value == np.floor(value))  # NaN equals nothing
+
+
+def check_graph(
+    indptr: NDArray[np.integer], indices: NDArray[np.integer]
+) -> tuple[NDArray[np.integer], NDArray[np.integer]]:
+    """The two arrays as plain read-only views, so that one compiled kernel serves all graphs.
+
+    Raises:
+        SamplerError: they have another type or shape than a graph's.
+    """
+    if indptr.ndim != 1 or indptr.shape[0] < 1 or indptr.dtype != np.int64:
+        raise SamplerError(
+            f"expected indptr as int64 [N + 1], found {indptr.dtype} {list(indptr.shape)}; "
+            "open the graph with open_graph"
+        )
+    if indices.ndim != 1 or indices.dtype not in (np.int32, np.int64):
+        raise SamplerError(
+            f"expected indices as int32 or int64 [E], found {indices.dtype} "
+            f"{list(indices.shape)}; open the graph with open_graph"
+        )
+    if int(indptr[-1]) != indices.shape[0]:
+        raise SamplerError(
+            f"expected indptr to end at the number of edges {indices.shape[0]}, found "
+            f"{int(indptr[-1])}; import the graph again"
+        )
+    if isinstance(indices, PlacedIndices):
+        return read_only(indptr), indices
+    return read_only(indptr), read_only(indices)
+
+
+def check_edge_weight(
+    edge_weight: NDArray[np.floating] | None, num_edges: int
+) -> NDArray[np.floating] | None:
+    """The weights as a plain read-only array of their own type, or None.
+
+    Raises:
+        SamplerError: another type or length, or a weight that is negative, infinite (as float32) or
+            no number.
+    """
+    if edge_weight is None:
+        return None
+    weight = np.asarray(edge_weight)
+    if weight.shape != (num_edges,) or weight.dtype not in (np.float32, np.float64):
+        raise SamplerError(
+            f"expected one edge weight per stored edge, float32 or float64 [{num_edges}], found "
+            f"{weight.dtype} {list(weight.shape)}; give the graph an edge_weight of its own length"
+        )
+    with np.errstate(over="ignore"):
+        good = (weight >= 0) & np.isfinite(weight.astype(np.float32, copy=False))
+    if not good.all():
+        bad = np.flatnonzero(~good)
+        raise SamplerError(
+            f"expected finite edge weights of at least 0, found {weight[bad[0]]} at edge "
+            f"{bad[0]} ({len(bad)} such); correct the graph's edge_weight"
+        )
+    return read_only(weight)
+
+
+def float32_weight(edge_weight: NDArray[np.floating] | None, num_edges: int) -> NDArray[np.float32]:
+    """`check_edge_weight`'s as float32 [E], and an empty array for None."""
+    weight = check_edge_weight(edge_weight, num_edges)
+    return read_only(np.zeros(0, np.float32) if weight is None else weight.astype(np.float32))
+
+
+def read_only(array: NDArray) -> NDArray:
+    """A view that kernels may not write to, of the plain array type."""
+    view = np.ascontiguousarray(array).view(np.ndarray)[:]
+    view.flags.writeable = False
+    return view
+
+
+def check_seeds(seeds: NDArray[np.integer]) -> NDArray[np.int64]:
+    """The seeds as int64 [n].
+
+    Raises:
+        SamplerError: they are no list of integers.
+    """
+    found = np.asarray(seeds)
+    if found.ndim != 1 or (found.size and found.dtype.kind not in "iu"):
+        raise SamplerError(
+            f"expected seeds as a list of node ids (int64 [n]), found {found.dtype} "
+            f"{list(found.shape)}; pass node ids"
+        )
+    return np.ascontiguousarray(found, dtype=np.int64)
+
+
+def bad_seed(seeds: NDArray[np.int64], position: int, num_nodes: int) -> SamplerError:
+    """What is wrong with the seed at which `add_seeds` stopped."""
+    node = int(seeds[position])
+    if 0 <= node < num_nodes:
+        return SamplerError(
+            f"expected distinct seeds, found node {node} twice (again at position {position}); "
+            "remove the repetition"
+        )
+    return SamplerError(
+        f"expected seeds between 0 and {num_nodes - 1}, found {node} at position {position}; "
+        "check the training index against the graph"
+    )
