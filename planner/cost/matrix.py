@@ -89,7 +89,8 @@ def link_words(num_rows: float | int, degree: float | int, ranks: int, replicati
     >>> link_words(8, 2, 4, 2), link_words(8, 2, 4, 1), link_words(8, 2, 4, 4)
     (24.0, 12.0, 48.0)
     """
-    return num_rows * degree * ((1 - replication / ranks) + (replication - 1))
+    whole = num_rows * degree
+    return whole * (ranks - replication) / ranks + whole * (replication - 1)
 
 
 def stage_rounds(ranks: int, replication: int) -> int:

@@ -66,7 +66,7 @@ SAMPLERS = [
     Sampler(dialect="every_hop"),
     Sampler(name="full", dialect="first_seen"),
     Sampler(name="ladies", dialect="every_hop", parameters={"sizes": "60,80"}),
-    Sampler(name="pladies", dialect="every_hop", parameters={"sizes": "60,80", "kappa": 4}),
+    Sampler(name="pladies", dialect="every_hop", parameters={"sizes": "60,80", "kappa": 4.0}),
     Sampler(name="fastgcn", dialect="every_hop", parameters={"sizes": "200,300"}),
 ]
 
