@@ -69,6 +69,7 @@ def dump_preset(machine: MachineModel, *, name: str, notes: list[str]) -> str:
     links = [
         replace(
             link,
+            provenance="preset",
             latency_seconds=_rounded(link.latency_seconds),
             bandwidth_bytes_per_second=_rounded(link.bandwidth_bytes_per_second),
         )
