@@ -36,7 +36,7 @@ class Rate:
     edge_seconds: float
     node_seconds: float
     low: float
-    """Factors between which all measured graphs lay."""
+    """Factors between which nearly all measured graphs lay."""
     high: float
     library_edge_bytes: int = 0
     library_node_bytes: int = 0
