@@ -73,14 +73,14 @@ class FactorControl:
 
     def _sums(self, comm: Communicator) -> tuple[float, float]:
         """Seconds of movement and of iterations in this epoch, over all ranks."""
-        movement = self.movement_seconds + sum(self._new(stage) for stage in MOVEMENT)
+        movement = self.movement_seconds + sum((self._new(s) for s in MOVEMENT), 0.0)
         iteration = self.iteration_seconds + self._new(STEP)
         both = torch.tensor([movement, iteration], dtype=torch.float64, device=comm.device)
         comm.all_reduce_sum(both)
         return float(both[0]), float(both[1])
 
     def _new(self, stage: str) -> float:
-        return sum(self.meter.seconds(stage)[self._counted.get(stage, 0) :])
+        return sum(self.meter.seconds(stage)[self._counted.get(stage, 0) :], 0.0)
 
 
 def factor_control(sampler: Sampler, meter: StageMeter) -> FactorControl | None:

@@ -13,7 +13,7 @@ EPOCHS = 3
 STEPS = 15
 """Of those epochs: 300 training nodes in batches of 64, five steps an epoch."""
 INTERVAL = 2
-"""Steps between checkpoints, and at the ends of epochs: after steps 2, 4, 5, 7, 9, 10, 12, 14, 15."""
+"""Steps between checkpoints, which are also written at the ends of epochs."""
 SAVED = (2, 4, 5, 7, 9, 10, 12, 14, 15)
 
 

@@ -5,12 +5,16 @@ import signal
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from torch import Tensor, nn
 
+from runtime.loader import PlannedLoader
+from runtime.meter import StageMeter
 from runtime.models.adjacency import TorchBlock
 from runtime.models.build import build_model
 from runtime.plan import Workload
+from runtime.stages import Stage
 
 
 class Faulty(nn.Module):
@@ -61,3 +65,30 @@ class Faulty(nn.Module):
 def faulty(workload: Workload, in_dim: int, num_classes: int, task: str) -> nn.Module:
     """A `Faulty` SAGE of the workload's shape."""
     return Faulty(build_model(replace(workload, model="sage"), in_dim, num_classes, task))
+
+
+def metered(workload: Workload, in_dim: int, num_classes: int, task: str) -> nn.Module:
+    """A `Faulty` SAGE in a process whose meter shows chosen seconds.
+
+    A step takes one second, of which the gather takes this rank's number in $GNNPLAN_TEST_SHARES
+    ("0.9,0.0"); locality factors that are set are appended to $GNNPLAN_TEST_FACTORS.<rank>.
+    """
+    rank = int(os.environ.get("RANK", "0"))
+    share = float(os.environ["GNNPLAN_TEST_SHARES"].split(",")[rank])
+    chosen = {"step": 1.0, str(Stage.GATHER): share}
+    add, set_factor = StageMeter.add, PlannedLoader.set_factor
+
+    def add_chosen(
+        self: StageMeter, stage: str, step: int, seconds: float, core_seconds: float = 0.0
+    ) -> None:
+        del seconds
+        add(self, stage, step, chosen.get(str(stage), 0.0), core_seconds)
+
+    def set_and_note(self: PlannedLoader, factor: float) -> None:
+        with Path(f"{os.environ['GNNPLAN_TEST_FACTORS']}.{rank}").open("a") as file:
+            file.write(f"{factor} ")
+        set_factor(self, factor)
+
+    StageMeter.add = add_chosen
+    PlannedLoader.set_factor = set_and_note
+    return faulty(workload, in_dim, num_classes, task)

@@ -1,0 +1,166 @@
+"""Control groups of both versions, and the plan's memory sum against their limit."""
+
+import os
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from runtime import device
+from runtime.cgroup import MemoryGroup, memory_group
+from runtime.errors import BudgetExceeded
+from runtime.graph.dataset import Graph
+from runtime.memory_sum import as_budget_error, check_limit, killed_text
+from runtime.plan import MemoryUse, Plan
+from tests.support.plans import make_plan
+
+MIB = 1 << 20
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def tree(folder: Path, files: dict[str, str]) -> None:
+    for name, text in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+
+@contextmanager
+def limited_group(limit_bytes: int) -> Iterator[Path]:
+    """A real version-1 group below this process's own, removed again."""
+    own = memory_group()
+    if os.geteuid() != 0 or own is None or not (own.folder / "memory.limit_in_bytes").exists():
+        pytest.skip("needs root and control groups of version 1 to make one with a limit")
+    folder = own.folder / f"gnnplan-{uuid.uuid4().hex[:8]}"
+    folder.mkdir()
+    try:
+        (folder / "memory.limit_in_bytes").write_text(str(limit_bytes))
+        yield folder
+    finally:
+        folder.rmdir()
+
+
+def with_memory(plan: Plan, total: int) -> Plan:
+    parts = {"own rows": total // 2, "activations": total - total // 2}
+    use = MemoryUse(parts=parts, total=total, capacity=2 * total, headroom=total)
+    uses = {"rank0": use, "host0": replace(use, parts={"ranks": total, "features": 0})}
+    return replace(plan, prediction=replace(plan.prediction, memory_bytes=uses))
+
+
+def test_version_1_is_read_with_the_limits_above(tmp_path: Path) -> None:
+    group = "fs/cgroup/memory/jobs/one"
+    tree(
+        tmp_path,
+        {
+            "self/cgroup": "5:devices:/\n4:cpu,memory:/jobs/one\n0::/\n",
+            f"{group}/memory.limit_in_bytes": "9223372036854771712\n",
+            f"{group}/memory.usage_in_bytes": "4096\n",
+            f"{group}/memory.stat": "cache 0\nhierarchical_memory_limit 1048576\n",
+            f"{group}/memory.oom_control": "oom_kill_disable 0\nunder_oom 0\noom_kill 3\n",
+        },
+    )
+    assert memory_group(tmp_path, tmp_path) == MemoryGroup(
+        folder=tmp_path / group, limit_bytes=1048576, usage_bytes=4096, oom_kills=3
+    )
+
+
+def test_version_2_is_read_with_the_limits_above(tmp_path: Path) -> None:
+    tree(
+        tmp_path,
+        {
+            "self/cgroup": "0::/jobs/one\n",
+            "fs/cgroup/cgroup.controllers": "memory\n",
+            "fs/cgroup/jobs/memory.max": "2097152\n",
+            "fs/cgroup/jobs/one/cgroup.procs": "",
+            "fs/cgroup/jobs/one/memory.max": "max\n",
+            "fs/cgroup/jobs/one/memory.current": "8192\n",
+            "fs/cgroup/jobs/one/memory.events": "low 0\noom 2\noom_kill 1\n",
+        },
+    )
+    assert memory_group(tmp_path, tmp_path) == MemoryGroup(
+        folder=tmp_path / "fs/cgroup/jobs/one", limit_bytes=2097152, usage_bytes=8192, oom_kills=1
+    )
+
+
+def test_no_limit_is_none_and_no_groups_are_none(tmp_path: Path) -> None:
+    assert memory_group(tmp_path, tmp_path) is None
+    tree(
+        tmp_path,
+        {
+            "self/cgroup": "4:memory:/\n",
+            "fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712\n",
+        },
+    )
+    found = memory_group(tmp_path, tmp_path)
+    assert found is not None
+    assert found.limit_bytes is None
+
+
+def test_the_machine_has_no_more_memory_than_the_group(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a probe finds is the capacity that a plan's caches must fit into."""
+    tree(
+        tmp_path,
+        {
+            "self/cgroup": "4:memory:/\n",
+            "fs/cgroup/memory/memory.limit_in_bytes": str(300 * MIB),
+            "meminfo": "MemTotal: 16777216 kB\n",
+        },
+    )
+    monkeypatch.setattr(device, "SYS", tmp_path)
+    monkeypatch.setattr(device, "PROC", tmp_path)
+    assert device.usable_ram_bytes() == 300 * MIB
+
+
+def test_a_real_group_shows_its_limit_and_counts_its_kills() -> None:
+    """A process that takes more than its 64 MiB is ended, and the count says so."""
+    code = "import os\nkept = []\nwhile True: kept.append(os.urandom(1 << 22))"
+    look = "from runtime.cgroup import memory_group; print(memory_group().limit_bytes)"
+    with limited_group(64 * MIB) as folder:
+        join = f"echo $$ > {folder}/cgroup.procs; exec {sys.executable} -c"
+        seen = subprocess.run(
+            ["sh", "-c", f"{join} '{look}'"], capture_output=True, text=True, cwd=ROOT, check=True
+        )
+        assert int(seen.stdout) == 64 * MIB
+        killed = subprocess.run(["sh", "-c", f"{join} '{code}'"], check=False)
+        assert killed.returncode == -9
+        assert "oom_kill 1" in (folder / "memory.oom_control").read_text()
+
+
+def test_a_plan_that_passes_the_limit_is_refused_with_the_sum(
+    small_graph: Graph, tmp_path: Path
+) -> None:
+    plan = with_memory(make_plan(small_graph, tmp_path / "plan"), 600 * MIB)
+    group = MemoryGroup(folder=tmp_path, limit_bytes=512 * MIB, usage_bytes=0, oom_kills=0)
+    with pytest.raises(
+        BudgetExceeded, match=r"^host0: ranks 600\.0 MiB = 600\.0 MiB passes the 512\.0 MiB limit"
+    ):
+        check_limit(plan, group)
+    check_limit(plan, replace(group, limit_bytes=700 * MIB))
+    check_limit(plan, replace(group, limit_bytes=None))
+    check_limit(plan, None)
+
+
+def test_a_killed_rank_is_told_with_the_sum(small_graph: Graph, tmp_path: Path) -> None:
+    plan = with_memory(make_plan(small_graph, tmp_path / "plan"), 600 * MIB)
+    group = MemoryGroup(folder=tmp_path, limit_bytes=512 * MIB, usage_bytes=0, oom_kills=1)
+    text = killed_text(plan, 0, group)
+    assert text.startswith("rank 0: ended by the out-of-memory killer of control group")
+    assert "rank0: activations 300.0 MiB + own rows 300.0 MiB = 600.0 MiB" in text
+
+
+def test_an_allocation_that_fails_is_told_with_the_sum(small_graph: Graph, tmp_path: Path) -> None:
+    plan = with_memory(make_plan(small_graph, tmp_path / "plan"), 600 * MIB)
+    torch_error = RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: 12 TB")
+    for error in (MemoryError("no room"), torch_error, OSError(12, "Cannot allocate memory")):
+        found = as_budget_error(error, plan, 0)
+        assert isinstance(found, BudgetExceeded)
+        assert str(found).startswith("rank 0: out of memory (")
+        assert "= 600.0 MiB" in str(found)
+    assert as_budget_error(RuntimeError("shape mismatch"), plan, 0) is None

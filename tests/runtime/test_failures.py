@@ -1,0 +1,69 @@
+"""Real jobs under torchrun that are disturbed: who is named, and that the losses stay the same.
+
+Longer faults (links, control groups, a rank that hangs without being stopped) are in
+`test_failures_slow.py`, those of one process in `test_failures_local.py`.
+"""
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runtime.errors import WorkerFailed
+from runtime.graph.dataset import Graph
+from runtime.report import RunReport
+from tests.support.faults import STEPS, last_saved, plan_to_disturb, processes_of, train
+
+pytestmark = pytest.mark.distributed
+
+
+@pytest.fixture(scope="module")
+def plan(small_graph: Graph, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return plan_to_disturb(small_graph, tmp_path_factory.mktemp("plans") / "plan")
+
+
+@pytest.fixture(scope="module")
+def undisturbed(plan: Path, tmp_path_factory: pytest.TempPathFactory) -> RunReport:
+    report = train(plan, tmp_path_factory.mktemp("undisturbed"))
+    assert (len(report.losses), report.notes) == (STEPS, [])
+    return report
+
+
+def test_a_killed_rank_is_started_again_and_the_losses_go_on(
+    plan: Path, undisturbed: RunReport, tmp_path: Path
+) -> None:
+    """Killed within step 9 (counted from 1), within an epoch: eight are whole, seven are saved."""
+    report = train(plan, tmp_path, "1:9:kill:once", max_restarts=1)
+    assert report.first_step == last_saved(8) == 7
+    assert report.losses == undisturbed.losses[7:]
+    assert [e.loss for e in report.epochs] == [e.loss for e in undisturbed.epochs]
+    assert report.notes[0].startswith("restart 1: rank 1: ended by SIGKILL")
+    assert report.notes[1:] == ["resumed after step 7"]
+
+
+def test_a_stopped_rank_is_found_named_and_started_again(
+    plan: Path, undisturbed: RunReport, tmp_path: Path
+) -> None:
+    """SIGSTOP in the forward pass of step 12; hang_seconds is 4 here, 20 by default."""
+    events: list[tuple[str, float]] = []
+
+    def note(event: dict[str, Any]) -> None:
+        events.append((str(event["event"]), time.monotonic()))
+
+    report = train(plan, tmp_path, "1:12:stop:once", max_restarts=1, progress=note)
+    assert report.first_step == last_saved(11) == 10
+    assert report.losses == undisturbed.losses[10:]
+    expected = "restart 1: rank 1: hung in forward_backward of step 11, stopped by a signal for"
+    assert report.notes[0].startswith(expected)
+
+
+def test_all_ranks_killed_end_the_job_and_resuming_goes_on(
+    plan: Path, undisturbed: RunReport, tmp_path: Path
+) -> None:
+    with pytest.raises(WorkerFailed, match=r"^rank [01]: ended by SIGKILL"):
+        train(plan, tmp_path, "*:4:kill", max_restarts=0)
+    assert processes_of(tmp_path) == []
+    report = train(plan, tmp_path, resume=True)
+    assert report.first_step == last_saved(3) == 2
+    assert report.losses == undisturbed.losses[2:]
