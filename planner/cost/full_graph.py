@@ -10,6 +10,7 @@ import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+Real = int | float
 ID_BYTES = 8
 
 
@@ -49,9 +50,9 @@ def columns_per_row(widths: Sequence[int], *, precomputed: bool = False) -> int:
 
 
 def epoch_bytes(
-    rows: float, widths: Sequence[int], *, precomputed: bool = False,
+    rows: Real, widths: Sequence[int], *, precomputed: bool = False,
     item_bytes: int = 4, id_bytes: int = 0,
-) -> float:  # fmt: skip
+) -> Real:  # fmt: skip
     """Bytes per epoch with the same rows crossing in every layer, on average p * Vol.
 
     rows * elt * columns + id_bytes * rows. The published protocol sends each row's id (8 bytes)
@@ -150,7 +151,7 @@ def swap_bytes(
     return 2 * max(0, item_bytes * held - device_bytes)
 
 
-def crossing_rows(edges_per_node: Iterable[int], keep: float) -> float:
+def crossing_rows(edges_per_node: Iterable[int], keep: Real) -> Real:
     """Rows that cross when edges are kept with probability p: sum_v 1 - (1 - p)^{m_v}.
 
     A boundary node crosses unless all of its m_v edges into the part are dropped; never fewer than

@@ -7,7 +7,7 @@ for GCN.
 import itertools
 from collections.abc import Sequence
 
-from planner.cost.full_graph import PartSizes
+from planner.cost.full_graph import PartSizes, Real
 
 ROW_MULTIPLE = 512
 """The runtime pads the rows of dense products to this (`runtime.models.dense`)."""
@@ -15,8 +15,8 @@ ADAM_COPIES = 4
 
 
 def published_bytes(
-    inner: int, halo: float, widths: Sequence[int], keep: float, item_bytes: int = 4
-) -> float:
+    inner: int, halo: Real, widths: Sequence[int], keep: Real, item_bytes: int = 4
+) -> Real:
     """Activations as published: elt sum_l [(n_in + p n_bd) d_{l-1} + n_in d_{l-1} + n_in d_l].
 
     For equal widths d this is elt d (3 n_in + p n_bd) per layer.
@@ -30,7 +30,7 @@ def published_bytes(
     return item_bytes * sum((inner + keep * halo) * a + inner * a + inner * b for a, b in pairs)
 
 
-def csr_bytes(rows: int, columns: float, edges: float) -> float:
+def csr_bytes(rows: int, columns: Real, edges: Real) -> Real:
     """A weighted block and its transpose: 8 (rows + 1) + 8 (columns + 1) + 2 (4 + 4) edges.
 
     >>> csr_bytes(3, 2, 4)
@@ -44,7 +44,7 @@ def rank_bytes(
     widths: Sequence[int],
     *,
     model: str,
-    keep: float = 1.0,
+    keep: Real = 1.0,
     num_parameters: int = 0,
     num_seeds: int = 0,
     precomputed: bool = False,
@@ -100,7 +100,7 @@ def _padded(rows: int) -> int:
     return -(-rows // ROW_MULTIPLE) * ROW_MULTIPLE
 
 
-def _topology(sizes: PartSizes, keep: float, drawn: int) -> float:
+def _topology(sizes: PartSizes, keep: Real, drawn: int) -> Real:
     n = sizes.inner
     ids = 8 * (n + sizes.halo + sizes.sent)
     inner = csr_bytes(n, n, sizes.inner_edges)
@@ -118,9 +118,9 @@ def _precomputed(sizes: PartSizes, widths: Sequence[int], model: str, precompute
 
 
 def _activations(
-    sizes: PartSizes, widths: Sequence[int], model: str, keep: float,
+    sizes: PartSizes, widths: Sequence[int], model: str, keep: Real,
     num_seeds: int, precomputed: bool, dropout: bool,
-) -> float:  # fmt: skip
+) -> Real:  # fmt: skip
     n, rows = sizes.inner, _padded(sizes.inner)
     k = 2 if model == "sage" else 1
     crossing = keep * (sizes.halo + sizes.sent)

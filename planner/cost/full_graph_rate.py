@@ -6,10 +6,10 @@ Symbols: a_uv full-graph weights, h_v rows of the boundary nodes, p the probabil
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from planner.cost.full_graph import PartSizes
+from planner.cost.full_graph import PartSizes, Real
 
 
-def bernoulli_variance(terms: Sequence[float], keep: float) -> float:
+def bernoulli_variance(terms: Sequence[Real], keep: Real) -> Real:
     """Variance of (1/p) sum of kept terms: (1 - p) / p sum_v a_uv^2 ||h_v||^2.
 
     Args:
@@ -24,7 +24,7 @@ def bernoulli_variance(terms: Sequence[float], keep: float) -> float:
     return (1 - keep) / keep * sum(terms)
 
 
-def fixed_size_variance(values: Sequence[float], size: int) -> float:
+def fixed_size_variance(values: Sequence[Real], size: int) -> Real:
     """Variance of (b/s) times the sum of s of b values without replacement: b^2 (1 - s/b) S^2 / s.
 
     S^2 is the (b - 1)-sample variance of a_uv h_v over the pair's list, zeros for non-neighbours.
@@ -40,7 +40,7 @@ def fixed_size_variance(values: Sequence[float], size: int) -> float:
     return b * b * (1 - size / b) * spread / size
 
 
-def rounded_variance(values: Sequence[float], keep: float) -> float:
+def rounded_variance(values: Sequence[Real], keep: Real) -> Real:
     """Variance with stochastic rounding of the size and weight 1/p.
 
     With s = floor(p b) or one more, E[s] = p b: the law of total variance gives
@@ -61,7 +61,7 @@ def rounded_variance(values: Sequence[float], keep: float) -> float:
     return (inside + mean**2 * part * (1 - part)) / keep**2
 
 
-def variance_bound(num_boundary: float, gamma_squared: float, keep: float) -> float:
+def variance_bound(num_boundary: Real, gamma_squared: Real, keep: Real) -> Real:
     """sum_u Var z_u <= (1 - p) / p |U_i| gamma^2, gamma^2 = max_v ||h_v||^2 sum_u a_uv^2.
 
     >>> variance_bound(2, 8.0, 0.5)
@@ -76,7 +76,7 @@ VARIANCE_SETS = {
 """What gamma^2 is multiplied by at equal sample size, B a subset of N, N of V (formulas.md 3.3)."""
 
 
-def path_factor(keep: float, uses: Sequence[int]) -> float:
+def path_factor(keep: Real, uses: Sequence[int]) -> Real:
     """Expected scale of a path whose draws are used so often: prod_v p / p^{uses of v}.
 
     Source: [C11]: v -> u -> v -> u under one shared draw uses v's twice and u's once.
@@ -90,7 +90,7 @@ def path_factor(keep: float, uses: Sequence[int]) -> float:
     return factor
 
 
-def p_memory(limit_bytes: float, fixed_bytes: float, full_bytes: float) -> float:
+def p_memory(limit_bytes: Real, fixed_bytes: Real, full_bytes: Real) -> Real:
     """Largest p that fits: (M - Mem(0)) / (Mem(1) - Mem(0)); negative where even p = 0 does not.
 
     Source: formulas.md 3.6 [B5].
@@ -104,8 +104,8 @@ def p_memory(limit_bytes: float, fixed_bytes: float, full_bytes: float) -> float
 
 
 def p_bandwidth(
-    sizes: PartSizes, hidden_seconds: float, bytes_per_second: float, row_bytes: float
-) -> float | None:
+    sizes: PartSizes, hidden_seconds: Real, bytes_per_second: Real, row_bytes: Real
+) -> Real | None:
     """Largest p whose exchange hides behind compute: T overlap BW / (max(n_bd, sent) w).
 
     Args:
@@ -127,7 +127,7 @@ def p_bandwidth(
     return None if rows == 0 else hidden_seconds * bytes_per_second / (rows * row_bytes)
 
 
-def p_variance(variance: float, tolerated: float) -> float:
+def p_variance(variance: Real, tolerated: Real) -> Real:
     """Smallest p whose added variance is tolerated: V / (V + eps^2).
 
     Args:
@@ -146,12 +146,12 @@ def p_variance(variance: float, tolerated: float) -> float:
 class Choice:
     """A probability to keep, and whether it meets the accuracy budget."""
 
-    keep: float | None
+    keep: Real | None
     """None: no p fits; more parts are needed."""
     accurate: bool
 
 
-def choose_keep(p_var: float, p_mem: float, p_bw: float) -> Choice:
+def choose_keep(p_var: Real, p_mem: Real, p_bw: Real) -> Choice:
     """Take p = min(min(1, p_mem), max(p_var, min(1, p_bw))).
 
     The largest p whose exchange is hidden, raised where accuracy needs it, capped by memory.

@@ -1,6 +1,6 @@
 """What one layer of one epoch aggregates over, and which rows cross the boundary for it."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import no_type_check
 
 import numba
@@ -40,6 +40,15 @@ class Crossing:
     def num_received(self) -> int:
         """Rows that arrive."""
         return sum(self.received_counts)
+
+    def to(self, device: torch.device) -> "Crossing":
+        """The crossing with its blocks and send list on a device; itself where they are there."""
+        if self.inner.indptr.device == device:
+            return self
+        joined = None if self.joined is None else self.joined.to(device)
+        moved = replace(self, inner=self.inner.to(device), outer=self.outer.to(device))
+        moved.send, moved.joined = self.send.to(device), joined
+        return moved
 
 
 @numba.njit(cache=True, nogil=True)

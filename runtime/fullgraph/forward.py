@@ -60,6 +60,7 @@ class FullGraphModel:
         settings: the plan's.
         comm: the ranks.
         seed: of the draws.
+        device: where the model is; draws are made on the host.
         overlap: exchange on a thread of its own.
         masks: where draws come from, for tests that enumerate them.
 
@@ -77,6 +78,7 @@ class FullGraphModel:
         *,
         comm: Communicator,
         seed: int = 0,
+        device: torch.device | None = None,
         overlap: bool = False,
         masks: AbstractMasks | None = None,
     ) -> None:
@@ -89,6 +91,7 @@ class FullGraphModel:
         self.part: Part = connect(part, comm)
         weights = edge_weights(self.part, indptr, indices, name)
         self.exchange = Exchange(comm, overlap=overlap)
+        self._device = device or torch.device("cpu")
         self.draws = EpochDraws(
             self.part, weights, settings,
             seed=seed, num_layers=len(model.convs),
@@ -98,7 +101,10 @@ class FullGraphModel:
         self._slices: Slices | None = None
         if settings.exchange == "broadcast":
             whole = self.draws.whole
-            self._slices = Slices(self.part, partition, whole.inner, weights[1], self.exchange)
+            self._slices = Slices(
+                self.part, partition, whole.inner, weights[1], self.exchange, self._device
+            )
+        self._whole = self.draws.whole.to(self._device)
         self._known: Tensor | None = None
 
     def precompute(self, x: Tensor) -> None:
@@ -106,7 +112,7 @@ class FullGraphModel:
 
         SAGE and GCN keep the first layer's sums, GAT the halo's input rows.
         """
-        whole = self.draws.whole
+        whole = self._whole
         if self.name == "gat":
             sent = self.exchange.start(x, whole.send, whole.send_counts, whole.received_counts)
             self._known = sent.wait()
@@ -117,7 +123,9 @@ class FullGraphModel:
 
     def layers(self, epoch: int) -> list[Crossing]:
         """The epoch's draws. Collective where edges are sampled."""
-        return self.draws.layers(epoch)
+        drawn = self.draws.layers(epoch)
+        whole = self.draws.whole
+        return [self._whole if c is whole else c.to(self._device) for c in drawn]
 
     def forward(self, x: Tensor, layers: list[Crossing]) -> Tensor:
         """Logits of the inner nodes, shape (n_in, classes); collective, and so is its backward.

@@ -7,6 +7,7 @@ A_iq^T G_i go to their owners in the same order.
 """
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -27,8 +28,9 @@ class Slices(AbstractOutside):
         inner: TorchBlock,
         halo_weight: NDArray[np.float32],
         exchange: Exchange,
+        device: torch.device,
     ) -> None:
-        self._exchange, self._inner = exchange, inner
+        self._exchange, self._inner = exchange, inner.to(device) if device.type != "cpu" else inner
         self.num_inner = part.num_inner
         self._sizes = [int(n) for n in np.bincount(partition, minlength=part.size)]
         self._blocks: list[TorchBlock] = []
@@ -38,7 +40,8 @@ class Slices(AbstractOutside):
             slot[owner == q] = np.searchsorted(
                 np.flatnonzero(partition == q), part.halo[owner == q]
             )
-            self._blocks.append(kept_block(part.halo_edges, halo_weight, slot, self._sizes[q]))
+            block = kept_block(part.halo_edges, halo_weight, slot, self._sizes[q])
+            self._blocks.append(block if device.type == "cpu" else block.to(device))
 
     def aggregate(self, x: Tensor, out: Tensor, *, with_root: bool) -> None:
         """Add slice after slice."""

@@ -21,6 +21,7 @@ from runtime.errors import DatasetError, InputError, PlanError
 from runtime.features.counters import Counters
 from runtime.features.store import AbstractFeatureStore
 from runtime.fullgraph.forward import FullGraphModel, check_settings
+from runtime.fullgraph.part import Part
 from runtime.graph.dataset import Graph
 from runtime.meter import StageMeter
 from runtime.models.build import BlockModel, build_model
@@ -79,6 +80,11 @@ class FullGraphEpochs:
         self.handed_out = 0
         """Steps handed out by this process."""
         self._epoch = 0
+
+    @property
+    def topology(self) -> Part:
+        """What the rank holds of the graph's edges."""
+        return self.full.part
 
     def __len__(self) -> int:
         """Steps per epoch."""
@@ -170,7 +176,8 @@ def open_full_graph(
     share_parameters(model, comm)
     full = FullGraphModel(
         model, workload.model, graph.indptr, graph.indices, partition, settings,
-        comm=comm, seed=workload.seed, overlap=plan.strategy.threads.comm > 0,
+        comm=comm, seed=workload.seed, device=device,
+        overlap=plan.strategy.threads.comm > 0,
     )  # fmt: skip
     store, meter = DatasetRows(graph), StageMeter()
     loop = make_full_graph_loop(plan, graph, full, store, meter, device, comm)

@@ -6,7 +6,7 @@ import torch
 
 from runtime.comm.collectives import Communicator
 from runtime.errors import PlanError
-from runtime.fullgraph.forward import check_settings
+from runtime.fullgraph.forward import FullGraphModel, check_settings
 from runtime.plan import FullGraph
 from tests.runtime.fullgraph.cases import (
     full_graph_gradient,
@@ -149,3 +149,22 @@ def test_nothing_crosses_at_p_0_and_inner_edges_keep_full_degrees(name: str, dro
 def test_settings_that_cannot_be_trained_are_refused(settings, model, task, words) -> None:
     with pytest.raises(PlanError, match=words):
         check_settings(settings, model, task)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
+@pytest.mark.parametrize("name", MODELS)
+def test_a_gpu_gives_the_same_gradients(name: str) -> None:
+    case, device = random_case(), torch.device("cuda", 0)
+    partition = np.zeros(len(case.y), np.int32)
+    expected = reference(case, name)[1]
+    model = new_model(name, case.x.shape[1]).to(device)
+    full = FullGraphModel(
+        model, name, case.indptr, case.indices, partition, FullGraph(),
+        comm=Communicator(), device=device,
+    )  # fmt: skip
+    logits = full.forward(case.x.to(device), full.layers(0))
+    rows = torch.from_numpy(case.train).to(device)
+    torch.nn.functional.cross_entropy(logits[rows], case.y.to(device)[rows]).backward()
+    found = gradient_of(model).cpu()
+    assert float((found - expected).abs().max() / expected.abs().max()) < BAR
