@@ -10,13 +10,9 @@ kernel stops torchrun and ranks without parents.
 """
 
 import json
-import os
-import signal
 import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +21,7 @@ from runtime.cgroup import memory_group
 from runtime.config import RunConfig
 from runtime.device import usable_cores
 from runtime.errors import InputError
-from runtime.failure import ERRORS_FOLDER, LAUNCH_FAILURE, clear_failures, failure_of
+from runtime.failure import clear_failures, failure_of
 from runtime.identity import check_identity
 from runtime.launch_hosts import (
     Place,
@@ -34,8 +30,9 @@ from runtime.launch_hosts import (
     run_folder_of,
     torchrun_arguments,
 )
+from runtime.launch_job import running, torchrun_command
 from runtime.memory_sum import check_limit
-from runtime.plan import Device, Plan, load_plan
+from runtime.plan import Device, load_plan
 from runtime.report import RunReport, load_report
 
 EVENTS_FILE = "events.jsonl"
@@ -43,8 +40,6 @@ LOG_FILE = "ranks.log"
 CONFIG_FILE = "run.json"
 POLL_SECONDS = 0.05
 MAX_RESTARTS = 3
-STOP_SECONDS = 10.0
-"""Grace between asking a job to end and killing it."""
 
 Progress = Callable[[dict[str, Any]], None]
 
@@ -121,7 +116,13 @@ def train(
     arguments = [*torchrun_arguments(plan, place), f"--max-restarts={max_restarts}"]
     _prepare(run_path, config)
     variables = roll_environment(plan, place, config) | (environment or {})
-    with _job(_command(arguments, run_path), plan, run_path, variables) as job:
+    command = torchrun_command(
+        arguments, run_path, ["-m", "runtime.worker", str(run_path / CONFIG_FILE)]
+    )
+    with (
+        (run_path / LOG_FILE).open("ab") as log,
+        running(command, plan, variables, output=log) as job,
+    ):
         _follow(job, run_path / EVENTS_FILE, progress or _ignore)
     if job.returncode != 0:
         raise failure_of(run_path, run_path / LOG_FILE, job.returncode)
@@ -150,52 +151,6 @@ def _prepare(run_path: Path, config: RunConfig) -> None:
     clear_failures(run_path)
     (run_path / EVENTS_FILE).write_text("")
     codec.write_text_atomically(run_path / CONFIG_FILE, codec.dumps(config))
-
-
-def _command(arguments: list[str], run_path: Path) -> list[str]:
-    failure_file = run_path / ERRORS_FOLDER / LAUNCH_FAILURE
-    return [
-        *(sys.executable, "-m", "runtime.torchrun", str(os.getpid()), str(failure_file)),
-        *arguments,
-        *("-m", "runtime.worker", str(run_path / CONFIG_FILE)),
-    ]
-
-
-@contextmanager
-def _job(
-    command: list[str], plan: Plan, run_path: Path, environment: dict[str, str]
-) -> Iterator["subprocess.Popen[bytes]"]:
-    """Start torchrun with all ranks; nothing of it is alive after the block, however it is left."""
-    root = str(Path(__file__).resolve().parent.parent)
-    paths = [root, os.environ.get("PYTHONPATH", "")]
-    env = os.environ | {
-        "OMP_NUM_THREADS": str(plan.strategy.threads.compute),
-        "PYTHONPATH": os.pathsep.join(p for p in paths if p),
-        "PYTHONUNBUFFERED": "1",
-    }
-    with (run_path / LOG_FILE).open("ab") as log:
-        job = subprocess.Popen(
-            command,
-            env=env | environment,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,  # Ctrl-C reaches this process, which then ends the job
-        )
-    try:
-        yield job
-    finally:
-        _end(job)
-
-
-def _end(job: "subprocess.Popen[bytes]") -> None:
-    if job.poll() is None:
-        job.terminate()
-        try:
-            job.wait(STOP_SECONDS)
-        except subprocess.TimeoutExpired:
-            os.killpg(job.pid, signal.SIGKILL)  # the ranks follow: their parent is gone
-            job.wait()
 
 
 def _follow(job: "subprocess.Popen[bytes]", events: Path, progress: Progress) -> None:
