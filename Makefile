@@ -43,7 +43,8 @@ format: $(STAMP)  ## format and fix what can be fixed
 bench: $(STAMP)  ## every benchmark, one JSON object per line
 	for name in placement sampling gather end_to_end; do $(BIN)/python -m tests.benchmarks.$$name --json || exit 1; done
 
-soak: $(STAMP)  ## long runs: learning against full-batch training on real graphs
+soak: $(STAMP)  ## long runs: 50 injected faults; learning against full-batch training on real graphs
+	$(TEST_ENV) $(BIN)/python -m tests.benchmarks.soak_failures --json
 	$(BIN)/python -m tests.benchmarks.learning --json
 
 clean:  ## remove the virtual environment and caches

@@ -46,6 +46,15 @@ def train_command(
         typer.Option(help="Evaluate by sampling with these fan-outs instead of all neighbours."),
     ] = None,
     eval_every: Annotated[int, typer.Option(help="Epochs between evaluations.")] = 1,
+    checkpoint_every: Annotated[
+        int, typer.Option(help="Steps between checkpoints; 0: at the ends of epochs only.")
+    ] = 0,
+    max_restarts: Annotated[
+        int, typer.Option(help="Times that failed or hung ranks are started again.")
+    ] = 3,
+    hang_seconds: Annotated[
+        float, typer.Option(help="A rank without a sign of life for this long is ended and named.")
+    ] = 20.0,
     node_rank: NodeRank = 0,
     rdzv_endpoint: RendezvousEndpoint = "",
     rdzv_timeout: RendezvousTimeout = 300.0,
@@ -81,6 +90,9 @@ def train_command(
             if eval_fanouts is None
             else parse_integers(eval_fanouts, "--eval-fanouts"),
             place=Place(node_rank=node_rank, endpoint=rdzv_endpoint, wait_seconds=rdzv_timeout),
+            checkpoint_every_steps=checkpoint_every,
+            max_restarts=max_restarts,
+            hang_seconds=hang_seconds,
             progress=on_event,
         )
     if as_json:
@@ -90,7 +102,9 @@ def train_command(
 
 
 def event_line(event: dict[str, object]) -> str:
-    """One line per finished epoch; nothing for other events."""
+    """One line per finished epoch, restart or warning; nothing for other events."""
+    if event.get("event") in ("restart", "warning"):
+        return str(event["line"])
     if event.get("event") != "epoch":
         return ""
     parts = [f"epoch {event['epoch']}"]

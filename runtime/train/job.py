@@ -82,6 +82,7 @@ class Job:
         if restarts:
             why = attempt_line(self.config.run_path, restarts - 1)
             self.notes.append(f"restart {restarts}: {why}")
+            self.events.emit("restart", line=self.notes[-1])
         if self.config.resume or restarts:
             self.resume()
         elif self.loop.comm.rank == 0:

@@ -58,6 +58,7 @@ def test_a_stopped_rank_is_found_named_and_started_again(
     assert report.notes[0].startswith(expected)
 
 
+@pytest.mark.slow
 def test_all_ranks_killed_end_the_job_and_resuming_goes_on(
     plan: Path, undisturbed: RunReport, tmp_path: Path
 ) -> None:

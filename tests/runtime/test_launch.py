@@ -130,7 +130,7 @@ def test_a_failing_rank_ends_the_job_and_is_named(
             first_step.append(time.monotonic())
 
     with pytest.raises(WorkerFailed, match=expected):
-        launch.train(tmp_path / "plan", epochs=3, eval_every=0, progress=note)
+        launch.train(tmp_path / "plan", epochs=3, eval_every=0, max_restarts=0, progress=note)
     assert time.monotonic() - first_step[0] < 10
     assert processes_of(tmp_path) == []
     if how == "raise":

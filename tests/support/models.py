@@ -1,5 +1,6 @@
 """Model factories that tests name in a plan (`tests.support.models:NAME`)."""
 
+import errno
 import os
 import signal
 import time
@@ -9,6 +10,7 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
+from runtime import codec
 from runtime.loader import PlannedLoader
 from runtime.meter import StageMeter
 from runtime.models.adjacency import TorchBlock
@@ -52,6 +54,8 @@ class Faulty(nn.Module):
             time.sleep(600)
         if self.how == "memory":
             raise MemoryError("cannot allocate 12 GiB")
+        if self.how == "full":
+            fill_disk()
         if self.how in ("past", "future"):
             day = -86400.0 if self.how == "past" else 86400.0
             clock = time.time
@@ -60,6 +64,18 @@ class Faulty(nn.Module):
             eaten: list[bytes] = []
             while True:
                 eaten.append(os.urandom(1 << 24))
+
+
+def fill_disk() -> None:
+    """From now on no checkpoint of this process finds room."""
+    write = codec.write_bytes_atomically
+
+    def refuse(path: Path, data: bytes) -> None:
+        if path.suffix == ".pt":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write(path, data)
+
+    codec.write_bytes_atomically = refuse
 
 
 def faulty(workload: Workload, in_dim: int, num_classes: int, task: str) -> nn.Module:
