@@ -375,6 +375,8 @@ class PlannedLoader:
 
 def _exchanged(batch: MiniBatch) -> float:
     """Seconds that the batch spent in exchanges so far: they are metered apart from the stages."""
+    if not batch.seconds:
+        return 0.0
     return sum(batch.seconds.get(name, 0.0) for name in IN_READ)
 
 

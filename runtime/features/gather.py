@@ -8,6 +8,7 @@ first reads the line it overwrites. Against torch.index_select(out=) on the same
 """
 
 import functools
+import math
 import typing
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -166,7 +167,7 @@ def addresses_of(
     """
     if not table.flags.c_contiguous:
         raise ValueError("expected a C-contiguous table of rows")
-    row_bytes = table.dtype.itemsize * int(np.prod(table.shape[1:]))
+    row_bytes = table.dtype.itemsize * math.prod(table.shape[1:])
     bad = _row_addresses(ids, table.ctypes.data, row_bytes, table.shape[0], addresses)
     if bad >= 0:
         raise IndexError(f"expected row ids in [0, {table.shape[0]}), found {ids[bad]}")

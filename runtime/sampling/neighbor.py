@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.sampling.assemble import assemble
+from runtime.sampling.assemble import assemble, copied, steps_between
 from runtime.sampling.checks import (
     RELABEL_BUDGET_BYTES,
     bad_seed,
@@ -104,12 +104,12 @@ class NeighborSampler:
         num_seeds = int(seeds.shape[0])
         return MiniBatch(
             blocks=self._blocks(workspace),
-            n_id=workspace.node_ids[: workspace.node_ends[-1]].copy(),
+            n_id=copied(workspace.node_ids, int(workspace.node_ends[-1])),
             seeds=seeds,
             input_id=np.arange(num_seeds, dtype=np.int64) if input_id is None else input_id,
             dialect=self.dialect,
-            num_sampled_nodes=[num_seeds, *np.diff(workspace.node_ends).tolist()],
-            num_sampled_edges=np.diff(workspace.edge_ends).tolist(),
+            num_sampled_nodes=[num_seeds, *steps_between(workspace.node_ends)],
+            num_sampled_edges=steps_between(workspace.edge_ends),
             global_num_seeds=num_seeds if global_num_seeds is None else global_num_seeds,
             epoch=epoch,
             step=step,
