@@ -34,7 +34,7 @@ UNSHAPED = 100e9
 """Bits per second of a card without a chosen rate."""
 BURST_SECONDS = 0.002
 LEAST_BURST_BYTES = 128 * 1024  # more than one 64 KiB segment, which is what a veth carries
-QUEUE_SECONDS = 0.05
+FIRST_LINK = 10
 GONE_SECONDS = 10.0
 
 needs_root = pytest.mark.skipif(
@@ -152,12 +152,9 @@ class Hosts:
 
     def set_rate(self, name: str, rate_bits_per_second: float) -> None:
         """Give a host's card another rate, in both directions."""
-        for namespace, device in (
-            (self.namespace(name), INTERFACE),
-            (self.namespace(SWITCH), self._port(name)),
-        ):
-            _in(namespace, f"tc class change dev {device} {_whole(rate_bits_per_second)}")
-            _in(namespace, f"tc class change dev {device} {_others(rate_bits_per_second)}")
+        self._set_classes(self.namespace(SWITCH), self._port(name), rate_bits_per_second, {})
+        limits = self._limits(name)
+        self._set_classes(self.namespace(name), INTERFACE, rate_bits_per_second, limits)
 
     def set_link(self, name: str, *, up: bool) -> None:
         """Pull a host's cable, or put it back: the switch's end of it, as a switch that fails."""
@@ -180,20 +177,48 @@ class Hosts:
             _in(host, f"ip address add {self.address(name)}/24 dev {INTERFACE}")
             _in(host, f"ip link set {INTERFACE} up")
             _in(switch, f"ip link set {port} master bridge0 up")
-            self._shape(switch, port)
-            self._shape(host, INTERFACE)
-            for number, other in enumerate(self.names):
-                rate = self.links.get(frozenset((name, other)))
-                if rate is not None:
-                    _limit(host, number + 10, self.address(other), rate)
-                    self._delay(host, number + 10)
+            for namespace, device in ((switch, port), (host, INTERFACE)):
+                _in(namespace, f"tc qdisc add dev {device} root handle 1: htb default 2")
+            self.set_rate(name, self.rate_bits_per_second or UNSHAPED)
+            for number in self._limits(name):
+                address = self.address(self.names[number - FIRST_LINK])
+                _in(
+                    host,
+                    f"tc filter add dev {INTERFACE} parent 1: protocol ip prio 1 u32 "
+                    f"match ip dst {address}/32 flowid 1:{number}",
+                )
+                self._delay(host, number)
             self._delay(host, 2)
 
-    def _shape(self, namespace: str, device: str) -> None:
-        rate = self.rate_bits_per_second or UNSHAPED
-        _in(namespace, f"tc qdisc add dev {device} root handle 1: htb default 2")
-        _in(namespace, f"tc class add dev {device} {_whole(rate)}")
-        _in(namespace, f"tc class add dev {device} {_others(rate)}")
+    def _limits(self, name: str) -> dict[int, float]:
+        """Bits per second by the number of the class that holds a link of this host."""
+        rates = {
+            number: self.links.get(frozenset((name, other)))
+            for number, other in enumerate(self.names, FIRST_LINK)
+        }
+        return {number: rate for number, rate in rates.items() if rate is not None}
+
+    def _set_classes(
+        self, namespace: str, device: str, card: float, limits: Mapping[int, float]
+    ) -> None:
+        """The card's class 1:1, in it 1:2 for hosts without a rate of their own and the links'.
+
+        A class may always send at its `rate`, whatever its parent says: to hold the card to its
+        own, theirs add up to it, and up to its `ceil` each borrows what the others leave.
+        """
+        share = card / (card + sum(limits.values()))
+        classes = {2: card} | {number: min(rate, card) for number, rate in limits.items()}
+        for parent, number, rate, most in (
+            ("1:", 1, card, card),
+            *(("1:1", number, share * rate, rate) for number, rate in classes.items()),
+        ):
+            burst = max(LEAST_BURST_BYTES, int(most / 8 * BURST_SECONDS))
+            _in(
+                namespace,
+                f"tc class replace dev {device} parent {parent} classid 1:{number} htb "
+                f"rate {rate / 1e3:.0f}kbit ceil {most / 1e3:.0f}kbit "
+                f"burst {burst}b cburst {burst}b quantum 65536",
+            )
 
     def _delay(self, namespace: str, number: int) -> None:
         if not self.latency_seconds:
@@ -262,35 +287,6 @@ def _kill(pid: int) -> None:
         os.kill(pid, signal.SIGKILL)
     except ProcessLookupError:
         return
-
-
-def _whole(rate: float) -> str:
-    """The class of the whole card."""
-    return f"parent 1: classid 1:1 htb {_rates(rate)}"
-
-
-def _others(rate: float) -> str:
-    """The class of hosts without a rate of their own: they may use the whole card."""
-    return f"parent 1:1 classid 1:2 htb {_rates(rate)}"
-
-
-def _limit(namespace: str, number: int, address: str, rate: float) -> None:
-    """Hold what goes to one address to a rate, within the card's."""
-    _in(
-        namespace,
-        f"tc class add dev {INTERFACE} parent 1:1 classid 1:{number} htb {_rates(rate)}",
-    )
-    _in(
-        namespace,
-        f"tc filter add dev {INTERFACE} parent 1: protocol ip prio 1 u32 "
-        f"match ip dst {address}/32 flowid 1:{number}",
-    )
-
-
-def _rates(rate: float) -> str:
-    burst = max(LEAST_BURST_BYTES, int(rate / 8 * BURST_SECONDS))
-    text = f"{rate / 1e3:.0f}kbit"
-    return f"rate {text} ceil {text} burst {burst}b cburst {burst}b quantum 65536"
 
 
 def _check_tools() -> None:

@@ -1,13 +1,16 @@
 """`gnnplan doctor`, `gnnplan probe` and `gnnplan machine`: what this machine is and can do."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table as Grid
 
 from planner.commands.common import (
     JsonFlag,
+    NodeRank,
+    RendezvousEndpoint,
+    RendezvousTimeout,
     bytes_text,
     console,
     emit_json,
@@ -16,6 +19,10 @@ from planner.commands.common import (
 )
 from planner.machine import MachineModel, load_machine, save_machine
 from planner.probe.presets import list_presets, load_preset
+from runtime.errors import InputError
+
+if TYPE_CHECKING:
+    from planner.probe.hosts_team import Meeting
 
 app = typer.Typer(help="Machines: presets and probed files.", no_args_is_help=True)
 
@@ -55,22 +62,57 @@ def probe_command(
         "machine.json"
     ),
     quick: Annotated[bool, typer.Option("--quick", help="Coarser grid, under 20 s.")] = False,
+    hosts: Annotated[
+        int, typer.Option(min=1, help="Hosts to probe together; run this on each of them.")
+    ] = 1,
+    node_rank: NodeRank = 0,
+    rdzv_endpoint: RendezvousEndpoint = "",
+    rdzv_timeout: RendezvousTimeout = 300.0,
     as_json: JsonFlag = False,
 ) -> None:
-    """Measure this machine: memory, disk, exchange between ranks, sampling."""
-    from planner.probe.probe import probe
+    """Measure this machine: memory, disk, exchange between ranks, sampling.
+
+    With --hosts, the links between hosts as well; host 0 writes the file of all.
+    """
+    from planner.probe.probe import probe, probe_hosts
 
     if output.is_dir():
         raise IsADirectoryError(21, "expected a file name for -o, found a folder", str(output))
     output.parent.mkdir(parents=True, exist_ok=True)
     with progress_bar("probe") as progress:
-        machine = probe(quick=quick, progress=progress)
+        if hosts == 1:
+            machine = probe(quick=quick, progress=progress)
+        else:
+            meeting = meeting_of(hosts, node_rank, rdzv_endpoint, rdzv_timeout)
+            machine = probe_hosts(meeting, quick=quick, progress=progress)
+    if hosts > 1 and node_rank > 0:
+        console(as_json).print(f"host 0 writes the machine of {hosts} hosts")
+        return
     save_machine(machine, output)
     if as_json:
         emit_json(machine)
         return
     show(machine)
     console().print(f"written to {output}", markup=False)
+
+
+def meeting_of(hosts: int, node_rank: int, endpoint: str, wait_seconds: float) -> "Meeting":
+    """This host among those that are probed together.
+
+    Raises:
+        InputError: the host's number or the endpoint is none.
+    """
+    from planner.probe.hosts_team import Meeting
+    from runtime.comm.route import split_endpoint
+
+    if not 0 <= node_rank < hosts:
+        raise InputError(
+            f"expected a --node-rank from 0 to {hosts - 1} (--hosts {hosts}), found {node_rank}"
+        )
+    split_endpoint(endpoint)
+    return Meeting(
+        node_rank=node_rank, num_hosts=hosts, endpoint=endpoint, wait_seconds=wait_seconds
+    )
 
 
 @app.command("list")

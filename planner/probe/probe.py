@@ -18,6 +18,9 @@ from planner.errors import MachineError
 from planner.machine import MachineModel, Memory, Processor, Table, load_machine, save_machine
 from planner.probe import collectives, disk, host, links, memory, overlap, sampling
 from planner.probe.context import ProbeContext, ProgressCallback
+from planner.probe.hosts import measure_hosts
+from planner.probe.hosts_machine import join_hosts
+from planner.probe.hosts_team import HostTeam, Meeting
 from planner.probe.nvml import inventory
 from planner.probe.sizes import FULL, QUICK, ProbeSizes, fit_to
 from planner.probe.team import Team
@@ -48,6 +51,30 @@ def probe(*, quick: bool = False, progress: ProgressCallback | None = None) -> M
         WorkerFailed: a measuring process failed; its error is shown.
     """
     return probe_with(QUICK if quick else FULL, progress=progress)
+
+
+def probe_hosts(
+    meeting: Meeting, *, quick: bool = False, progress: ProgressCallback | None = None
+) -> MachineModel:
+    """Measure this host, and with the others that meet here the links between all of them.
+
+    Every host calls this and returns the same machine (planner/probe/hosts_machine.py).
+
+    Args:
+        meeting: this host among the others.
+        quick: as for `probe`, alike on all hosts.
+        progress: as for `probe`.
+
+    Raises:
+        WorkerFailed: a host did not come in time, or a measuring process failed.
+    """
+    sizes = QUICK if quick else FULL
+    report = progress or _silent
+    with HostTeam(meeting, sizes) as team:
+        own = probe_with(sizes, progress=lambda what, share: report(what, 0.7 * share))
+        machines = team.gather(own)
+        rates = measure_hosts(team, lambda what, share: report(what, 0.7 + 0.3 * share))
+    return join_hosts(machines, rates)
 
 
 def probe_with(sizes: ProbeSizes, *, progress: ProgressCallback | None = None) -> MachineModel:

@@ -1,0 +1,235 @@
+"""Links between hosts: measured by one process per host, all going through the same schedule.
+
+    roll call -> every host probes itself -> pairs one after the other -> cards -> collectives
+
+Between two hosts: latency is half the round trip of a small message, bandwidth the rate of several
+megabytes sent back to back (0.3 s), in each direction by itself, at the fastest of the repeats:
+other traffic and busy hosts only take from what a link can carry. A card (NIC) is what a host sends
+to, or receives from, all others at once, each at the share that its pair alone would take: less
+than their sum where the card is shared. All numbers are of gloo over TCP, payload only.
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.probe.context import ProgressCallback
+from planner.probe.hosts_team import HostTeam
+from planner.probe.sizes import MIB
+from planner.probe.timing import Measurement, summarize
+
+SUSTAINED_SECONDS = 0.3
+CHUNK_BYTES = MIB
+MOST_CALLS = 50
+SMALL_BYTES = 8
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HostRates:
+    """What was measured between n hosts; the diagonals are zero."""
+
+    latency_seconds: NDArray[np.float64]
+    """Shape (n, n), from row to column."""
+    bandwidth: NDArray[np.float64]
+    """Bytes per second, shape (n, n), from row to column."""
+    sent: NDArray[np.float64]
+    """Bytes per second that a host sends to all others at once, shape (n,)."""
+    received: NDArray[np.float64]
+    """Bytes per second that a host receives from all others at once, shape (n,)."""
+    message_bytes: list[int]
+    messages: dict[tuple[int, int], list[Measurement]]
+    """Seconds of one message, by pair and size."""
+    host_counts: list[int]
+    """Numbers of hosts that the collectives ran on."""
+    collectives: dict[str, list[Measurement]] = field(default_factory=dict[str, list[Measurement]])
+    """Seconds of a call, row-major over (message_bytes, host_counts)."""
+
+
+def _silent(what: str, share: float) -> None:
+    """Progress that nobody watches."""
+
+
+def measure_hosts(team: HostTeam, report: ProgressCallback = _silent) -> HostRates:
+    """Measure every pair, card and collective; collective, and all hosts return the same."""
+    return _Schedule(team).measure(report)
+
+
+class _Schedule:
+    """What every host goes through, in the same order."""
+
+    def __init__(self, team: HostTeam) -> None:
+        self._team, self._dist, self._sizes = team, team.dist, team.sizes
+        self.host, self.size, self.gather = team.host, team.size, team.gather
+
+    def measure(self, report: ProgressCallback) -> HostRates:
+        """Every pair, card and collective."""
+        n = self.size
+        latency, bandwidth = np.zeros((n, n)), np.zeros((n, n))
+        messages: dict[tuple[int, int], list[Measurement]] = {}
+        pairs = [(i, j) for i in range(n) for j in range(n) if i != j]
+        for k, pair in enumerate(pairs):
+            report(f"host {pair[0]} to host {pair[1]}", 0.8 * k / len(pairs))
+            latency[pair], bandwidth[pair], messages[pair] = self._pair(*pair)
+        report("cards", 0.8)
+        cards = [self._card(host, bandwidth, outward) for outward in (True, False) for host in
+                 range(n)]  # fmt: skip
+        report("collectives", 0.9)
+        counts = list(range(2, n + 1))
+        calls = {name: self._collective(name, counts) for name in ("all_reduce", "all_to_all")}
+        return HostRates(
+            latency_seconds=latency,
+            bandwidth=bandwidth,
+            sent=np.array(cards[:n]),
+            received=np.array(cards[n:]),
+            message_bytes=list(self._sizes.message_bytes),
+            messages=messages,
+            host_counts=counts,
+            collectives=calls,
+        )
+
+    def _pair(self, source: int, target: int) -> tuple[float, float, list[Measurement]]:
+        self._dist.barrier()
+        found = None
+        if self.host in (source, target):
+            small = self._exchanges(source, target, SMALL_BYTES, SMALL_BYTES)
+            ping = float(np.median(small)) / 2
+            rates = self._sustained(source, {target: self._rate(source, target)})
+            sizes = self._sizes.message_bytes
+            curve = [self._exchanges(source, target, each, SMALL_BYTES) for each in sizes]
+            found = (
+                ping,
+                rates,
+                [summarize([max(s - ping, ping / 2) for s in samples]) for samples in curve],
+            )
+        return self.gather(found)[source]
+
+    def _exchanges(self, source: int, target: int, there: int, back: int) -> list[float]:
+        """Seconds of round trips as the source sees them; the target's are its own."""
+        import torch
+
+        sent = torch.zeros(there, dtype=torch.uint8)
+        answer = torch.zeros(back, dtype=torch.uint8)
+        calls = torch.tensor([2])
+        out: list[float] = []
+        for trial in (True, False):
+            if self.host == source:
+                if not trial:
+                    wanted = self._sizes.point_seconds / max(min(out), 1e-6)
+                    calls[0] = int(np.clip(wanted, self._sizes.least_repeats, MOST_CALLS))
+                self._dist.send(calls, target)
+            else:
+                self._dist.recv(calls, source)
+            out = []
+            for _ in range(int(calls)):
+                start = time.perf_counter()
+                if self.host == source:
+                    self._dist.send(sent, target)
+                    self._dist.recv(answer, target)
+                else:
+                    self._dist.recv(sent, source)
+                    self._dist.send(answer, source)
+                out.append(time.perf_counter() - start)
+        return out
+
+    def _rate(self, source: int, target: int) -> float:
+        """A first guess of a link's bytes per second, agreed on by both."""
+        import torch
+
+        seconds = float(np.median(self._exchanges(source, target, 4 * MIB, SMALL_BYTES)))
+        agreed = torch.tensor([4 * MIB / seconds], dtype=torch.float64)
+        if self.host == source:
+            self._dist.send(agreed, target)
+        else:
+            self._dist.recv(agreed, source)
+        return float(agreed)
+
+    def _sustained(self, centre: int, rates: dict[int, float], *, outward: bool = True) -> float:
+        """Bytes per second between a host and others at once, each sent for about equally long.
+
+        Only the centre's answer counts: it has the acknowledgements of all (outward), or all of
+        what it waited for.
+        """
+        chunks = {
+            host: max(4, round(rate * SUSTAINED_SECONDS / CHUNK_BYTES))
+            for host, rate in rates.items()
+        }
+        repeats = range(self._sizes.least_repeats + 2)
+        fastest = min(self._burst(centre, chunks, outward=outward) for _ in repeats)
+        return sum(chunks.values()) * CHUNK_BYTES / fastest
+
+    def _burst(self, centre: int, chunks: dict[int, int], *, outward: bool) -> float:
+        import torch
+
+        dist = self._dist
+        peers = list(chunks) if self.host == centre else [centre]
+        number = {peer: chunks[peer if self.host == centre else self.host] for peer in peers}
+        data = {peer: torch.zeros(number[peer], CHUNK_BYTES, dtype=torch.uint8) for peer in peers}
+        mark = torch.zeros(SMALL_BYTES, dtype=torch.uint8)
+        sends = (self.host == centre) == outward
+        if self.host == centre:  # the others are ready
+            for peer in peers:
+                dist.recv(mark, peer)
+        else:
+            dist.send(mark, centre)
+        start = time.perf_counter()
+        if not outward and self.host == centre:
+            for peer in peers:
+                dist.send(mark, peer)  # go
+        if not outward and self.host != centre:
+            dist.recv(mark, centre)
+        post = dist.isend if sends else dist.irecv
+        works = [post(row, peer) for peer in peers for row in data[peer]]
+        for work in works:
+            work.wait()
+        if outward and self.host == centre:
+            for peer in peers:
+                dist.recv(mark, peer)
+        elif outward:
+            dist.send(mark, centre)
+        return time.perf_counter() - start
+
+    def _card(self, host: int, bandwidth: NDArray[np.float64], outward: bool) -> float:
+        self._dist.barrier()
+        row = bandwidth[host] if outward else bandwidth[:, host]
+        if self.size == 2:
+            return float(row.max())  # the pair is all there is
+        rates = {peer: float(row[peer]) for peer in range(self.size) if peer != host}
+        return self.gather(self._sustained(host, rates, outward=outward))[host]
+
+    def _collective(self, name: str, counts: Sequence[int]) -> list[Measurement]:
+        """Seconds of a call on the first hosts, the slowest host's, by bytes and hosts."""
+        groups = {count: self._dist.new_group(list(range(count))) for count in counts}
+        points: list[Measurement] = []
+        for num_bytes in self._sizes.message_bytes:
+            for count in counts:
+                self._dist.barrier()
+                samples: list[float] = []
+                if self.host < count:
+                    samples = self._calls(name, groups[count], count, num_bytes)
+                found = [each for each in self.gather(samples) if each]
+                points.append(summarize([float(s) for s in np.max(found, axis=0)]))
+        for group in groups.values():
+            if group is not self._dist.GroupMember.NON_GROUP_MEMBER:
+                self._dist.destroy_process_group(group)
+        return points
+
+    def _calls(self, name: str, group: Any, count: int, num_bytes: int) -> list[float]:
+        import torch
+
+        share = max(1, num_bytes // 4 // count)
+        sent = torch.zeros(share * count)
+        received = torch.zeros_like(sent)
+        out: list[float] = []
+        for _ in range(self._sizes.least_repeats + 1):
+            self._dist.barrier(group=group)
+            start = time.perf_counter()
+            if name == "all_reduce":
+                self._dist.all_reduce(sent, group=group)
+            else:
+                self._dist.all_to_all_single(received, sent, group=group)
+            out.append(time.perf_counter() - start)
+        return out[1:]  # the first one connects

@@ -1,0 +1,169 @@
+"""Several hosts as one machine: their own models side by side, joined by cards and a network.
+
+Host 0's parts keep their names; those of host h begin with `h<h>.`. Bytes go from host memory to
+the card (`nic<h>.out`, what the host sends to all at once), over the network (`network.<a>.<b>`,
+what the pair carries alone) and from the card into memory (`nic<h>.in`).
+"""
+
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.errors import MachineError
+from planner.machine import Link, MachineModel, Memory, Processor, Table
+from planner.partition.cliques import clique_covers
+from planner.probe.fit import monotone
+from planner.probe.hosts import HostRates
+from planner.probe.timing import Measurement
+
+CLEAR_MARGIN = 1.5
+"""Least ratio between the slowest link within cliques of hosts and the fastest beside them."""
+
+
+def prefix_of(host: int) -> str:
+    """What the names of a host's parts begin with."""
+    return f"h{host}." if host else ""
+
+
+def host_cliques(bandwidth: NDArray[np.float64]) -> list[list[int]]:
+    """Hosts whose links beat the others by a clear margin, as the measurement says.
+
+    Rates of pairs (the slower direction) are sorted; the widest gap between neighbours divides fast
+    links from slow ones, where it is at least `CLEAR_MARGIN`. The fast ones are covered by the
+    fewest cliques. Where no gap is that wide, no host is nearer than another: each is alone.
+
+    Args:
+        bandwidth: bytes per second, shape (n, n), from row to column.
+    """
+    n = len(bandwidth)
+    both = np.minimum(bandwidth, bandwidth.T)
+    rates = np.sort(both[np.triu_indices(n, 1)])
+    ratios = rates[1:] / rates[:-1]
+    if len(ratios) == 0 or ratios.max() < CLEAR_MARGIN:
+        return [[host] for host in range(n)]
+    least = rates[1 + int(np.argmax(ratios))]
+    fast = np.where(both >= least, both, 0.0)
+    np.fill_diagonal(fast, 0.0)
+    return sorted(list(clique) for clique in clique_covers(fast)[0].cliques)
+
+
+def join_hosts(machines: list[MachineModel], rates: HostRates) -> MachineModel:
+    """One machine of several hosts.
+
+    Tables of host 0 keep their names, other hosts' begin with their prefix. New tables:
+    `message.<a>.<b>` (bytes), `hosts_all_reduce` and `hosts_all_to_all` (bytes, hosts).
+
+    Args:
+        machines: each host's own model.
+        rates: what was measured between them.
+
+    Raises:
+        MachineError: the numbers of hosts differ.
+    """
+    if len(machines) != len(rates.sent):
+        raise MachineError(f"expected {len(rates.sent)} machines, found {len(machines)}")
+    parts = [_prefixed(machine, prefix_of(host)) for host, machine in enumerate(machines)]
+    near = [clique for clique in host_cliques(rates.bandwidth) if len(clique) > 1]
+    cpus = [next(p.name for p in part.processors if p.kind == "cpu") for part in parts]
+    first = machines[0]
+    noisy = [note for part in parts for note in part.notes]
+    return replace(
+        first,
+        name="+".join(machine.name for machine in machines),
+        fingerprint="+".join(machine.fingerprint for machine in machines),
+        processors=[each for part in parts for each in part.processors],
+        memories=[each for part in parts for each in part.memories],
+        links=[each for part in parts for each in part.links] + _network(rates),
+        cliques=[each for part in parts for each in part.cliques]
+        + [[cpus[host] for host in clique] for clique in near],
+        tables={k: v for part in parts for k, v in part.tables.items()} | _tables(rates),
+        noise=max(machine.noise for machine in machines),
+        notes=[*noisy, _clique_note(near, len(machines))],
+    )
+
+
+def _clique_note(near: list[list[int]], num_hosts: int) -> str:
+    if not near:
+        return f"network: the links between the {num_hosts} hosts are alike"
+    return f"network: hosts {near} are nearer to one another than to the rest"
+
+
+def _prefixed(machine: MachineModel, prefix: str) -> MachineModel:
+    def named(name: str) -> str:
+        return prefix + name
+
+    processors = [
+        Processor(
+            name=named(p.name), kind=p.kind, memory=named(p.memory), cores=p.cores, uuid=p.uuid,
+            model=p.model,
+        )
+        for p in machine.processors
+    ]  # fmt: skip
+    memories: list[Memory] = [replace(m, name=named(m.name)) for m in machine.memories]
+    links = [
+        replace(link, name=named(link.name), source=named(link.source), target=named(link.target))
+        for link in machine.links
+    ]
+    return replace(
+        machine,
+        processors=processors,
+        memories=memories,
+        links=links,
+        cliques=[[named(name) for name in clique] for clique in machine.cliques],
+        tables={named(name): table for name, table in machine.tables.items()},
+        notes=[f"{prefix}{note}" if prefix else note for note in machine.notes],
+    )
+
+
+def _network(rates: HostRates) -> list[Link]:
+    links: list[Link] = []
+    num_hosts = len(rates.sent)
+    for host in range(num_hosts):
+        memory, card = f"{prefix_of(host)}host0", f"nic{host}"
+        links += [
+            _link(f"{card}.out", memory, card, 0.0, float(rates.sent[host])),
+            _link(f"{card}.in", card, memory, 0.0, float(rates.received[host])),
+        ]
+    for a in range(num_hosts):
+        for b in range(num_hosts):
+            if a != b:
+                latency, bandwidth = rates.latency_seconds[a, b], rates.bandwidth[a, b]
+                name = f"network.{a}.{b}"
+                links.append(_link(name, f"nic{a}", f"nic{b}", float(latency), float(bandwidth)))
+    return links
+
+
+def _link(name: str, source: str, target: str, latency: float, bandwidth: float) -> Link:
+    return Link(
+        name=name,
+        source=source,
+        target=target,
+        latency_seconds=latency,
+        bandwidth_bytes_per_second=bandwidth,
+    )
+
+
+def _tables(rates: HostRates) -> dict[str, Table]:
+    sizes = [float(size) for size in rates.message_bytes]
+    counts = [float(count) for count in rates.host_counts]
+    out = {
+        f"message.{a}.{b}": _table(["bytes"], [sizes], points)
+        for (a, b), points in rates.messages.items()
+    }
+    for name, points in rates.collectives.items():
+        out[f"hosts_{name}"] = _table(["bytes", "hosts"], [sizes, counts], points)
+    return out
+
+
+def _table(axes: list[str], grid: list[list[float]], points: list[Measurement]) -> Table:
+    values = np.array([point.value for point in points]).reshape([len(axis) for axis in grid])
+    values, moved = monotone(values, [0])
+    spread = float(np.percentile([point.spread for point in points], 75))
+    return Table(
+        unit="seconds",
+        axes=axes,
+        points=grid,
+        values=[float(value) for value in values.ravel()],
+        spread=float(np.hypot(spread, moved)),
+    )
