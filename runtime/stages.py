@@ -28,7 +28,8 @@ class Stage(StrEnum):
     FORWARD_BACKWARD = "forward_backward"
     """Model forward, loss and backward."""
     HALO_EXCHANGE = "halo_exchange"
-    """Boundary rows between partitions, in full-graph training."""
+    """Boundary rows between partitions in full-graph training; hidden rows of other ranks in the
+    forward and backward pass of cooperative batches."""
     ALL_REDUCE = "all_reduce"
     """Summing gradients over ranks, the wait for the slowest rank included."""
     OPTIMIZER = "optimizer"

@@ -215,10 +215,16 @@ def measure_caches(name: str, graph: Graph, ranks: int, size: Size) -> None:
         frozen = [way.sampler(np.inf, seed=100 + stream) for stream in range(size.streams)]
 
         def touch(stream: int, number: int, way: Way = way, frozen: Any = frozen) -> Any:
-            reads = way.reads(frozen[stream], number)
+            reads = way.reads(frozen[stream], 16 * stream + number)  # other seeds in each stream
             return reads[0] if way.name == "independent" else np.concatenate(reads)
 
-        a, q = estimate(touch, graph.num_nodes, streams=size.streams, batches=16)
+        fresh = way.sampler(1, seed=2)
+        counted = (
+            ids if way_name == "independent" else np.concatenate(reads)
+            for reads in (way.reads(fresh, number) for number in range(2 * size.lru_batches))
+            for ids in (reads if way_name == "independent" else [reads[0]])
+        )
+        a, q = estimate(counted, touch, np.diff(graph.indptr), streams=size.streams, batches=16)
         models = [
             (a, q)
         ]  # independent ranks are alike; cooperative ones have vertices of their own

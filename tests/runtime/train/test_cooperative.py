@@ -13,7 +13,9 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch import nn
 
+from runtime import launch, worker
 from runtime.comm.collectives import Communicator
+from runtime.config import RunConfig
 from runtime.errors import InputError
 from runtime.graph.dataset import Graph, open_graph
 from runtime.plan import Sampler, load_plan
@@ -98,7 +100,7 @@ def _train_rank(rank: int, size: int, port: int, graph_folder: Path, folder: Pat
 
 
 @pytest.mark.distributed
-@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_losses_and_gradients_are_those_of_one_process(
     small_graph: Graph, tmp_path: Path, size: int
 ) -> None:
@@ -123,6 +125,25 @@ def test_losses_and_gradients_are_those_of_one_process(
             assert worst < 1e-5, (case, worst)
         # Each row is loaded once for all ranks: as many as one process loads.
         assert sum(int(each["rows"]) for each in found) == rows, case
+
+
+@pytest.mark.distributed
+def test_a_cooperative_plan_trains_evaluates_and_reports_under_torchrun(
+    small_graph: Graph, tmp_path: Path
+) -> None:
+    settings: dict[str, Any] = {"batch_size": 64, "fanouts": [5, 3], "sample_threads": 2}
+    make_cooperative_plan(small_graph, tmp_path / "plan", ranks=2, **settings)
+    report = launch.train(tmp_path / "plan", epochs=2, oversubscribe=True)
+    make_plan(small_graph, tmp_path / "one", dialect="every_hop", **settings)
+    config = {"epochs": 2, "eval_every": 1, "pin": False}
+    (tmp_path / "run").mkdir()
+    alone = worker.run(
+        RunConfig(plan_folder=str(tmp_path / "one"), run_folder=str(tmp_path / "run"), **config)
+    )
+    np.testing.assert_allclose(report.losses, alone.losses, rtol=1e-5)
+    assert report.test_score == pytest.approx(alone.test_score, abs=2e-3)
+    for rank in report.ranks:
+        assert {"exchange_ids", "exchange_rows", "halo_exchange"} <= set(rank.stages)
 
 
 def run_alone(graph: Graph, folder: Path) -> dict[str, tuple[Any, ...]]:
