@@ -40,7 +40,7 @@ class BulkSampleStage(AbstractStage):
         bulk_batches: k. Bulks begin at steps 0, k, 2k, ... of an epoch.
         in_flight: Batches that may be in use when the next one is asked for. The last ones of a
             stack get arrays of their own, so that they do not keep the whole stack alive beside the
-            next one.
+            next one; as many may be left of the stack before.
     """
 
     name = Stage.SAMPLE
@@ -111,7 +111,8 @@ def bulk_stage(
             f"bulk_batches {plan.strategy.bulk_batches}: expected topology host, replicated or "
             f"partitioned, found {policy}; plan again"
         )
-    bulk = BulkSampler.of(sampler, budget_bytes=_budget(plan))
+    kept = 2 * in_flight
+    bulk = BulkSampler.of(sampler, budget_bytes=_budget(plan), kept_batches=kept)
 
     def draw(epoch: int, steps: range) -> Iterator[list[MiniBatch]]:
         return bulk.stacks([_request(schedule, epoch, step, schedule.rank) for step in steps])
@@ -166,7 +167,8 @@ def grid_stage(
         weight = None
     grid = open_grid(comm, plan.strategy.topology.replication)
     shard = cut_shard(graph.indptr, graph.indices, weight, grid)
-    made = GridSampler(sampler, shard, grid, budget_bytes=_budget(plan))
+    kept = 2 * in_flight
+    made = GridSampler(sampler, shard, grid, budget_bytes=_budget(plan), kept_batches=kept)
 
     def draw(epoch: int, steps: range) -> Iterator[list[MiniBatch]]:
         rows = grid.ranks_of_row()

@@ -57,6 +57,7 @@ class BulkSampler:
         edge_ids: Fill each block's `e_id` with positions in `indices`.
         budget_bytes: The most that a stack may take, its results included; k is cut down to fit.
             None: all batches are one stack.
+        kept_batches: Batches that the caller keeps beside the next stack, off the budget.
         purpose: Stream of `sage`'s draws.
         relabel_budget_bytes: As in `NeighborSampler`.
 
@@ -79,6 +80,7 @@ class BulkSampler:
         seed: int = 0,
         edge_ids: bool = False,
         budget_bytes: int | None = None,
+        kept_batches: int = 0,
         purpose: Purpose = Purpose.NEIGHBOR,
         relabel_budget_bytes: int = RELABEL_BUDGET_BYTES,
     ) -> None:
@@ -89,6 +91,7 @@ class BulkSampler:
         indptr, indices = check_graph(indptr, indices)
         self.method, self.dialect, self.budget_bytes = method, Dialect(dialect), budget_bytes
         self.num_nodes = int(indptr.shape[0]) - 1
+        self.kept_batches, self._next_size = kept_batches, 1
         self._dense = 4 * self.num_nodes <= relabel_budget_bytes
         self._threads = threading.local()
         self._stack: SageStack | LayerStack
@@ -113,12 +116,15 @@ class BulkSampler:
         )
 
     @staticmethod
-    def of(sampler: object, *, budget_bytes: int | None = None) -> "BulkSampler":
+    def of(
+        sampler: object, *, budget_bytes: int | None = None, kept_batches: int = 0
+    ) -> "BulkSampler":
         """Stacks of the batches that a sampler samples one by one, equal to them bit for bit.
 
         Args:
             sampler: Uniform neighbours, or a layer-wise sampler.
             budget_bytes: As above.
+            kept_batches: As above.
 
         Raises:
             SamplerError: another sampler.
@@ -127,7 +133,7 @@ class BulkSampler:
             return BulkSampler(
                 sampler.indptr, sampler.indices, sampler.fanouts, dialect=sampler.dialect,
                 seed=sampler.seed, edge_ids=sampler.edge_ids, purpose=sampler.purpose,
-                budget_bytes=budget_bytes,
+                budget_bytes=budget_bytes, kept_batches=kept_batches,
             )  # fmt: skip
         if not isinstance(sampler, LayerwiseSampler):
             raise SamplerError(
@@ -137,7 +143,7 @@ class BulkSampler:
         graph = sampler.graph
         bulk = BulkSampler(
             graph.indptr, graph.indices, sampler.sizes, method=Method.LADIES,
-            budget_bytes=budget_bytes,
+            budget_bytes=budget_bytes, kept_batches=kept_batches,
         )  # fmt: skip
         bulk.method, bulk._stack = str(graph.law.method), sampler.stack
         return bulk
@@ -179,17 +185,19 @@ class BulkSampler:
         return [batch for stack in self.stacks(requests) for batch in stack]
 
     def stacks(self, requests: Sequence[Request]) -> Iterator[list[MiniBatch]]:
-        """The batches stack by stack, each within the budget; the first, a pilot, is a stack of 1.
+        """The batches stack by stack, each within the budget; the first ever is a pilot of 1.
 
         Drop a stack before asking for the next one, or the results add up.
         """
-        done, size = 0, len(requests) if self.budget_bytes is None else 1
+        done = 0
+        size = len(requests) if self.budget_bytes is None else self._next_size
         while done < len(requests):
             stack, found = self._sample_stack(requests[done : done + size])
             done += len(stack)
             if self.budget_bytes is not None:
-                size = self._fitting(found, self.budget_bytes)
+                self._next_size = size = self._fitting(found, self.budget_bytes)
             yield stack
+            del stack  # or it would live on while the next one is drawn
 
     def predict_bytes(self, seeds: Sequence[NDArray[np.int64]], *, pilot: int = 8) -> BulkBytes:
         """Bytes of stacks of batches like these, from a pilot of some of them, evenly spread."""
@@ -227,7 +235,7 @@ class BulkSampler:
                 f" + {batch} (batch) = {found.peak_bytes(1)}; raise the budget, or lower the batch "
                 "size or the fan-outs"
             )
-        return max(size, 1)
+        return max(size - self.kept_batches, 1)
 
     def _table(self) -> Table:
         table = getattr(self._threads, "table", None)

@@ -37,6 +37,7 @@ class GridSampler:
         exchange: Stages one after another, or all in one all-to-allv; the batches are the same.
         budget_bytes: The most that a stack may take on any rank, its results included; k is cut
             down to fit, on all ranks alike. None: all steps are one stack.
+        kept_batches: As in `BulkSampler`.
         relabel_budget_bytes: As in `NeighborSampler`.
 
     Raises:
@@ -51,9 +52,10 @@ class GridSampler:
         *,
         exchange: Exchange = Exchange.ONE_SHOT,
         budget_bytes: int | None = None,
+        kept_batches: int = 0,
         relabel_budget_bytes: int = RELABEL_BUDGET_BYTES,
     ) -> None:
-        self.grid, self.budget_bytes = grid, budget_bytes
+        self.grid, self.budget_bytes, self.kept_batches = grid, budget_bytes, kept_batches
         self._sampler: NeighborSampler | LayerStack
         if type(sampler) is NeighborSampler or isinstance(sampler, LayerStack):
             self._sampler = sampler
@@ -93,6 +95,7 @@ class GridSampler:
             if self.budget_bytes is not None:
                 self._next_size = self._fitting(found, self.budget_bytes)
             yield stack
+            del stack  # or it would live on while the next one is drawn
 
     def _sample_stack(
         self, steps: Sequence[Sequence[Request]]
@@ -126,7 +129,7 @@ class GridSampler:
                 f"{found.table_bytes} (block row and tables) + {step} (batches) = "
                 f"{found.peak_bytes(1)}; raise the budget, or lower the batch size or the fan-outs"
             )
-        return size
+        return max(size - self.kept_batches, 1)
 
 
 def empty_graph(num_nodes: int, dtype: np.dtype) -> tuple[NDArray[np.int64], NDArray[np.integer]]:

@@ -195,36 +195,42 @@ def measure_rmat(name: str) -> None:
                 )  # fmt: skip
 
 
+def settings() -> list[tuple[int, int, Exchange]]:
+    """Steps per bulk, copies (0: the whole graph on every rank) and exchange."""
+    both = list(Exchange)
+    return [
+        (steps, copies, exchange)
+        for steps in (1, 4, 16)
+        for copies in (0, 1, 2, 4)
+        for exchange in (both if copies in (1, 2) else [Exchange.ONE_SHOT])
+    ]
+
+
 def measure_links(name: str) -> None:
-    """Every setting starts 4 processes, one per host."""
+    """Four processes, one per host, go through all settings."""
     bench_graph(name)
     names = ["a", "b", "c", "d"]
     with Hosts(names, rate_bits_per_second=RATE_BITS_PER_SECOND) as hosts:
-        for steps in (1, 4, 16):
-            for copies in (0, 1, 2, 4):
-                for exchange in Exchange if copies in (1, 2) else [Exchange.ONE_SHOT]:
-                    started = []
-                    for rank, host in enumerate(names):
-                        setting = {
-                            "graph": name, "rank": rank, "size": len(names), "steps": steps,
-                            "copies": copies, "exchange": exchange.value,
-                            "address": hosts.address(names[0]),
-                        }  # fmt: skip
-                        command = [sys.executable, "-m", "tests.benchmarks.matrix", "--rank-of"]
-                        started.append(
-                            hosts.start(
-                                host, [*command, json.dumps(setting)], stdout=subprocess.PIPE,
-                                text=True,
-                            )
-                        )  # fmt: skip
-                    outputs = [process.communicate(timeout=600)[0] for process in started]
-                    _report_links(name, steps, copies, exchange, outputs)
+        command = [sys.executable, "-m", "tests.benchmarks.matrix", "--graph", name, "--rank-of"]
+        started = [
+            hosts.start(
+                host, [*command, f"{rank},{len(names)},{hosts.address(names[0])}"],
+                stdout=subprocess.PIPE, text=True,
+            )
+            for rank, host in enumerate(names)
+        ]  # fmt: skip
+        for steps, copies, exchange in settings():
+            lines = [process.stdout.readline() for process in started if process.stdout]
+            if not all(lines):
+                raise RuntimeError(f"a rank ended early at k={steps}, c={copies}, {exchange}")
+            _report_links(name, steps, copies, exchange, [json.loads(line) for line in lines])
+        for process in started:
+            process.wait(timeout=60)
 
 
 def _report_links(
-    name: str, steps: int, copies: int, exchange: Exchange, outputs: list[str]
+    name: str, steps: int, copies: int, exchange: Exchange, found: list[dict[str, list[float]]]
 ) -> None:
-    found = [json.loads(output.splitlines()[-1]) for output in outputs]
     # A step ends when its slowest rank does.
     seconds = [max(each) / steps for each in zip(*(f["seconds"] for f in found), strict=True)]
     most = max(max(f["sent_bytes"]) for f in found)
@@ -238,39 +244,34 @@ def _report_links(
     )  # fmt: skip
 
 
-def run_rank(setting: dict) -> None:
-    """One rank on its host: prints the seconds and bytes sent of each repetition."""
+def run_rank(rank: int, size: int, address: str, name: str) -> None:
+    """One rank on its host: of each setting, the seconds and bytes sent of every repetition."""
     torch.set_num_threads(1)
-    os.environ |= {
-        "GLOO_SOCKET_IFNAME": "eth0", "MASTER_ADDR": setting["address"], "MASTER_PORT": "29500",
-    }  # fmt: skip
-    rank, size, steps = setting["rank"], setting["size"], setting["steps"]
+    os.environ |= {"GLOO_SOCKET_IFNAME": "eth0", "MASTER_ADDR": address, "MASTER_PORT": "29500"}
     dist.init_process_group("gloo", rank=rank, world_size=size, timeout=timedelta(seconds=600))
-    opened = bench_graph(setting["graph"])
+    opened = bench_graph(name)
     graph = np.array(opened.indptr), np.array(opened.indices)
-    seeds = rank_seeds(graph, size, steps, 0)
-    sent, seconds, metered = [], [], []
+    metered: list[int] = []
     comm = Communicator(meter=lambda stage, _, n: metered.append(n * (stage == Stage.SAMPLE)))
     bulk = BulkSampler(*graph, FANOUTS)
-    grids = None
-    if setting["copies"] > 0:
-        grids = sample(
-            comm, graph, FANOUTS, setting["copies"], seeds, exchange=Exchange(setting["exchange"])
-        )
-    for repeat in range(REPEATS + 1):
-        dist.barrier()
-        start = time.perf_counter()
-        if grids is None:
-            own = [seeds[step, rank] for step in range(steps)]
-            bulk.sample_many(own, epoch=repeat)
-        else:
+    for steps, copies, exchange in settings():
+        seeds = rank_seeds(graph, size, steps, 0)
+        grid = sample(comm, graph, FANOUTS, copies, seeds, exchange=exchange) if copies else None
+        own = [seeds[step, rank] for step in range(steps)]
+        found: dict[str, list[float]] = {"seconds": [], "sent_bytes": []}
+        for repeat in range(REPEATS + 1):
+            dist.barrier()
             metered.clear()
-            next(grids)
-        elapsed = time.perf_counter() - start
-        if repeat > 0:  # the first one compiles
-            seconds.append(elapsed)
-            sent.append(sum(metered))
-    print(json.dumps({"seconds": seconds, "sent_bytes": sent}), flush=True)
+            start = time.perf_counter()
+            if grid is None:
+                bulk.sample_many(own, epoch=repeat)
+            else:
+                next(grid)
+            elapsed = time.perf_counter() - start
+            if repeat > 0:  # the first one compiles, and opens connections
+                found["seconds"].append(elapsed)
+                found["sent_bytes"].append(sum(metered))
+        print(json.dumps(found), flush=True)
     dist.barrier()
     dist.destroy_process_group()
 
@@ -283,7 +284,8 @@ def main() -> None:
     parser.add_argument("--rank-of", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.rank_of:
-        run_rank(json.loads(options.rank_of))
+        rank, size, address = options.rank_of.split(",")
+        run_rank(int(rank), int(size), address, options.graph)
         return
     parts = options.parts.split(",")
     if "uniform" in parts:

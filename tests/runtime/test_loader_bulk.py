@@ -4,6 +4,8 @@ import itertools
 import json
 import os
 import socket
+import tracemalloc
+from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
@@ -22,9 +24,12 @@ from runtime.errors import PlanError, SamplerError
 from runtime.graph.dataset import Graph, open_graph
 from runtime.loader import PlannedLoader
 from runtime.loader_bulk import BulkSampleStage, with_own_arrays
+from runtime.loader_stages import seed_batch
 from runtime.plan import Plan, Sampler, TopologyPlacement, save_plan
 from runtime.sampling.matrix_bulk import BulkSampler
+from runtime.sampling.matrix_stack import Request
 from runtime.sampling.minibatch import Dialect, MiniBatch
+from runtime.sampling.neighbor import NeighborSampler
 from tests.support.batches import contents, skewed_graph
 from tests.support.inprocess import run_in_process
 from tests.support.plans import make_plan
@@ -126,12 +131,7 @@ def test_stacks_are_drawn_once_and_their_last_batches_do_not_keep_them() -> None
     stage = BulkSampleStage(draw, num_steps=7, bulk_batches=4, in_flight=2)
 
     def at(epoch: int, step: int) -> MiniBatch:
-        wanted = MiniBatch(
-            blocks=[], n_id=np.zeros(0, np.int64), seeds=np.zeros(0, np.int64),
-            input_id=np.zeros(0, np.int64), dialect=Dialect.FIRST_SEEN, num_sampled_nodes=[],
-            num_sampled_edges=[], epoch=epoch, step=step,
-        )  # fmt: skip
-        return stage.submit(wanted, 0)
+        return stage.submit(seed_batch(epoch, step, Dialect.FIRST_SEEN), 0)
 
     found = [at(0, step) for step in range(7)] + [at(1, 2)]
     assert drawn == [(0, range(4)), (0, range(4, 7)), (1, range(2, 4))]
@@ -143,6 +143,34 @@ def test_stacks_are_drawn_once_and_their_last_batches_do_not_keep_them() -> None
     assert copied[1].indices.base is copied[0].indices  # a prefix of the same CSR
     before = contents(found[0])
     assert contents(with_own_arrays(found[0])) == before
+
+
+def test_the_budget_holds_while_batches_are_in_flight() -> None:
+    graph, in_flight, steps = skewed_graph(20000, exponent=1.9), 3, 30
+    seeds = [np.arange(256 * step, 256 * (step + 1), dtype=np.int64) for step in range(steps)]
+    predicted = BulkSampler(*graph, [10, 5]).predict_bytes(seeds)
+    budget = predicted.peak_bytes(16)
+    single = NeighborSampler(*graph, [10, 5], dialect=Dialect.EVERY_HOP)
+    bulk = BulkSampler.of(single, budget_bytes=budget, kept_batches=2 * in_flight)
+    bulk.predict_bytes(seeds)  # what the thread keeps is there before the measurement
+    sizes: list[int] = []
+
+    def draw(epoch: int, steps: range) -> Any:
+        for stack in bulk.stacks([Request(seeds=seeds[s], epoch=epoch, step=s) for s in steps]):
+            sizes.append(len(stack))
+            yield stack
+
+    stage = BulkSampleStage(draw, num_steps=steps, bulk_batches=steps, in_flight=in_flight)
+    held: deque[MiniBatch] = deque(maxlen=in_flight)
+    tracemalloc.start()
+    try:
+        for step in range(steps):
+            held.append(stage.submit(seed_batch(0, step, Dialect.EVERY_HOP), step))
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert 5 <= max(sizes) <= 16 - 2 * in_flight
+    assert peak + bulk.scratch_bytes() <= budget
 
 
 @pytest.mark.parametrize(("ranks", "copies"), [(4, 2), (6, 3), (3, 1)])
