@@ -121,3 +121,22 @@ def test_smoothing_orders_the_vertices_never_sampled_and_leaves_the_others():
     measured = np.array([0.5, 0.0, 0.0], np.float32)
     smoothed = smooth(measured, np.array([0.1, 0.2, 0.4]), 10)
     assert smoothed == pytest.approx([0.5, 0.01, 0.02])  # .2 * .5/10 and .4 * .5/10
+
+
+def test_deeper_hops_of_neighbor_sampling_are_estimated_high():
+    # [C26] 300 nodes, d = 8, k = 2, seeds with P = .05: hop 1 exact, hop 2 +4%, hop 3 +7%.
+    rng = np.random.default_rng(1)
+    lists = [rng.choice(300, 8, replace=False).tolist() for _ in range(300)]
+    indptr, indices = csc(lists)
+    seeds = np.full(300, 0.05)
+    predicted = [neighbor_hotness(indptr, indices, seeds, [2] * hops).sum() for hops in (1, 2, 3)]
+    measured, batches = np.zeros(3), 800
+    for _ in range(batches):
+        found = set(np.flatnonzero(rng.random(300) < 0.05).tolist())
+        for hop in range(3):
+            found |= {u for s in list(found) for u in rng.choice(lists[s], 2, replace=False)}
+            measured[hop] += len(found) / batches
+    over = predicted / measured - 1
+    assert abs(over[0]) < 0.02
+    assert 0.02 < over[1] < 0.07
+    assert 0.04 < over[2] < 0.10

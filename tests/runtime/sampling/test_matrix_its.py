@@ -80,6 +80,7 @@ def assert_law(found: list[tuple[int, ...]], law: dict[tuple[int, ...], float]) 
 
 
 def test_m2_draws_pick_the_first_column_beyond_them() -> None:
+    # [M2], formulas 4.3: row (1/3, ., 1/3, ., 1/3), draws .10, .20, .70 and 1/3 exactly.
     prefix = np.cumsum([1 / 3, 0, 1 / 3, 0, 1 / 3, 0])
     assert [its_column(prefix, r) for r in (0.10, 0.20, 0.70)] == [0, 0, 4]
     assert its_column(prefix, 1 / 3) == 2
@@ -90,6 +91,7 @@ def test_m2_draws_pick_the_first_column_beyond_them() -> None:
 
 
 def test_m6_successive_sampling_is_not_proportional() -> None:
+    # [M6] inclusion probabilities are not s p_v.
     law = successive(M6, 2)
     assert sum(law.values()) == pytest.approx(1)
     assert law[0, 1] + law[0, 2] != pytest.approx(2 * 0.5)
