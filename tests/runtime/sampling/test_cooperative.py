@@ -231,14 +231,18 @@ def test_c20_counted_remote_fractions_are_those_of_the_formula(size: int) -> Non
     owners = Owners(size, num_nodes=nodes)
     batches = [rng.permutation(nodes)[:100].astype(np.int64) for _ in range(10)]
     ranks = cooperate(graph, Sampler(dialect="every_hop"), [5, 5], owners, batches)
-    for layer in range(2):
+    counted, expected = [], []
+    for layer in (1, 0):
         parts = [batch for batches in ranks for batch in batches]
-        remote = sum(part.exchanges[layer].num_remote for part in parts)
         touched = sum(part.exchanges[layer].num_touched for part in parts)
         expanded = sum(part.blocks[layer].num_dst for part in parts)
-        expected = expected_remote_fraction(size, expanded, touched)
-        # At the least 5000 vertices drawn, each remote by a coin of its own: 3 standard errors.
-        assert abs(remote / touched - expected) < 3 * np.sqrt(0.25 / 5000)
+        counted.append(sum(part.exchanges[layer].num_remote for part in parts) / touched)
+        expected.append(expected_remote_fraction(size, expanded, touched))
+    # First hop: 5000 vertices drawn, each remote by a coin of its own; three standard errors.
+    assert abs(counted[0] - expected[0]) < 3 * np.sqrt(0.25 / 5000)
+    # Second hop: the seeds draw again among the same neighbours, and what they meet again is new
+    # only to those who do not own it. So the formula is a lower bound.
+    assert expected[1] < counted[1] < expected[1] + 0.03
 
 
 def test_c20_is_too_low_where_batches_meet_their_own_vertices_again(small_graph: Graph) -> None:
