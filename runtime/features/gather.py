@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runtime.errors import DatasetError
-from runtime.features.intrinsics import (
+from runtime.intrinsics import (
     copy_bytes,
     fence,
     prefetch,

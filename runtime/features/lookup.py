@@ -9,9 +9,9 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.features.intrinsics import prefetch
 from runtime.features.location import MAX_SOURCES, SOURCE_BITS, SOURCE_MASK, Codes
 from runtime.features.tier import Dense
+from runtime.intrinsics import prefetch
 
 _AHEAD = 24
 """Ids ahead of the lookup whose codes are prefetched."""

@@ -2,7 +2,7 @@
 
 Numba notices a change in the file of the function it cached, but not in the files of the functions
 that it calls and has inlined. Here a cached kernel is valid only while no file of its folder has
-changed.
+changed, nor `runtime.intrinsics`.
 """
 
 import functools
@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numba
+
+from runtime import intrinsics
 
 
 def kernel(function: Callable[..., Any]) -> Any:
@@ -31,12 +33,21 @@ def _compiled(function: Callable[..., Any], *, inline: Literal["never", "always"
     if not hasattr(index, "_source_stamp"):
         # A numba that keeps its cache otherwise: better compiled anew than stale.
         return numba.njit(nogil=True, inline=inline)(function)
-    index._source_stamp = folder_stamp(Path(inspect.getfile(function)).parent)
+    index._source_stamp = (*folder_stamp(Path(inspect.getfile(function)).parent), _shared_stamp())
     return dispatcher
+
+
+@functools.cache
+def _shared_stamp() -> tuple[str, int, int]:
+    """The stamp of `runtime.intrinsics`, which the kernels of several folders inline."""
+    return _file_stamp(Path(intrinsics.__file__))
+
+
+def _file_stamp(file: Path) -> tuple[str, int, int]:
+    return file.name, file.stat().st_mtime_ns, file.stat().st_size
 
 
 @functools.cache
 def folder_stamp(folder: Path) -> tuple[tuple[str, int, int], ...]:
     """Name, time of change in ns and size of every Python file of a folder."""
-    files = sorted(folder.glob("*.py"))
-    return tuple((file.name, file.stat().st_mtime_ns, file.stat().st_size) for file in files)
+    return tuple(_file_stamp(file) for file in sorted(folder.glob("*.py")))

@@ -1,7 +1,9 @@
-"""Four machine instructions that numba has no name for, as LLVM intrinsics on plain addresses.
+"""Machine instructions that numba has no name for, as LLVM intrinsics or plain LLVM code.
 
-Addresses are `intp` numbers, so one compiled kernel serves every dtype, row width and mapping. The
+Every backend lowers them to what its processor has, so no compiler is needed at install time. With
+plain addresses (`intp` numbers) one compiled kernel serves every dtype, row width and mapping; the
 callers (`runtime.features.gather`) check every bound before an address reaches one of these.
+Instructions on arrays stand in `runtime.sampling.intrinsics`.
 """
 
 from typing import Any
@@ -19,20 +21,38 @@ def _pointer(builder: Any, address: Any, kind: Any) -> Any:
     return builder.inttoptr(address, kind.as_pointer())
 
 
+def emit_prefetch(builder: Any, pointer: Any, *, write: bool = False) -> None:
+    """Emit llvm.prefetch of the line at a byte pointer, into every level of the data cache."""
+    kind = ir.FunctionType(ir.VoidType(), [_BYTE_POINTER, _INT32, _INT32, _INT32])
+    function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+    keep_in_all_levels, data = 3, 1
+    flags = (int(write), keep_in_all_levels, data)
+    builder.call(function, [pointer, *(ir.Constant(_INT32, value) for value in flags)])
+
+
 @intrinsic
 def prefetch(_context: Any, address: Any) -> Any:
     """Ask for the cache line at an address, for reading, into every level."""
     del address
 
     def codegen(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        kind = ir.FunctionType(ir.VoidType(), [_BYTE_POINTER, _INT32, _INT32, _INT32])
-        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
-        read, keep_in_all_levels, data = (ir.Constant(_INT32, value) for value in (0, 3, 1))
-        pointer = _pointer(builder, arguments[0], ir.IntType(8))
-        builder.call(function, [pointer, read, keep_in_all_levels, data])
+        emit_prefetch(builder, _pointer(builder, arguments[0], ir.IntType(8)))
         return context.get_dummy_value()
 
     return types.void(types.intp), codegen
+
+
+@intrinsic
+def mulhi(_context: Any, a: Any, b: Any) -> Any:
+    """High 64 bits of the 128-bit product of two uint64."""
+    del a, b
+    wide, word = ir.IntType(128), ir.IntType(64)
+
+    def codegen(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        product = builder.mul(builder.zext(arguments[0], wide), builder.zext(arguments[1], wide))
+        return builder.trunc(builder.lshr(product, ir.Constant(wide, 64)), word)
+
+    return types.uint64(types.uint64, types.uint64), codegen
 
 
 @intrinsic
