@@ -5,21 +5,31 @@ computes is bytes over links or work on processors; every number says where it c
 depend on several things (row size, working set, concurrent readers) are `Table`s.
 """
 
-import itertools
 import json
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
 import networkx as nx
-import numpy as np
 
 from planner.errors import MachineError
+from planner.machine_table import Provenance, Table
 from runtime import codec
 
-SCHEMA_VERSION = 1
+__all__ = [
+    "SCHEMA_VERSION",
+    "Link",
+    "MachineModel",
+    "Memory",
+    "Processor",
+    "Provenance",
+    "Switch",
+    "Table",
+    "load_machine",
+    "save_machine",
+]
 
-Provenance = Literal["measured", "preset", "derived"]
+SCHEMA_VERSION = 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,7 +54,23 @@ class Processor:
     """Name of the memory next to it."""
     cores: int = 1
     uuid: str = ""
+    """Of a GPU: what joins NVML's view with torch's, never the index."""
     model: str = ""
+    host: int = 0
+    """Which of several hosts it is in."""
+    numa_node: int = -1
+    """-1 where unknown."""
+    bus_id: str = ""
+    """PCI address of a GPU, as in sysfs; empty where unknown."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Switch:
+    """A node that bytes pass and do not live in: all who cross its links share them."""
+
+    name: str
+    kind: Literal["pcie", "nvlink", "numa", "network"]
+    provenance: Provenance = "measured"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,64 +82,14 @@ class Link:
     target: str
     latency_seconds: float
     bandwidth_bytes_per_second: float
+    """Of large copies, over all who cross it at once."""
     provenance: Provenance = "measured"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Table:
-    """A measured quantity on a grid; between points it is interpolated in log-log space.
-
-    Outside the grid the nearest edge holds: nothing is extrapolated.
-    """
-
-    unit: str
-    """Unit of the values, e.g. seconds_per_row."""
-    axes: list[str]
-    """Names of the coordinates, e.g. row_bytes."""
-    points: list[list[float]]
-    """Grid points of each axis, rising and positive."""
-    values: list[float]
-    """Positive values, row-major over the axes."""
-    spread: float
-    """Relative half-width of the repeats (robust), the residual of a fit included."""
-    provenance: Provenance = "measured"
-    uncertain: bool = False
-    """True where the repeats stayed noisier than the probe accepts."""
-
-    def __post_init__(self) -> None:
-        size = 1
-        if not self.axes or len(self.points) != len(self.axes):
-            raise ValueError(f"expected one list of points for each of {len(self.axes)} axes")
-        for axis in self.points:
-            size *= len(axis)
-            if not axis or any(b <= a for a, b in itertools.pairwise(axis)):
-                raise ValueError("axis points must rise")
-        if size != len(self.values):
-            raise ValueError(f"expected {size} values, found {len(self.values)}")
-        if min(map(min, self.points)) <= 0 or not min(self.values) > 0:
-            raise ValueError("expected positive axis points and values")
-
-    def at(self, **coordinates: float | int) -> float:
-        """The value at the named coordinates.
-
-        Raises:
-            KeyError: the names given are not those of the axes, each once.
-        """
-        if set(coordinates) != set(self.axes):
-            raise KeyError(f"expected coordinates {self.axes}, found {sorted(coordinates)}")
-        grid = np.log(np.asarray(self.values, dtype=np.float64)).reshape(
-            [len(p) for p in self.points]
-        )
-        for name, axis in zip(self.axes, self.points, strict=True):
-            x, p = np.log(max(float(coordinates[name]), 1e-300)), np.log(np.asarray(axis))
-            x = float(np.clip(x, p[0], p[-1]))
-            hi = int(np.clip(np.searchsorted(p, x), 1, max(len(p) - 1, 1))) if len(p) > 1 else 0
-            if hi == 0:
-                grid = grid[0]
-                continue
-            weight = (x - p[hi - 1]) / (p[hi] - p[hi - 1])
-            grid = grid[hi - 1] * (1 - weight) + grid[hi] * weight
-        return float(np.exp(grid))
+    transaction_bytes: int = 0
+    """Granularity of reads at random, which move whole lines; 0: any size."""
+    gather_bytes_per_second: float = 0.0
+    """Bandwidth of random reads, lines counted whole; 0: that of copies."""
+    lanes: int = 0
+    """PCIe lanes, or NVLinks taken together; 0 where unknown or there are none."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -128,8 +104,11 @@ class MachineModel:
     processors: list[Processor]
     memories: list[Memory]
     links: list[Link]
+    switches: list[Switch] = field(default_factory=list[Switch])
     cliques: list[list[str]] = field(default_factory=list[list[str]])
     """Processors joined by fast peer links."""
+    other_covers: list[list[list[str]]] = field(default_factory=list[list[list[str]]])
+    """Other ways to cover the same processors by as few cliques, next best first."""
     tables: dict[str, Table] = field(default_factory=dict[str, Table])
     """Measured curves; names and axes are listed in planner/probe/README.md."""
     noise: float = 0.05
@@ -149,6 +128,11 @@ class MachineModel:
     def num_cores(self) -> int:
         """CPU cores of the host."""
         return sum(p.cores for p in self.processors if p.kind == "cpu")
+
+    @property
+    def gpus(self) -> list[Processor]:
+        """The GPUs, in order."""
+        return [p for p in self.processors if p.kind == "cuda"]
 
     def memory(self, name: str) -> Memory:
         """The memory of that name.
@@ -174,8 +158,10 @@ class MachineModel:
         return self.tables[name]
 
     def graph(self) -> "nx.DiGraph[str]":
-        """The machine as a directed graph: nodes are processors and memories, edges are links."""
+        """The machine as a directed graph: processors, memories and switches joined by links."""
         out: nx.DiGraph[str] = nx.DiGraph()
+        for s in self.switches:
+            out.add_node(s.name, kind=s.kind)
         for p in self.processors:
             out.add_node(p.name, kind=p.kind)
         for m in self.memories:

@@ -4,11 +4,12 @@ Rates come from the probe's tables; where a preset has none, [A6] derives them f
 and bandwidth.
 """
 
-import math
 from collections.abc import Mapping
 
 import numpy as np
 from numpy.typing import NDArray
+
+from planner.machine_routes import lines
 
 
 def gather_seconds(
@@ -52,19 +53,6 @@ def touched_rows(p: NDArray[np.float32]) -> float:
     2.0
     """
     return float(np.count_nonzero(p))
-
-
-def lines(row_bytes: int, line_bytes: int = 64) -> float:
-    """Expected cache lines a row touches at a random multiple-of-row offset.
-
-    (L - gcd(L, C)) / C + 1
-
-    >>> lines(400), lines(64), lines(100)
-    (7.0, 1.0, 2.5)
-
-    Source: formulas.md 2.4 [C7].
-    """
-    return (row_bytes - math.gcd(row_bytes, line_bytes)) / line_bytes + 1
 
 
 def random_gather_seconds(

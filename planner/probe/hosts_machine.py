@@ -63,7 +63,7 @@ def join_hosts(machines: list[MachineModel], rates: HostRates) -> MachineModel:
     """
     if len(machines) != len(rates.sent):
         raise MachineError(f"expected {len(rates.sent)} machines, found {len(machines)}")
-    parts = [_prefixed(machine, prefix_of(host)) for host, machine in enumerate(machines)]
+    parts = [_prefixed(machine, host) for host, machine in enumerate(machines)]
     near = [clique for clique in host_cliques(rates.bandwidth) if len(clique) > 1]
     cpus = [next(p.name for p in part.processors if p.kind == "cpu") for part in parts]
     first = machines[0]
@@ -75,6 +75,7 @@ def join_hosts(machines: list[MachineModel], rates: HostRates) -> MachineModel:
         processors=[each for part in parts for each in part.processors],
         memories=[each for part in parts for each in part.memories],
         links=[each for part in parts for each in part.links] + _network(rates),
+        switches=[each for part in parts for each in part.switches],
         cliques=[each for part in parts for each in part.cliques]
         + [[cpus[host] for host in clique] for clique in near],
         tables={k: v for part in parts for k, v in part.tables.items()} | _tables(rates),
@@ -89,17 +90,16 @@ def _clique_note(near: list[list[int]], num_hosts: int) -> str:
     return f"network: hosts {near} are nearer to one another than to the rest"
 
 
-def _prefixed(machine: MachineModel, prefix: str) -> MachineModel:
+def _prefixed(machine: MachineModel, host: int) -> MachineModel:
+    prefix = prefix_of(host)
+
     def named(name: str) -> str:
         return prefix + name
 
-    processors = [
-        Processor(
-            name=named(p.name), kind=p.kind, memory=named(p.memory), cores=p.cores, uuid=p.uuid,
-            model=p.model,
-        )
+    processors: list[Processor] = [
+        replace(p, name=named(p.name), memory=named(p.memory), host=host)
         for p in machine.processors
-    ]  # fmt: skip
+    ]
     memories: list[Memory] = [replace(m, name=named(m.name)) for m in machine.memories]
     links = [
         replace(link, name=named(link.name), source=named(link.source), target=named(link.target))
@@ -110,6 +110,7 @@ def _prefixed(machine: MachineModel, prefix: str) -> MachineModel:
         processors=processors,
         memories=memories,
         links=links,
+        switches=[replace(switch, name=named(switch.name)) for switch in machine.switches],
         cliques=[[named(name) for name in clique] for clique in machine.cliques],
         tables={named(name): table for name, table in machine.tables.items()},
         notes=[f"{prefix}{note}" if prefix else note for note in machine.notes],
