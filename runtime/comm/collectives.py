@@ -3,6 +3,10 @@
 A `Communicator` wraps one torch.distributed process group (gloo between CPU ranks, nccl between
 GPUs). Every rank must call the same collectives in the same order, with empty arguments where it
 has nothing to send. With one rank nothing is sent and torch.distributed need not be initialised.
+
+Beside the training thread, a thread with a `duplicate` of its own keeps its own order. On a GPU,
+calls go to the current stream (`with torch.cuda.stream(side)`), and their seconds are those of
+handing them over; bytes are exact everywhere.
 """
 
 import threading
@@ -174,8 +178,19 @@ class Communicator:
         """Every rank's array, in rank order; lengths may differ, dtype and width may not."""
         return [np.asarray(each) for each in self.all_gather_objects(np.ascontiguousarray(array))]
 
-    def broadcast(self, tensor: torch.Tensor, source: int = 0) -> torch.Tensor:
-        """Overwrite a tensor with that of rank `source` of this group; returns it."""
+    def broadcast(
+        self, tensor: torch.Tensor, source: int = 0, *, stage: Stage | None = None
+    ) -> torch.Tensor:
+        """Overwrite a tensor with that of rank `source` of this group; returns it.
+
+        With a stage it is metered there: the source counts its tensor once, the others nothing.
+        """
+        if stage is None:
+            return self._broadcast(tensor, source)
+        with self._metered(stage, tensor.nbytes if self.size > 1 and self.rank == source else 0):
+            return self._broadcast(tensor, source)
+
+    def _broadcast(self, tensor: torch.Tensor, source: int) -> torch.Tensor:
         if self.size > 1:
             dist.broadcast(tensor, group=self._group, group_src=source)
         return tensor

@@ -112,6 +112,7 @@ def test_hosts_on_a_slow_link_and_one_process_have_the_same_losses(
 
 @needs_root
 @pytest.mark.distributed
+@pytest.mark.slow
 def test_a_host_that_never_comes_is_named_after_the_wait(
     small_graph: Graph, tmp_path: Path
 ) -> None:

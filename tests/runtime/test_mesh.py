@@ -60,7 +60,7 @@ assert dist.is_initialized() == own_group
 
 @needs_root
 @pytest.mark.distributed
-@pytest.mark.parametrize("backend", ["static", "c10d"])
+@pytest.mark.parametrize("backend", ["static", pytest.param("c10d", marks=pytest.mark.slow)])
 def test_groups_by_host_and_clique_under_torchrun_on_two_hosts(
     small_graph: Graph, tmp_path: Path, backend: str
 ) -> None:

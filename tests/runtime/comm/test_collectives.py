@@ -72,6 +72,8 @@ def _everything(comm: Communicator, _folder: Path) -> None:
     assert traffic[Stage.EXCHANGE_ROWS].sent_bytes == served * 3 * (4 + 2)
     assert traffic[Stage.ALL_REDUCE].sent_bytes == 20
     assert all(each.seconds > 0 for each in traffic.values())
+    comm.broadcast(torch.zeros(6), source=1, stage=Stage.HALO_EXCHANGE)
+    assert comm.traffic[Stage.HALO_EXCHANGE].sent_bytes == 24 * (rank == 1)
 
     # Nobody sends anything; then only the last rank does.
     nothing, zeros = comm.all_to_all_ids(torch.empty(0, dtype=torch.int64), [0] * size)
