@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import typer
 
-from planner.commands import demo, graphs, machines, planning, training
+from planner.commands import demo, graphs, launching, machines, planning, training
 from planner.errors import PlanDoesNotFit
 from runtime.errors import GnnplanError, InputError
 
@@ -27,15 +27,17 @@ app = typer.Typer(
 )
 app.add_typer(graphs.app, name="graph")
 app.add_typer(machines.app, name="machine")
-for module in (machines, planning, training, demo):
+for module in (machines, planning, training, launching, demo):
     module.register(app)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    debug = "--debug" in arguments
-    arguments = [a for a in arguments if a != "--debug"]
+    # Behind `launch` a word may be the script's own.
+    ours = 2 if "launch" in arguments[:2] else len(arguments)
+    debug = "--debug" in arguments[:ours]
+    arguments = [a for a in arguments[:ours] if a != "--debug"] + arguments[ours:]
     try:
         code = app(arguments, standalone_mode=False)
     except Exception as error:

@@ -125,6 +125,11 @@ def attempt_line(run_folder: Path, attempt: int) -> str:
     return "a rank ended without a word" if error is None else str(error)
 
 
+def has_failure(run_folder: Path, attempt: int) -> bool:
+    """True where a rank wrote down its own error in this attempt."""
+    return any(each.attempt == attempt for each in _failures(run_folder))
+
+
 def is_final(run_folder: Path, attempt: int) -> bool:
     """True where a rank's own error of this attempt says that starting again cannot help."""
     return any(each.final and each.attempt == attempt for each in _failures(run_folder))

@@ -9,10 +9,6 @@ failure, Ctrl-C, this process being killed) ends every process of it: torchrun s
 kernel stops torchrun and ranks without parents.
 """
 
-import json
-import subprocess
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +19,7 @@ from runtime.device import usable_cores
 from runtime.errors import InputError
 from runtime.failure import clear_failures, failure_of
 from runtime.identity import check_identity
+from runtime.launch_events import Progress, follow
 from runtime.launch_hosts import (
     Place,
     own_devices,
@@ -38,10 +35,7 @@ from runtime.report import RunReport, load_report
 EVENTS_FILE = "events.jsonl"
 LOG_FILE = "ranks.log"
 CONFIG_FILE = "run.json"
-POLL_SECONDS = 0.05
 MAX_RESTARTS = 3
-
-Progress = Callable[[dict[str, Any]], None]
 
 
 def train(
@@ -114,7 +108,7 @@ def train(
         **options,
     )
     arguments = [*torchrun_arguments(plan, place), f"--max-restarts={max_restarts}"]
-    _prepare(run_path, config)
+    prepare(run_path, config)
     variables = roll_environment(plan, place, config) | (environment or {})
     command = torchrun_command(
         arguments, run_path, ["-m", "runtime.worker", str(run_path / CONFIG_FILE)]
@@ -123,7 +117,7 @@ def train(
         (run_path / LOG_FILE).open("ab") as log,
         running(command, plan, variables, output=log) as job,
     ):
-        _follow(job, run_path / EVENTS_FILE, progress or _ignore)
+        follow(run_path / EVENTS_FILE, lambda: job.poll() is not None, progress)
     if job.returncode != 0:
         raise failure_of(run_path, run_path / LOG_FILE, job.returncode)
     return load_report(run_path)
@@ -144,39 +138,15 @@ def check_startable(devices: list[Device], *, oversubscribe: bool = False) -> No
         )
 
 
-def _prepare(run_path: Path, config: RunConfig) -> None:
+def prepare(run_path: Path, config: RunConfig) -> None:
+    """Make a run's folder and files, without what an earlier run left of its failures.
+
+    Raises:
+        InputError: something else stands there.
+    """
     if run_path.is_file():
         raise InputError(f"{run_path}: expected a folder for the run, found a file")
     run_path.mkdir(parents=True, exist_ok=True)
     clear_failures(run_path)
     (run_path / EVENTS_FILE).write_text("")
     codec.write_text_atomically(run_path / CONFIG_FILE, codec.dumps(config))
-
-
-def _follow(job: "subprocess.Popen[bytes]", events: Path, progress: Progress) -> None:
-    """Pass events on until the job has ended and all of them are read."""
-    with events.open() as file:
-        rest = ""
-        while True:
-            ended = job.poll() is not None
-            rest += file.read()
-            *lines, rest = rest.split("\n")
-            for line in lines:
-                if (event := _event_of(line)) is not None:
-                    progress(event)
-            if ended:
-                return
-            time.sleep(POLL_SECONDS)
-
-
-def _event_of(line: str) -> dict[str, Any] | None:
-    """An event; None for a line that was cut short when its rank was killed or the disk full."""
-    try:
-        event = json.loads(line)
-    except ValueError:
-        return None
-    return event if isinstance(event, dict) else None
-
-
-def _ignore(event: dict[str, Any]) -> None:
-    del event

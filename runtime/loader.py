@@ -5,6 +5,7 @@ and threads change only when they are ready. Stages are objects in a list (`load
 timed by the meter; `train/overlap.py` runs the list ahead of the training thread.
 """
 
+import os
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -49,6 +50,8 @@ from runtime.sampling.minibatch import Dialect, MiniBatch
 from runtime.sampling.seeds import SeedSchedule
 from runtime.train.overlap import Prefetcher, Turns, Workers
 
+PLAN_VARIABLE = "GNNPLAN_PLAN"
+"""Environment variable that names the plan's folder to a script under `gnnplan launch`."""
 IN_READ = ("exchange_ids", "exchange_rows")
 """Pipeline entries that the feature store carries out inside the gather's read."""
 
@@ -61,7 +64,7 @@ class PlannedLoader:
     seeds' labels; with `blocks=False` it is PyG `Data` with NeighborLoader's fields.
 
     Args:
-        plan: plan folder.
+        plan: plan folder; None takes that of `gnnplan launch`, from $GNNPLAN_PLAN.
         graph: the plan's dataset where it is open already; None opens it.
         rank: this rank; None asks torch.distributed, then torchrun's environment.
         size: number of ranks; as `rank`.
@@ -78,7 +81,7 @@ class PlannedLoader:
 
     def __init__(
         self,
-        plan: Path | str,
+        plan: Path | str | None = None,
         graph: Graph | None = None,
         *,
         rank: int | None = None,
@@ -89,7 +92,7 @@ class PlannedLoader:
         comm: Communicator | None = None,
         meter: StageMeter | None = None,
     ) -> None:
-        folder = self._folder = Path(plan)
+        folder = self._folder = _plan_folder(plan)
         self.plan: Plan = load_plan(folder)
         here, ranks = rank_and_size()
         self.rank = here if rank is None else rank
@@ -371,6 +374,17 @@ class PlannedLoader:
 
         labels = None if self.graph.y is None else torch.from_numpy(self.graph.y[batch.n_id])
         return to_pyg(batch, batch.x, labels)
+
+
+def _plan_folder(plan: Path | str | None) -> Path:
+    """The folder that is named, or the one that `gnnplan launch` left in the environment."""
+    named = os.environ.get(PLAN_VARIABLE, "") if plan is None else plan
+    if not named:
+        raise PlanError(
+            f"expected a plan folder, or ${PLAN_VARIABLE}, found neither; name the folder or start "
+            "the script with gnnplan launch"
+        )
+    return Path(named)
 
 
 def _exchanged(batch: MiniBatch) -> float:

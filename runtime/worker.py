@@ -131,7 +131,7 @@ def main(arguments: list[str]) -> int:
     try:
         run(config, heartbeat)
     except BaseException as error:
-        _record(config, error)
+        record_end(config, error)
         # No tidy ending: threads and process groups may wait for ranks that are gone.
         sys.stderr.flush()
         os._exit(1)
@@ -139,7 +139,7 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def _record(config: RunConfig, error: BaseException) -> None:
+def record_end(config: RunConfig, error: BaseException) -> None:
     """Write down why this rank fails; memory that ran out, with the plan's sum."""
     rank = rank_and_size()[0]
     try:

@@ -1,12 +1,23 @@
 """`gnnplan train` and `gnnplan compare`."""
 
 import sys
+from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, cast
 
 import typer
 from rich.table import Table as Grid
 
+from planner.commands.cluster import (
+    DEFAULT_CLAIM,
+    DEFAULT_IMAGE,
+    Claim,
+    EmitOption,
+    EmitOutput,
+    EmitTo,
+    Image,
+    emit_job,
+)
 from planner.commands.common import (
     JsonFlag,
     NodeRank,
@@ -21,6 +32,13 @@ from planner.commands.common import (
 from planner.compare import Comparison, compare
 from runtime.plan import load_plan
 from runtime.report import load_report
+
+
+class Executor(StrEnum):
+    """What starts the ranks."""
+
+    TORCHRUN = "torchrun"
+    RAY = "ray"
 
 
 def register(parent: typer.Typer) -> None:
@@ -58,16 +76,41 @@ def train_command(
     node_rank: NodeRank = 0,
     rdzv_endpoint: RendezvousEndpoint = "",
     rdzv_timeout: RendezvousTimeout = 300.0,
+    executor: Annotated[
+        Executor, typer.Option(help="What starts the ranks; ray needs the extra gnnplan[ray].")
+    ] = Executor.TORCHRUN,
+    address: Annotated[
+        str | None, typer.Option(help="Ray cluster for --executor ray; default: a local one.")
+    ] = None,
+    emit: EmitOption = None,
+    output: EmitOutput = None,
+    image: Image = DEFAULT_IMAGE,
+    claim: Claim = DEFAULT_CLAIM,
     as_json: JsonFlag = False,
 ) -> None:
     """Train under a plan on its ranks; writes report.json into the plan folder.
 
     For a plan of several hosts, run the same command on each with its own --node-rank.
     """
-    from runtime.launch import train
-    from runtime.launch_hosts import Place
-
-    load_plan(plan)
+    options: dict[str, Any] = {
+        "epochs": epochs,
+        "resume": resume,
+        "verify": verify,
+        "force": force,
+        "eval_every": eval_every,
+        "eval_fanouts": None
+        if eval_fanouts is None
+        else parse_integers(eval_fanouts, "--eval-fanouts"),
+        "checkpoint_every_steps": checkpoint_every,
+        "max_restarts": max_restarts,
+        "hang_seconds": hang_seconds,
+    }
+    found = load_plan(plan)
+    if emit is not None:
+        to = EmitTo(scheduler=emit, output=output, image=image, claim=claim)
+        before = [*train_words(options), f"--rdzv-timeout={rdzv_timeout:g}"]
+        emit_job(to, found, plan, verb="train", before=before, script=[])
+        return
     screen = console(as_json)
     with progress_bar("train") as progress:
 
@@ -79,26 +122,38 @@ def train_command(
             if isinstance(share, float):
                 progress(f"epoch {event.get('epoch')}", share)
 
-        report = train(
-            plan,
-            epochs=epochs,
-            resume=resume,
-            verify=verify,
-            force=force,
-            eval_every=eval_every,
-            eval_fanouts=None
-            if eval_fanouts is None
-            else parse_integers(eval_fanouts, "--eval-fanouts"),
-            place=Place(node_rank=node_rank, endpoint=rdzv_endpoint, wait_seconds=rdzv_timeout),
-            checkpoint_every_steps=checkpoint_every,
-            max_restarts=max_restarts,
-            hang_seconds=hang_seconds,
-            progress=on_event,
-        )
+        if executor is Executor.RAY:
+            from runtime.launch_ray import train_on_ray
+
+            report = train_on_ray(plan, address=address, progress=on_event, **options)
+        else:
+            from runtime.launch import train
+            from runtime.launch_hosts import Place
+
+            place = Place(node_rank=node_rank, endpoint=rdzv_endpoint, wait_seconds=rdzv_timeout)
+            report = train(plan, place=place, progress=on_event, **options)
     if as_json:
         emit_json(report)
         return
     screen.print(f"measured step {seconds_text(report.step_seconds.median)}; report in {plan}")
+
+
+def train_words(options: dict[str, Any]) -> list[str]:
+    """The flags that mean these options; what is left at its default needs none.
+
+    >>> train_words({"epochs": 3, "resume": True, "verify": False, "eval_fanouts": [5, 3]})
+    ['--epochs=3', '--resume', '--eval-fanouts=5,3']
+    """
+    words: list[str] = []
+    for name, value in options.items():
+        flag = "--" + name.removesuffix("_steps").replace("_", "-")
+        if isinstance(value, bool):
+            words += [flag] * value
+        elif isinstance(value, list):
+            words.append(f"{flag}={','.join(map(str, cast(list[int], value)))}")
+        elif value is not None:
+            words.append(f"{flag}={value}")
+    return words
 
 
 def event_line(event: dict[str, object]) -> str:
