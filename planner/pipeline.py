@@ -22,6 +22,7 @@ from planner.machine import MachineModel
 from planner.placement.baselines import count_out_degree
 from planner.profiling.presample import Progress
 from planner.profiling.profile import Combination, profile
+from planner.record import PlanRecord, save_record
 from planner.settings import PlanSettings
 from planner.solver.arrays import plan_arrays
 from planner.solver.candidates import candidates
@@ -76,9 +77,40 @@ def plan(
     """
     refuse_foreign_folder(out)
     graph = open_graph(Path(graph_folder))
+    say = progress or _silent
+    search = search_for(graph, settings, machine, progress=progress)
+    priced = search.run()
+    chosen = choose(priced, machine.noise)
+    say("writing the plan", 0.9)
+    written = save_plan(*assemble(search, priced, chosen), out)
+    save_record(PlanRecord(settings=settings, machine=machine), written.plan_id)
+    say("done", 1.0)
+    return written
+
+
+def search_for(
+    graph: Graph,
+    settings: PlanSettings,
+    machine: MachineModel,
+    *,
+    progress: Progress | None = None,
+    measure: bool = True,
+) -> Search:
+    """Check a request, profile its graph, and make ready to price its candidates.
+
+    Args:
+        graph: the dataset.
+        settings: the request.
+        machine: the machine.
+        progress: told what is going on and the share done.
+        measure: False takes the profile from the cache or raises.
+
+    Raises:
+        SettingsError: bad settings, or no cached profile where nothing may be measured.
+        DatasetError: as `plan`.
+    """
     check_settings(graph, settings)
     settings = settled(graph, settings)
-    say = progress or _silent
     tried = candidates(settings, machine.num_cores, ("none",))
     combinations = sorted(
         {(c.num_ranks, c.threads.compute) for c in tried},
@@ -89,9 +121,10 @@ def plan(
         machine,
         [Combination(ranks=r, threads=t) for r, t in combinations],
         progress=progress,
+        measure=measure,
     )
-    say("pricing candidates", 0.0)
-    search = Search(
+    (progress or _silent)("pricing candidates", 0.0)
+    return Search(
         request=Request(
             graph=graph_ref(graph),
             workload=settings.workload,
@@ -106,12 +139,6 @@ def plan(
         hotness=found.hotness,
         out_degree=functools.cache(lambda: count_out_degree(graph.indices, graph.num_nodes)),
     )
-    priced = search.run()
-    chosen = choose(priced, machine.noise)
-    say("writing the plan", 0.9)
-    written = save_plan(*_assemble(search, priced, chosen), out)
-    say("done", 1.0)
-    return written
 
 
 def check_settings(graph: Graph, settings: PlanSettings) -> None:
@@ -158,7 +185,7 @@ def graph_ref(graph: Graph) -> GraphRef:
     )
 
 
-def _assemble(
+def assemble(
     search: Search, priced: list[Priced], chosen: Priced
 ) -> tuple[Plan, dict[str, NDArray[Any]]]:
     """The plan and its arrays."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from planner.cost.frontier import between
+from planner.errors import SettingsError
 from planner.machine import MachineModel, Table
 from planner.profiling import cache
 from planner.profiling.cache import Profile
@@ -65,6 +66,7 @@ def profile(
     combinations: Sequence[Combination],
     *,
     progress: Progress | None = None,
+    measure: bool = True,
 ) -> Profile:
     """The profile of a workload, from the cache where it was made before.
 
@@ -74,14 +76,21 @@ def profile(
         machine: its fingerprint enters the key, since layer times are the machine's.
         combinations: (ranks, threads) that candidates may use.
         progress: told what is going on.
+        measure: False takes a cached profile or raises; nothing is drawn or timed.
 
     Raises:
+        SettingsError: nothing may be measured and no such profile is cached.
         WorkerFailed: the model could not be timed; the text is its own error.
     """
     key = profile_key(graph, settings, machine, combinations)
     found = cache.load(key)
     if found is not None:
         return found
+    if not measure:
+        raise SettingsError(
+            f"expected the profile of {graph.name} in {cache.cache_folder()}, found none for these "
+            "settings and this machine; plan again"
+        )
     made = make_profile(graph, settings, combinations, fingerprint=key, progress=progress)
     cache.save(key, made)
     # Read back: the first plan and a repeated one then see the very same numbers.

@@ -29,8 +29,9 @@ MIB = 2**20
 
 
 @pytest.fixture
-def skewed(monkeypatch: pytest.MonkeyPatch, small_graph: Graph) -> Profile:
+def skewed(monkeypatch: pytest.MonkeyPatch, small_graph: Graph, tmp_path: Path) -> Profile:
     """Half of the reads go to the first tenth of the vertices; no process is started."""
+    monkeypatch.setenv("GNNPLAN_CACHE", str(tmp_path / "cache"))
     n = small_graph.num_nodes
     made = profile(n, BATCH)
     p = np.where(np.arange(n) < n // 10, 0.9, 0.1)
