@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.comm.collectives import Communicator
-from runtime.comm.grid import open_grid
+from runtime.comm.grid import ProcessGrid
 from runtime.sampling.layerwise import LayerwiseSampler
 from runtime.sampling.matrix_bulk import BulkSampler
 from runtime.sampling.matrix_grid import GridSampler, empty_graph
@@ -78,10 +77,9 @@ def request(num_nodes: int, step: int, rank: int) -> Request:
 
 
 def sample_on_grid(
-    comm: Communicator,
+    grid: ProcessGrid,
     graph: Graph,
     case: Case,
-    replication: int,
     steps: Sequence[int],
     *,
     exchange: str = "one_shot",
@@ -89,19 +87,17 @@ def sample_on_grid(
 ) -> tuple[list[list[bytes | str]], list[int], Words]:
     """This rank's batches, the sizes of the stacks they came in, and the words moved."""
     num_nodes = len(graph[0]) - 1
-    grid = open_grid(comm, replication)
     weight = edge_weights(graph) if case.weighted else None
     shard = cut_shard(*graph, weight, grid)
     made = case.make(empty_graph(num_nodes, graph[1].dtype), None if weight is None else weight[:0])
     sampler = GridSampler(
         made._stack if case.darts else made, shard, grid, exchange=Exchange(exchange),
-        budget_bytes=budget_bytes, relabel_budget_bytes=0 if comm.rank % 2 else 1 << 20,
+        budget_bytes=budget_bytes, relabel_budget_bytes=0 if grid.row % 2 else 1 << 20,
     )  # fmt: skip
     found = list(
         sampler.stacks([[request(num_nodes, s, r) for r in grid.ranks_of_row()] for s in steps])
     )
     batches = [contents(batch) for stack in found for batch in stack]
-    grid.close()
     return batches, [len(stack) for stack in found], sampler.rows.words
 
 

@@ -43,7 +43,8 @@ def test_every_rank_gets_the_batches_of_the_single_process(
 ) -> None:
     graph = skewed_graph(601)  # 601 rows divide into no grid
     found = run_in_process(
-        ranks, lambda comm: sample_on_grid(comm, graph, case, copies, STEPS, exchange=exchange)
+        ranks,
+        lambda comm: sample_on_grid(open_grid(comm, copies), graph, case, STEPS, exchange=exchange),
     )
     for rank, (batches, _, _) in enumerate(found):
         assert batches == sample_alone(graph, case, rank, STEPS)
@@ -108,7 +109,10 @@ def test_a_budget_cuts_k_on_all_ranks_alike_and_changes_no_batch() -> None:
 
     def sizes(budget: int) -> list[int]:
         found = run_in_process(
-            4, lambda comm: sample_on_grid(comm, graph, case, 2, steps, budget_bytes=budget)
+            4,
+            lambda comm: sample_on_grid(
+                open_grid(comm, 2), graph, case, steps, budget_bytes=budget
+            ),
         )
         for rank, (batches, stacks, _) in enumerate(found):
             assert stacks == found[0][1]
@@ -139,8 +143,9 @@ def _on_rank(rank: int, size: int, port: int, copies: int, folder: Path) -> None
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     dist.init_process_group("gloo", rank=rank, world_size=size, timeout=timedelta(seconds=300))
     graph = skewed_graph(601)
-    for case, exchange in itertools.product(CASES, Exchange):
-        found = sample_on_grid(Communicator(), graph, case, copies, STEPS, exchange=exchange)
+    grid = open_grid(Communicator(), copies)
+    for case, exchange in zip(CASES, itertools.cycle(Exchange), strict=False):
+        found = sample_on_grid(grid, graph, case, STEPS, exchange=exchange)
         assert found[0] == sample_alone(graph, case, rank, STEPS)
     (folder / f"done-{rank}").touch()
     dist.destroy_process_group()
