@@ -116,7 +116,7 @@ def test_a_batch_script_runs_the_command_on_every_host_whatever_the_names_hold(
     assert main(words) == 0
     job = tmp_path / "job.sh"
     subprocess.run(["bash", "-n", str(job)], check=True)
-    names = "job-name nodes ntasks-per-node cpus-per-task mem open-mode".split()
+    names = ["job-name", "nodes", "ntasks-per-node", "cpus-per-task", "mem", "open-mode"]
     assert [*directives(job.read_text())] == names + ["requeue"] * (verb == "train")
     env = os.environ | {"PATH": f"{tools}:{os.environ['PATH']}", "OUT": str(tmp_path / "out")}
     env |= {"SLURM_JOB_ID": "12345", "SLURM_JOB_NODELIST": "node[7-8]"}
