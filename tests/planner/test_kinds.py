@@ -48,6 +48,7 @@ def test_both_kinds_are_generated_and_shown(
     assert shown["feature_storage"] == ("dense" if kind == "links" else "dense by node type")
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 def test_links_are_planned_and_trained(
     links: Graph, tmp_path: Path, capsys: pytest.CaptureFixture[str]
