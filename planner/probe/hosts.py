@@ -3,8 +3,8 @@
     roll call -> every host probes itself -> pairs one after the other -> cards -> collectives
 
 Between two hosts: latency is half the round trip of a small message, bandwidth the rate of several
-megabytes sent back to back (0.3 s), in each direction by itself, at the fastest of the repeats:
-other traffic and busy hosts only take from what a link can carry. A card (NIC) is what a host sends
+megabytes sent back to back (0.3 s), in each direction by itself. Both are the best of the repeats:
+other traffic and busy hosts only make a link look worse. A card (NIC) is what a host sends
 to, or receives from, all others at once, each at the share that its pair alone would take: less
 than their sum where the card is shared. All numbers are of gloo over TCP, payload only.
 """
@@ -96,7 +96,7 @@ class _Schedule:
         found = None
         if self.host in (source, target):
             small = self._exchanges(source, target, SMALL_BYTES, SMALL_BYTES)
-            ping = float(np.median(small)) / 2
+            ping = min(small) / 2
             rates = self._sustained(source, {target: self._rate(source, target)})
             sizes = self._sizes.message_bytes
             curve = [self._exchanges(source, target, each, SMALL_BYTES) for each in sizes]

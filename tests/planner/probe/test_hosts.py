@@ -77,8 +77,9 @@ def test_the_rate_of_the_link_between_two_hosts_is_found(tmp_path: Path) -> None
     assert {"message.0.1", "message.1.0", "hosts_all_reduce", "hosts_all_to_all"} <= set(
         model.tables
     )
-    # 4 MiB take 33.6 ms at 1 Gbit/s, less what the shapers let through at once (two of 256 KiB).
-    assert model.tables["message.0.1"].at(bytes=2**22) > 0.028
+    # 4 MiB take 33.6 ms at 1 Gbit/s, less what the shapers let through at once (two of 256 KiB)
+    # and half a round trip.
+    assert model.tables["message.0.1"].at(bytes=2**22) > 0.025
     assert model.cliques == []  # one link is not faster than another
 
 
