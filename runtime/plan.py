@@ -377,7 +377,9 @@ def save_plan(plan: Plan, arrays: dict[str, NDArray[Any]], folder: Path) -> Plan
                 dtype=str(arrays[name].dtype),
                 shape=list(arrays[name].shape),
             )
-        plan = with_identity(replace(plan, arrays=refs))
+        # As a reader will see it: where a number's type allows both, 4 is written but 4.0 is read.
+        plan = codec.decode(Plan, json.loads(codec.dumps(replace(plan, arrays=refs))))
+        plan = with_identity(plan)
         (staging / PLAN_FILE).write_text(codec.dumps(plan))
         staging.chmod(0o755)
         if folder.exists():

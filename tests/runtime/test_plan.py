@@ -20,6 +20,7 @@ from runtime.plan import (
     MemoryUse,
     Plan,
     Prediction,
+    Sampler,
     Source,
     Strategy,
     Workload,
@@ -82,6 +83,15 @@ def test_a_plan_reads_back_as_it_was_written(tmp_path: Path):
     saved = save_plan(example(), ARRAYS, tmp_path / "p")
     assert load_plan(tmp_path / "p", verify_arrays=True) == saved
     assert (load_array(saved, tmp_path / "p", "two") == ARRAYS["two"]).all()
+
+
+def test_a_whole_number_where_fractions_are_allowed_keeps_the_identity(tmp_path: Path):
+    plan = example()
+    sampler = Sampler(name="labor", parameters={"kappa": 4})
+    plan = replace(plan, strategy=replace(plan.strategy, sampler=sampler))
+    saved = save_plan(plan, {}, tmp_path / "plan")
+    assert load_plan(tmp_path / "plan") == saved
+    assert saved.strategy.sampler.parameters == {"kappa": 4.0}
 
 
 def test_equal_arrays_share_a_file_and_repetition_is_byte_identical(tmp_path: Path):
