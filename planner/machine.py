@@ -116,6 +116,8 @@ class MachineModel:
     extent: str = ""
     """quick | full: how much was measured; empty for presets."""
     versions: dict[str, str] = field(default_factory=dict[str, str])
+    sources: dict[str, str] = field(default_factory=dict[str, str])
+    """Where the numbers of a preset's links, memories and tables are from, by name."""
     notes: list[str] = field(default_factory=list[str])
     """What was noticed while probing (noisy points, missing permissions)."""
 

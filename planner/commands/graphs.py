@@ -9,6 +9,8 @@ import typer
 from rich.table import Table
 
 from planner.commands.common import JsonFlag, bytes_text, console, emit_json, progress_bar
+from planner.errors import SettingsError
+from planner.graph_presets import generate_like
 from runtime.graph.dataset import Graph, open_graph
 from runtime.graph.generate import generate_rmat, generate_sbm
 from runtime.graph.generate_links import generate_links
@@ -44,10 +46,11 @@ class Format(StrEnum):
 @app.command()
 def generate(
     kind: Annotated[
-        Kind,
+        str,
         typer.Argument(
-            help="rmat (skewed degrees), sbm (learnable), links (link prediction) or typed (papers "
-            "and authors, for model rgcn)."
+            help="rmat (skewed degrees), sbm (learnable), links (link prediction), typed (papers "
+            "and authors, for model rgcn), or like:NAME (a published data set's sizes, such as "
+            "like:products, which the other sizes then do not change)."
         ),
     ],
     folder: Annotated[Path, typer.Argument(help="Dataset folder to write.")],
@@ -60,12 +63,26 @@ def generate(
     ] = 64,
     classes: Annotated[int, typer.Option(help="Number of classes (links: communities).")] = 10,
     seed: Annotated[int, typer.Option(help="Seed; equal seeds give equal graphs.")] = 0,
+    scale: Annotated[
+        float, typer.Option(help="like:NAME: share of the data set's nodes, degree kept.")
+    ] = 0.01,
     as_json: JsonFlag = False,
 ) -> None:
     """Generate a seeded synthetic graph."""
+    like, _, name = kind.partition(":")
     with progress_bar("generate"):
-        graph = _generate(kind, folder, nodes, degree, features, classes, seed)
+        if like == "like":
+            graph = generate_like(folder, name, scale=scale, seed=seed)
+        else:
+            graph = _generate(_kind(kind), folder, nodes, degree, features, classes, seed)
     _show(graph, as_json)
+
+
+def _kind(text: str) -> Kind:
+    if text not in [kind.value for kind in Kind]:
+        names = ", ".join(Kind)
+        raise SettingsError(f"expected a kind among {names} or like:NAME, found {text!r}")
+    return Kind(text)
 
 
 def _generate(

@@ -18,7 +18,7 @@ from planner.commands.common import (
     seconds_text,
 )
 from planner.machine import MachineModel, load_machine, save_machine
-from planner.probe.presets import list_presets, load_preset
+from planner.probe.presets import is_preset, list_presets, load_preset
 from runtime.errors import InputError
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def find_machine(name: str) -> MachineModel:
     Raises:
         MachineError: neither exists.
     """
-    return load_preset(name) if name in list_presets() else load_machine(Path(name))
+    return load_preset(name) if is_preset(name) else load_machine(Path(name))
 
 
 def doctor(as_json: JsonFlag = False) -> None:

@@ -1,17 +1,21 @@
 """Known machines as files: plan for one without owning it, or before probing.
 
-A preset is a machine model in YAML (`presets/NAME.yaml`), each number measured on such a machine
-once and marked `preset`; its notes say where from. `dump_preset` writes one from a probed machine.
+A preset (`presets/NAME.yaml`) is either a machine model whose numbers were measured on such a
+machine once (`dump_preset` writes one), or a box of GPUs: parts by name and how they are joined,
+from which the machine is built (box_machine.py). Each number says where it is from. NAME:N asks for
+N boxes joined by their network, where the preset allows several.
 """
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import yaml
 
 from planner.errors import MachineError
 from planner.machine import MachineModel
+from planner.probe.box import read_box
+from planner.probe.box_machine import box_machine
 from runtime import codec
 
 FOLDER = Path(__file__).with_name("presets")
@@ -22,35 +26,64 @@ def list_presets() -> list[str]:
     return sorted(path.stem for path in FOLDER.glob("*.yaml"))
 
 
+def is_preset(name: str) -> bool:
+    """Whether a name, with a number of boxes or without, is a preset's."""
+    return name.partition(":")[0] in list_presets()
+
+
 def load_preset(name: str) -> MachineModel:
-    """A machine known by name.
+    """A machine known by name, such as siton or perlmutter:8.
 
     Raises:
-        MachineError: there is no such preset, or its file is damaged.
+        MachineError: there is no such preset, its file is damaged, or it has no N boxes.
     """
-    if name not in list_presets():
+    base, colon, count = name.partition(":")
+    if base not in list_presets():
         raise MachineError(
             f"expected a preset among {', '.join(list_presets())}, found {name!r}; "
             "or give a machine file written by `gnnplan probe`"
         )
-    return parse_preset((FOLDER / f"{name}.yaml").read_text(), name)
+    if colon and (not count.isdecimal() or int(count) < 1):
+        raise MachineError(f"expected {base}:N with a number N of hosts, found {name!r}")
+    text = (FOLDER / f"{base}.yaml").read_text()
+    return parse_preset(text, base, num_hosts=int(count) if colon else 1)
 
 
-def parse_preset(text: str, name: str) -> MachineModel:
+def parse_preset(text: str, name: str, *, num_hosts: int = 1) -> MachineModel:
     """A preset from its YAML text.
 
     Raises:
-        MachineError: not YAML, or not a machine model.
+        MachineError: not YAML, neither a machine model nor a box, or not for so many hosts.
     """
     try:
         plain: Any = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise MachineError(f"preset {name}: not YAML ({' '.join(str(error).split())})") from None
+    if isinstance(plain, dict) and "kind" in plain:
+        return _from_box(cast("dict[str, Any]", plain), name, num_hosts)
+    _refuse_hosts(name, num_hosts, 1)
+    try:
         machine = codec.decode(MachineModel, plain)
-    except (yaml.YAMLError, ValueError) as error:
+    except ValueError as error:
         reason = " ".join(str(error).split())
         raise MachineError(f"preset {name}: not a machine model ({reason})") from None
     if machine.provenance != "preset":
         raise MachineError(f"preset {name}: expected provenance preset, found {machine.provenance}")
     return machine
+
+
+def _from_box(plain: dict[str, Any], name: str, num_hosts: int) -> MachineModel:
+    box = read_box(plain, name)
+    _refuse_hosts(name, num_hosts, box.most_hosts)
+    return box_machine(box, name if num_hosts == 1 else f"{name}:{num_hosts}", num_hosts)
+
+
+def _refuse_hosts(name: str, num_hosts: int, most: int) -> None:
+    if num_hosts > most:
+        raise MachineError(
+            f"preset {name}: expected at most {most} host{'s' if most > 1 else ''}, "
+            f"found {num_hosts}"
+        )
 
 
 def dump_preset(machine: MachineModel, *, name: str, notes: list[str]) -> str:

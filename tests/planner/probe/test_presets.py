@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 
 from planner.errors import MachineError
-from planner.probe.presets import dump_preset, list_presets, load_preset, parse_preset
+from planner.machine_routes import routes, shortest
+from planner.probe.presets import FOLDER, dump_preset, list_presets, load_preset, parse_preset
 
 COST_MODEL_TABLES = {
     "copy": {"readers"},
@@ -19,10 +20,42 @@ COST_MODEL_TABLES = {
 }
 
 
+GPU_TABLES = ("gpu_flops", "gpu_kernel", "gpu_message", "gpu_context", "gpu_process")
+BOXES = [name for name in list_presets() if load_preset(name).gpus]
+CLIQUES = {
+    # Legion's table of servers (formulas 2.6) and [L1]; Song and Jiang's machines (1.7).
+    "dgx-v100": (2, 4),
+    "siton": (4, 2),
+    "dgx-a100": (1, 8),
+    "iowa-v100-bridge-2+2": (2, 2),
+    "iowa-v100-bridge-2x4": (2, 4),
+    "v100-nvswitch-2": (1, 2),
+    "v100-nvswitch-4": (1, 4),
+    "v100-nvswitch-8": (1, 8),
+    "a100x4": (1, 4),
+    "a100x8": (1, 8),
+    "v100x16": (1, 16),
+    "perlmutter": (1, 4),
+    "perlmutter:8": (8, 4),
+    "rtx-2080ti-x10": (10, 1),
+    "hgx-h100": (1, 8),
+    "hgx-h200": (1, 8),
+    "h200x1": (1, 1),
+    "pcie-4090x4": (4, 1),
+}
+
+
 @pytest.mark.parametrize("name", list_presets())
 def test_every_preset_can_be_planned_for(name: str):
     machine = load_preset(name)
-    assert {k: set(machine.table(k).axes) for k in COST_MODEL_TABLES} == COST_MODEL_TABLES
+    if machine.gpus:
+        assert all(machine.table(k).axes == ["ranks"] for k in GPU_TABLES)
+        for gpu in machine.gpus:
+            host = "host0" if gpu.host == 0 else f"h{gpu.host}.host0"
+            assert routes(machine, host, gpu.name)
+            assert routes(machine, gpu.memory, gpu.name)
+    else:
+        assert {k: set(machine.table(k).axes) for k in COST_MODEL_TABLES} == COST_MODEL_TABLES
     assert machine.name == name
     assert machine.num_cores >= 1
     assert machine.notes
@@ -32,8 +65,73 @@ def test_every_preset_can_be_planned_for(name: str):
 def test_no_number_of_a_preset_claims_to_be_measured_here(name: str):
     machine = load_preset(name)
     parts = [*machine.memories, *machine.links, *machine.tables.values(), machine]
-    assert {part.provenance for part in parts} == {"preset"}
+    assert {part.provenance for part in parts} <= {"preset", "derived"}
+    assert machine.provenance == "preset"
     assert machine.fingerprint == f"preset:{name}"
+
+
+@pytest.mark.parametrize("name", CLIQUES)
+def test_cliques_of_a_box_are_the_published_ones(name: str):
+    machine = load_preset(name)
+    sizes = {len(clique) for clique in machine.cliques}
+    assert (len(machine.cliques), *sizes) == CLIQUES[name]
+    assert sorted(g for c in machine.cliques for g in c) == sorted(g.name for g in machine.gpus)
+
+
+@pytest.mark.parametrize("name", BOXES)
+def test_every_number_of_a_box_names_its_source(name: str):
+    machine = load_preset(name)
+    parts = [*machine.links, *machine.memories]
+    assert {part.name for part in parts} | set(machine.tables) == set(machine.sources)
+    assert all(len(text) > 10 for text in machine.sources.values())
+
+
+def test_perlmutter_is_asked_for_by_its_number_of_nodes():
+    machine = load_preset("perlmutter:32")
+    assert len(machine.gpus) == 128  # 4 A100 per node (formulas 4.9)
+    assert {gpu.host for gpu in machine.gpus} == set(range(32))
+    cards = [x for x in machine.links if x.name.startswith("nic") and x.name.endswith(".out")]
+    # Four Slingshot-11 cards of 25 GB/s, 85% of it.
+    assert {x.bandwidth_bytes_per_second for x in cards} == {4 * 25e9 * 0.85}
+    between = shortest(machine, "host0", "h31.host0")
+    assert between is not None
+    assert between.latency_seconds == pytest.approx(30e-6)  # [A3]
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("perlmutter:33", "at most 32 hosts"),
+        ("siton:2", "at most 1 host,"),
+        ("cpu-2core:2", "at most 1 host,"),
+        ("perlmutter:0", "perlmutter:N"),
+        ("perlmutter:many", "perlmutter:N"),
+        ("atlantis:2", "siton"),
+    ],
+)
+def test_a_number_of_hosts_that_a_preset_lacks_is_refused(name: str, words: str):
+    with pytest.raises(MachineError, match=words):
+        load_preset(name)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("num_gpus: 8", "num_gpus: 7"),
+        ("num_gpus: 8", "num_gpus: eight"),
+        ("gpu: a100-pcie-40gb", "gpu: a101"),
+        ("host: siton-host", ""),
+        ("[0,1,12]", "[0,9,12]"),
+        ("kind: box", "kind: box\nsurprise: 1"),
+        ("kind: box", "kind: box\nnetwork: {cards: 1}"),
+    ],
+)
+def test_damaged_box_is_one_line(old: str, new: str):
+    text = (FOLDER / "siton.yaml").read_text()
+    assert old in text
+    with pytest.raises(MachineError) as caught:
+        parse_preset(text.replace(old, new), "siton")
+    assert "\n" not in str(caught.value)
 
 
 def test_cpu_2core_costs_rise_with_size():

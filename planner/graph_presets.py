@@ -1,0 +1,117 @@
+"""Data sets by name: the sizes that papers report, and seeded graphs like them at any scale.
+
+A graph like one of them has its mean degree, feature columns, classes and share of training nodes
+(of the nodes with an edge: R-MAT leaves some without); its edges are drawn from R-MAT (links: from
+a block model), so its hotness is skewed in R-MAT's way and not in the data set's.
+"""
+
+import functools
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import yaml
+
+from planner.errors import SettingsError
+from runtime import codec
+from runtime.graph.dataset import Graph
+from runtime.graph.generate import generate_rmat
+from runtime.graph.generate_links import generate_links
+
+FILE = Path(__file__).with_name("graph_presets.yaml")
+LEAST_NODES = 100
+HELD_OUT = 0.1
+"""Share of the nodes in validation, and in test, where training leaves as many."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GraphPreset:
+    """One data set."""
+
+    nodes: int
+    edges: int
+    """Stored edges: both directions where the paper counts both."""
+    feature_dim: int
+    feature_dtype: Literal["float16", "float32"]
+    classes: int
+    train_share: float
+    """Of all nodes; of all links for task link."""
+    task: Literal["multiclass", "multilabel", "link"]
+    source: str
+
+    @property
+    def mean_degree(self) -> float:
+        """Edges per node."""
+        return self.edges / self.nodes
+
+
+@functools.cache
+def graph_presets() -> dict[str, GraphPreset]:
+    """All data sets by name, in lower case."""
+    plain = yaml.safe_load(FILE.read_text())
+    return {name: codec.decode(GraphPreset, value) for name, value in plain.items()}
+
+
+def graph_preset(name: str) -> GraphPreset:
+    """A data set by name, in any case.
+
+    Raises:
+        SettingsError: there is none of that name.
+    """
+    known = graph_presets()
+    if name.lower() not in known:
+        raise SettingsError(f"expected a data set among {', '.join(known)}, found {name!r}")
+    return known[name.lower()]
+
+
+def generate_like(folder: Path, name: str, *, scale: float, seed: int = 0) -> Graph:
+    """Write a graph like a data set, with `scale` times its nodes and its mean degree.
+
+    Features are float32, also where the data set's are of two bytes; several labels per node
+    become one class.
+
+    Args:
+        folder: dataset folder to write.
+        name: of the data set.
+        scale: share of its nodes, above 0 and at most 1.
+        seed: equal seeds give equal graphs.
+
+    Raises:
+        SettingsError: there is no such data set, or the scale leaves too few nodes for its degree.
+        DatasetError: the folder cannot be written.
+    """
+    like = graph_preset(name)
+    if not 0 < scale <= 1:
+        raise SettingsError(f"--scale: expected a share above 0 and at most 1, found {scale:g}")
+    nodes = round(like.nodes * scale)
+    least = max(LEAST_NODES, like.classes, round(2 * like.mean_degree) + 2)
+    if nodes < least:
+        raise SettingsError(
+            f"--scale: expected at least {least / like.nodes:.2g} for {name} ({least} nodes, for "
+            f"its mean degree of {like.mean_degree:.0f}), found {scale:g}"
+        )
+    if like.task == "link":
+        held = (1 - like.train_share) / 2
+        return generate_links(
+            folder,
+            num_nodes=nodes,
+            degree=like.mean_degree,
+            feature_dim=like.feature_dim,
+            num_communities=like.classes,
+            seed=seed,
+            train_fraction=like.train_share,
+            val_fraction=held,
+            test_fraction=held,
+        )
+    held = min(HELD_OUT, (1 - like.train_share) / 2)
+    return generate_rmat(
+        folder,
+        num_nodes=nodes,
+        degree=like.mean_degree,
+        feature_dim=like.feature_dim,
+        num_classes=like.classes,
+        seed=seed,
+        train_fraction=like.train_share,
+        val_fraction=held,
+        test_fraction=held,
+    )

@@ -1,0 +1,105 @@
+"""Tests for planner/graph_presets.py: published sizes, and graphs like them."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from planner.cli import main
+from planner.errors import SettingsError
+from planner.graph_presets import generate_like, graph_preset, graph_presets
+
+ISSUED = [
+    "reddit",
+    "yelp",
+    "products",
+    "papers100m",
+    "mag240m",
+    "flickr",
+    "protein",
+    "pr",
+    "pa",
+    "co",
+    "uks",
+    "ukl",
+    "cl",
+    "citation2",
+]
+ROW_BYTES = {"float16": 2, "float32": 4}
+
+
+def test_every_named_data_set_is_there_with_its_source():
+    assert list(graph_presets()) == ISSUED
+    assert all(len(p.source) > 20 for p in graph_presets().values())
+
+
+@pytest.mark.parametrize(
+    ("name", "published_bytes"),
+    [
+        # Song and Jiang, ICS'22: feature sizes in MiB and GiB (formulas 1.7 [S8]).
+        ("reddit", 535 * 2**20),
+        ("yelp", 820 * 2**20),
+        ("products", 934 * 2**20),
+        ("papers100m", 53 * 2**30),
+        ("mag240m", 175 * 2**30),
+        # Legion, ATC'23: feature storage (formulas 2.6).
+        ("pr", 960e6),
+        ("pa", 56e9),
+        ("co", 65e9),
+        ("uks", 136e9),
+        ("ukl", 400e9),
+    ],
+)
+def test_feature_bytes_are_those_the_papers_print(name: str, published_bytes: float):
+    found = graph_preset(name)
+    size = found.nodes * found.feature_dim * ROW_BYTES[found.feature_dtype]
+    assert size == pytest.approx(published_bytes, rel=0.04)
+
+
+@pytest.mark.parametrize(
+    ("name", "degree"),
+    # Column |E|/|V| of LABOR's table (formulas 5.8).
+    [("flickr", 10.09), ("yelp", 19.52), ("products", 25.26), ("reddit", 493.56)],
+)
+def test_mean_degrees_are_labors(name: str, degree: float):
+    assert graph_preset(name).mean_degree == pytest.approx(degree, rel=0.02)
+
+
+def test_a_graph_like_products_has_its_degree_width_classes_and_training_share(tmp_path: Path):
+    like = graph_preset("products")
+    graph = generate_like(tmp_path / "g", "Products", scale=0.001, seed=3)
+    assert graph.num_nodes == round(0.001 * like.nodes)
+    assert graph.num_edges / graph.num_nodes == pytest.approx(like.mean_degree, rel=0.05)
+    assert (graph.feature_dim, graph.num_classes) == (100, 47)
+    # R-MAT leaves nodes without an edge, of which none is trained on.
+    with_edge = np.count_nonzero(np.diff(graph.indptr))
+    assert graph.num_train / with_edge == pytest.approx(like.train_share, rel=0.01)
+
+
+def test_a_graph_like_citation2_is_for_link_prediction(tmp_path: Path):
+    graph = generate_like(tmp_path / "g", "citation2", scale=0.001)
+    assert str(graph.task) == "link"
+
+
+def test_the_command_writes_the_graph_and_refuses_names_and_scales_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    made = ["graph", "generate", "like:flickr", str(tmp_path / "g"), "--scale", "0.01", "--json"]
+    assert main(made) == 0
+    assert '"num_nodes": 892' in capsys.readouterr().out
+    for kind, scale, words in (
+        ("like:atlantis", "0.1", "expected a data set among reddit"),
+        ("like:reddit", "0.0001", "--scale: expected at least"),
+        ("like:flickr", "2", "--scale: expected a share"),
+        ("tree", "0.1", "expected a kind among rmat"),
+    ):
+        assert main(["graph", "generate", kind, str(tmp_path / "x"), "--scale", scale]) == 2
+        lines = capsys.readouterr().err.strip().splitlines()
+        assert len(lines) == 1
+        assert words in lines[0]
+    assert not (tmp_path / "x").exists()
+
+
+def test_an_unknown_data_set_names_those_there_are():
+    with pytest.raises(SettingsError, match="reddit, yelp"):
+        graph_preset("atlantis")
