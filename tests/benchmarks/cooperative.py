@@ -30,6 +30,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from planner.cost.cache import dependent_hit_rate
 from runtime.graph.dataset import Graph, open_graph
 from runtime.graph.importing import ImportOptions, import_graph
 from runtime.plan import Sampler
@@ -41,7 +42,7 @@ from runtime.sampling.minibatch import MiniBatch
 from runtime.sampling.seeds import SeedSchedule
 from runtime.stages import Stage
 from tests.benchmarks.common import Spread, bench_graph, cache_folder, record
-from tests.benchmarks.cooperative_lru import Caches, estimate, hottest, predict
+from tests.benchmarks.cooperative_lru import Caches, estimate, hottest
 from tests.hosts import Hosts
 from tests.support.cooperative import make_cooperative_plan
 from tests.support.inprocess import run_in_process
@@ -242,7 +243,7 @@ def measure_caches(name: str, graph: Graph, ranks: int, size: Size) -> None:
                     cache.read(ids, count=number >= size.lru_batches // 4)
             touched = sum(cache.touched for cache in caches)
             weights = [float((one * two).sum()) for one, two in models]
-            rates = [predict(one, two, slots, kappa) for one, two in models]
+            rates = [dependent_hit_rate(one, two, slots, kappa) for one, two in models]
             model = float(np.average(rates, weights=weights))
             hits = sum(cache.lru_hits for cache in caches) / touched
             record(

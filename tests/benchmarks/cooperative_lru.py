@@ -8,9 +8,9 @@ happens with probability a_v. A cache of C rows, one touch per distinct row and 
                   Gaussian path of 5.5, by Monte Carlo over paths in a random phase; tau from the
                   footprint sum_v 1 - E[(1 - a)^n] = C
 
-The model gives each vertex one threshold q. In truth it differs with the seed that sees v and, over
-several hops, each hop has a number of its own; so the model promises too much at large kappa (two
-hops on amazon-computers: within .01 at kappa 1 and 4, up to .16 above at 256).
+The model (planner.cost.cache) gives each vertex one threshold q. In truth it differs with the seed
+that sees v and, over several hops, each hop has a number of its own; so the model promises too much
+at large kappa (two hops on amazon-computers: within .01 at kappa 1 and 4, up to .16 above at 256).
 
 p = a q is counted over independent batches; a comes from frozen streams: with f the share of a
 stream's batches that touch v, E f = a q and E f^2 = a^2 q over streams.
@@ -20,13 +20,11 @@ from collections.abc import Callable, Iterable
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import norm
 
 from runtime.features.cache_slots import Slots
 
 Touch = Callable[[int, int], NDArray[np.int64]]
 """touch(stream, batch): the distinct vertices of a batch under a frozen stream."""
-BUCKETS, PATHS = 10, 2000
 
 
 class Caches:
@@ -91,71 +89,3 @@ def estimate(
     a = np.maximum(a, p)  # q <= 1
     q = np.divide(p, a, out=np.zeros(len(degree)), where=a > 0)
     return a, q
-
-
-def predict(a: NDArray[np.float64], q: NDArray[np.float64], num_slots: int, kappa: int) -> float:
-    """Hit rate of an LRU cache by [A7]."""
-    seen = a > 0
-    a, q = a[seen], q[seen]
-    if num_slots >= a.shape[0]:
-        return 1.0
-    if kappa == 1:
-        return _interpolate(lambda tau: _independent(a * q, tau), num_slots)
-    return _interpolate(_dependent(a, q, kappa), num_slots)
-
-
-def _independent(p: NDArray[np.float64], tau: int) -> tuple[float, float]:
-    kept = 1 - (1 - p) ** tau
-    return float(kept.sum()), float((p * kept).sum() / p.sum())
-
-
-def _dependent(
-    a: NDArray[np.float64], q: NDArray[np.float64], kappa: int
-) -> Callable[[int], tuple[float, float]]:
-    """Footprint and hit rate as functions of tau, over buckets of vertices with like q and a."""
-    groups: list[tuple[float, float, int]] = []
-    by_q = np.argsort(q, kind="stable")
-    for part in np.array_split(by_q, min(BUCKETS, len(q))):
-        inner = part[np.argsort(a[part], kind="stable")]
-        for bucket in np.array_split(inner, min(BUCKETS, len(inner))):
-            groups.append((float(a[bucket].mean()), float(q[bucket].mean()), len(bucket)))
-    total = sum(one * other * count for one, other, count in groups)
-
-    def at(tau: int) -> tuple[float, float]:
-        rng = np.random.default_rng(9)
-        length = tau + 1
-        z = rng.standard_normal((PATHS, length // kappa + 3))
-        index = rng.integers(0, kappa, PATHS)[:, None] + np.arange(length)[None]
-        segment, c = index // kappa, (index % kappa) / kappa * (np.pi / 2)
-        path = np.cos(c) * np.take_along_axis(z, segment, 1)
-        path += np.sin(c) * np.take_along_axis(z, segment + 1, 1)
-        footprint = hits = 0.0
-        occupied: dict[float, tuple[NDArray[np.int64], NDArray[np.bool_]]] = {}
-        for one, other, count in groups:
-            if other not in occupied:
-                below = path <= norm.ppf(min(other, 1 - 1e-12))
-                occupied[other] = (below[:, :-1].sum(1), below[:, -1])
-            earlier, now = occupied[other]
-            missing = (1 - one) ** earlier
-            footprint += count * (1 - float(missing.mean()))
-            hits += count * one * float((now * (1 - missing)).mean())
-        return footprint, hits / total
-
-    return at
-
-
-def _interpolate(at: Callable[[int], tuple[float, float]], num_slots: int) -> float:
-    """The hit rate at the tau whose footprint is the number of slots."""
-    high = 1
-    while at(high)[0] < num_slots:
-        if high > 1 << 14:
-            return at(high)[1]
-        high *= 2
-    low = high // 2
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if at(middle)[0] < num_slots else (low, middle)
-    below = at(low) if low else (0.0, 0.0)
-    above = at(high)
-    share = (num_slots - below[0]) / max(above[0] - below[0], 1e-12)
-    return below[1] + share * (above[1] - below[1])
