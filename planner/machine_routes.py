@@ -49,7 +49,7 @@ class Route:
         """Of the narrowest link; infinite where nothing is crossed."""
         return min((x.bandwidth_bytes_per_second for x in self.links), default=math.inf)
 
-    def copy_seconds(self, machine: MachineModel, size_bytes: float) -> float:
+    def copy_seconds(self, machine: MachineModel, size_bytes: float | int) -> float:
         """One large copy alone: each link's own curve, the slowest link and all latencies.
 
         T = sum of latencies + n / least bandwidth, or the largest of the links' measured curves
@@ -78,7 +78,7 @@ def gather_bandwidth(link: Link) -> float:
 
 
 def shortest(
-    machine: MachineModel, source: str, target: str, size_bytes: float = PROBE_BYTES
+    machine: MachineModel, source: str, target: str, size_bytes: float | int = PROBE_BYTES
 ) -> Route | None:
     """The route that carries that many bytes soonest; None where there is none.
 
@@ -104,7 +104,7 @@ def shortest(
 
 
 def _least_latency(
-    links: Sequence[Link], source: str, target: str, least_bandwidth: float
+    links: Sequence[Link], source: str, target: str, least_bandwidth: float | int
 ) -> Route | None:
     graph: nx.DiGraph[str] = nx.DiGraph()
     for link in links:
