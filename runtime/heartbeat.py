@@ -37,12 +37,14 @@ class Field(IntEnum):
     STAGE = 7
     LOADER_STEP = 8
     LOADER_STAGE = 9
+    LOADER_MEETS = 10
+    """1 where the loader's stage waits for other ranks."""
 
 
 NUM_FIELDS = 16
 STAGES = list(Stage)
-MEETINGS = (Stage.ALL_REDUCE, Stage.HALO_EXCHANGE, Stage.EXCHANGE_IDS, Stage.EXCHANGE_ROWS)
-"""Stages in which a rank may have to wait for others."""
+MEETINGS = (Stage.ALL_REDUCE, Stage.HALO_EXCHANGE)
+"""Stages of the training thread in which a rank may have to wait for others."""
 
 
 class Phase(IntEnum):
@@ -69,6 +71,7 @@ class Beat:
     stage: str
     loader_step: int
     loader_stage: str
+    loader_meets: bool
 
     @property
     def place(self) -> tuple[int, int]:
@@ -78,9 +81,7 @@ class Beat:
     @property
     def meeting(self) -> bool:
         """True where the training thread waits for other ranks, itself or through the loader."""
-        return self.stage in MEETINGS or (
-            self.stage == Stage.WAIT and self.loader_stage in MEETINGS
-        )
+        return self.stage in MEETINGS or (self.stage == Stage.WAIT and self.loader_meets)
 
     @property
     def where(self) -> str:
@@ -120,6 +121,7 @@ class HeartbeatTable:
             stage=_stage(values[Field.STAGE]),
             loader_step=values[Field.LOADER_STEP],
             loader_stage=_stage(values[Field.LOADER_STAGE]),
+            loader_meets=values[Field.LOADER_MEETS] == 1,
         )
 
 
@@ -158,12 +160,20 @@ class Heartbeat:
         """Stages entered and phases begun so far."""
         return int(self._row[Field.MOVES])
 
-    def enter(self, stage: str, step: int) -> None:
-        """A thread of this rank enters a stage of a step of this process."""
+    def enter(self, stage: str, step: int, meets: bool = False) -> None:
+        """A thread of this rank enters a stage of a step of this process.
+
+        Of several loader threads, the one where ranks meet is shown, until its batch goes on: the
+        others cannot get far without it.
+        """
         row, loader = self._row, stage in LOADER_STAGES
+        row[Field.MOVES] += 1
+        if loader and not meets and row[Field.LOADER_MEETS] and step > row[Field.LOADER_STEP]:
+            return
         row[Field.LOADER_STEP if loader else Field.STEP] = step
         row[Field.LOADER_STAGE if loader else Field.STAGE] = _NUMBERS.get(stage, -1)
-        row[Field.MOVES] += 1
+        if loader:
+            row[Field.LOADER_MEETS] = meets
 
     def begin(self, phase: Phase) -> None:
         """This rank begins a phase."""

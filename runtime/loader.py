@@ -196,7 +196,7 @@ class PlannedLoader:
         for number, stage in enumerate(self.stages):
             if stage.ordered:
                 turns.take(number, turn)
-            self.meter.enter(stage.name, index)
+            self.meter.enter(stage.name, index, meets=stage.ordered)
             core, start, before = time.thread_time(), time.perf_counter(), _exchanged(batch)
             batch = stage.wait(stage.submit(batch, index))
             elapsed = time.perf_counter() - start

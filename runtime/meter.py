@@ -33,13 +33,13 @@ class StageMeter:
         self._samples: dict[str, list[Sample]] = {}
         self._counts: list[tuple[int, dict[str, int], dict[str, int]]] = []
         self._lists: list[tuple[int, dict[str, int], dict[str, int]]] = []
-        self.on_enter: Callable[[str, int], None] | None = None
+        self.on_enter: Callable[[str, int, bool], None] | None = None
         """Told the stage and step that a thread enters, for a watcher."""
 
-    def enter(self, stage: str, step: int) -> None:
-        """Say that the calling thread enters `stage` of `step`."""
+    def enter(self, stage: str, step: int, *, meets: bool = False) -> None:
+        """Say that the calling thread enters `stage` of `step`, and may wait for other ranks."""
         if self.on_enter is not None:
-            self.on_enter(stage, step)
+            self.on_enter(stage, step, meets)
 
     @contextmanager
     def measure(self, stage: str, step: int) -> Iterator[None]:

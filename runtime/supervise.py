@@ -35,6 +35,9 @@ CONFIG_FILE = "run.json"
 NO_RANKS_SECONDS = 60.0
 """Longest time without any rank after the first ones were started: the rendezvous is stuck."""
 
+LEAVE_SECONDS = 20.0
+"""Longest time that torchrun may take to notice a rank's end, and to end after the last one."""
+
 
 class Supervisor:
     """Watches one host's ranks of one job.
@@ -50,6 +53,9 @@ class Supervisor:
         self._hangs: dict[int, Hang] = {}
         self._failed = False
         """An attempt has ended and the next one has not begun."""
+        self._pids: set[int] = set()
+        self._waited_seconds = 0.0
+        """For torchrun to see an end, or to start the next attempt."""
         group = memory_group()
         self._oom_kills = 0 if group is None else group.oom_kills
         self._config = _config_of(self._run_folder)
@@ -83,7 +89,7 @@ class Supervisor:
             self._ended.append(ended)
             sys.stderr.write(f"attempt {attempt}: rank {rank} ended with {code} {line}\n")
         self._hangs.clear()
-        self._failed = True
+        self._failed, self._waited_seconds = True, 0.0
         self._write()
         return bool(killed) or is_final(self._run_folder, attempt)
 
@@ -92,6 +98,16 @@ class Supervisor:
         sys.stderr.write(f"{line}\n")
         self._ended.append(EndedRank(attempt=0, rank=-1, exit_code=1, line=line, final=True))
         self._write()
+
+    def leave(self) -> None:
+        """End this process soon, whatever torchrun waits for: all that is to be said is written.
+
+        It takes its leave of the rendezvous, which may lie behind a link that is down. Ranks that
+        are left end with their parent.
+        """
+        timer = threading.Timer(LEAVE_SECONDS, os._exit, [1])
+        timer.daemon = True
+        timer.start()
 
     def _killed_for_memory(self, exit_codes: Mapping[int, int]) -> str:
         """The out-of-memory killer's victim and the plan's sum; empty where it killed nobody."""
@@ -112,7 +128,7 @@ class Supervisor:
             sys.stderr.write(f"{self._file}: not written ({error})\n")
 
     def _watch(self, table: HeartbeatTable, watcher: Watcher) -> None:
-        absent, last = 0.0, time.monotonic()
+        last = time.monotonic()
         while True:
             time.sleep(LOOK_SECONDS)
             processes = rank_processes()
@@ -125,27 +141,40 @@ class Supervisor:
             hang = watcher.look(now, processes, beats)
             if hang is not None and hang.pid not in {h.pid for h in self._hangs.values()}:
                 self._end(hang)
-            absent += min(now - last, MAX_TICK_SECONDS)
+            self._hurry_torchrun(
+                {each.pid for each in processes}, min(now - last, MAX_TICK_SECONDS)
+            )
             last = now
-            if processes or not self._failed:
-                absent, self._failed = 0.0, False
-            elif absent > NO_RANKS_SECONDS:
-                self._give_up()
 
     def _end(self, hang: Hang) -> None:
         sys.stderr.write(f"{hang.line}; ended\n")
-        self._hangs[hang.rank] = hang
+        self._hangs[hang.rank], self._waited_seconds = hang, 0.0
         if is_own_child(hang.pid):
             os.kill(hang.pid, signal.SIGKILL)
 
-    def _give_up(self) -> None:
-        attempt = max([each.attempt for each in self._ended], default=0)
-        line = f"no rank could be started again within {NO_RANKS_SECONDS:.0f} s (rendezvous)"
-        self._ended.append(
-            EndedRank(attempt=attempt + 1, rank=-1, exit_code=1, line=line, final=True)
-        )
+    def _hurry_torchrun(self, pids: set[int], seconds: float) -> None:
+        """Leave in its place where torchrun itself is stuck, as behind a link that is down."""
+        if pids - self._pids:
+            self._pids |= pids
+            self._failed = False  # the next attempt has begun
+        if not (self._failed or self._hangs):
+            self._waited_seconds = 0.0
+            return
+        self._waited_seconds += seconds
+        if self._hangs and self._waited_seconds > LEAVE_SECONDS:  # it has not noticed the end
+            hang = next(iter(self._hangs.values()))
+            self._give_up(max(hang.attempt, 0), hang.rank, hang.line)
+        if self._failed and self._waited_seconds > NO_RANKS_SECONDS:
+            attempt = max([each.attempt for each in self._ended], default=0) + 1
+            reason = f"no rank could be started again within {NO_RANKS_SECONDS:.0f} s (rendezvous)"
+            self._give_up(attempt, -1, reason)
+
+    def _give_up(self, attempt: int, rank: int, line: str) -> None:
+        code = -int(signal.SIGKILL)
+        ended = EndedRank(attempt=attempt, rank=rank, exit_code=code, line=line, final=True)
+        self._ended.append(ended)
         self._write()
-        sys.stderr.write(line + "\n")
+        sys.stderr.write(f"{line}; torchrun is stuck and left\n")
         os._exit(1)
 
 
@@ -165,6 +194,8 @@ def supervise(supervisor: Supervisor) -> None:
             codes = sorted(result.failures.items(), key=lambda item: item[1].timestamp)
             if supervisor.note(attempt, {rank: f.exitcode for rank, f in codes}):
                 agent._remaining_restarts = 0
+            if agent._remaining_restarts == 0:
+                supervisor.leave()
         return result
 
     agents._monitor_workers = look_and_tell

@@ -1,25 +1,24 @@
 """Longer faults of real jobs: links between hosts, memory, hangs, repeated errors."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from runtime import codec, launch
-from runtime.config import RunConfig
+from runtime import launch
 from runtime.errors import BudgetExceeded, WorkerFailed
-from runtime.failure import ERRORS_FOLDER, LAUNCH_FAILURE, failure_of
 from runtime.graph.dataset import Graph
 from runtime.plan import load_array, load_plan, save_plan
 from runtime.report import RunReport, load_report
 from tests.hosts import Hosts, needs_root
 from tests.runtime.test_cgroup import MIB, limited_group, with_memory
+from tests.runtime.test_launch_hosts import finish, start
 from tests.support.faults import last_saved, plan_to_disturb, processes_of, train
 
 pytestmark = [pytest.mark.distributed, pytest.mark.slow]
@@ -121,90 +120,54 @@ def test_memory_that_runs_out_in_a_control_group_is_told_with_the_sum(
         assert "rank0: activations 2000.0 MiB + own rows 2000.0 MiB = 4000.0 MiB" in out
 
 
-def two_hosts(plan: Path, folder: Path) -> Path:
-    """The plan with its two ranks on two hosts."""
-    made = load_plan(plan)
-    arrays = {name: load_array(made, plan, name) for name in made.arrays}
-    devices = [replace(d, host=d.rank, index=0) for d in made.strategy.devices]
-    save_plan(
-        replace(made, strategy=replace(made.strategy, devices=devices)), arrays, folder / "plan"
-    )
-    return folder / "plan"
+@pytest.fixture(scope="module")
+def on_two_hosts(small_graph: Graph, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same plan with its ranks on two hosts."""
+    folder = tmp_path_factory.mktemp("plans") / "two"
+    return plan_to_disturb(small_graph, folder, hosts=[0, 1])
 
 
-def start_on_hosts(
-    hosts: Hosts, plan: Path, run: Path, fault: str = "-1:0:none", **settings: Any
-) -> "list[subprocess.Popen[Any]]":
-    """What a user runs on each host: torchrun with the c10d rendezvous, first host first."""
-    config = RunConfig(
-        plan_folder=str(plan), run_folder=str(run), epochs=3, eval_every=0, pin=False,
-        checkpoint_every_steps=2, keep_checkpoints=3, hang_seconds=4.0, launched=True, force=True,
-        **settings,
-    )  # fmt: skip
-    (run / ERRORS_FOLDER).mkdir(parents=True)
-    (run / launch.EVENTS_FILE).write_text("")
-    codec.write_text_atomically(run / launch.CONFIG_FILE, codec.dumps(config))
-    jobs = []
-    for number, name in enumerate(("a", "b")):
-        command = [
-            *(sys.executable, "-m", "runtime.torchrun", str(os.getpid())),
-            str(run / ERRORS_FOLDER / LAUNCH_FAILURE),
-            *("--nnodes=2", "--nproc-per-node=1", "--max-restarts=0", f"--node-rank={number}"),
-            *("--rdzv-backend=c10d", f"--rdzv-endpoint={hosts.address('a')}:29400"),
-            *("--rdzv-id=test", f"--local-addr={hosts.address(name)}"),
-            *("-m", "runtime.worker", str(run / launch.CONFIG_FILE)),
-        ]
-        log = (run / f"{name}.log").open("ab")
-        env = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "GNNPLAN_TEST_FAULT": fault}
-        jobs.append(hosts.start(name, command, env=env, stdout=log, stderr=log, cwd=ROOT))
-    return jobs
-
-
-def events_of(run: Path) -> str:
-    return (run / launch.EVENTS_FILE).read_text()
-
-
-def wait_for(condition: Any, seconds: float) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.1)
+OPTIONS: dict[str, Any] = {
+    "epochs": 3, "eval_every": 0, "checkpoint_every_steps": 2, "hang_seconds": 4.0,
+    "max_restarts": 0,
+}  # fmt: skip
 
 
 @needs_root
 def test_a_slow_link_is_slow_and_nothing_else(
-    plan: Path, undisturbed: RunReport, tmp_path: Path
+    on_two_hosts: Path, undisturbed: RunReport, tmp_path: Path
 ) -> None:
     """2 Mbit/s between two hosts: the losses of one host, and no rank is taken for a hung one."""
-    placed = two_hosts(plan, tmp_path)
+    plan = shutil.copytree(on_two_hosts, tmp_path / "plan")
     with Hosts(["a", "b"], rate_bits_per_second=2e6) as hosts:
-        jobs = start_on_hosts(hosts, placed, tmp_path / "run")
-        assert [job.wait(300) for job in jobs] == [0, 0]
-    report = load_report(tmp_path / "run")
+        launchers = [start(hosts, number, plan, **OPTIONS) for number in (0, 1)]
+        assert finish(launchers) == [(0, ""), (0, "")]
+    report = load_report(plan)
     assert report.losses == undisturbed.losses
     assert report.notes == []
 
 
 @needs_root
 def test_a_link_that_goes_down_ends_the_job_by_name_and_resuming_goes_on(
-    plan: Path, undisturbed: RunReport, tmp_path: Path
+    on_two_hosts: Path, undisturbed: RunReport, tmp_path: Path
 ) -> None:
     """The cable of host b is pulled after the first epoch: nothing arrives, nothing is refused."""
-    placed, run = two_hosts(plan, tmp_path), tmp_path / "run"
-    with Hosts(["a", "b"], rate_bits_per_second=2e6) as hosts:
-        jobs = start_on_hosts(hosts, placed, run)
-        wait_for(lambda: '"epoch": 0, "loss"' in events_of(run), 300)
+    plan = shutil.copytree(on_two_hosts, tmp_path / "plan")
+    events = plan / "run" / launch.EVENTS_FILE
+    # Slow enough for the cable to be pulled while the job still runs.
+    with Hosts(["a", "b"], rate_bits_per_second=2e5) as hosts:
+        launchers = [start(hosts, number, plan, **OPTIONS) for number in (0, 1)]
+        while not events.exists() or '"event": "epoch"' not in events.read_text():
+            assert all(launcher.poll() is None for launcher in launchers)
+            time.sleep(0.05)
         hosts.set_link("b", up=False)
-        pulled = time.monotonic()
-        assert all(job.wait(300) != 0 for job in jobs)
-        assert time.monotonic() - pulled < 200
-    text = str(failure_of(run, run / "a.log"))
-    assert "a link is down or too slow" in text
+        ends = finish(launchers)
+    assert all(code != 0 for code, _ in ends)
+    assert all("a link is down or too slow" in line for _, line in ends)
     with Hosts(["a", "b"]) as hosts:
-        (run / "again").mkdir()
-        (run / "checkpoints").rename(run / "again" / "checkpoints")
-        jobs = start_on_hosts(hosts, placed, run / "again", resume=True)
-        assert [job.wait(300) for job in jobs] == [0, 0]
-    resumed = load_report(run / "again")
-    assert resumed.first_step >= 5
-    assert resumed.losses == undisturbed.losses[resumed.first_step :]
+        options = OPTIONS | {"resume": True}
+        launchers = [start(hosts, number, plan, **options) for number in (0, 1)]
+        assert finish(launchers) == [(0, ""), (0, "")]
+    report = load_report(plan)
+    assert 5 <= report.first_step < 15
+    assert report.losses == undisturbed.losses[report.first_step :]

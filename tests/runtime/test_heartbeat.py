@@ -84,10 +84,15 @@ def test_waiting_for_the_loader_is_named_by_the_loaders_stage() -> None:
     finally:
         del os.environ[VARIABLE], os.environ["LOCAL_RANK"]
     heartbeat.begin(Phase.TRAINING)
-    heartbeat.enter(Stage.EXCHANGE_ROWS, 9)
+    heartbeat.enter(Stage.GATHER, 9, True)
+    heartbeat.enter(Stage.SAMPLE, 10)  # another thread, on a batch that comes later
     heartbeat.enter(Stage.WAIT, 8)
     beat = table.read(0)
     assert beat is not None
-    assert beat.where == "exchange_rows of step 9"
+    assert beat.where == "gather of step 9"
     assert beat.meeting
+    heartbeat.enter(Stage.BATCH, 9)
+    beat = table.read(0)
+    assert beat is not None
+    assert (beat.where, beat.meeting) == ("batch of step 9", False)
     heartbeat.close()

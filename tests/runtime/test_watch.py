@@ -14,7 +14,7 @@ def beat(rank: int, **fields: object) -> Beat:
     values = {
         "pid": 100 + rank, "rank": rank, "attempt": 0, "phase": Phase.TRAINING, "beats": 0,
         "moves": 0, "step": 5, "stage": "forward_backward", "loader_step": 6,
-        "loader_stage": "gather",
+        "loader_stage": "gather", "loader_meets": False,
     }  # fmt: skip
     return Beat(**(values | fields))  # pyright: ignore[reportArgumentType]
 
@@ -88,7 +88,7 @@ def test_of_two_that_live_the_one_behind_is_named(behind: int, other: int) -> No
 def test_where_all_wait_in_one_collective_the_link_is_named() -> None:
     host = Host()
     host.run(5, beating=(0, 1), moving=(0, 1))
-    host.beats = [beat(rank, stage="all_reduce", step=10, beats=10) for rank in (0, 1)]
+    host.beats[:] = [beat(rank, stage="all_reduce", step=10, beats=10) for rank in (0, 1)]
     found = host.run(100, beating=(0, 1), moving=())
     assert found is not None
     assert "hung in all_reduce of step 10 with every rank of its host" in found[0].line
