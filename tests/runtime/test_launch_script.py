@@ -111,13 +111,18 @@ def test_a_stopped_rank_is_found_and_named(small_graph: Graph, tmp_path: Path) -
 def test_ctrl_c_ends_every_process(small_graph: Graph, tmp_path: Path) -> None:
     make_plan(small_graph, tmp_path / "plan", ranks=2)
     command = [*LAUNCH, "plan", str(SCRIPT), "wait", str(tmp_path)]
+    # A test run in a shell's background inherits SIGINT as ignored.
     with subprocess.Popen(
-        command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as launcher:
+        command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    ) as launcher:  # fmt: skip
         assert launcher.stdout is not None
         assert [launcher.stdout.readline() for _ in range(2)] == ["waiting\n"] * 2
         launcher.send_signal(signal.SIGINT)
-        launcher.communicate(timeout=60)
+        try:
+            launcher.communicate(timeout=60)
+        finally:
+            launcher.kill()
     assert launcher.returncode == 128 + signal.SIGINT
     assert within(10, lambda: processes_of(tmp_path) == [])
 
