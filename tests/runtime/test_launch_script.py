@@ -107,6 +107,7 @@ def test_a_stopped_rank_is_found_and_named(small_graph: Graph, tmp_path: Path) -
     assert within(10, lambda: processes_of(tmp_path) == [])
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 def test_ctrl_c_ends_every_process(small_graph: Graph, tmp_path: Path) -> None:
     make_plan(small_graph, tmp_path / "plan", ranks=2)
