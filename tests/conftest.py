@@ -11,6 +11,16 @@ from runtime.graph.generate import generate_sbm
 
 torch.set_num_threads(1)
 
+if not torch.cuda.is_available():
+    # Triton decides when a kernel is defined whether to interpret it, so before its first import.
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
+
+@pytest.fixture(scope="session")
+def kernel_device() -> torch.device:
+    """Where Triton's kernels run: CUDA where there is one, else its interpreter on CPU tensors."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
 
 @pytest.fixture(scope="session")
 def data_folder() -> Path:
