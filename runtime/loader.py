@@ -14,46 +14,21 @@ from typing import Any
 
 import torch
 
-from runtime.buffers import BufferRing
 from runtime.comm.collectives import Communicator
 from runtime.errors import DatasetError, PlanError
-from runtime.features.store import AbstractFeatureStore, open_store
-from runtime.features.typed import TypedFeatureStore
 from runtime.graph.dataset import Graph, open_graph
 from runtime.graph.types import types_of
-from runtime.loader_bulk import bulk_stage, grid_stage, refuse_bulk
-from runtime.loader_cooperative import (
-    Cooperation,
-    CooperativeGatherStage,
-    CooperativeSampleStage,
-    fill_cooperative_weights,
-)
-from runtime.loader_links import link_stages
-from runtime.loader_stages import (
-    AbstractStage,
-    BatchStage,
-    CopyStage,
-    GatherStage,
-    SampleStage,
-    SeedsStage,
-    seed_batch,
-)
-from runtime.loader_topology import Topology
-from runtime.loader_typed import is_typed, typed_sampler
+from runtime.loader_build import IN_READ, LoaderParts
+from runtime.loader_stages import SampleStage, seed_batch
+from runtime.loader_typed import is_typed
 from runtime.mesh import rank_and_size
 from runtime.meter import StageMeter
-from runtime.models.weights import count_self_loops, fill_weights
-from runtime.plan import Plan, Sampler, load_array, load_plan
-from runtime.sampling.build import BatchSampler, build_sampler
-from runtime.sampling.links import LinkSchedule
-from runtime.sampling.minibatch import Dialect, MiniBatch
-from runtime.sampling.seeds import SeedSchedule
+from runtime.plan import Plan, load_plan
+from runtime.sampling.minibatch import MiniBatch
 from runtime.train.overlap import Prefetcher, Turns, Workers
 
 PLAN_VARIABLE = "GNNPLAN_PLAN"
 """Environment variable that names the plan's folder to a script under `gnnplan launch`."""
-IN_READ = ("exchange_ids", "exchange_rows")
-"""Pipeline entries that the feature store carries out inside the gather's read."""
 
 
 class PlannedLoader:
@@ -102,14 +77,14 @@ class PlannedLoader:
         if self.graph.topology_only:
             raise DatasetError(f"{self.graph.path}: expected features to train on, found none")
         self.meter = StageMeter() if meter is None else meter
-        self._dialect = Dialect(self.plan.strategy.sampler.dialect)
         self._as_blocks = blocks
-        self._comm = comm
-        self.cooperation = self._cooperate(comm)
-        self._schedule = self._make_schedule()
-        self.store: AbstractFeatureStore = self._open_store(comm)
-        self.topology = Topology(self.graph, self.plan, folder, self.rank)
-        self.stages = self._make_stages(torch.device(device))
+        self._parts = LoaderParts(
+            self.plan, folder, self.graph, rank=self.rank, size=self.size, comm=comm,
+            meter=self.meter, blocks=blocks,
+        )  # fmt: skip
+        self.store, self.topology = self._parts.store, self._parts.topology
+        self.cooperation = self._parts.cooperation
+        self.stages = self._parts.stages(torch.device(device))
         self._workers = Workers(self.plan.strategy.threads.sample)
         self._ready: Prefetcher[MiniBatch] | None = None
         self._hetero: Any = None
@@ -120,7 +95,7 @@ class PlannedLoader:
 
     def __len__(self) -> int:
         """Optimiser steps per epoch, the same on every rank."""
-        return self._schedule.num_steps
+        return self._parts.schedule.num_steps
 
     def __iter__(self) -> Iterator[Any]:
         """The rest of this epoch's batches."""
@@ -167,7 +142,7 @@ class PlannedLoader:
         wanted = replace(named, parameters=named.parameters | {"factor": factor})
         if self._factor == factor:
             return
-        sampler = self._sampler(wanted)
+        sampler = self._parts.sampler(wanted)
         self.stages = [
             SampleStage(sampler) if isinstance(stage, SampleStage) else stage
             for stage in self.stages
@@ -191,7 +166,7 @@ class PlannedLoader:
 
     def _make(self, epoch: int, step: int, index: int, turn: int, turns: Turns) -> MiniBatch:
         """Pass one batch through all stages, timing each."""
-        batch = seed_batch(epoch, step, self._dialect)
+        batch = seed_batch(epoch, step, self._parts.dialect)
         seconds: dict[str, float] = {}
         for number, stage in enumerate(self.stages):
             if stage.ordered:
@@ -209,160 +184,6 @@ class PlannedLoader:
         if batch.lists_by_source:
             self.meter.count_lists(index, batch.lists_by_source, batch.list_bytes_by_source)
         return batch
-
-    def _cooperate(self, comm: Communicator | None) -> Cooperation | None:
-        """What the ranks share work by, where the plan's batches are cooperative."""
-        strategy = self.plan.strategy
-        if strategy.batching != "cooperative":
-            return None
-        if not self._as_blocks:
-            raise PlanError(
-                "cooperative batches: expected blocks=True (a rank holds no edge_index of its own "
-                "seeds' subgraph); use the blocks, or independent batching"
-            )
-        partition = None
-        if strategy.owner == "partition":
-            partition = load_array(self.plan, self._folder, "partition")
-        return Cooperation(self.plan, self.graph, partition, self.rank, comm)
-
-    def _make_schedule(self) -> SeedSchedule | LinkSchedule:
-        if self.cooperation is not None:
-            return self.cooperation.schedule()
-        schedule = LinkSchedule if self.graph.task == "link" else SeedSchedule
-        return schedule(
-            self.graph.train_idx,
-            self.plan.workload.batch_size,
-            seed=self.plan.workload.seed,
-            num_ranks=self.size,
-            rank=self.rank,
-        )
-
-    def _make_stages(self, device: torch.device) -> list[AbstractStage]:
-        strategy, workload = self.plan.strategy, self.plan.workload
-        exchanges = any(s.kind in ("peer", "remote") for s in strategy.features.sources)
-        # A dynamic cache too takes its batches in order, so that what it hits can be repeated.
-        in_order = (self.size > 1 and exchanges) or strategy.features.cache.policy != "none"
-        pinned = device.type == "cuda"
-        ring = BufferRing(strategy.prefetch_depth + 2, self.store.feature_dim, pinned=pinned)
-        seeds, sample = self._first_stages()
-        made: dict[str, AbstractStage] = {
-            "seeds": seeds,
-            "sample": sample,
-            "gather": self._gather_stage(ring, ordered=in_order),
-            "copy": CopyStage(device),
-            "batch": BatchStage(self.graph, workload, device, self._weights()),
-        }
-        names = [name for name in strategy.pipeline if name not in IN_READ]
-        if device.type == "cuda" and "copy" not in names:
-            names.insert(names.index("gather") + 1, "copy")
-        unknown = [name for name in names if name not in made]
-        if unknown or names[:1] != ["seeds"] or "sample" not in names or "gather" not in names:
-            raise PlanError(
-                f"expected a pipeline of {', '.join(made)}, found "
-                f"{', '.join(strategy.pipeline)}; plan again"
-            )
-        return [made[name] for name in names]
-
-    def _gather_stage(self, ring: BufferRing, *, ordered: bool) -> AbstractStage:
-        if self.cooperation is None:
-            return GatherStage(self.store, ring, self.meter, ordered=ordered)
-        comm, dtype = self.cooperation.rows, self.cooperation.wire_dtype
-        return CooperativeGatherStage(self.store, ring, self.meter, comm, wire_dtype=dtype)
-
-    def _open_store(self, comm: Communicator | None) -> AbstractFeatureStore:
-        if self.graph.x_by_type:
-            if not is_typed(self.plan.workload):
-                raise DatasetError(
-                    f"{self.graph.path}: expected model rgcn for features by node type, found "
-                    f"{self.plan.workload.model}; choose rgcn"
-                )
-            return TypedFeatureStore(self.graph, self.plan)
-        threads = self.plan.strategy.threads.gather
-        return open_store(
-            self.graph, self.plan, self._folder, self.rank, comm=comm, threads=threads
-        )
-
-    def _first_stages(self) -> tuple[AbstractStage, AbstractStage]:
-        """The stages `seeds` and `sample`, for nodes or for links."""
-        if self.cooperation is not None:
-            shared = self.cooperation.sampler(self.topology.graph, len(self))
-            counted = self.topology.counted(shared, self.plan.strategy.sampler.name)
-            sample = CooperativeSampleStage(counted, self.cooperation.ids, self.meter)
-            return SeedsStage(self.cooperation.schedule(), self._dialect), sample
-        workload, edge_ids = self.plan.workload, not self._as_blocks
-        graph, named = self.topology.graph, self.plan.strategy.sampler
-        if isinstance(self._schedule, LinkSchedule):
-            refuse_bulk(self.plan, "task link")
-            if named.name != "neighbor" or named.parameters:
-                raise PlanError(
-                    f"task link: expected sampler neighbor without parameters, found {named.name}; "
-                    "plan again"
-                )
-            settings = {"dialect": self._dialect, "seed": workload.seed, "edge_ids": edge_ids}
-            return link_stages(graph, workload, self._schedule, settings)
-        if is_typed(workload):
-            refuse_bulk(self.plan, "model rgcn")
-            if named.name != "neighbor" or named.parameters:
-                raise PlanError(
-                    f"model rgcn: expected sampler neighbor without parameters, found {named.name};"
-                    " plan again"
-                )
-            if self.topology.policy not in ("host", "replicated"):
-                raise PlanError(
-                    f"model rgcn: expected topology host or replicated, found "
-                    f"{self.topology.policy}; plan again"
-                )
-            typed = typed_sampler(graph, workload, dialect=self._dialect, edge_ids=edge_ids)
-            return SeedsStage(self._schedule, self._dialect), SampleStage(typed)
-        return SeedsStage(self._schedule, self._dialect), self._sample_stage(self._schedule)
-
-    def _sample_stage(self, schedule: SeedSchedule) -> AbstractStage:
-        """Step by step, in bulk, or from the other ranks' rows of the graph, as the plan says."""
-        strategy, in_flight = self.plan.strategy, self.plan.strategy.prefetch_depth + 1
-        if strategy.topology.policy == "partitioned":
-            return grid_stage(
-                self.plan, self.graph, schedule, self._comm, edge_ids=not self._as_blocks,
-                in_flight=in_flight,
-            )  # fmt: skip
-        sampler = self._sampler(strategy.sampler)
-        if strategy.bulk_batches == 1:
-            return SampleStage(sampler)
-        return bulk_stage(self.plan, schedule, sampler, in_flight=in_flight)
-
-    def _sampler(self, named: Sampler) -> BatchSampler:
-        """A sampler for nodes of one type, by the plan's name and parameters."""
-        local = None
-        if named.name == "las":
-            local = load_array(self.plan, self._folder, f"feature_own_ids_{self.rank}")
-        sampler = build_sampler(
-            named,
-            self.topology.graph.indptr,
-            self.topology.graph.indices,
-            self.plan.workload.fanouts,
-            self.plan.workload.seed,
-            edge_ids=not self._as_blocks,
-            edge_weight=self.graph.edge_weight,
-            local=local,
-            steps_per_epoch=len(self),
-        )
-        return self.topology.counted(sampler, named.name)
-
-    def _weights(self) -> Any:
-        """What fills a batch's edge weights: GCN needs the full graph's degrees."""
-        workload, graph = self.plan.workload, self.graph
-        degree = loops = None
-        if workload.model == "gcn" and self._as_blocks and workload.gcn_norm == "full":
-            degree = graph.indptr[1:] - graph.indptr[:-1]
-            loops = count_self_loops(graph.indptr, graph.indices)
-
-        def fill(batch: MiniBatch) -> MiniBatch:
-            if not self._as_blocks:
-                return batch
-            if batch.exchanges:
-                return fill_cooperative_weights(batch, workload, degree, loops)
-            return fill_weights(batch, workload, degree, self_loops=loops)
-
-        return fill
 
     def _pyg(self, batch: MiniBatch) -> Any:
         if is_typed(self.plan.workload):

@@ -1,0 +1,239 @@
+"""What a plan's loader is put together from: schedule, store, topology, sampler, stages.
+
+One object per loader, used once when it opens and again where a sampler changes while training.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from runtime.buffers import BufferRing
+from runtime.comm.collectives import Communicator
+from runtime.errors import DatasetError, PlanError
+from runtime.features.store import AbstractFeatureStore, open_store
+from runtime.features.typed import TypedFeatureStore
+from runtime.graph.dataset import Graph
+from runtime.loader_bulk import bulk_stage, grid_stage, refuse_bulk
+from runtime.loader_cooperative import (
+    Cooperation,
+    CooperativeGatherStage,
+    CooperativeSampleStage,
+    fill_cooperative_weights,
+)
+from runtime.loader_links import link_stages
+from runtime.loader_stages import (
+    AbstractStage,
+    BatchStage,
+    CopyStage,
+    GatherStage,
+    SampleStage,
+    SeedsStage,
+)
+from runtime.loader_topology import Topology
+from runtime.loader_typed import is_typed, typed_sampler
+from runtime.meter import StageMeter
+from runtime.models.weights import count_self_loops, fill_weights
+from runtime.plan import Plan, Sampler, load_array
+from runtime.sampling.build import BatchSampler, build_sampler
+from runtime.sampling.links import LinkSchedule
+from runtime.sampling.minibatch import Dialect, MiniBatch
+from runtime.sampling.seeds import SeedSchedule
+
+IN_READ = ("exchange_ids", "exchange_rows")
+"""Pipeline entries that the feature store carries out inside the gather's read."""
+
+
+class LoaderParts:
+    """The parts of one rank's loader under a plan.
+
+    Args:
+        plan: the plan.
+        folder: its folder, for the arrays.
+        graph: its dataset.
+        rank: this rank.
+        size: number of ranks.
+        comm: exchanges with peers; None makes one on the default group where a rank has peers.
+        meter: records stage seconds.
+        blocks: whether batches are handed out as blocks, not as PyG `Data`.
+
+    Raises:
+        PlanError: the plan names what cannot be combined.
+        DatasetError: the dataset lacks what the model needs.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        folder: Path,
+        graph: Graph,
+        *,
+        rank: int,
+        size: int,
+        comm: Communicator | None,
+        meter: StageMeter,
+        blocks: bool,
+    ) -> None:
+        self.plan, self.graph, self.rank, self.size = plan, graph, rank, size
+        self.meter = meter
+        self._folder, self._comm, self._as_blocks = folder, comm, blocks
+        self.dialect = Dialect(plan.strategy.sampler.dialect)
+        self.cooperation = self._cooperate(comm)
+        self.schedule = self._make_schedule()
+        self.store: AbstractFeatureStore = self._open_store(comm)
+        self.topology = Topology(graph, plan, folder, rank)
+
+    def stages(self, device: torch.device) -> list[AbstractStage]:
+        """The plan's pipeline, as stages for a training thread on `device`."""
+        strategy, workload = self.plan.strategy, self.plan.workload
+        exchanges = any(s.kind in ("peer", "remote") for s in strategy.features.sources)
+        # A dynamic cache too takes its batches in order, so that what it hits can be repeated.
+        in_order = (self.size > 1 and exchanges) or strategy.features.cache.policy != "none"
+        pinned = device.type == "cuda"
+        ring = BufferRing(strategy.prefetch_depth + 2, self.store.feature_dim, pinned=pinned)
+        seeds, sample = self._first_stages()
+        made: dict[str, AbstractStage] = {
+            "seeds": seeds,
+            "sample": sample,
+            "gather": self._gather_stage(ring, ordered=in_order),
+            "copy": CopyStage(device),
+            "batch": BatchStage(self.graph, workload, device, self._weights()),
+        }
+        names = [name for name in strategy.pipeline if name not in IN_READ]
+        if device.type == "cuda" and "copy" not in names:
+            names.insert(names.index("gather") + 1, "copy")
+        unknown = [name for name in names if name not in made]
+        if unknown or names[:1] != ["seeds"] or "sample" not in names or "gather" not in names:
+            raise PlanError(
+                f"expected a pipeline of {', '.join(made)}, found "
+                f"{', '.join(strategy.pipeline)}; plan again"
+            )
+        return [made[name] for name in names]
+
+    def _gather_stage(self, ring: BufferRing, *, ordered: bool) -> AbstractStage:
+        if self.cooperation is None:
+            return GatherStage(self.store, ring, self.meter, ordered=ordered)
+        comm, dtype = self.cooperation.rows, self.cooperation.wire_dtype
+        return CooperativeGatherStage(self.store, ring, self.meter, comm, wire_dtype=dtype)
+
+    def _first_stages(self) -> tuple[AbstractStage, AbstractStage]:
+        """The stages `seeds` and `sample`, for nodes or for links."""
+        if self.cooperation is not None:
+            shared = self.cooperation.sampler(self.topology.graph, self.schedule.num_steps)
+            counted = self.topology.counted(shared, self.plan.strategy.sampler.name)
+            sample = CooperativeSampleStage(counted, self.cooperation.ids, self.meter)
+            return SeedsStage(self.cooperation.schedule(), self.dialect), sample
+        workload, edge_ids = self.plan.workload, not self._as_blocks
+        graph, named = self.topology.graph, self.plan.strategy.sampler
+        if isinstance(self.schedule, LinkSchedule):
+            refuse_bulk(self.plan, "task link")
+            if named.name != "neighbor" or named.parameters:
+                raise PlanError(
+                    f"task link: expected sampler neighbor without parameters, found {named.name}; "
+                    "plan again"
+                )
+            settings = {"dialect": self.dialect, "seed": workload.seed, "edge_ids": edge_ids}
+            return link_stages(graph, workload, self.schedule, settings)
+        if is_typed(workload):
+            refuse_bulk(self.plan, "model rgcn")
+            if named.name != "neighbor" or named.parameters:
+                raise PlanError(
+                    f"model rgcn: expected sampler neighbor without parameters, found {named.name};"
+                    " plan again"
+                )
+            if self.topology.policy not in ("host", "replicated"):
+                raise PlanError(
+                    f"model rgcn: expected topology host or replicated, found "
+                    f"{self.topology.policy}; plan again"
+                )
+            typed = typed_sampler(graph, workload, dialect=self.dialect, edge_ids=edge_ids)
+            return SeedsStage(self.schedule, self.dialect), SampleStage(typed)
+        return SeedsStage(self.schedule, self.dialect), self._sample_stage(self.schedule)
+
+    def _sample_stage(self, schedule: SeedSchedule) -> AbstractStage:
+        """Step by step, in bulk, or from the other ranks' rows of the graph, as the plan says."""
+        strategy, in_flight = self.plan.strategy, self.plan.strategy.prefetch_depth + 1
+        if strategy.topology.policy == "partitioned":
+            return grid_stage(
+                self.plan, self.graph, schedule, self._comm, edge_ids=not self._as_blocks,
+                in_flight=in_flight,
+            )  # fmt: skip
+        sampler = self.sampler(strategy.sampler)
+        if strategy.bulk_batches == 1:
+            return SampleStage(sampler)
+        return bulk_stage(self.plan, schedule, sampler, in_flight=in_flight)
+
+    def sampler(self, named: Sampler) -> BatchSampler:
+        """A sampler for nodes of one type, by the plan's name and parameters."""
+        local = None
+        if named.name == "las":
+            local = load_array(self.plan, self._folder, f"feature_own_ids_{self.rank}")
+        sampler = build_sampler(
+            named,
+            self.topology.graph.indptr,
+            self.topology.graph.indices,
+            self.plan.workload.fanouts,
+            self.plan.workload.seed,
+            edge_ids=not self._as_blocks,
+            edge_weight=self.graph.edge_weight,
+            local=local,
+            steps_per_epoch=self.schedule.num_steps,
+        )
+        return self.topology.counted(sampler, named.name)
+
+    def _weights(self) -> Any:
+        """What fills a batch's edge weights: GCN needs the full graph's degrees."""
+        workload, graph = self.plan.workload, self.graph
+        degree = loops = None
+        if workload.model == "gcn" and self._as_blocks and workload.gcn_norm == "full":
+            degree = graph.indptr[1:] - graph.indptr[:-1]
+            loops = count_self_loops(graph.indptr, graph.indices)
+
+        def fill(batch: MiniBatch) -> MiniBatch:
+            if not self._as_blocks:
+                return batch
+            if batch.exchanges:
+                return fill_cooperative_weights(batch, workload, degree, loops)
+            return fill_weights(batch, workload, degree, self_loops=loops)
+
+        return fill
+
+    def _cooperate(self, comm: Communicator | None) -> Cooperation | None:
+        """What the ranks share work by, where the plan's batches are cooperative."""
+        strategy = self.plan.strategy
+        if strategy.batching != "cooperative":
+            return None
+        if not self._as_blocks:
+            raise PlanError(
+                "cooperative batches: expected blocks=True (a rank holds no edge_index of its own "
+                "seeds' subgraph); use the blocks, or independent batching"
+            )
+        partition = None
+        if strategy.owner == "partition":
+            partition = load_array(self.plan, self._folder, "partition")
+        return Cooperation(self.plan, self.graph, partition, self.rank, comm)
+
+    def _make_schedule(self) -> SeedSchedule | LinkSchedule:
+        if self.cooperation is not None:
+            return self.cooperation.schedule()
+        schedule = LinkSchedule if self.graph.task == "link" else SeedSchedule
+        return schedule(
+            self.graph.train_idx,
+            self.plan.workload.batch_size,
+            seed=self.plan.workload.seed,
+            num_ranks=self.size,
+            rank=self.rank,
+        )
+
+    def _open_store(self, comm: Communicator | None) -> AbstractFeatureStore:
+        if self.graph.x_by_type:
+            if not is_typed(self.plan.workload):
+                raise DatasetError(
+                    f"{self.graph.path}: expected model rgcn for features by node type, found "
+                    f"{self.plan.workload.model}; choose rgcn"
+                )
+            return TypedFeatureStore(self.graph, self.plan)
+        threads = self.plan.strategy.threads.gather
+        return open_store(
+            self.graph, self.plan, self._folder, self.rank, comm=comm, threads=threads
+        )
