@@ -97,7 +97,7 @@ def test_where_all_wait_in_one_collective_the_link_is_named() -> None:
 
 def test_a_rank_alone_on_its_host_that_waits_for_others_says_so() -> None:
     host = Host()
-    host.beats, host.processes = [beat(1, stage="all_reduce")], [process(1)]
+    host.beats[:], host.processes = [beat(1, stage="all_reduce")], [process(1)]
     host.look()
     found = host.run(100, beating=(0,), moving=())
     assert found is not None
