@@ -1,0 +1,322 @@
+"""What a plan says: the objects that plan.json holds, from the graph to the alternatives.
+
+`runtime.plan` writes and reads them. This module imports nothing of the runtime: it must load
+anywhere.
+"""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GraphRef:
+    """The graph a plan was made for."""
+
+    name: str
+    path: str
+    """Folder of the dataset, as given when planning (absolute)."""
+    fingerprint: str
+    num_nodes: int
+    num_edges: int
+    feature_dim: int
+    feature_dtype: str
+    num_classes: int
+    task: str
+    num_train: int
+    topology_only: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MachineRef:
+    """The machine a plan was made for."""
+
+    name: str
+    fingerprint: str
+    """Hash of what the machine is (processors, memory, devices, versions)."""
+    calibration: str
+    """Hash of what was measured on it, or of the preset's numbers."""
+    provenance: str
+    """measured | preset."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Links:
+    """What link prediction (task link) wants beside a model; other tasks ignore it."""
+
+    negatives: Literal["uniform", "in-batch"] = "uniform"
+    """Negative destinations come from all nodes, or from the step's own destinations."""
+    num_negatives: int = 1
+    """Negatives per link in training."""
+    exclude: Literal["none", "forward", "both"] = "both"
+    """Which of the step's own edges are left out of sampling: none, source to destination, or also
+    destination to source."""
+    eval_negatives: int = 100
+    """Uniform negatives per link in validation and test."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Workload:
+    """What is to be trained: fixed by the user, never changed by the planner."""
+
+    model: str = "sage"
+    """sage | gcn | gat | rgcn | module:factory."""
+    num_layers: int = 2
+    hidden: int = 256
+    heads: int = 4
+    """Attention heads (gat)."""
+    dropout: float = 0.0
+    fanouts: list[int] = field(default_factory=lambda: [15, 10])
+    """Neighbours per hop, first hop (next to the seeds) first; -1 takes all. For rgcn: of each edge
+    type."""
+    type_fanouts: dict[str, list[int]] = field(default_factory=dict)
+    """For rgcn: other fan-outs of some edge types, by name."""
+    batch_size: int = 1024
+    """GLOBAL batch: seeds (for task link: links) per optimiser step over all devices."""
+    learning_rate: float = 3e-3
+    weight_decay: float = 0.0
+    gcn_norm: Literal["full", "sampled"] = "full"
+    seed: int = 0
+    allow: Literal["exact", "unbiased", "approximate"] = "exact"
+    links: Links = field(default_factory=Links)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sampler:
+    """How neighbours are drawn."""
+
+    name: str = "neighbor"
+    dialect: Literal["first_seen", "every_hop"] = "first_seen"
+    parameters: dict[str, float | str] = field(default_factory=dict)
+    """Of the named sampler; runtime.sampling.parameters lists them with their defaults."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Device:
+    """One rank of the job."""
+
+    rank: int
+    kind: Literal["cpu", "cuda"]
+    host: int = 0
+    clique: int = 0
+    memory: str = "host0"
+    """Name of the memory in the machine model that this rank's own rows live in."""
+    index: int = 0
+    """Device index on its host."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Source:
+    """Where a location table may point to; its position in `sources` is its number."""
+
+    kind: Literal["own", "peer", "host", "remote", "disk"]
+    """own: this rank's rows; peer: rows of another rank; host: this host's shared mapping; remote:
+    another host's mapping, read through the rank named; disk: the dataset's file."""
+    rank: int = -1
+    """The rank that serves the rows, for kinds peer and remote."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DynamicCache:
+    """A cache that fills itself while training, in front of everything but a rank's own rows."""
+
+    policy: Literal["none", "lru", "clock"] = "none"
+    rows: list[int] = field(default_factory=list)
+    """Slots per rank."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FeaturePlacement:
+    """Where feature rows live.
+
+    For each rank g, array `feature_location_<g>` (num_nodes codes: slot << 8 | source number) and
+    `feature_own_ids_<g>` (global id of each own slot). Ranks with equal tables share a file. Where
+    host h holds only some rows, array `host_rows_<h>` has their ids.
+    """
+
+    policy: str
+    sources: list[Source]
+    own_rows: list[int]
+    """Own slots per rank."""
+    row_bytes: int
+    storage_dtype: str
+    disk_budget_bytes: int = 0
+    """Most bytes the disk tier may hold in flight and staged, per rank."""
+    cache: DynamicCache = field(default_factory=DynamicCache)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TopologyPlacement:
+    """Where adjacency lists live; same scheme as features.
+
+    For `cached`: arrays `topology_location_<g>` (source 0 own, 1 host, 2 disk) and
+    `topology_own_ids_<g>`, as for features. For
+    `partitioned`: contiguous ranges of rows over the process rows of a 1.5D grid.
+    """
+
+    policy: Literal["host", "replicated", "cached", "partitioned"] = "host"
+    own_rows: list[int] = field(default_factory=list)
+    """Adjacency lists that each rank keeps, for `cached`."""
+    replication: int = 1
+    """Copies c of the partitioned topology: ranks form a grid of (ranks / c) x c."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FullGraph:
+    """How full-graph training runs; mini-batch training ignores it.
+
+    The parts stand in the array `partition`: the rank that owns each node.
+    """
+
+    exchange: Literal["boundary", "broadcast"] = "boundary"
+    """boundary: each rank gets the outside neighbours of its nodes; broadcast: whole slices."""
+    drop: Literal["nodes", "edges", "boundary-edges"] = "nodes"
+    """What is sampled: boundary nodes (BNS), any edge (DropEdge), edges over the boundary (BES)."""
+    keep: float = 1.0
+    """Probability p with which each of those is kept."""
+    draws: Literal["layer", "shared"] = "layer"
+    """Fresh draws for each layer, or one draw per epoch for all of them."""
+    rounding: Literal["bernoulli", "stochastic"] = "bernoulli"
+    """Independent draws, or exactly floor or ceil of p times the boundary of each pair of parts."""
+    precompute_first_layer: bool = False
+    """Aggregate the unsampled inputs of the first layer once, before training."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Threads:
+    """Thread budget of each rank."""
+
+    compute: int = 1
+    sample: int = 0
+    """Prefetch threads that run the loader's stages; 0 runs them on the training thread."""
+    gather: int = 1
+    """Threads one gather call uses."""
+    comm: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Strategy:
+    """How the training runs."""
+
+    mode: Literal["minibatch", "full-graph"] = "minibatch"
+    sampler: Sampler = field(default_factory=Sampler)
+    batching: Literal["independent", "cooperative"] = "independent"
+    owner: Literal["hash", "partition"] = "hash"
+    """Cooperative batching: a vertex belongs to the rank of its hash, or of array `partition`."""
+    bulk_batches: int = 1
+    """Batches that one call of a matrix sampler draws together."""
+    bulk_bytes: int = 0
+    """Most bytes that those batches may take on a rank; fewer are drawn where more do not fit. 0:
+    no bound."""
+    partition: str = "none"
+    """Name of the partitioner; array `partition` (int32) holds each node's part."""
+    full_graph: FullGraph = field(default_factory=FullGraph)
+    features: FeaturePlacement
+    topology: TopologyPlacement = field(default_factory=TopologyPlacement)
+    pipeline: list[str] = field(default_factory=lambda: ["seeds", "sample", "gather", "batch"])
+    """The loader's stages, in order."""
+    prefetch_depth: int = 2
+    """Batches that may be ready or under way ahead of the training thread."""
+    devices: list[Device]
+    threads: Threads = field(default_factory=Threads)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Interval:
+    """A predicted value with its interval (90%)."""
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MemoryUse:
+    """Predicted peak use of one memory."""
+
+    parts: dict[str, int]
+    """Bytes by part (model, optimizer, activations, sampling, batches, cache, context ...)."""
+    total: int
+    capacity: int
+    headroom: int
+    """Bytes of the capacity that stay free."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Prediction:
+    """What the planner expects; every number is a prediction, never a measurement."""
+
+    step_seconds: Interval
+    epoch_seconds: Interval
+    steps_per_epoch: int
+    startup_seconds: float
+    stages: dict[str, float]
+    """Elapsed seconds per step, by stage name."""
+    stage_core_seconds: dict[str, float]
+    """Core-seconds per step over all ranks, by stage name."""
+    traffic_bytes: dict[str, float]
+    """Bytes per step, by link name."""
+    hit_rates: dict[str, dict[str, float]]
+    """Share of feature rows by device and source."""
+    memory_bytes: dict[str, MemoryUse]
+    bottleneck: str
+    provenance: dict[str, str] = field(default_factory=dict)
+    """Where each stage's number comes from: measured | preset | derived, and how."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Certificate:
+    """How good the plan is known to be, within its model."""
+
+    objective: float
+    lower_bound: float
+    gap: float
+    solver: str
+    status: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Alternative:
+    """A candidate that lost, and why."""
+
+    name: str
+    step_seconds: float | None
+    """None where it does not fit or cannot run."""
+    why: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ArrayRef:
+    """A file beside plan.json."""
+
+    file: str
+    sha256: str
+    dtype: str
+    shape: list[int]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plan:
+    """Everything the runtime needs to train, and everything a reader needs to judge it."""
+
+    schema_version: int = SCHEMA_VERSION
+    plan_id: str = ""
+    version: str
+    """Version of gnnplan that wrote it."""
+    graph: GraphRef
+    machine: MachineRef
+    workload: Workload
+    strategy: Strategy
+    prediction: Prediction
+    certificate: Certificate
+    shadow_prices: dict[str, float] = field(default_factory=dict)
+    """Seconds per step saved by one more GiB on each memory, or 10% more on each link."""
+    alternatives: list[Alternative] = field(default_factory=list)
+    statistics_class: Literal["exact", "unbiased", "approximate"] = "exact"
+    arrays: dict[str, ArrayRef] = field(default_factory=dict)
+
+    @property
+    def num_ranks(self) -> int:
+        """Number of ranks (processes) the plan runs on."""
+        return len(self.strategy.devices)
