@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import typer
 
-from planner.commands import demo, graphs, launching, machines, planning, training
+from planner.commands import demo, explaining, graphs, launching, machines, planning, training
 from planner.errors import PlanDoesNotFit
 from runtime.errors import GnnplanError, InputError
 
@@ -27,7 +27,7 @@ app = typer.Typer(
 )
 app.add_typer(graphs.app, name="graph")
 app.add_typer(machines.app, name="machine")
-for module in (machines, planning, training, launching, demo):
+for module in (machines, planning, explaining, training, launching, demo):
     module.register(app)
 
 

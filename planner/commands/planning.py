@@ -10,7 +10,6 @@ from planner.commands.common import (
     JsonFlag,
     console,
     emit_json,
-    parse_bytes,
     parse_integers,
     parse_sampler,
     parse_type_fanouts,
@@ -19,6 +18,7 @@ from planner.commands.common import (
 from planner.errors import SettingsError
 from planner.machine import MachineModel
 from planner.settings import PlanSettings
+from planner.units import parse_bytes
 from runtime.plan import Links, Workload, load_plan, refuse_foreign_folder
 
 

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from planner.cli import main
-from planner.commands.common import parse_bytes, parse_integers, parse_sampler
+from planner.commands.common import parse_integers, parse_sampler
 from planner.errors import SettingsError
+from planner.units import parse_bytes
 from runtime.graph.dataset import Graph
 
 PRESET = ["--machine", "cpu-2core"]

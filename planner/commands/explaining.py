@@ -1,0 +1,156 @@
+"""`gnnplan simulate`, `why-not`, `diff` and `whatif`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table as Grid
+
+from planner.commands.common import (
+    JsonFlag,
+    bytes_text,
+    console,
+    emit_json,
+    progress_bar,
+    seconds_text,
+)
+from planner.errors import SettingsError
+from runtime.plan import load_plan
+
+PlanArgument = Annotated[Path, typer.Argument(help="Plan folder.")]
+
+
+def register(parent: typer.Typer) -> None:
+    """Add the verbs to the top level."""
+    parent.command("simulate")(simulate_command)
+    parent.command("why-not")(why_not_command)
+    parent.command("diff")(diff_command)
+    parent.command("whatif")(whatif_command)
+
+
+def simulate_command(
+    plan: PlanArgument,
+    machine: Annotated[
+        str | None,
+        typer.Option(help="Machine file or preset; without it the machine the plan was made for."),
+    ] = None,
+    batches: Annotated[
+        int | None, typer.Option(help="Optimiser steps from epoch 0 on; default: one epoch.")
+    ] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Count exactly what the plan's batches read, and model their time on a machine."""
+    from planner.simulate import simulate
+
+    found = load_plan(plan)
+    if machine is None:
+        from planner.record import load_record
+
+        model = load_record(found).machine
+    else:
+        from planner.commands.machines import find_machine
+
+        model = find_machine(machine)
+    with progress_bar("simulate") as progress:
+        result = simulate(plan, model, batches=batches, progress=progress)
+    if as_json:
+        emit_json(result)
+        return
+    screen = console()
+    counted = Grid("rank", "source", "rows", "bytes", box=None, title="counted")
+    for rank in result.ranks:
+        for kind, rows in rank.rows_by_source.items():
+            size = bytes_text(float(rank.bytes_by_source[kind]))
+            counted.add_row(str(rank.rank), kind, f"{rows}", size)
+        for kind, lists in rank.lists_by_source.items():
+            size = bytes_text(float(rank.list_bytes_by_source[kind]))
+            counted.add_row(str(rank.rank), f"lists: {kind}", f"{lists}", size)
+    screen.print(counted)
+    links = Grid("link", "bytes", "moved", "PCIe lines", "modelled", box=None)
+    for name, use in result.links.items():
+        lines = f"{use.pcie_lines:.0f}" if use.pcie_lines else ""
+        moved, busy = bytes_text(use.moved_bytes), seconds_text(use.seconds)
+        links.add_row(name, bytes_text(use.bytes), moved, lines, busy)
+    screen.print(links)
+    times = result.times
+    moving = f"{seconds_text(times.movement_seconds)} per step on {times.busiest_link}"
+    screen.print(f"{result.batches} steps on {result.machine}; busiest link, modelled: {moving}")
+    if times.step_seconds is not None:
+        screen.print(f"modelled step {seconds_text(times.step_seconds)}")
+    for source, words in {**result.provenance, **times.provenance}.items():
+        screen.print(f"  {source}: {words}", markup=False, soft_wrap=True)
+    for note in result.notes:
+        screen.print(f"note: {note}", markup=False, soft_wrap=True)
+
+
+def why_not_command(
+    plan: PlanArgument,
+    policy: Annotated[str, typer.Option(help="Placement policy that the plan did not take.")],
+    as_json: JsonFlag = False,
+) -> None:
+    """Price the plan with another placement policy, and say what it would cost."""
+    from planner.whynot import render, why_not
+
+    found = why_not(load_plan(plan), policy)
+    if as_json:
+        emit_json(found)
+        return
+    console().print(render(found), markup=False, soft_wrap=True)
+
+
+def diff_command(
+    plan_a: Annotated[Path, typer.Argument(help="Plan folder.")],
+    plan_b: Annotated[Path, typer.Argument(help="Plan folder.")],
+    as_json: JsonFlag = False,
+) -> None:
+    """What two plans decide and predict differently."""
+    from planner.diff import diff, render
+
+    found = diff(load_plan(plan_a), load_plan(plan_b))
+    if as_json:
+        emit_json(found)
+        return
+    console().print(render(found), markup=False, soft_wrap=True)
+
+
+def whatif_command(
+    plan: PlanArgument,
+    changes: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            help="KEY=VALUE, repeatable: link.NAME.bandwidth=x2, memory.NAME.capacity=16GiB, "
+            "devices=1, device_memory=8GiB, host_memory=64GiB, policy=NAME.",
+        ),
+    ] = None,
+    target_epoch_seconds: Annotated[
+        float | None,
+        typer.Option(help="Instead: fewest devices and least memory for an epoch this short."),
+    ] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Plan again from the cached profile with something changed; nothing is measured or written."""
+    from planner.inverse import cheapest_for, render_cheapest
+    from planner.whatif import render, whatif
+
+    found = load_plan(plan)
+    if target_epoch_seconds is not None:
+        if not target_epoch_seconds > 0:
+            raise SettingsError(
+                f"--target-epoch-seconds: expected seconds above 0, found {target_epoch_seconds:g}"
+            )
+        answer = cheapest_for(found, target_epoch_seconds, changes or [])
+        if as_json:
+            emit_json(answer)
+            return
+        console().print(render_cheapest(answer), markup=False, soft_wrap=True)
+        return
+    if not changes:
+        raise SettingsError(
+            "whatif: expected --set KEY=VALUE or --target-epoch-seconds, found none"
+        )
+    result = whatif(found, changes)
+    if as_json:
+        emit_json(result)
+        return
+    console().print(render(result), markup=False, soft_wrap=True)
