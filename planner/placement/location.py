@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.placement.costs import RowCosts
-from planner.placement.evaluate import mark_holders
+from planner.placement.reads import mark_holders
 from runtime.errors import PlanError
 from runtime.features.location import MAX_SOURCES, SOURCE_BITS, Codes, LocationTable, encode
 from runtime.plan import Source

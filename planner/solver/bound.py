@@ -3,8 +3,6 @@
 import math
 from dataclasses import dataclass
 
-import numpy as np
-
 from planner.placement.costs import RowCosts
 from planner.placement.order import Probabilities
 from planner.solver.formulation import Items, feature_items, moves
@@ -35,15 +33,8 @@ def relaxed_optimum(items: Items, capacity: float) -> Bound:
         Formulas 6.3 [C22]: exact with one binding capacity and an additive objective.
     """
     found = moves(items)
-    order = np.argsort(-found.value / found.size, kind="stable")
-    value, size = found.value[order], found.size[order]
-    filled = np.cumsum(size)
-    whole = int(np.searchsorted(filled, capacity * (1 + 1e-12), side="right"))
-    saved, price = float(value[:whole].sum()), 0.0
-    if whole < len(value):
-        used = float(filled[whole - 1]) if whole else 0.0
-        price = float(value[whole] / size[whole])
-        saved += max(0.0, capacity - used) * price
+    taken, price = found.fill(capacity)
+    saved = float((taken * found.value).sum())
     return Bound(seconds=float(items.host.sum()) - saved, seconds_per_unit=price)
 
 

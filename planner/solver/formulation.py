@@ -41,6 +41,28 @@ class Moves:
 
     value: NDArray[np.float64]
     size: NDArray[np.float64]
+    item: NDArray[np.int64]
+    """Which item moves."""
+    to_dealt: NDArray[np.bool_]
+    """Whether to P; else to R, from P where the item has both moves."""
+
+    def fill(self, capacity: float) -> tuple[NDArray[np.float64], float]:
+        """Take moves by value per unit of size until the capacity is full.
+
+        Returns:
+            The share taken of each move, and what one more unit of capacity would save.
+        """
+        order = np.argsort(-self.value / self.size, kind="stable")
+        filled = np.cumsum(self.size[order])
+        whole = int(np.searchsorted(filled, capacity * (1 + 1e-12), side="right"))
+        taken, price = np.zeros(len(order)), 0.0
+        taken[order[:whole]] = 1.0
+        if whole < len(order):
+            used = float(filled[whole - 1]) if whole else 0.0
+            last = order[whole]
+            taken[last] = max(0.0, capacity - used) / self.size[last]
+            price = float(self.value[last] / self.size[last])
+        return taken, price
 
 
 def feature_items(hotness: Probabilities, costs: RowCosts, num_devices: int) -> Items:
@@ -78,9 +100,10 @@ def moves(items: Items) -> Moves:
         Moves of both kinds, and of H -> R, in no particular order; those without value are left
         out.
     """
-    n = items.num_devices
+    n, every = items.num_devices, np.arange(items.size.size)
     if n == 1:
-        return _worthwhile(items.host - items.replicated, items.size)
+        alone = np.zeros(every.size, np.bool_)
+        return _worthwhile(items.host - items.replicated, items.size, every, alone)
     first = items.host - items.dealt
     second = items.dealt - items.replicated
     on_hull = first * (n - 1) >= second  # value per byte; the common factor s/n cancels
@@ -88,9 +111,16 @@ def moves(items: Items) -> Moves:
     value = np.concatenate([first[hull], second[hull], (first + second)[off]])
     size = items.size
     taken = np.concatenate([size[hull] / n, size[hull] * ((n - 1) / n), size[off]])
-    return _worthwhile(value, taken)
+    dealt = np.zeros(value.size, np.bool_)
+    dealt[: hull.size] = True
+    return _worthwhile(value, taken, np.concatenate([hull, hull, off]), dealt)
 
 
-def _worthwhile(value: NDArray[np.float64], size: NDArray[np.float64]) -> Moves:
-    keep = value > 0
-    return Moves(value=value[keep], size=size[keep])
+def _worthwhile(
+    value: NDArray[np.float64],
+    size: NDArray[np.float64],
+    item: NDArray[np.int64],
+    to_dealt: NDArray[np.bool_],
+) -> Moves:
+    keep = (value > 0) & (size > 0)
+    return Moves(value=value[keep], size=size[keep], item=item[keep], to_dealt=to_dealt[keep])

@@ -1,0 +1,306 @@
+"""`joint`: features and topology placed together, for the least step over shared links.
+
+    buckets -> linear programme (a child process; one sort where that is proved exact)
+            -> whole items within every budget -> small exchanges -> score, bound, prices
+
+The one evaluator scores the result; the bound comes from the programme's prices by weak duality,
+so neither depends on what the solver claims (formulas 6).
+"""
+
+import itertools
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.placement.layout import Held, Instance, Layout
+from planner.placement.network import Goal, Rows, objective_rows
+from planner.placement.reads import CROSS, DISK, HOST, PEER, mark_holders
+from planner.placement.score import Score, read_bytes, score
+from planner.solver.buckets import Buckets, make_buckets
+from planner.solver.density import density_shares, sort_is_exact
+from planner.solver.exchange import exchange, worth_exchanging
+from planner.solver.groups import Groups, find_groups
+from planner.solver.lagrange import lagrangian_bound
+from planner.solver.lp import Failure
+from planner.solver.process import SHARED
+from planner.solver.program import Prices, Program, build_program, read_prices
+from planner.solver.rounding import SHARE, fill, round_kind
+
+SECONDS = 20.0
+"""Time limit of one linear programme."""
+UNKNOWNS = 2400
+"""Buckets times groups that are aimed at: a programme of this size takes well under a second."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Relaxed:
+    """The programme's solution."""
+
+    seconds: float
+    """Its value: of the bucketed problem, so between the node-level optimum and rho times it."""
+    shares: list[NDArray[np.float64]]
+    """By kind: [groups, K, 5]."""
+    prices: Prices
+    solver: str
+    status: str
+    """optimal, or why it is not."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Joint:
+    """A placement with what is known of it."""
+
+    layout: Layout
+    score: Score
+    bound: float
+    """No placement scores less."""
+    relaxed: Relaxed
+
+    @property
+    def gap(self) -> float:
+        """(score - bound) / bound; 0 where both are 0."""
+        excess = self.score.seconds - self.bound
+        if excess <= 1e-12 * abs(self.score.seconds):
+            return 0.0
+        return excess / self.bound if self.bound > 0 else float("inf")
+
+
+def place_joint(
+    instance: Instance,
+    goal: Goal = "pipelined",
+    *,
+    limit: int | None = None,
+    seconds: float = SECONDS,
+    solver: str = "",
+) -> Joint:
+    """Place by the unified model.
+
+    Args:
+        instance: the problem.
+        goal: objective.
+        limit: buckets per kind; None: by the number of groups.
+        seconds: limit of the solver; past it the density order places.
+        solver: highs | cbc | sort | density; empty: sort where it is exact, else what is installed.
+    """
+    rows = objective_rows(instance.network, goal)
+    groups = find_groups(instance, rows)
+    if limit is None:
+        limit = max(48, min(256, UNKNOWNS // (len(groups.groups) * len(instance.kinds))))
+    largest = max(instance.device_bytes)
+    buckets = [make_buckets(kind, limit, largest=largest) for kind in instance.kinds]
+    relaxed = relax(instance, rows, groups, buckets, goal=goal, seconds=seconds, solver=solver)
+    layout = realise(instance, rows, groups, buckets, relaxed)
+    return Joint(
+        layout=layout,
+        score=score(instance, layout, goal, rows=rows),
+        bound=lagrangian_bound(instance, rows, relaxed.prices),
+        relaxed=relaxed,
+    )
+
+
+def relax(
+    instance: Instance,
+    rows: Rows,
+    groups: Groups,
+    buckets: list[Buckets],
+    *,
+    goal: Goal,
+    seconds: float = SECONDS,
+    solver: str = "",
+) -> Relaxed:
+    """Solve the relaxation over buckets."""
+    exact = sort_is_exact(instance, goal, groups)
+    if solver == "sort" and not exact:
+        raise ValueError("expected an instance that one sort solves; leave the solver out")
+    why = "optimal" if exact else "density order, as asked for"
+    if solver != "density" and not (exact and solver in ("", "sort")):
+        program = build_program(instance, rows, groups, buckets)
+        answer = SHARED.solve(program.linear, seconds=seconds, solver=solver)
+        if not isinstance(answer, Failure):
+            return _read(instance, groups, buckets, program, answer.x, answer.duals, answer.solver)
+        why = f"density order, since {answer.why}"
+    shares, prices = density_shares(instance, rows, groups, buckets)
+    return Relaxed(
+        seconds=_value(instance, rows, groups, buckets, shares),
+        shares=shares,
+        prices=prices,
+        solver="sort" if exact else "density",
+        status=why,
+    )
+
+
+def _value(
+    instance: Instance,
+    rows: Rows,
+    groups: Groups,
+    buckets: list[Buckets],
+    shares: list[NDArray[np.float64]],
+) -> float:
+    """The objective at given shares."""
+    read = np.zeros((len(instance.kinds), instance.num_devices, 5))
+    for t, (kind, b) in enumerate(zip(instance.kinds, buckets, strict=True)):
+        for name, group in enumerate(groups.groups):
+            for g in group.devices:
+                read[t, g] = kind.read_bytes * (b.heat[:, kind.laws[g]] @ shares[t][name])
+    return float(rows.values(read).max())
+
+
+def _read(
+    instance: Instance,
+    groups: Groups,
+    buckets: list[Buckets],
+    program: Program,
+    x: NDArray[np.float64],
+    duals: NDArray[np.float64],
+    solver: str,
+) -> Relaxed:
+    size = program.num_groups * program.num_buckets * 5
+    whole = np.clip(x[:size], 0.0, 1.0).reshape(program.num_groups, program.num_buckets, 5)
+    ends = np.cumsum([0, *(len(b.bytes) for b in buckets)])
+    return Relaxed(
+        seconds=float(x[-1]) * program.unit_seconds,
+        shares=[whole[:, a:b] for a, b in itertools.pairwise(ends.tolist())],
+        prices=read_prices(program, duals, instance, groups),
+        solver=solver,
+        status="optimal",
+    )
+
+
+def realise(
+    instance: Instance, rows: Rows, groups: Groups, buckets: list[Buckets], relaxed: Relaxed
+) -> Layout:
+    """Whole items: rounding, then what the host keeps, then who reads what where.
+
+    Where an item matters, several ways to round are tried.
+    """
+    seconds = read_seconds(instance, rows, relaxed.prices)
+    unlike = any(len(each.groups) > 1 for each in groups.classes)
+    ways = [(False, False)]
+    if worth_exchanging(instance):
+        ways += [(True, False)] if len(instance.kinds) > 1 else []
+        ways += [(False, True)] if unlike else []
+    best: tuple[float, Layout] | None = None
+    for rows_first, mean in ways:
+        chosen = [
+            round_kind(instance, t, groups, b, relaxed.shares[t], mean=mean)
+            for t, b in enumerate(buckets)
+        ]
+        own = fill(instance, chosen, rows_first=rows_first)
+        layout = complete(instance, groups, buckets, relaxed, own, seconds)
+        layout = exchange(instance, rows, layout, seconds)
+        if len(ways) == 1:
+            return layout
+        value = float(rows.values(read_bytes(instance, layout)).max())
+        if best is None or value < best[0]:
+            best = (value, layout)
+    assert best is not None
+    return best[1]
+
+
+def read_seconds(instance: Instance, rows: Rows, prices: Prices) -> NDArray[np.float64]:
+    """Priced seconds per byte by kind, device and place; ties are broken by what it takes alone."""
+    priced = np.einsum("k,ktgs->tgs", prices.rows, rows.weights)
+    alone = np.where(np.isfinite(instance.network.alone), instance.network.alone, 0.0)
+    tie = 1e-6 * max(float(priced.max()), 1e-300) / max(float(alone.max()), 1e-300)
+    found = priced + tie * alone
+    found[~np.isfinite(instance.network.alone)] = np.inf
+    return found
+
+
+def complete(
+    instance: Instance,
+    groups: Groups,
+    buckets: list[Buckets],
+    relaxed: Relaxed,
+    own: list[list[NDArray[np.int64]]],
+    seconds: NDArray[np.float64],
+) -> Layout:
+    """Where cliques read what devices do not hold, and what the host keeps for them."""
+    elsewhere: list[list[NDArray[np.uint8]]] = []
+    for t, kind in enumerate(instance.kinds):
+        marks = [mark_holders([own[t][g] for g in c], kind.num_items) for c in instance.cliques]
+        codes: list[NDArray[np.uint8]] = [np.zeros(0, np.uint8)] * len(instance.cliques)
+        for each in groups.classes:
+            peers = _peers_pay(groups, each.groups, relaxed.shares[t], buckets[t], kind.laws)
+            crossed = relaxed.shares[t][list(each.groups), :, CROSS].max(axis=0) > SHARE
+            for c in each.cliques:
+                place = np.full(kind.num_items, HOST, np.uint8)
+                if crossed.any():
+                    across = np.zeros(kind.num_items, np.bool_)
+                    for d, holders in enumerate(marks):
+                        if d != c:
+                            across |= holders >= 0
+                    place[across & crossed[buckets[t].of]] = CROSS
+                if peers.any():
+                    place[(marks[c] >= 0) & peers[buckets[t].of]] = PEER
+                codes[c] = place
+        elsewhere.append(codes)
+    on_host = host_items(instance, own, elsewhere, seconds)
+    held: list[Held] = []
+    for t in range(len(instance.kinds)):
+        mask = on_host[t]
+        if mask is not None:
+            for row in elsewhere[t]:
+                row[(row == HOST) & ~mask] = DISK
+        held.append(Held(own=own[t], elsewhere=elsewhere[t], on_host=mask))
+    return Layout(policy="joint", held=tuple(held), variant=relaxed.solver)
+
+
+def _peers_pay(
+    groups: Groups,
+    names: tuple[int, ...],
+    shares: NDArray[np.float64],
+    buckets: Buckets,
+    laws: tuple[int, ...],
+) -> NDArray[np.bool_]:
+    """Whether a bucket's held items are read from peers: whether most such reads are so, [K]."""
+    covered = np.minimum(
+        1.0, sum((groups.groups[g].per_clique * shares[g, :, 0] for g in names), np.zeros(1))
+    )
+    from_peers = np.zeros(shares.shape[1])
+    possible = np.zeros(shares.shape[1])
+    for g in names:
+        heat = buckets.heat[:, laws[groups.groups[g].devices[0]]] * groups.groups[g].per_clique
+        from_peers += heat * shares[g, :, PEER]
+        possible += heat * np.maximum(0.0, covered - shares[g, :, 0])
+    total = buckets.heat.sum(axis=1)
+    share = SHARE * total if len(names) == 1 else 0.5 * possible
+    # what every device holds is read from a peer as soon as one drops it
+    return (from_peers > share) | (possible <= SHARE * total)
+
+
+def host_items(
+    instance: Instance,
+    own: list[list[NDArray[np.int64]]],
+    elsewhere: list[list[NDArray[np.uint8]]],
+    seconds: NDArray[np.float64],
+) -> list[NDArray[np.bool_] | None]:
+    """What the host keeps: the items whose reads from there save most seconds per byte."""
+    if instance.host_bytes is None:
+        return [None] * len(instance.kinds)
+    values: list[NDArray[np.float64]] = []
+    for t, kind in enumerate(instance.kinds):
+        saved = np.zeros(kind.num_items)
+        for c, clique in enumerate(instance.cliques):
+            far = elsewhere[t][c] == HOST
+            for g in clique:
+                gain = seconds[t, g, DISK] - seconds[t, g, HOST]
+                gain = min(gain, 1e30) * kind.read_bytes
+                mine = np.where(far, kind.heat[kind.laws[g]], 0.0) * gain
+                mine[own[t][g]] = 0.0
+                saved += mine
+        values.append(saved)
+    size = [kind.sizes(np.arange(kind.num_items)) for kind in instance.kinds]
+    rate = np.concatenate([v / s for v, s in zip(values, size, strict=True)])
+    order = np.argsort(-rate, kind="stable")
+    ends = np.cumsum(np.concatenate(size)[order])
+    kept = np.zeros(len(rate), np.bool_)
+    kept[order[: int(np.searchsorted(ends, instance.host_bytes, side="right"))]] = True
+    parts = np.split(kept, np.cumsum([len(s) for s in size])[:-1])
+    return list(parts)
+
+
+def with_name(layout: Layout, policy: str) -> Layout:
+    """The layout under another name."""
+    return replace(layout, policy=policy)

@@ -1,0 +1,240 @@
+"""From shares of buckets to whole items, within every device's bytes (formulas 6.4).
+
+Inside a bucket the hottest items are replicated, the next dealt, the rest left; a bucket that is
+not split needs no order. Devices that share no law take consecutive arcs of the bucket, so that
+their copies overlap only where all of it is held. Dealt rows go round in serpentine order, dealt
+lists to the device with most free bytes; whatever passes a device's bytes is dropped.
+"""
+
+import typing
+from dataclasses import dataclass
+
+import numba
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.placement.layout import Instance
+from planner.placement.reads import CROSS, OWN, PEER
+from planner.solver.buckets import Buckets, densities
+from planner.solver.groups import CliqueClass, Groups
+
+SHARE = 1e-9
+"""A share of a bucket below this is none."""
+SORTED_ITEMS = 4_000_000
+"""Up to this many items are dealt in order of density, more in order of bucket."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Chosen:
+    """What devices should hold, before budgets are looked at, hottest first."""
+
+    replicated: list[NDArray[np.int64]]
+    """Ids that every device of the clique holds, by clique."""
+    dealt: list[NDArray[np.int64]]
+    """Ids of which some device of the clique holds one copy, by clique."""
+    single: list[NDArray[np.int64]]
+    """Ids by device, where devices of a clique differ."""
+
+
+def round_kind(
+    instance: Instance,
+    t: int,
+    groups: Groups,
+    buckets: Buckets,
+    shares: NDArray[np.float64],
+    *,
+    mean: bool = False,
+) -> Chosen:
+    """Whole items of one kind.
+
+    Args:
+        instance: the problem.
+        t: index of the kind.
+        groups: of the programme.
+        buckets: of the kind.
+        shares: of the programme's solution, shape [groups, K, 5].
+        mean: take the devices of every clique for alike, at the mean of their shares.
+
+    Returns:
+        Ids by clique and device.
+    """
+    none = np.zeros(0, np.int64)
+    replicated = [none] * len(instance.cliques)
+    dealt = [none] * len(instance.cliques)
+    single = [none] * instance.num_devices
+    members = _Members(instance, t, buckets)
+    for each in groups.classes:
+        if len(each.groups) == 1:
+            _alike(each, shares[each.groups[0]], members, replicated, dealt)
+        elif mean:
+            _alike(each, shares[list(each.groups)].mean(axis=0), members, replicated, dealt)
+        else:
+            _unlike(instance, groups, each, shares, members, single)
+    return Chosen(replicated=replicated, dealt=dealt, single=single)
+
+
+class _Members:
+    """Items of buckets, hottest first."""
+
+    def __init__(self, instance: Instance, t: int, buckets: Buckets) -> None:
+        self.kind, self.buckets = instance.kinds[t], buckets
+        self.density = densities(self.kind) if self.kind.num_items <= SORTED_ITEMS else None
+
+    def whole(self, chosen: NDArray[np.bool_]) -> NDArray[np.int64]:
+        """Ids of all items of the chosen buckets."""
+        ids = np.flatnonzero(chosen[self.buckets.of])
+        if self.density is not None:
+            return ids[np.argsort(-self.density[ids], kind="stable")]
+        return ids[np.argsort(self.buckets.of[ids], kind="stable")]
+
+    def split(self, b: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """Ids of one bucket, hottest first, and the share of its bytes before each one's middle."""
+        ids = np.flatnonzero(self.buckets.of == b)
+        sizes = self.kind.sizes(ids).astype(np.float64)
+        if self.density is not None:
+            density = self.density[ids]
+        else:
+            density = self.kind.heat[:, ids].sum(axis=0, dtype=np.float64) / sizes
+        order = np.argsort(-density, kind="stable")
+        ends = np.cumsum(sizes[order])
+        return ids[order], (ends - sizes[order] / 2) / ends[-1]
+
+
+def _alike(
+    each: CliqueClass,
+    shares: NDArray[np.float64],
+    members: _Members,
+    replicated: list[NDArray[np.int64]],
+    dealt: list[NDArray[np.int64]],
+) -> None:
+    """Cliques whose devices share everything: u = R + P / n, q = P (n - 1) / n."""
+    n = each.size
+    u, q = shares[:, OWN], shares[:, PEER]
+    copies = np.zeros_like(u) if n == 1 else np.minimum(q / (n - 1), u)
+    whole, part = u - copies, copies * n
+    crossed = shares[:, CROSS] > SHARE
+    pure_whole = (whole > 1 - SHARE) & ~crossed
+    pure_part = (part > 1 - SHARE) & ~crossed
+    mixed = np.flatnonzero((whole + part > SHARE) & ~pure_whole & ~pure_part)
+    base_whole, base_part = members.whole(pure_whole), members.whole(pure_part)
+    found = [members.split(int(b)) for b in mixed]
+    for index, c in enumerate(each.cliques):
+        more: tuple[list[NDArray[np.int64]], list[NDArray[np.int64]]] = ([], [])
+        for b, (ids, middle) in zip(mixed.tolist(), found, strict=True):
+            # cliques that read each other hold arcs one after the other
+            start = index * (whole[b] + part[b]) if crossed[b] else 0.0
+            at = (middle - start) % 1.0
+            more[0].append(ids[at < whole[b]])
+            more[1].append(ids[(at >= whole[b]) & (at < whole[b] + part[b])])
+        replicated[c] = np.concatenate([base_whole, *more[0]])
+        dealt[c] = np.concatenate([base_part, *more[1]])
+
+
+def _unlike(
+    instance: Instance,
+    groups: Groups,
+    each: CliqueClass,
+    shares: NDArray[np.float64],
+    members: _Members,
+    single: list[NDArray[np.int64]],
+) -> None:
+    """A clique whose devices differ: each takes an arc of every bucket, one after the other."""
+    group_of = {g: name for name in each.groups for g in groups.groups[name].devices}
+    clique = instance.cliques[each.cliques[0]]
+    own = np.stack([shares[group_of[g], :, OWN] for g in clique])
+    pure = (own > 1 - SHARE) | (own < SHARE)
+    mixed = np.flatnonzero(~pure.all(axis=0))
+    split = np.zeros(own.shape[1], np.bool_)
+    split[mixed] = True
+    parts: list[list[NDArray[np.int64]]] = [
+        [members.whole((own[i] > 1 - SHARE) & ~split)] for i in range(len(clique))
+    ]
+    for b in mixed.tolist():
+        ids, middle = members.split(b)
+        start = 0.0
+        for i in range(len(clique)):
+            at = (middle - start) % 1.0
+            parts[i].append(ids[at < own[i, b] - SHARE])
+            start += float(own[i, b])
+    for i, g in enumerate(clique):
+        single[g] = np.concatenate(parts[i])
+
+
+@numba.njit(cache=True, nogil=True)
+@typing.no_type_check
+def _that_fit(sizes: np.ndarray, free: int) -> np.ndarray:
+    """Whether each item is taken, first come first served; one that does not fit is passed over."""
+    taken = np.zeros(sizes.size, np.bool_)
+    for i in range(sizes.size):
+        if sizes[i] <= free:
+            free -= sizes[i]
+            taken[i] = True
+    return taken
+
+
+@numba.njit(cache=True, nogil=True)
+@typing.no_type_check
+def _deal(sizes: np.ndarray, free: np.ndarray, serpentine: bool) -> np.ndarray:
+    """Device of each item or -1; free [n] is reduced."""
+    n = free.size
+    device = np.full(sizes.size, -1, np.int16)
+    turn = 0
+    for i in range(sizes.size):
+        best = -1
+        if serpentine:
+            for _ in range(2 * n):
+                lap, at = turn // n, turn % n
+                g = at if lap % 2 == 0 else n - 1 - at
+                turn += 1
+                if free[g] >= sizes[i]:
+                    best = g
+                    break
+        else:
+            best = 0
+            for g in range(1, n):
+                if free[g] > free[best]:
+                    best = g
+            if free[best] < sizes[i]:
+                best = -1
+        if best >= 0:
+            free[best] -= sizes[i]
+            device[i] = best
+    return device
+
+
+def fill(
+    instance: Instance, chosen: list[Chosen], *, rows_first: bool = False
+) -> list[list[NDArray[np.int64]]]:
+    """Give devices what was chosen, each within its bytes; own ids by kind and device.
+
+    Replicated items of all kinds first, then lists, then rows, which fit any gap; or rows first.
+    """
+    free = np.array(instance.device_bytes, np.int64)
+    parts: list[list[list[NDArray[np.int64]]]] = [
+        [[] for _ in range(instance.num_devices)] for _ in instance.kinds
+    ]
+
+    def give(t: int, g: int, ids: NDArray[np.int64]) -> None:
+        sizes = instance.kinds[t].sizes(ids)
+        kept = np.asarray(_that_fit(sizes, int(free[g])))
+        free[g] -= int(sizes[kept].sum())
+        parts[t][g].append(ids[kept])
+
+    order = sorted(
+        range(len(instance.kinds)),
+        key=lambda t: isinstance(instance.kinds[t].size, np.ndarray) == rows_first,
+    )
+    for t in order:
+        for c, clique in enumerate(instance.cliques):
+            for g in clique:
+                give(t, g, chosen[t].replicated[c])
+                give(t, g, chosen[t].single[g])
+    for t in order:
+        kind = instance.kinds[t]
+        for c, clique in enumerate(instance.cliques):
+            ids, room = chosen[t].dealt[c], free[list(clique)]
+            device = np.asarray(_deal(kind.sizes(ids), room, not isinstance(kind.size, np.ndarray)))
+            for i, g in enumerate(clique):
+                parts[t][g].append(ids[device == i])
+                free[g] = room[i]
+    return [[np.concatenate(mine) for mine in of_kind] for of_kind in parts]
