@@ -31,6 +31,7 @@ from runtime.launch_job import running, torchrun_command
 from runtime.memory_sum import check_limit
 from runtime.plan import Device, load_plan
 from runtime.report import RunReport, load_report
+from runtime.train.checkpoint_files import CHECKPOINTS, set_aside
 
 EVENTS_FILE = "events.jsonl"
 LOG_FILE = "ranks.log"
@@ -148,5 +149,8 @@ def prepare(run_path: Path, config: RunConfig) -> None:
         raise InputError(f"{run_path}: expected a folder for the run, found a file")
     run_path.mkdir(parents=True, exist_ok=True)
     clear_failures(run_path)
+    if not config.resume:
+        # Before anything starts: a rank that fails early must not be restarted from these.
+        set_aside(run_path / CHECKPOINTS)
     (run_path / EVENTS_FILE).write_text("")
     codec.write_text_atomically(run_path / CONFIG_FILE, codec.dumps(config))

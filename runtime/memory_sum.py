@@ -2,8 +2,6 @@
 
 import errno
 
-import torch
-
 from runtime.cgroup import MemoryGroup, memory_group
 from runtime.errors import BudgetExceeded
 from runtime.plan import MemoryUse, Plan
@@ -60,6 +58,8 @@ def killed_text(plan: Plan, rank: int, group: MemoryGroup) -> str:
 
 def as_budget_error(error: BaseException, plan: Plan, rank: int) -> BudgetExceeded | None:
     """An allocation that failed, with the plan's sum; None for any other error."""
+    import torch  # here: the launcher, which only sums, starts without it
+
     text = " ".join(str(error).split())
     failed = (
         isinstance(error, MemoryError | torch.OutOfMemoryError)

@@ -30,11 +30,12 @@ from runtime.plan import Plan, load_plan
 from runtime.process import die_first, host_state, use_threads
 from runtime.report import RunReport
 from runtime.torchrun import die_with
-from runtime.train.checkpoint import newest_name
+from runtime.train.checkpoint_files import CHECKPOINTS, newest_name
 from runtime.train.fullgraph import FullGraphEpochs, open_full_graph
-from runtime.train.job import CHECKPOINTS, Job
+from runtime.train.job import Job
 from runtime.train.minibatch import GradientBuffer, TrainLoop, make_optimizer, share_parameters
 from runtime.train.progress import Events
+from runtime.train.recovery import begin
 
 
 def run(config: RunConfig, heartbeat: Heartbeat | None = None) -> RunReport:
@@ -64,7 +65,7 @@ def run(config: RunConfig, heartbeat: Heartbeat | None = None) -> RunReport:
     if heartbeat is not None:
         job.heartbeat, loader.meter.on_enter = heartbeat, heartbeat.enter
     try:
-        job.begin()
+        begin(job)
         job.train()
         report = job.finish()
     finally:

@@ -8,16 +8,14 @@ plain values only: they load with torch's `weights_only`, which runs no code.
 import hashlib
 import io
 import logging
-import re
-import shutil
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from runtime import codec
+from runtime.train.checkpoint_files import NAME, list_checkpoints
 
-_NAME = re.compile(r"checkpoint-(\d{10})-([0-9a-f]{12})\.pt")
 _log = logging.getLogger(__name__)
 
 
@@ -45,14 +43,6 @@ def save_checkpoint(folder: Path, step: int, state: dict[str, Any], *, keep: int
     return path
 
 
-def list_checkpoints(folder: Path) -> list[Path]:
-    """Checkpoint files of a folder, oldest first."""
-    if not folder.is_dir():
-        return []
-    found = [path for path in folder.iterdir() if _NAME.fullmatch(path.name)]
-    return sorted(found, key=lambda path: (path.name[:21], path.stat().st_mtime))
-
-
 def read_newest(folder: Path) -> tuple[bytes | None, list[str]]:
     """Content of the newest whole checkpoint (None: there is none), and a warning per damaged one.
 
@@ -65,7 +55,7 @@ def read_newest(folder: Path) -> tuple[bytes | None, list[str]]:
         except OSError as error:
             warnings.append(f"{path} cannot be read ({error}); the one before it is used")
             continue
-        match = _NAME.fullmatch(path.name)
+        match = NAME.fullmatch(path.name)
         if match is not None and match.group(2) == _digest(data):
             break
         warnings.append(
@@ -88,25 +78,6 @@ def load_newest(folder: Path, *, device: str = "cpu") -> dict[str, Any] | None:
     """The newest checkpoint that is whole; None where there is none. Damaged ones are skipped."""
     data, _ = read_newest(folder)
     return None if data is None else state_of(data, device=device)
-
-
-def newest_name(folder: Path) -> str:
-    """File name of the newest checkpoint, whole or not; empty where there is none."""
-    found = list_checkpoints(folder)
-    return found[-1].name if found else ""
-
-
-def set_aside(folder: Path) -> Path | None:
-    """Move an earlier run's checkpoints away, so that a restart never takes them for its own.
-
-    They lie in `<folder>.previous` then, in place of those that were set aside before.
-    """
-    if not list_checkpoints(folder):
-        return None
-    aside = folder.with_name(f"{folder.name}.previous")
-    shutil.rmtree(aside, ignore_errors=True)
-    folder.rename(aside)
-    return aside
 
 
 def _digest(data: bytes) -> str:

@@ -1,7 +1,5 @@
-"""Epochs: train, validate, keep a checkpoint, report; and going on after an interruption."""
+"""Epochs: train, validate, keep a checkpoint, report."""
 
-import json
-import logging
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -11,12 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime import codec
 from runtime.config import RunConfig
 from runtime.device import machine_facts
-from runtime.errors import GnnplanError, PlanError
-from runtime.failure import attempt_line
-from runtime.heartbeat import Heartbeat, Phase, attempt
+from runtime.errors import GnnplanError
+from runtime.heartbeat import Heartbeat, Phase
 from runtime.loader import PlannedLoader
 from runtime.models.metrics import metric_of
 from runtime.plan import Plan
@@ -30,16 +26,13 @@ from runtime.report import (
     measured_steps,
     save_report,
 )
-from runtime.train.checkpoint import read_newest, save_checkpoint, set_aside, state_of
 from runtime.train.evaluate import evaluate
 from runtime.train.fullgraph import FullGraphEpochs
 from runtime.train.links import evaluate_links
 from runtime.train.locality import FactorControl, factor_control
 from runtime.train.minibatch import STEP, TrainLoop
 from runtime.train.progress import Events
-
-CHECKPOINTS = "checkpoints"
-_log = logging.getLogger(__name__)
+from runtime.train.recovery import save
 
 
 @dataclass(kw_only=True)
@@ -68,27 +61,14 @@ class Job:
     first_step: int = 0
     """Optimiser steps before this process's first."""
     test_score: float | None = None
-    _disk_full: bool = False
+    disk_full: bool = False
+    """True from a checkpoint that found no room to one that did."""
     loop_started_seconds: float = 0.0
     private_memory_bytes: int = 0
 
     def __post_init__(self) -> None:
         """Take the plan's factor as it stands before the first epoch."""
         self.factor = factor_control(self.plan.strategy.sampler, self.loop.meter)
-
-    def begin(self) -> None:
-        """Go on from a checkpoint where that is asked for, or where the job was started again."""
-        restarts = attempt()
-        if restarts:
-            why = attempt_line(self.config.run_path, restarts - 1)
-            self.notes.append(f"restart {restarts}: {why}")
-            self.events.emit("restart", line=self.notes[-1])
-        if self.config.resume or restarts:
-            self.resume()
-        elif self.loop.comm.rank == 0:
-            aside = set_aside(self.config.run_path / CHECKPOINTS)
-            if aside is not None:
-                self.notes.append(f"checkpoints of an earlier run are in {aside}")
 
     def train(self) -> None:
         """All epochs that are still missing, and the test."""
@@ -123,7 +103,7 @@ class Job:
             self.loop.run(batches, self.loader.handed_out, self._on_step)
             self.epoch_seconds += time.perf_counter() - started
             if self.loader.state()["epoch"] == epoch and self.config.checkpoint_every_steps:
-                self._save_checkpoint()
+                save(self)
                 self.heartbeat.begin(Phase.TRAINING)
         return self.loader.state()["epoch"] > epoch
 
@@ -157,7 +137,7 @@ class Job:
         self.private_memory_bytes = max(self.private_memory_bytes, memory_bytes()[1])
         if self.factor is not None:
             self.loader.set_factor(self.factor.after_epoch(self.loop.comm))
-        self._save_checkpoint()
+        save(self)
         self.events.emit(
             "epoch",
             epoch=epoch,
@@ -181,83 +161,6 @@ class Job:
             comm=self.loop.comm,
         )
         return score.value, score.count
-
-    def _save_checkpoint(self) -> None:
-        """Write a checkpoint (rank 0); where the disk refuses it, warn once and train on.
-
-        No generator's state is in it: every draw, dropout's too, comes from a stream that the seed,
-        the epoch, the step and the rank give.
-        """
-        if self.config.keep_checkpoints == 0:
-            return
-        self.heartbeat.begin(Phase.SAVING)
-        factor = None if self.factor is None else self.factor.state(self.loop.comm)
-        if self.loop.comm.rank == 0:
-            state = {
-                "plan_id": self.plan.plan_id,
-                "steps": self.steps,
-                "loader": self.loader.state(),
-                "factor": factor,
-                "epochs": codec.dumps(self.epochs),
-                "epoch_losses": self.epoch_losses,
-                "epoch_seconds": self.epoch_seconds,
-                "model": self.loop.model.state_dict(),
-                "optimizer": self.loop.optimizer.state_dict(),
-            }
-            folder = self.config.run_path / CHECKPOINTS
-            try:
-                save_checkpoint(folder, self.steps, state, keep=self.config.keep_checkpoints)
-                self._disk_full = False
-            except OSError as error:
-                self._warn_of_disk(folder, error)
-
-    def _warn_of_disk(self, folder: Path, error: OSError) -> None:
-        """One warning for each time the disk fills up; older checkpoints are whole."""
-        if not self._disk_full:
-            line = (
-                f"{folder}: no checkpoint after step {self.steps} ({error}); training goes on and "
-                "tries again at the next one, the older ones are untouched"
-            )
-            _log.warning("%s", line)
-            self.notes.append(line)
-            self.events.emit("warning", line=line)
-        self._disk_full = True
-
-    def resume(self) -> None:
-        """Go on from the newest whole checkpoint; without one, start at the beginning.
-
-        Rank 0 reads it for all, so that hosts without the run's folder resume as well.
-
-        Raises:
-            PlanError: it is of another plan.
-        """
-        comm = self.loop.comm
-        found = read_newest(self.config.run_path / CHECKPOINTS) if comm.rank == 0 else (None, [])
-        data, warnings = comm.broadcast_object(found)
-        self.notes += warnings
-        state = None if data is None else state_of(data, device=self._device())
-        if state is not None and state["plan_id"] != self.plan.plan_id:
-            raise PlanError(
-                f"{self.config.run_folder}: expected checkpoints of plan {self.plan.plan_id[:12]}, "
-                f"found {str(state['plan_id'])[:12]}; use another run folder"
-            )
-        if state is None:
-            self.notes.append("no checkpoint to resume from; started at the beginning")
-            return
-        self.loop.model.load_state_dict(state["model"])
-        self.loop.optimizer.load_state_dict(state["optimizer"])
-        self.loader.load_state(state["loader"])
-        if self.factor is not None:
-            self.factor.load_state(state["factor"], rank=comm.rank)
-            self.loader.set_factor(self.factor.factor)
-        self.steps = self.first_step = int(state["steps"])
-        self.epoch_losses = [float(loss) for loss in state["epoch_losses"]]
-        self.epoch_seconds = float(state["epoch_seconds"])
-        self.epochs = [codec.decode(EpochReport, each) for each in json.loads(state["epochs"])]
-        self.notes.append(f"resumed after step {self.steps}")
-
-    def _device(self) -> str:
-        return str(self.loop.gradients.flat.device)
 
     def finish(self) -> RunReport:
         """Gather every rank's figures; each host writes report.json, rank 0 into the plan too."""

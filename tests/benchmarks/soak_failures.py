@@ -29,7 +29,7 @@ from runtime.errors import WorkerFailed
 from runtime.graph.dataset import Graph
 from runtime.graph.generate import generate_sbm
 from runtime.report import RunReport
-from runtime.train.checkpoint import list_checkpoints
+from runtime.train.checkpoint_files import list_checkpoints
 from tests.benchmarks.common import Spread, record
 from tests.support.faults import STEPS, plan_to_disturb, processes_of, train
 

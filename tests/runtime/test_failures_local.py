@@ -15,7 +15,7 @@ from runtime.config import RunConfig
 from runtime.errors import GnnplanError
 from runtime.graph.dataset import Graph
 from runtime.report import RunReport
-from runtime.train.checkpoint import list_checkpoints
+from runtime.train.checkpoint_files import list_checkpoints
 from tests.support.faults import EPOCHS, INTERVAL, SAVED, STEPS, plan_to_disturb
 
 
@@ -175,3 +175,16 @@ def test_events_survive_a_full_disk(tmp_path: Path) -> None:
     kept.emit("epoch", epoch=3)
     kept.close()
     assert (tmp_path / "events.jsonl").read_text() == '{"event": "epoch", "epoch": 3}\n'
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_checkpoints_are_set_aside_before_any_rank_starts(tmp_path: Path, resume: bool) -> None:
+    """A rank that fails before its first step is restarted from nothing, not from an older run."""
+    from runtime import launch
+    from runtime.train.checkpoint import save_checkpoint
+
+    save_checkpoint(tmp_path / "checkpoints", 7, {"steps": 7}, keep=1)
+    config = RunConfig(plan_folder="p", run_folder=str(tmp_path), resume=resume)
+    launch.prepare(tmp_path, config)
+    assert len(list_checkpoints(tmp_path / "checkpoints")) == (1 if resume else 0)
+    assert len(list_checkpoints(tmp_path / "checkpoints.previous")) == (0 if resume else 1)

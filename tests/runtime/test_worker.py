@@ -16,7 +16,7 @@ from runtime.errors import GnnplanError, InputError, PlanError
 from runtime.graph.dataset import Graph
 from runtime.plan import load_plan, save_plan
 from runtime.report import RunReport, load_report
-from runtime.train.checkpoint import list_checkpoints
+from runtime.train.checkpoint_files import list_checkpoints
 from tests.support.plans import make_plan
 
 

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from runtime.train.checkpoint import list_checkpoints, load_newest, save_checkpoint
+from runtime.train.checkpoint import load_newest, save_checkpoint
+from runtime.train.checkpoint_files import list_checkpoints
 
 
 def state_of(step: int) -> dict[str, object]:
