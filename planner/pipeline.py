@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from planner.cost.budget import Budgets
 from planner.cost.model import Request, row_bytes
-from planner.errors import SettingsError
+from planner.errors import PlanDoesNotFit, SettingsError
 from planner.kinds import check_kind, sampler_words, settled
 from planner.machine import MachineModel
 from planner.placement.baselines import count_out_degree
@@ -28,6 +28,7 @@ from planner.solver.arrays import plan_arrays
 from planner.solver.candidates import candidates
 from planner.solver.choose import Priced, alternatives, certificate, choose
 from planner.solver.search import Search
+from planner.ways_out import advice, ways_out
 from runtime.graph.dataset import Graph, open_graph
 from runtime.plan import (
     Device,
@@ -80,7 +81,7 @@ def plan(
     say = progress or _silent
     search = search_for(graph, settings, machine, progress=progress)
     priced = search.run()
-    chosen = choose(priced, machine.noise)
+    chosen = _choose(search, priced)
     say("writing the plan", 0.9)
     written = save_plan(*assemble(search, priced, chosen), out)
     save_record(PlanRecord(settings=settings, machine=machine), written.plan_id)
@@ -139,6 +140,16 @@ def search_for(
         hotness=found.hotness,
         out_degree=functools.cache(lambda: count_out_degree(graph.indices, graph.num_nodes)),
     )
+
+
+def _choose(search: Search, priced: list[Priced]) -> Priced:
+    """The best candidate; where none fits, the refusal names the cheapest ways out too."""
+    try:
+        return choose(priced, search.request.machine.noise)
+    except PlanDoesNotFit as error:
+        if not priced:
+            raise
+        raise PlanDoesNotFit(f"{error}; {advice(ways_out(search, priced))}") from None
 
 
 def check_settings(graph: Graph, settings: PlanSettings) -> None:
