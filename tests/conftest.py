@@ -14,6 +14,8 @@ torch.set_num_threads(1)
 if not torch.cuda.is_available():
     # Triton decides when a kernel is defined whether to interpret it, so before its first import.
     os.environ.setdefault("TRITON_INTERPRET", "1")
+# Triton 3.9 warns where this is unset; kernels of integers and copies do not depend on it.
+os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,247 @@
+"""Rows of several memories gathered by one Triton kernel through a location table.
+
+A source is an array that the device can address: this GPU's own rows, a mapping of a peer's memory,
+or page-locked host memory, read in place over the bus. The kernel finds each id's source and slot
+in the table, copies the row (in words of 16 bytes where every address allows it) and counts the
+rows of each source; the host waits for nothing. The grid is capped and strides over the batch, so
+that other kernels find room beside it.
+
+Rows of one dtype are one launch; sources of several dtypes take a launch each, and a row that no
+source holds keeps what the output held.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, no_type_check
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from runtime.features.location import MAX_SOURCES, SOURCE_BITS, SOURCE_MASK, Codes
+
+BITS: Any = tl.constexpr(SOURCE_BITS)
+MASK: Any = tl.constexpr(SOURCE_MASK)
+TABLE: Any = tl.constexpr(MAX_SOURCES)
+COUNTS = MAX_SOURCES + 1
+"""Length of the counters: rows by source number, then ids or slots out of range."""
+PROGRAMS_PER_PROCESSOR = 4
+_TILE = 2048
+"""Units of one turn: at four bytes and 128 threads, four loads of 16 bytes each under way."""
+_MAX_ROWS = 256
+_MAX_COLUMNS = 1024
+_DTYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
+_UNITS = {4: (torch.int32, tl.int32), 2: (torch.int16, tl.int16)}
+
+
+@triton.jit
+@no_type_check
+def _gather_kernel(
+    ids, codes, places, out, counts, count, num_nodes,
+    WIDTH: tl.constexpr, UNIT: tl.constexpr, ALIGN: tl.constexpr, ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr, LANES: tl.constexpr,
+):  # fmt: skip
+    columns, lanes = tl.arange(0, COLUMNS), tl.arange(0, LANES)
+    seen, bad = tl.zeros((LANES,), tl.int64), tl.zeros((ROWS,), tl.int64)
+    for tile in range(tl.program_id(0), tl.cdiv(count, ROWS), tl.num_programs(0)):
+        row = tl.full((), 1, tl.int64) * tile * ROWS + tl.arange(0, ROWS)
+        asked = row < count
+        node = tl.load(ids + row, mask=asked, other=0)
+        known = asked & (node >= 0) & (node < num_nodes)
+        code = tl.load(codes + node, mask=known, other=0)
+        if codes.dtype.element_ty == tl.int32:
+            code = code.to(tl.uint32, bitcast=True).to(tl.int64)
+        number, slot = code & MASK, code >> BITS
+        base = tl.load(places + number, mask=known, other=0)
+        stride = tl.load(places + TABLE + number, mask=known, other=0)
+        limit = tl.load(places + 2 * TABLE + number, mask=known, other=0)
+        held = known & (base != 0) & (slot >= 0) & (slot < limit)
+        bad += (asked & ((node < 0) | (node >= num_nodes))).to(tl.int64)
+        bad += (known & (base != 0) & ((slot < 0) | (slot >= limit))).to(tl.int64)
+        seen += tl.sum(((number[:, None] == lanes[None, :]) & held[:, None]).to(tl.int64), axis=0)
+        source = (base + slot * stride).to(tl.pointer_type(UNIT))[:, None]
+        source = tl.multiple_of(source, [ALIGN, ALIGN])
+        target = out + row[:, None] * WIDTH
+        for first in range(0, WIDTH, COLUMNS):
+            column = first + columns[None, :]
+            mask = held[:, None] & (column < WIDTH)
+            value = tl.load(source + column, mask=mask, other=0)
+            tl.store(target + column, value.to(out.dtype.element_ty), mask=mask)
+    tl.atomic_add(counts + lanes, seen, mask=seen > 0)
+    tl.atomic_add(counts + TABLE, tl.sum(bad, axis=0))
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceRows:
+    """Rows that the device can address, and the kind of their source."""
+
+    kind: str
+    table: Tensor
+    """Shape (num_rows, feature_dim), rows contiguous: on the device, or page-locked on the host."""
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one row."""
+        return self.table.shape[1] * self.table.element_size()
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """The sources of one dtype."""
+
+    dtype: torch.dtype
+    places: Tensor
+    """int64 (3, 256): address of row 0 (0: not of this group), bytes between rows, rows."""
+    align: int
+    """A power of two, at most 16, that divides every address of a row."""
+    lanes: int
+
+
+class DeviceTable:
+    """A location table and the sources it points into, ready for the kernel.
+
+    Args:
+        codes: the rank's location codes, uint32 or uint64 [N].
+        sources: by source number; numbers without an entry are left to the caller.
+        device: where the kernel runs.
+        pin_codes: keep the table in page-locked host memory instead of the device's.
+
+    Raises:
+        ValueError: sources of unequal width, of another dtype, or with gaps inside rows.
+    """
+
+    def __init__(
+        self,
+        codes: Codes,
+        sources: Mapping[int, DeviceRows],
+        device: torch.device,
+        *,
+        pin_codes: bool = False,
+    ) -> None:
+        _check(sources)
+        self.sources = dict(sources)
+        self.device = device
+        self.num_nodes = int(codes.shape[0])
+        self.feature_dim = next(iter(sources.values())).table.shape[1]
+        # torch knows few operations on unsigned numbers; the kernel reads the bits as such.
+        signed = np.ascontiguousarray(codes).view(np.int32 if codes.itemsize == 4 else np.int64)
+        held = torch.from_numpy(signed.copy())
+        self.codes = held.pin_memory() if pin_codes else held.to(device)
+        self._groups = [
+            _group(dtype, self.sources, device)
+            for dtype in sorted({s.table.dtype for s in sources.values()}, key=str)
+        ]
+
+    def new_counts(self) -> Tensor:
+        """Counters for `gather`: int64 (257,) of zeros on the device."""
+        return torch.zeros(COUNTS, dtype=torch.int64, device=self.device)
+
+    def gather(
+        self, ids: Tensor, out: Tensor, counts: Tensor, *, max_programs: int | None = None
+    ) -> None:
+        """out[i] = row of node ids[i]; returns before the device is done.
+
+        Args:
+            ids: int64 [n] on the device, contiguous; repeated ids are allowed.
+            out: float32, float16 or bfloat16 [n, feature_dim] on the device, contiguous.
+            counts: from `new_counts`; rows by source are added. Entry 256 counts ids outside the
+                graph and slots outside their source, whose rows are not written.
+            max_programs: most programs of the grid; None: four per multiprocessor.
+
+        Raises:
+            ValueError: shapes, dtypes or devices do not fit.
+        """
+        self._check_call(ids, out, counts)
+        if ids.numel() == 0 or self.feature_dim == 0:
+            return
+        for group in self._groups:
+            self._launch(group, ids, out, counts, max_programs or default_programs(self.device))
+
+    def _launch(
+        self, group: _Group, ids: Tensor, out: Tensor, counts: Tensor, programs: int
+    ) -> None:
+        width, target, unit, align = self.feature_dim, out, _DTYPES[group.dtype], 1
+        if group.dtype == out.dtype:
+            row_bytes = width * out.element_size()
+            align = _divisor(group.align, row_bytes, out.data_ptr())
+            of_torch, unit = _UNITS[min(align, 4)]
+            target = out.view(of_torch) if out.dtype != of_torch else out
+            width = target.shape[1]
+        else:
+            align = group.align
+        columns = min(triton.next_power_of_2(width), _MAX_COLUMNS)
+        rows = min(max(_TILE // columns, 1), _MAX_ROWS)
+        grid = (min(triton.cdiv(ids.numel(), rows), programs),)
+        _gather_kernel[grid](
+            ids, self.codes, group.places, target, counts, ids.numel(), self.num_nodes,
+            WIDTH=width, UNIT=unit, ALIGN=align, ROWS=rows, COLUMNS=columns, LANES=group.lanes,
+        )  # fmt: skip
+
+    def _check_call(self, ids: Tensor, out: Tensor, counts: Tensor) -> None:
+        if ids.dtype != torch.int64 or ids.ndim != 1 or not ids.is_contiguous():
+            raise ValueError(f"expected ids as contiguous int64 [n], found {_said(ids)}")
+        if out.shape != (ids.numel(), self.feature_dim) or not out.is_contiguous():
+            raise ValueError(
+                f"expected a contiguous output of {(ids.numel(), self.feature_dim)}, found "
+                f"{_said(out)}"
+            )
+        if out.dtype not in _DTYPES:
+            raise ValueError(f"expected float32, float16 or bfloat16 output, found {out.dtype}")
+        if counts.shape != (COUNTS,) or counts.dtype != torch.int64:
+            raise ValueError(f"expected counters of int64 [{COUNTS}], found {_said(counts)}")
+        for each in (ids, out, counts):
+            if each.device.type != self.device.type:
+                raise ValueError(f"expected tensors on {self.device}, found one on {each.device}")
+
+
+def default_programs(device: torch.device) -> int:
+    """Programs that fill the device and no more; a few in the interpreter."""
+    if device.type != "cuda":
+        return PROGRAMS_PER_PROCESSOR
+    processors = torch.cuda.get_device_properties(device).multi_processor_count
+    return PROGRAMS_PER_PROCESSOR * processors
+
+
+def _group(dtype: torch.dtype, sources: Mapping[int, DeviceRows], device: torch.device) -> _Group:
+    places = torch.zeros((3, MAX_SOURCES), dtype=torch.int64)
+    numbers: list[int] = []
+    align = 16
+    for number, source in sources.items():
+        if source.table.dtype != dtype or source.table.shape[0] == 0:
+            continue
+        stride_bytes = source.table.stride(0) * source.table.element_size()
+        numbers.append(number)
+        places[:, number] = torch.tensor(
+            [source.table.data_ptr(), stride_bytes, source.table.shape[0]]
+        )
+        align = _divisor(align, stride_bytes, source.table.data_ptr())
+    lanes = triton.next_power_of_2(max(numbers, default=0) + 1)
+    return _Group(dtype, places.to(device), align, lanes)
+
+
+def _divisor(align: int, *numbers: int) -> int:
+    """The largest power of two, at most `align`, that divides all of these byte counts."""
+    while any(number % align for number in numbers):
+        align //= 2
+    return align
+
+
+def _check(sources: Mapping[int, DeviceRows]) -> None:
+    if not sources:
+        raise ValueError("expected at least one source that the device can address")
+    widths = {source.table.shape[1:] for source in sources.values()}
+    if len(widths) != 1:
+        raise ValueError(f"expected sources of one width, found {sorted(widths)}")
+    for number, source in sources.items():
+        if not 0 <= number < MAX_SOURCES:
+            raise ValueError(f"expected source numbers in [0, {MAX_SOURCES}), found {number}")
+        if source.table.dtype not in _DTYPES:
+            raise ValueError(f"expected float32, float16 or bfloat16, found {source.table.dtype}")
+        if source.table.shape[1] > 1 and source.table.stride(1) != 1:
+            raise ValueError(f"expected contiguous rows, found strides {source.table.stride()}")
+
+
+def _said(tensor: Tensor) -> str:
+    return f"{tensor.dtype} {list(tensor.shape)}"

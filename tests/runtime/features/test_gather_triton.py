@@ -1,0 +1,195 @@
+"""The Triton gather returns rows bit for bit: on CUDA where there is one, else interpreted."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from runtime.features.location import encode
+
+pytest.importorskip("triton")
+
+DTYPES = [torch.float32, torch.float16, torch.bfloat16]
+POISON = -12345.0
+
+
+class Case:
+    """A table cut into sources, and what each node's row is."""
+
+    def __init__(
+        self,
+        device: torch.device,
+        *,
+        num_nodes: int,
+        width: int,
+        dtypes: list[torch.dtype],
+        pad: int = 0,
+        wide: bool = False,
+        coarse: bool = False,
+    ) -> None:
+        from runtime.features.gather_triton import DeviceRows, DeviceTable
+
+        rng = np.random.default_rng([num_nodes, width, len(dtypes)])
+        self.device = device
+        self.numbers = rng.integers(0, len(dtypes), num_nodes)
+        slots = np.zeros(num_nodes, np.int64)
+        sources: dict[int, Any] = {}
+        self.rows: list[Tensor] = [torch.empty(0)] * num_nodes
+        for number, dtype in enumerate(dtypes):
+            nodes = rng.permutation(np.flatnonzero(self.numbers == number))
+            slots[nodes] = np.arange(nodes.size)
+            values = rng.standard_normal((nodes.size, width + pad)).astype(np.float32)
+            table = torch.from_numpy(np.round(values * 4) / 4 if coarse else values).to(dtype)
+            table = (
+                table.pin_memory() if device.type == "cuda" and number == 1 else table.to(device)
+            )
+            sources[number] = DeviceRows(f"kind{number}", table[:, :width])
+            for slot, node in enumerate(nodes):
+                self.rows[node] = table[slot, :width].cpu()
+        self.table = DeviceTable(encode(self.numbers, slots, wide=wide), sources, device)
+        self.width = width
+
+    def check(
+        self, ids: np.ndarray, dtype: torch.dtype, *, max_programs: int | None = None
+    ) -> None:
+        """Gather into a poisoned output; values, guard rows and counters must be right."""
+        count = len(ids)
+        guarded = torch.full((count + 2, self.width), POISON, dtype=dtype, device=self.device)
+        counts = self.table.new_counts()
+        out = guarded[1 : count + 1]
+        self.table.gather(
+            torch.from_numpy(ids).to(self.device), out, counts, max_programs=max_programs
+        )
+        expected = [self.rows[node].to(dtype) for node in ids]
+        found = guarded.cpu()
+        if count:
+            assert torch.equal(found[1:-1], torch.stack(expected))
+        poison = torch.full((self.width,), POISON, dtype=dtype)
+        assert torch.equal(found[0], poison)
+        assert torch.equal(found[-1], poison)
+        by_source = np.bincount(self.numbers[ids], minlength=257) if count else np.zeros(257)
+        np.testing.assert_array_equal(counts.cpu().numpy(), by_source)
+
+
+def fresh_ids(num_nodes: int, count: int) -> np.ndarray:
+    """Random ids with repetitions, both ends among them where there is room."""
+    rng = np.random.default_rng()
+    ids = rng.integers(0, num_nodes, count)
+    ids[: min(count, 4)] = [0, num_nodes - 1, 0, num_nodes - 1][: min(count, 4)]
+    return ids
+
+
+@pytest.mark.parametrize("width", [1, 2, 3, 4, 7, 16, 31, 100, 128, 602, 1024])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rows_of_any_width_and_dtype_come_back_bit_for_bit(
+    width: int, dtype: torch.dtype, kernel_device: torch.device
+) -> None:
+    case = Case(kernel_device, num_nodes=61, width=width, dtypes=[dtype] * 3)
+    case.check(fresh_ids(61, 37), dtype)
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 15, 16, 17, 1000])
+def test_batches_of_any_size_are_gathered(count: int, kernel_device: torch.device) -> None:
+    case = Case(kernel_device, num_nodes=200, width=8, dtypes=[torch.float32] * 2)
+    case.check(fresh_ids(200, count), torch.float32)
+
+
+@pytest.mark.parametrize("stored", DTYPES)
+@pytest.mark.parametrize("out", DTYPES)
+def test_rows_are_converted_to_the_output_dtype(
+    stored: torch.dtype, out: torch.dtype, kernel_device: torch.device
+) -> None:
+    # Triton's interpreter cuts bits off where hardware rounds to bfloat16: give it none to cut.
+    exact = out is torch.bfloat16 and kernel_device.type == "cpu"
+    case = Case(kernel_device, num_nodes=50, width=20, dtypes=[stored] * 2, coarse=exact)
+    case.check(fresh_ids(50, 40), out)
+
+
+@pytest.mark.parametrize("wide", [False, True])
+def test_sources_of_several_dtypes_serve_one_batch(wide: bool, kernel_device: torch.device) -> None:
+    case = Case(kernel_device, num_nodes=90, width=12, dtypes=DTYPES, wide=wide)
+    case.check(fresh_ids(90, 70), torch.float32)
+
+
+@pytest.mark.parametrize("pad", [1, 2, 4, 5])
+def test_strided_and_unaligned_rows_are_read(pad: int, kernel_device: torch.device) -> None:
+    for dtype in (torch.float32, torch.float16):
+        case = Case(kernel_device, num_nodes=40, width=16, dtypes=[dtype], pad=pad)
+        case.check(fresh_ids(40, 33), dtype)
+
+
+@pytest.mark.parametrize("programs", [1, 3, 64])
+def test_a_capped_grid_strides_over_the_whole_batch(
+    programs: int, kernel_device: torch.device
+) -> None:
+    case = Case(kernel_device, num_nodes=80, width=1024, dtypes=[torch.float32] * 2)
+    case.check(fresh_ids(80, 29), torch.float32, max_programs=programs)
+
+
+def test_ids_and_slots_out_of_range_are_counted_and_not_written(
+    kernel_device: torch.device,
+) -> None:
+    from runtime.features.gather_triton import DeviceRows, DeviceTable
+
+    rows = DeviceRows("own", torch.ones((3, 4), device=kernel_device))
+    codes = encode(np.array([0, 0, 0, 0, 1]), np.array([0, 1, 2, 3, 0]))
+    table = DeviceTable(codes, {0: rows}, kernel_device)
+    ids = torch.tensor([-1, 0, 3, 5, 2, 4, 2**40], device=kernel_device)
+    out = torch.full((7, 4), POISON, device=kernel_device)
+    counts = table.new_counts()
+    table.gather(ids, out, counts)
+    # Two rows are there; slot 3 and the ids -1, 5 and 2^40 are not; node 4 is another's to fill.
+    assert (out[:, 0] == 1).tolist() == [False, True, False, False, True, False, False]
+    assert (out == POISON).all(dim=1).tolist() == [True, False, True, True, False, True, True]
+    assert (int(counts[0]), int(counts[256]), int(counts.sum())) == (2, 4, 6)
+
+
+def test_counters_add_up_over_calls(kernel_device: torch.device) -> None:
+    case = Case(kernel_device, num_nodes=30, width=4, dtypes=[torch.float32] * 2)
+    counts = case.table.new_counts()
+    ids = torch.arange(30, device=kernel_device)
+    for _ in range(3):
+        case.table.gather(ids, torch.empty((30, 4), device=kernel_device), counts)
+    expected = 3 * np.bincount(case.numbers, minlength=2)
+    assert counts[:2].tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda i, o, c: (i.int(), o, c), "int64"),
+        (lambda i, o, c: (i, o[:, :3], c), "output"),
+        (lambda i, o, c: (i, o.double(), c), "bfloat16 output"),
+        (lambda i, o, c: (i, o, c[:5]), "counters"),
+    ],
+)
+def test_arguments_that_do_not_fit_are_refused(
+    change: Callable[..., Any], words: str, kernel_device: torch.device
+) -> None:
+    case = Case(kernel_device, num_nodes=10, width=4, dtypes=[torch.float32])
+    ids = torch.arange(5, device=kernel_device)
+    out = torch.empty((5, 4), device=kernel_device)
+    with pytest.raises(ValueError, match=words):
+        case.table.gather(*change(ids, out, case.table.new_counts()))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="offsets past 2^31 elements need a GPU")
+def test_offsets_past_two_to_the_31_elements_are_exact() -> None:
+    from runtime.features.gather_triton import DeviceRows, DeviceTable
+
+    device, num_nodes, width = torch.device("cuda"), (1 << 24) + 3, 130
+    values = torch.zeros((num_nodes, width), dtype=torch.float16, device=device)
+    ids = torch.tensor([0, num_nodes // 2, num_nodes - 1], device=device)
+    values[ids] = torch.randn((3, width), device=device).half()
+    table = DeviceTable(
+        encode(np.zeros(num_nodes, np.uint8), np.arange(num_nodes)),
+        {0: DeviceRows("own", values)},
+        device,
+    )
+    out = torch.full((3, width), POISON, dtype=torch.float16, device=device)
+    table.gather(ids, out, table.new_counts())
+    assert torch.equal(out, values[ids])
