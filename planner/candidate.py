@@ -4,6 +4,7 @@ The nouns that the solver enumerates, placement fills and the cost model prices.
 """
 
 from dataclasses import dataclass
+from typing import Literal
 
 from runtime.plan import Threads
 
@@ -17,6 +18,22 @@ class Candidate:
     prefetch_depth: int
     policy: str
     """Placement policy, e.g. naive (nothing is copied)."""
+    gpus: tuple[str, ...] = ()
+    """The GPU of each rank, by its name in the machine; empty: ranks are processes on cores."""
+    cliques: tuple[tuple[int, ...], ...] = ()
+    """Ranks that can read each other's rows; empty: all of them."""
+    topology: Literal["host", "replicated"] = "host"
+    """Where adjacency lists are read: in host memory, or in a copy of every GPU's own."""
+
+    @property
+    def kind(self) -> Literal["cpu", "cuda"]:
+        """What the ranks compute on."""
+        return "cuda" if self.gpus else "cpu"
+
+    @property
+    def groups(self) -> list[list[int]]:
+        """The cliques, as placement takes them: every rank once."""
+        return [list(c) for c in self.cliques] or [list(range(self.num_ranks))]
 
     @property
     def busy_threads(self) -> int:
@@ -26,10 +43,25 @@ class Candidate:
     @property
     def name(self) -> str:
         """What a reader sees, e.g. "2 ranks x (1 compute + 0 loader) threads, naive"."""
+        if self.gpus:
+            return f"{gpu_words(self)}, {self.policy}"
         ranks = f"{self.num_ranks} rank{'s' if self.num_ranks > 1 else ''}"
         t = self.threads
         ahead = f", {self.prefetch_depth} ahead" if t.sample else ""
         return f"{ranks} x ({t.compute} compute + {t.sample} loader) threads{ahead}, {self.policy}"
+
+
+def gpu_words(candidate: Candidate) -> str:
+    """Which GPUs, in which cliques, with which topology.
+
+    >>> gpu_words(Candidate(num_ranks=2, threads=Threads(), prefetch_depth=2, policy="none",
+    ...     gpus=("gpu0", "gpu2"), cliques=((0,), (1,))))
+    '2 GPUs (gpu0; gpu2), topology on the host'
+    """
+    cliques = "; ".join("+".join(candidate.gpus[r] for r in c) for c in candidate.groups)
+    where = "on the host" if candidate.topology == "host" else "copied to every GPU"
+    count = f"{candidate.num_ranks} GPU{'s' if candidate.num_ranks > 1 else ''}"
+    return f"{count} ({cliques}), topology {where}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

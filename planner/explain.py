@@ -112,6 +112,8 @@ def explain(plan: Plan) -> Explanation:
 
 def _summary(plan: Plan) -> str:
     threads, strategy = plan.strategy.threads, plan.strategy
+    if strategy.devices[0].kind == "cuda":
+        return _gpu_summary(plan)
     ranks = f"{plan.num_ranks} rank{'s' if plan.num_ranks > 1 else ''}"
     loading = (
         f"{threads.sample} loader thread{'s' if threads.sample > 1 else ''} "
@@ -121,6 +123,24 @@ def _summary(plan: Plan) -> str:
     )
     compute = f"{threads.compute} compute thread{'s' if threads.compute > 1 else ''}"
     return f"{ranks}, {compute} each, {loading}, rows placed by {strategy.features.policy}"
+
+
+def _gpu_summary(plan: Plan) -> str:
+    """How many GPUs in which cliques, where the topology is, and who placed the rows."""
+    devices = plan.strategy.devices
+    cliques: dict[int, list[str]] = {}
+    for device in devices:
+        # A memory `gpu0.memory` is that of gpu0.
+        cliques.setdefault(device.clique, []).append(device.memory.removesuffix(".memory"))
+    groups = "; ".join("+".join(names) for names in cliques.values())
+    topology = plan.strategy.topology.policy
+    where = "copied to every GPU" if topology == "replicated" else f"on the {topology}"
+    count = f"{len(devices)} GPU{'s' if len(devices) > 1 else ''} ({groups})"
+    policy = plan.strategy.features.policy
+    return (
+        f"{count} of {plan.machine.name}, topology {where}, batches made in line, rows placed by "
+        f"{policy}"
+    )
 
 
 def _stages(plan: Plan) -> list[StageRow]:

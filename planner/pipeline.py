@@ -12,26 +12,31 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
+from planner.calibrate import calibrated, load_calibration
 from planner.cost.budget import Budgets
 from planner.cost.model import Request, row_bytes
 from planner.errors import PlanDoesNotFit, SettingsError
 from planner.kinds import check_kind, sampler_words, settled
 from planner.machine import MachineModel
+from planner.partition.partition import partition
 from planner.placement.baselines import count_out_degree
+from planner.profiling.cache import Profile
+from planner.profiling.gpu_profile import gpu_profile
 from planner.profiling.presample import Progress
 from planner.profiling.profile import Combination, profile
+from planner.ranks import PIPELINES, planned_devices, planned_topology
 from planner.record import PlanRecord, save_record
 from planner.settings import PlanSettings
 from planner.solver.arrays import plan_arrays
-from planner.solver.candidates import candidates
+from planner.solver.candidates_gpu import machine_candidates, plans_gpus
 from planner.solver.choose import Priced, alternatives, certificate, choose
 from planner.solver.search import Search
 from planner.ways_out import advice, ways_out
 from runtime.graph.dataset import Graph, open_graph
 from runtime.plan import (
-    Device,
     FeaturePlacement,
     GraphRef,
     MachineRef,
@@ -39,7 +44,6 @@ from runtime.plan import (
     Sampler,
     Source,
     Strategy,
-    TopologyPlacement,
     refuse_foreign_folder,
     save_plan,
 )
@@ -57,6 +61,7 @@ def plan(
     machine: MachineModel,
     out: Path,
     progress: Progress | None = None,
+    calibrate: bool = False,
 ) -> Plan:
     """Find the plan with the lowest predicted time per step, and write it.
 
@@ -66,6 +71,7 @@ def plan(
         machine: what the machine is and what was measured on it.
         out: plan folder to write; an earlier plan there is replaced.
         progress: told what is going on and the share done.
+        calibrate: multiply stages by what `compare` learnt from this machine's runs.
 
     Returns:
         The plan as written.
@@ -79,12 +85,13 @@ def plan(
     refuse_foreign_folder(out)
     graph = open_graph(Path(graph_folder))
     say = progress or _silent
-    search = search_for(graph, settings, machine, progress=progress)
+    factors = load_calibration(machine.fingerprint).factors() if calibrate else {}
+    search = calibrated(search_for(graph, settings, machine, progress=progress), factors)
     priced = search.run()
     chosen = _choose(search, priced)
     say("writing the plan", 0.9)
     written = save_plan(*assemble(search, priced, chosen), out)
-    save_record(PlanRecord(settings=settings, machine=machine), written.plan_id)
+    save_record(PlanRecord(settings=settings, machine=machine, factors=factors), written.plan_id)
     say("done", 1.0)
     return written
 
@@ -112,18 +119,7 @@ def search_for(
     """
     check_settings(graph, settings)
     settings = settled(graph, settings)
-    tried = candidates(settings, machine.num_cores, ("none",))
-    combinations = sorted(
-        {(c.num_ranks, c.threads.compute) for c in tried},
-    )
-    found = profile(
-        graph,
-        settings,
-        machine,
-        [Combination(ranks=r, threads=t) for r, t in combinations],
-        progress=progress,
-        measure=measure,
-    )
+    found = _profile(graph, settings, machine, progress, measure=measure)
     (progress or _silent)("pricing candidates", 0.0)
     return Search(
         request=Request(
@@ -132,6 +128,7 @@ def search_for(
             profile=found.numbers,
             machine=machine,
             sampler=sampler_words(graph, settings),
+            every_hop=settings.dialect == "every_hop",
             budgets=Budgets(
                 device_bytes=settings.device_memory_bytes, host_bytes=settings.host_memory_bytes
             ),
@@ -139,6 +136,31 @@ def search_for(
         settings=settings,
         hotness=found.hotness,
         out_degree=functools.cache(lambda: count_out_degree(graph.indices, graph.num_nodes)),
+        parts=functools.cache(lambda name, ranks: _parts(graph, name, ranks)),
+    )
+
+
+def _profile(
+    graph: Graph,
+    settings: PlanSettings,
+    machine: MachineModel,
+    progress: Progress | None,
+    *,
+    measure: bool,
+) -> Profile:
+    """Drawn batches, and the model timed on these cores or its roofline on the preset's GPUs."""
+    tried = machine_candidates(settings, machine, ("none",))
+    if plans_gpus(machine):
+        ranks = [c.num_ranks for c in tried]
+        return gpu_profile(graph, settings, machine, ranks, progress=progress, measure=measure)
+    combinations = sorted({(c.num_ranks, c.threads.compute) for c in tried})
+    return profile(
+        graph,
+        settings,
+        machine,
+        [Combination(ranks=r, threads=t) for r, t in combinations],
+        progress=progress,
+        measure=measure,
     )
 
 
@@ -150,6 +172,16 @@ def _choose(search: Search, priced: list[Priced]) -> Priced:
         if not priced:
             raise
         raise PlanDoesNotFit(f"{error}; {advice(ways_out(search, priced))}") from None
+
+
+def _parts(graph: Graph, name: str, ranks: int) -> NDArray[np.int32]:
+    """Rank of each node; `metis` means an edge cut, by kaminpar, which needs no METIS."""
+    if ranks == 1:
+        return np.zeros(graph.num_nodes, np.int32)
+    partitioner = "kaminpar" if name == "metis" else name
+    return partition(
+        graph.indptr, graph.indices, parts=ranks, name=partitioner, training=graph.train_idx
+    )
 
 
 def check_settings(graph: Graph, settings: PlanSettings) -> None:
@@ -252,9 +284,10 @@ def _strategy(search: Search, chosen: Priced, listed: list[Source]) -> Strategy:
             storage_dtype=request.graph.feature_dtype,
             disk_budget_bytes=DISK_BUDGET_BYTES if on_disk else 0,
         ),
-        topology=TopologyPlacement(own_rows=[0] * candidate.num_ranks),
+        topology=planned_topology(candidate, request.graph.num_nodes),
+        pipeline=list(PIPELINES[candidate.kind]),
         prefetch_depth=candidate.prefetch_depth,
-        devices=[Device(rank=r, kind="cpu", index=r) for r in range(candidate.num_ranks)],
+        devices=planned_devices(candidate, request.machine),
         threads=candidate.threads,
     )
 

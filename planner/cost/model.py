@@ -11,6 +11,9 @@ from dataclasses import dataclass
 from planner.candidate import Candidate, PlacedRows
 from planner.cost.all_reduce import gradient_bytes
 from planner.cost.budget import Budgets, memory_use, rank_parts
+from planner.cost.gpu_memory import gpu_memory_use, gpu_parts
+from planner.cost.gpu_model import gpu_ranks, gpu_traffic
+from planner.cost.gpu_reads import copy_seconds_per_byte
 from planner.cost.interval import relative_half_width, spanned
 from planner.cost.rank_seconds import RankSeconds, rank_seconds
 from planner.cost.rates import topology_bytes
@@ -19,7 +22,7 @@ from planner.cost.step import StepSeconds, step_seconds
 from planner.errors import SettingsError
 from planner.machine import MachineModel
 from planner.workload import ProcessCost, WorkloadProfile
-from runtime.plan import GraphRef, Prediction, Workload
+from runtime.plan import GraphRef, MemoryUse, Prediction, Workload
 
 ITEM_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 
@@ -57,6 +60,8 @@ class Request:
     machine: MachineModel
     budgets: Budgets
     sampler: str = "neighbor"
+    every_hop: bool = False
+    """Each hop expands every vertex so far (dialect every_hop)."""
 
 
 def predict(request: Request, candidate: Candidate, placed: PlacedRows) -> Prediction:
@@ -75,19 +80,30 @@ def predict(request: Request, candidate: Candidate, placed: PlacedRows) -> Predi
             f"expected a profile of {seeds} seeds per rank, found none; profile the graph again"
         ) from None
     stored = row_bytes(request.graph)
-    ranks = [
-        rank_seconds(
+    if candidate.kind == "cuda":
+        ranks = gpu_ranks(
+            request.machine,
             candidate,
-            request.graph,
+            placed,
             batch,
             timing,
-            request.machine,
-            rows,
             stored,
-            sampler=request.sampler,
+            every_hop=request.every_hop,
         )
-        for rows in placed.ranks
-    ]
+    else:
+        ranks = [
+            rank_seconds(
+                candidate,
+                request.graph,
+                batch,
+                timing,
+                request.machine,
+                rows,
+                stored,
+                sampler=request.sampler,
+            )
+            for rows in placed.ranks
+        ]
     step = step_seconds(candidate, request.machine, ranks)
     half = relative_half_width(
         step.seconds,
@@ -98,12 +114,6 @@ def predict(request: Request, candidate: Candidate, placed: PlacedRows) -> Predi
         oversubscribed=candidate.busy_threads > request.machine.num_cores,
     )
     steps = steps_per_epoch(request.graph.num_train, request.workload.batch_size)
-    process = request.profile.process or ProcessCost(start_seconds=0.0, resident_bytes=0)
-    item = 4 * request.graph.feature_dim
-    parts = [
-        rank_parts(candidate, request.graph, batch, timing, process, item, placed.code_bytes)
-        for _ in placed.ranks
-    ]
     epoch = epoch_seconds(
         request.graph.num_train, request.workload.batch_size, step.seconds, step.fill_seconds
     )
@@ -111,31 +121,64 @@ def predict(request: Request, candidate: Candidate, placed: PlacedRows) -> Predi
         step_seconds=spanned(step.seconds, half),
         epoch_seconds=spanned(epoch, half),
         steps_per_epoch=steps,
-        startup_seconds=_startup(request, candidate, placed, process),
+        startup_seconds=_startup(request, candidate, placed),
         stages=step.stages,
         stage_core_seconds=step.core_seconds,
-        traffic_bytes=_traffic(request, placed, ranks, timing.num_parameters),
+        traffic_bytes=_traffic(request, candidate, placed, ranks, timing.num_parameters),
         hit_rates={f"rank{g}": dict(rows.shares) for g, rows in enumerate(placed.ranks)},
-        memory_bytes=memory_use(
-            parts, request.graph, placed, stored, request.machine, request.budgets
-        ),
+        memory_bytes=_memory(request, candidate, placed),
         bottleneck=step.bottleneck,
-        provenance=_provenance(step, timing.warmup_seconds),
+        provenance=_provenance(step, candidate, timing.warmup_seconds),
     )
 
 
-def _startup(
-    request: Request, candidate: Candidate, placed: PlacedRows, process: ProcessCost
-) -> float:
+def fixed_parts(
+    request: Request, candidate: Candidate, rank: int, code_bytes: int
+) -> dict[str, int]:
+    """Bytes of a rank's own memory before it keeps any feature row."""
+    seeds = seeds_per_rank(request.workload.batch_size, candidate.num_ranks)
+    batch, timing = request.profile.batch(seeds), request.profile.timing[str(seeds)]
+    graph, in_batch = request.graph, 4 * request.graph.feature_dim
+    if candidate.kind == "cuda":
+        machine = request.machine
+        limits = request.budgets
+        return gpu_parts(
+            candidate, graph, batch, timing, machine, rank, in_batch, code_bytes, limits
+        )
+    process = request.profile.process or ProcessCost(start_seconds=0.0, resident_bytes=0)
+    return rank_parts(candidate, graph, batch, timing, process, in_batch, code_bytes)
+
+
+def _memory(
+    request: Request,
+    candidate: Candidate,
+    placed: PlacedRows,
+) -> dict[str, MemoryUse]:
+    stored, machine, budgets = row_bytes(request.graph), request.machine, request.budgets
+    parts = [
+        fixed_parts(request, candidate, rank, placed.code_bytes)
+        for rank in range(candidate.num_ranks)
+    ]
+    if candidate.kind == "cuda":
+        return gpu_memory_use(parts, candidate, request.graph, placed, stored, machine, budgets)
+    return memory_use(parts, request.graph, placed, stored, machine, budgets)
+
+
+def _startup(request: Request, candidate: Candidate, placed: PlacedRows) -> float:
     machine, ranks = request.machine, float(candidate.num_ranks)
-    started = process.start_seconds
+    process = request.profile.process
+    started = 0.0 if process is None else process.start_seconds
     if "process_start" in machine.tables:
         started = machine.table("process_start").at(ranks=ranks)
+    if candidate.kind == "cuda":
+        copy = 1 / max(copy_seconds_per_byte(machine, candidate))
+    else:
+        copy = machine.table("copy").at(readers=ranks)
     return startup_seconds(
         process_seconds=started,
         own_row_bytes=float(max(r.own_rows for r in placed.ranks) * row_bytes(request.graph)),
         topology_bytes=float(topology_bytes(request.graph)),
-        copy_bytes_per_second=machine.table("copy").at(readers=ranks),
+        copy_bytes_per_second=copy,
     )
 
 
@@ -172,10 +215,16 @@ def link_of(machine: MachineModel, kind: str) -> str:
 
 
 def _traffic(
-    request: Request, placed: PlacedRows, ranks: list[RankSeconds], num_parameters: int
+    request: Request,
+    candidate: Candidate,
+    placed: PlacedRows,
+    ranks: list[RankSeconds],
+    num_parameters: int,
 ) -> dict[str, float]:
     """Bytes per step over all ranks by link: feature rows, and the gradient's ring."""
     stored, total = row_bytes(request.graph), dict[str, float]()
+    if candidate.kind == "cuda":
+        return gpu_traffic(request.machine, candidate, placed, stored)
     moved = [(kind, rows * stored) for rank in placed.ranks for kind, rows in rank.rows.items()]
     if len(ranks) > 1:
         # Ring: all ranks together send 2 (P - 1) times the gradient.
@@ -186,11 +235,13 @@ def _traffic(
     return total
 
 
-def _provenance(step: StepSeconds, warmup_seconds: float) -> dict[str, str]:
+def _provenance(step: StepSeconds, candidate: Candidate, warmup_seconds: float) -> dict[str, str]:
     words = dict(step.slowest.provenance)
     words["wait"] = "derived: what the training thread cannot hide of the loader's work"
     words["startup"] = (
         "measured: process start; derived: bytes over copy bandwidth; the first steps then cost "
         f"{warmup_seconds:.2f} s more than steady ones"
+        if candidate.kind == "cpu"
+        else "derived: the preset's process start, bytes over the links to the GPUs"
     )
     return {name: words[name] for name in sorted(words) if name in {*step.stages, "startup"}}

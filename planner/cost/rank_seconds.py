@@ -43,11 +43,14 @@ class RankSeconds:
     spreads: dict[str, float]
     """Relative half-width of each stage's rates."""
     provenance: dict[str, str]
+    copy: float = 0.0
+    """From the host to the device; nothing where ranks compute on cores."""
 
     @property
     def loader(self) -> float:
         """Seconds of all loader stages of one batch."""
-        return self.sample + self.gather + self.exchange_ids + self.exchange_rows + self.batch
+        exchange = self.exchange_ids + self.exchange_rows
+        return self.sample + self.gather + exchange + self.copy + self.batch
 
 
 def rank_seconds(

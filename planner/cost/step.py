@@ -15,7 +15,7 @@ from planner.cost.straggler import expected_maximum
 from planner.machine import MachineModel
 from runtime.stages import Stage
 
-LOADER = ("sample", "exchange_ids", "gather", "exchange_rows", "batch")
+LOADER = ("sample", "exchange_ids", "gather", "exchange_rows", "copy", "batch")
 """Stages of the loader, by the names under which a run meters them."""
 
 

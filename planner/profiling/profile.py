@@ -83,18 +83,28 @@ def profile(
         WorkerFailed: the model could not be timed; the text is its own error.
     """
     key = profile_key(graph, settings, machine, combinations)
-    found = cache.load(key)
+    found = cached(key, graph, measure=measure)
     if found is not None:
         return found
-    if not measure:
-        raise SettingsError(
-            f"expected the profile of {graph.name} in {cache.cache_folder()}, found none for these "
-            "settings and this machine; plan again"
-        )
     made = make_profile(graph, settings, combinations, fingerprint=key, progress=progress)
     cache.save(key, made)
     # Read back: the first plan and a repeated one then see the very same numbers.
     return cache.load(key) or made
+
+
+def cached(key: str, graph: Graph, *, measure: bool) -> Profile | None:
+    """The cached profile of that key, or None where it may be made.
+
+    Raises:
+        SettingsError: there is none and nothing may be measured.
+    """
+    found = cache.load(key)
+    if found is None and not measure:
+        raise SettingsError(
+            f"expected the profile of {graph.name} in {cache.cache_folder()}, found none for these "
+            "settings and this machine; plan again"
+        )
+    return found
 
 
 def make_profile(
@@ -107,7 +117,7 @@ def make_profile(
 ) -> Profile:
     """Pre-sample and time, without looking at the cache."""
     work = settings.workload
-    batches, hotness = _batches(graph, settings, combinations, progress)
+    batches, hotness = draw_all(graph, settings, combinations, progress)
     with Team(max(c.ranks for c in combinations)) as team:
         timing = {
             str(seeds): _timing(graph, settings, batch, mine, team, progress)
@@ -131,7 +141,7 @@ def _sampler(settings: PlanSettings) -> Sampler:
     )
 
 
-def _batches(
+def draw_all(
     graph: Graph,
     settings: PlanSettings,
     combinations: Sequence[Combination],

@@ -11,15 +11,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.candidate import Candidate, PlacedRows, RankRows
-from planner.cost.budget import host_memory, rank_parts
+from planner.cost.budget import host_memory
 from planner.cost.gather import touched_rows
 from planner.cost.hit_rates import Shares, cross_validated
-from planner.cost.model import Request, row_bytes, seeds_per_rank
+from planner.cost.model import Request, fixed_parts, row_bytes
 from planner.cost.rates import exchange_rates, lookup, readers, row_rate, topology_bytes
 from planner.placement.costs import RowCosts
 from planner.placement.evaluate import evaluate
-from planner.placement.policy import Placement, place
-from planner.workload import Hotness, ProcessCost
+from planner.placement.policy import Parts, Placement
+from planner.solver.placing_gpu import gpu_room, gpu_row_costs
+from planner.solver.policies import place
+from planner.workload import Hotness
 
 KINDS = ("own", "peer", "host", "disk")
 NARROW_CODE_BYTES, WIDE_CODE_BYTES = 4, 8
@@ -55,21 +57,6 @@ def code_bytes(num_nodes: int) -> int:
     return NARROW_CODE_BYTES if num_nodes <= NARROW_SLOTS else WIDE_CODE_BYTES
 
 
-def fixed_parts(request: Request, candidate: Candidate) -> dict[str, int]:
-    """Private bytes of a rank before any own row."""
-    seeds = seeds_per_rank(request.workload.batch_size, candidate.num_ranks)
-    process = request.profile.process or ProcessCost(start_seconds=0.0, resident_bytes=0)
-    return rank_parts(
-        candidate,
-        request.graph,
-        request.profile.batch(seeds),
-        request.profile.timing[str(seeds)],
-        process,
-        4 * request.graph.feature_dim,
-        code_bytes(request.graph.num_nodes),
-    )
-
-
 def capacity(request: Request, candidate: Candidate, *, shared_host: bool) -> Capacity:
     """Rows that a rank, and the host, have room for.
 
@@ -77,7 +64,11 @@ def capacity(request: Request, candidate: Candidate, *, shared_host: bool) -> Ca
     a device budget limits each rank besides. Both are zero where the ranks alone do not fit.
     """
     stored, nodes = row_bytes(request.graph), request.graph.num_nodes
-    private = sum(fixed_parts(request, candidate).values())
+    codes = code_bytes(nodes)
+    if candidate.kind == "cuda":
+        own, host_rows = gpu_room(request, candidate, codes, shared_host=shared_host)
+        return Capacity(own_rows=own, host_rows=None if host_rows >= nodes else host_rows)
+    private = sum(fixed_parts(request, candidate, 0, codes).values())
     _, host = host_memory(request.machine)
     if request.budgets.host_bytes is not None:
         host = min(host, request.budgets.host_bytes)
@@ -96,6 +87,8 @@ def row_costs(request: Request, candidate: Candidate, hotness: Hotness, room: Ca
     A peer on the same host is never better than the shared mapping (modelling.md 10), so peers are
     priced only where the mapping does not hold every row.
     """
+    if candidate.kind == "cuda":
+        return gpu_row_costs(request, candidate)
     stored, machine, ranks = row_bytes(request.graph), request.machine, candidate.num_ranks
     rows = float(hotness.features.sum(dtype=np.float64))
     coordinates = {
@@ -122,6 +115,7 @@ def place_rows(
     *,
     shared_host: bool,
     out_degree: NDArray[np.int64] | None,
+    parts: Parts | None = None,
 ) -> Placed:
     """Place the rows by the candidate's policy, and say what each rank is left to read."""
     room = capacity(request, candidate, shared_host=shared_host)
@@ -134,8 +128,10 @@ def place_rows(
             p,
             costs,
             [room.own_rows] * candidate.num_ranks,
+            cliques=candidate.groups,
             host_rows=room.host_rows,
             out_degree=out_degree,
+            parts=parts,
             row_bytes=stored,
             seed=request.workload.seed,
         )

@@ -10,16 +10,20 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.candidate import Candidate, PlacedRows
+from planner.candidate import Candidate
 from planner.cost.budget import host_memory
 from planner.cost.model import Request, link_of, predict, seeds_per_rank
+from planner.placement.policy import Parts
 from planner.settings import PlanSettings
-from planner.solver.candidates import candidates
+from planner.solver.candidates_gpu import machine_candidates
 from planner.solver.choose import GIB, LINK_TABLES, Priced, faster, shadow_prices
-from planner.solver.placing import place_rows
+from planner.solver.floor import reads_floor, scaled_to
+from planner.solver.placing import capacity, place_rows
+from planner.solver.policies import NEEDS_DEGREE
+from planner.solver.relaxed_gpu import relaxed_gpus
 from planner.workload import Hotness
 
-ALL_POLICIES = ("none", "song-jiang", "degree", "random", "naive")
+ALL_POLICIES = ("none", "song-jiang", "joint", "degree", "random", "naive")
 """Placements that auto tries, the plain ones first: equal times keep the plainer."""
 SHORTLIST = 3
 """Candidates on which every placement is tried."""
@@ -35,6 +39,8 @@ class Search:
     """By seeds per rank."""
     out_degree: Callable[[], NDArray[np.int64]]
     """Lists each vertex stands in; counted only where a policy needs it."""
+    parts: Parts | None = None
+    """Partitions of the graph, made only where a policy needs one."""
 
     def price(self, candidate: Candidate) -> Priced:
         """Place and price one candidate."""
@@ -44,16 +50,17 @@ class Search:
             candidate,
             self.hotness[seeds],
             shared_host=self.settings.shared_host,
-            out_degree=self.out_degree() if candidate.policy == "degree" else None,
+            out_degree=self.out_degree() if candidate.policy in NEEDS_DEGREE else None,
+            parts=self.parts,
         )
         prediction = predict(self.request, candidate, placed.rows)
         return Priced(candidate=candidate, placed=placed, prediction=prediction)
 
     def run(self) -> list[Priced]:
         """Every candidate priced, in order of preference where times are equal."""
-        policy, cores = self.settings.policy, self.request.machine.num_cores
+        policy, machine = self.settings.policy, self.request.machine
         policies = ("none",) if policy == "auto" else (policy,)
-        found = [self.price(c) for c in candidates(self.settings, cores, policies)]
+        found = [self.price(c) for c in machine_candidates(self.settings, machine, policies)]
         if policy != "auto":
             return found
         fastest = sorted(found, key=lambda p: (bool(p.overflow), p.seconds))[:SHORTLIST]
@@ -63,19 +70,34 @@ class Search:
         return found
 
     def lower_bound(self, priced: list[Priced]) -> float:
-        """Least step seconds of any candidate if all rows came from its cheapest place.
-
-        Memory does not bind and every row is as near as it can be: no placement does better within
-        the model.
-        """
-        return min(
-            predict(self.request, p.candidate, _ideal(p.placed.rows, kind)).step_seconds.value
-            for p in {replace(p.candidate, policy=""): p for p in priced}.values()
-            for kind in ("own", "host")
-        )
+        """Step seconds below which no placement brings any candidate, within the cost model."""
+        floors: dict[Candidate, float] = {}
+        found: list[float] = []
+        for p in priced:
+            shape = replace(p.candidate, policy="")
+            if shape not in floors:
+                room = capacity(self.request, p.candidate, shared_host=self.settings.shared_host)
+                seeds = seeds_per_rank(self.request.workload.batch_size, p.candidate.num_ranks)
+                floors[shape] = reads_floor(
+                    self.hotness[seeds],
+                    p.placed.costs,
+                    room.own_rows,
+                    room.host_rows,
+                    p.placed.placement.cliques,
+                )
+            rows = scaled_to(p.placed.rows, p.placed.costs, floors[shape])
+            found.append(predict(self.request, p.candidate, rows).step_seconds.value)
+        return min(found)
 
     def prices(self, chosen: Priced) -> dict[str, float]:
         """Shadow prices of memories and links, by placing and pricing the candidate again."""
+        if chosen.candidate.kind == "cuda":
+            more = relaxed_gpus(self.request)
+            return shadow_prices(
+                chosen.seconds,
+                lambda name: replace(self, request=more[name]).price(chosen.candidate).seconds,
+                list(more),
+            )
         machine, budgets = self.request.machine, self.request.budgets
         host, capacity = host_memory(machine)
         device_limit, host_limit = budgets.device_bytes, budgets.host_bytes
@@ -100,17 +122,3 @@ class Search:
             return replace(self, request=more[name]).price(chosen.candidate).seconds
 
         return shadow_prices(chosen.seconds, again, list(more))
-
-
-def _ideal(placed: PlacedRows, kind: str) -> PlacedRows:
-    """The same reads, all from one kind of place."""
-    ranks = [
-        replace(
-            r,
-            rows={kind: sum(r.rows.values())},
-            working_rows={kind: min(r.working_rows.values(), default=0.0)},
-            shares={kind: 1.0},
-        )
-        for r in placed.ranks
-    ]
-    return replace(placed, ranks=ranks)

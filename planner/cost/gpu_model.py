@@ -1,0 +1,56 @@
+"""A candidate's ranks on GPUs: their stages, and what their rows move over each link."""
+
+from planner.candidate import Candidate, PlacedRows
+from planner.cost.all_reduce import gradient_bytes
+from planner.cost.gpu_all_reduce import gpu_all_reduce
+from planner.cost.gpu_rank import gpu_rank_seconds
+from planner.cost.gpu_reads import link_bytes
+from planner.cost.rank_seconds import RankSeconds
+from planner.machine import MachineModel
+from planner.workload import BatchProfile, ModelTiming
+
+
+def gpu_ranks(
+    machine: MachineModel,
+    candidate: Candidate,
+    placed: PlacedRows,
+    batch: BatchProfile,
+    timing: ModelTiming,
+    row_bytes: int,
+    *,
+    every_hop: bool = False,
+) -> list[RankSeconds]:
+    """Every rank's stages; the all-reduce is the same for all.
+
+    Raises:
+        MachineError: the machine lacks a link or a rate that the candidate needs.
+    """
+    size = float(gradient_bytes(timing.num_parameters))
+    reduced = gpu_all_reduce(machine, candidate, size)
+    return [
+        gpu_rank_seconds(
+            candidate,
+            rank,
+            batch,
+            timing,
+            machine,
+            rows,
+            row_bytes,
+            reduced,
+            every_hop=every_hop,
+        )
+        for rank, rows in enumerate(placed.ranks)
+    ]
+
+
+def gpu_traffic(
+    machine: MachineModel, candidate: Candidate, placed: PlacedRows, row_bytes: int
+) -> dict[str, float]:
+    """Bytes of feature rows per step by link, whole transactions, over all GPUs."""
+    total: dict[str, float] = {}
+    for rank, rows in enumerate(placed.ranks):
+        for place, count in sorted(rows.rows.items()):
+            moved = link_bytes(machine, candidate, place, rank, count, row_bytes)
+            for name, carried in moved.items():
+                total[name] = total.get(name, 0.0) + carried
+    return total

@@ -1,0 +1,133 @@
+"""The discrete choices where ranks are GPUs: how many, which ones, in which cliques.
+
+The GPUs of a candidate are taken clique by clique (packed), or one from each PCIe switch before a
+second one shares its port (spread): peers near or host links unshared. Batches are made in line:
+how far a GPU overlaps its loader with its compute is planned for where it was measured, and nothing
+is measured on a preset (modelling.md 5).
+"""
+
+from collections.abc import Sequence
+
+from planner.candidate import Candidate
+from planner.errors import SettingsError
+from planner.machine import MachineModel
+from planner.machine_routes import routes
+from planner.settings import PlanSettings
+from planner.solver.candidates import candidates
+from runtime.plan import Threads
+
+GPU_TABLES = ("gpu_flops", "gpu_kernel", "gpu_message", "gpu_context", "gpu_process")
+"""What a machine must know of its GPUs for plans to use them."""
+
+
+def plans_gpus(machine: MachineModel) -> bool:
+    """Whether there are GPUs and enough is known of them; a probe does not measure them yet."""
+    return bool(machine.gpus) and all(name in machine.tables for name in GPU_TABLES)
+
+
+def machine_candidates(
+    settings: PlanSettings, machine: MachineModel, policies: tuple[str, ...]
+) -> list[Candidate]:
+    """Every way to run the workload on that machine: on its GPUs, or else on its cores.
+
+    Raises:
+        SettingsError: more devices than the machine has, or than seeds in a batch.
+    """
+    if not plans_gpus(machine):
+        return candidates(settings, machine.num_cores, policies)
+    found: list[Candidate] = []
+    for count in gpu_counts(machine, settings.devices, settings.workload.batch_size):
+        for gpus, cliques in _choices(machine, count):
+            for topology in ("host", "replicated"):
+                for policy in policies:
+                    found.append(
+                        Candidate(
+                            num_ranks=count,
+                            threads=Threads(compute=1, sample=0, gather=1),
+                            prefetch_depth=2,
+                            policy=policy,
+                            gpus=gpus,
+                            cliques=cliques,
+                            topology=topology,
+                        )
+                    )
+    return found
+
+
+def gpu_counts(machine: MachineModel, devices: int | None, batch_size: int) -> list[int]:
+    """Numbers of GPUs to try: the user's, or powers of two on one host, then whole hosts.
+
+    Raises:
+        SettingsError: more than there are, or than seeds in a batch.
+    """
+    total = len(machine.gpus)
+    if devices is not None:
+        if devices > min(total, batch_size):
+            what = f"{total} devices (the GPUs of {machine.name})"
+            if batch_size < total:
+                what = f"{batch_size} devices (the seeds of a batch)"
+            raise SettingsError(f"expected at most {what}, found {devices}; ask for fewer")
+        return [devices]
+    each = sum(gpu.host == machine.gpus[0].host for gpu in machine.gpus)
+    counts = {2**i for i in range(each.bit_length()) if 2**i <= each} | {each}
+    hosts = total // each
+    counts |= {each * 2**i for i in range(hosts.bit_length()) if 2**i <= hosts} | {total}
+    return sorted(c for c in counts if c <= batch_size)
+
+
+def _choices(
+    machine: MachineModel, count: int
+) -> list[tuple[tuple[str, ...], tuple[tuple[int, ...], ...]]]:
+    """(GPUs, cliques as ranks) without repetition, the best cover packed first."""
+    found: list[tuple[tuple[str, ...], tuple[tuple[int, ...], ...]]] = []
+    for cover in [machine.cliques, *machine.other_covers]:
+        whole = _covering(machine, cover)
+        packed = [gpu for clique in sorted(whole, key=len, reverse=True) for gpu in clique]
+        for order in (_by_host(machine, packed), _spread(machine)):
+            # Ranks go by the machine's order, so that a host's are next to each other.
+            chosen = set(order[:count])
+            gpus = tuple(gpu.name for gpu in machine.gpus if gpu.name in chosen)
+            rank = {name: r for r, name in enumerate(gpus)}
+            cliques = tuple(
+                tuple(rank[g] for g in clique if g in rank)
+                for clique in whole
+                if any(g in rank for g in clique)
+            )
+            if (gpus, cliques) not in found:
+                found.append((gpus, cliques))
+    return found
+
+
+def _covering(machine: MachineModel, cover: Sequence[Sequence[str]]) -> list[list[str]]:
+    """The cover's cliques of GPUs, and each GPU it leaves out alone."""
+    names = {gpu.name for gpu in machine.gpus}
+    cliques = [[g for g in clique if g in names] for clique in cover]
+    held = {g for clique in cliques for g in clique}
+    return [c for c in cliques if c] + [[g.name] for g in machine.gpus if g.name not in held]
+
+
+def _by_host(machine: MachineModel, order: Sequence[str]) -> list[str]:
+    """The same order, one host after the other."""
+    hosts = {gpu.name: gpu.host for gpu in machine.gpus}
+    return sorted(order, key=lambda name: hosts[name])
+
+
+def _spread(machine: MachineModel) -> list[str]:
+    """GPUs such that each next one shares as few links to its host's memory as can be."""
+    crossed: dict[str, set[str]] = {}
+    for gpu in machine.gpus:
+        memory = "host0" if gpu.host == 0 else f"h{gpu.host}.host0"
+        ways = routes(machine, memory, gpu.name)
+        crossed[gpu.name] = {x.name for way in ways for x in way.links if "h2d" in x.name}
+    left, order = [gpu.name for gpu in machine.gpus], list[str]()
+    used: dict[str, int] = {}
+    hosts = {gpu.name: gpu.host for gpu in machine.gpus}
+    while left:
+        host = min(hosts[name] for name in left)
+        mine = [name for name in left if hosts[name] == host]
+        best = min(mine, key=lambda name: sum(used.get(x, 0) for x in crossed[name]))
+        for link in crossed[best]:
+            used[link] = used.get(link, 0) + 1
+        order.append(best)
+        left.remove(best)
+    return order

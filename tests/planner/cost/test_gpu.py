@@ -1,0 +1,193 @@
+"""Costs of ranks on GPUs: shared links, all-reduce and memory, with numbers added up by hand."""
+
+import math
+
+import pytest
+
+from planner.candidate import Candidate, PlacedRows, RankRows
+from planner.cost.budget import Budgets
+from planner.cost.gpu_all_reduce import gpu_all_reduce, ring_bandwidth
+from planner.cost.gpu_memory import gpu_memory_use, gpu_parts
+from planner.cost.gpu_model import gpu_ranks, gpu_traffic
+from planner.cost.gpu_reads import copy_seconds_per_byte, read_seconds
+from planner.machine import MachineModel
+from planner.probe.presets import load_preset
+from runtime.plan import GraphRef, Threads
+from tests.support.profiles import batch_profile, timing
+
+ROW = 512
+GRAPH = GraphRef(
+    name="g",
+    path="/g",
+    fingerprint="f",
+    num_nodes=1_000_000,
+    num_edges=10_000_000,
+    feature_dim=128,
+    feature_dtype="float32",
+    num_classes=10,
+    task="multiclass",
+    num_train=100_000,
+)
+
+
+def candidate(machine: MachineModel, count: int, *, topology: str = "host") -> Candidate:
+    """The first GPUs, in the machine's cliques."""
+    names = tuple(g.name for g in machine.gpus[:count])
+    rank = {name: r for r, name in enumerate(names)}
+    cliques = [tuple(rank[g] for g in c if g in rank) for c in machine.cliques]
+    return Candidate(
+        num_ranks=count,
+        threads=Threads(),
+        prefetch_depth=2,
+        policy="none",
+        gpus=names,
+        cliques=tuple(c for c in cliques if c),
+        topology="replicated" if topology == "replicated" else "host",
+    )
+
+
+def rows(**by_place: float) -> RankRows:
+    total = sum(by_place.values())
+    return RankRows(
+        rows=dict(by_place),
+        working_rows=dict.fromkeys(by_place, 1.0),
+        shares={k: v / total for k, v in by_place.items()},
+    )
+
+
+def test_seconds_per_row_of_siton_by_hand():
+    machine = load_preset("siton")
+    found = read_seconds(machine, candidate(machine, 8), ROW)
+    # HBM: 16 sectors of 32 B, 1555 GB/s at 60%.
+    assert found["own"] == pytest.approx([512 / (1.555e12 * 0.6)] * 8)
+    # Peer: 12 links of 25 GB/s at 70%.
+    assert found["peer"] == pytest.approx([512 / (12 * 25e9 * 0.7)] * 8)
+    # Host: PCIe 4.0 x16 at 75%, shared by two GPUs of a switch.
+    assert found["host"] == pytest.approx([2 * 512 / (16 * 1.969e9 * 0.75)] * 8)
+
+
+def test_one_gpu_of_a_switch_does_not_share_its_port():
+    machine = load_preset("siton")
+    one, two = (read_seconds(machine, candidate(machine, n), ROW)["host"][0] for n in (1, 2))
+    assert two == pytest.approx(2 * one)
+
+
+def test_a_gpu_alone_in_its_clique_has_no_peer():
+    machine = load_preset("siton")
+    found = read_seconds(machine, candidate(machine, 3), ROW)["peer"]
+    assert found[2] == math.inf
+    assert max(found[:2]) < 1e-6
+    assert "peer" not in read_seconds(machine, candidate(machine, 1), ROW)
+
+
+def test_rows_of_broken_size_move_whole_transactions():
+    machine = load_preset("h200x1")
+    # 100 B rows in units of 64: 2.5 of them (formulas 2.4 [C7]), at 75% of PCIe 5.0 x16.
+    found = read_seconds(machine, candidate(machine, 1), 100)["host"][0]
+    assert found == pytest.approx(160 / (16 * 3.938e9 * 0.75))
+
+
+def test_a_ring_inside_one_nvswitch_is_a3():
+    machine = load_preset("dgx-a100")
+    found = gpu_all_reduce(machine, candidate(machine, 8), 4e6)
+    # 2 (P - 1) (a + n / (P B)): a 10 us, B 12 links of 25 GB/s at 90%.
+    assert found.seconds == pytest.approx(14 * (10e-6 + 4e6 / (8 * 12 * 25e9 * 0.9)))
+    assert "derived" in found.words
+
+
+def test_a_ring_over_several_hosts_is_a3s_hierarchy():
+    machine = load_preset("perlmutter:2")
+    found = gpu_all_reduce(machine, candidate(machine, 8), 4e6)
+    inside = 2 * 3 * (10e-6 + 4e6 / (4 * 4 * 25e9 * 0.9))
+    outside = 2 * 1 * (30e-6 + 4e6 / (4 * 2) / (4 * 25e9 * 0.85 / 4))
+    assert found.seconds == pytest.approx(inside + outside)
+
+
+def test_a_ring_over_pcie_is_as_slow_as_its_slowest_hop():
+    machine = load_preset("pcie-4090x4")
+    # Each hop goes up one slot and down another: PCIe 4.0 x16 at 82%.
+    names = [g.name for g in machine.gpus]
+    assert ring_bandwidth(machine, names) == pytest.approx(16 * 1.969e9 * 0.82)
+    assert ring_bandwidth(machine, names[:1]) == math.inf
+
+
+def test_stages_of_a_rank_by_hand():
+    machine = load_preset("h200x1")
+    chosen = candidate(machine, 1)
+    placed = PlacedRows(policy="none", ranks=[rows(host=1000.0)], host_rows=1)
+    found = gpu_ranks(machine, chosen, placed, batch_profile(100), timing(100, 1), ROW)[0]
+    pcie, hbm = 16 * 3.938e9 * 0.75, 4.8e12
+    # 1000 rows over PCIe, 1000 rows written at 85% of the memory's rate, one kernel.
+    assert found.gather == pytest.approx(1000 * 512 / pcie + 1000 * 512 / (hbm * 0.85) + 1e-5)
+    # 2000 drawn edges of 64 B, 400 expanded vertices' offsets of 64 B, 3 hash reads of 32 B
+    # for every edge, 8 kernels for each of 2 hops.
+    sample = 2400 * 64 / pcie + 3 * 2000 * 32 / (hbm * 0.6) + 16e-5
+    assert found.sample == pytest.approx(sample)
+    assert found.copy == pytest.approx(2e-5 + 1600 / (16 * 3.938e9 * 0.82))
+    assert found.all_reduce == 0.0
+    assert all("measured" not in words for words in found.provenance.values())
+
+
+def test_topology_in_gpu_memory_is_read_there():
+    machine = load_preset("dgx-a100")
+    placed = PlacedRows(policy="none", ranks=[rows(host=10.0)] * 8, host_rows=1)
+
+    def sample(topology: str) -> float:
+        chosen = candidate(machine, 8, topology=topology)
+        return gpu_ranks(machine, chosen, placed, batch_profile(100), timing(100, 8), ROW)[0].sample
+
+    assert sample("replicated") < sample("host")
+
+
+def test_traffic_over_each_link_is_counted_whole():
+    machine = load_preset("siton")
+    placed = PlacedRows(
+        policy="x", ranks=[rows(own=5.0, peer=10.0, host=100.0), rows(host=1.0)], host_rows=1
+    )
+    found = gpu_traffic(machine, candidate(machine, 2), placed, ROW)
+    # Both GPUs' 101 rows of 512 B cross the switch's port; the bridge from the far socket has half.
+    assert found["plx0.h2d"] == pytest.approx(101 * 512)
+    assert found["bridge.1.0"] == pytest.approx(101 * 512 / 2)
+    assert found["nvlink.gpu1.gpu0"] == pytest.approx(10 * 512)
+    # What comes over PCIe and NVLink crosses the GPU's own memory too.
+    assert found["gpu0.hbm"] == pytest.approx(115 * 512)
+
+
+def test_memory_of_gpus_and_hosts_by_hand():
+    machine = load_preset("siton")
+    chosen = candidate(machine, 2, topology="replicated")
+    parts = [
+        gpu_parts(chosen, GRAPH, batch_profile(100), timing(100, 2), machine, r, ROW, 4, Budgets())
+        for r in range(2)
+    ]
+    topology = 8 * 1_000_001 + 4 * 10_000_000
+    assert parts[0]["topology"] == topology
+    assert parts[0]["reserve"] == round(0.05 * 42_949_672_960)
+    assert parts[0]["location table"] == 4_000_000
+    keeps = [RankRows(rows={}, working_rows={}, shares={}, own_rows=1000)] * 2
+    placed = PlacedRows(policy="x", ranks=keeps, host_rows=500_000)
+    used = gpu_memory_use(parts, chosen, GRAPH, placed, ROW, machine, Budgets(device_bytes=2**30))
+    assert set(used) == {"rank0", "rank1", "host0"}
+    assert used["rank0"].parts["own rows"] == 1000 * ROW
+    assert used["rank0"].capacity == 2**30
+    assert used["host0"].total == 2 * 3_000_000_000 + 500_000 * ROW + topology
+
+
+def test_every_host_has_its_own_memory_use():
+    machine = load_preset("perlmutter:2")
+    chosen = candidate(machine, 8)
+    placed = PlacedRows(
+        policy="x",
+        ranks=[RankRows(rows={}, working_rows={}, shares={})] * 8,
+        host_rows=1,
+    )
+    used = gpu_memory_use([{}] * 8, chosen, GRAPH, placed, ROW, machine, Budgets())
+    assert {"host0", "h1.host0"} <= set(used)
+    assert used["host0"].parts["ranks"] == 4 * 3_000_000_000
+
+
+def test_copies_to_gpus_of_one_switch_share_its_port():
+    machine = load_preset("dgx-v100")
+    alone = copy_seconds_per_byte(machine, candidate(machine, 1))[0]
+    assert alone == pytest.approx(1 / (16 * 0.985e9 * 0.82))
+    assert copy_seconds_per_byte(machine, candidate(machine, 2)) == pytest.approx([2 * alone] * 2)

@@ -1,0 +1,165 @@
+"""Plans for GPUs that are not here: whole folders from presets, marked as predicted."""
+
+import json
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from planner.cli import main
+from planner.errors import PlanDoesNotFit, SettingsError
+from planner.explain import explain, render
+from planner.pipeline import plan
+from planner.probe.presets import load_preset
+from planner.settings import PlanSettings
+from runtime.features.location import LocationTable
+from runtime.graph.dataset import Graph
+from runtime.graph.generate import generate_rmat
+from runtime.plan import Plan, Workload, load_array, load_plan
+
+SETTINGS = PlanSettings(workload=Workload(batch_size=256, hidden=16, fanouts=[10, 5]))
+STAGES = {"sample", "gather", "copy", "forward_backward", "all_reduce", "optimizer"}
+
+
+@pytest.fixture(scope="module")
+def graph(tmp_path_factory: pytest.TempPathFactory) -> Graph:
+    folder = tmp_path_factory.mktemp("graphs") / "g"
+    return generate_rmat(folder, num_nodes=5000, degree=10, feature_dim=256, seed=1)
+
+
+@pytest.fixture(autouse=True)
+def cache(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+    monkeypatch.setenv("GNNPLAN_CACHE", str(tmp_path_factory.getbasetemp() / "gpu-cache"))
+
+
+def make(graph: Graph, out: Path, machine: str, **changes: object) -> Plan:
+    settings = PlanSettings(**{"workload": SETTINGS.workload, **changes})
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return plan(graph.path, settings, machine=load_preset(machine), out=out)
+
+
+def budget(graph: Graph, out: Path, machine: str, devices: int, rows: int) -> int:
+    """Device memory that leaves room for so many rows of 1 KiB beside everything else."""
+    parts = make(graph, out, machine, devices=devices, policy="none").prediction.memory_bytes
+    fixed = max(sum(parts[f"rank{g}"].parts.values()) for g in range(devices))
+    reserve = max(parts[f"rank{g}"].parts["reserve"] for g in range(devices))
+    return int((fixed - reserve + rows * 1024) / 0.95) + 1
+
+
+@pytest.mark.parametrize(
+    ("machine", "cliques"),
+    [("siton", 4), ("dgx-v100", 2)],
+)
+def test_a_plan_on_all_gpus_names_devices_cliques_and_every_stage(
+    graph: Graph, tmp_path: Path, machine: str, cliques: int
+):
+    room = budget(graph, tmp_path / "q", machine, 8, 500)
+    made = make(graph, tmp_path / "p", machine, devices=8, device_memory_bytes=room)
+    found = load_plan(tmp_path / "p", verify_arrays=True)
+    assert found == made
+    assert [d.kind for d in made.strategy.devices] == ["cuda"] * 8
+    assert [d.memory for d in made.strategy.devices] == [f"gpu{g}.memory" for g in range(8)]
+    assert len({d.clique for d in made.strategy.devices}) == cliques
+    assert made.strategy.pipeline == ["seeds", "sample", "gather", "copy", "batch"]
+    assert set(made.prediction.stages) >= STAGES
+    assert made.prediction.step_seconds.value == pytest.approx(
+        sum(made.prediction.stages[s] for s in (*STAGES, "batch"))
+    )
+    assert not [w for w in made.prediction.provenance.values() if w.startswith("measured")]
+    assert made.machine.provenance == "preset"
+    assert set(made.prediction.memory_bytes) == {*(f"rank{g}" for g in range(8)), "host0"}
+    assert min(m.headroom for m in made.prediction.memory_bytes.values()) >= 0
+
+
+def test_peers_are_read_inside_a_clique_and_never_across(graph: Graph, tmp_path: Path):
+    made = make(
+        graph,
+        tmp_path / "p",
+        "siton",
+        devices=8,
+        device_memory_bytes=budget(graph, tmp_path / "q", "siton", 8, 500),
+        policy="song-jiang",
+    )
+    clique = {d.rank: d.clique for d in made.strategy.devices}
+    read: set[tuple[int, int]] = set()
+    for rank in clique:
+        codes = load_array(made, tmp_path / "p", f"feature_location_{rank}")
+        own = {g: load_array(made, tmp_path / "p", f"feature_own_ids_{g}") for g in clique}
+        LocationTable(np.asarray(codes), made.strategy.features.sources).check(own, rank)
+        for number in np.unique(np.asarray(codes) & 0xFF):
+            source = made.strategy.features.sources[int(number)]
+            if source.kind == "peer":
+                read.add((rank, source.rank))
+    assert read
+    assert all(clique[a] == clique[b] for a, b in read)
+    assert any(share.get("peer", 0) > 0 for share in made.prediction.hit_rates.values())
+
+
+def test_the_number_of_gpus_is_chosen_and_the_others_are_listed(graph: Graph, tmp_path: Path):
+    made = make(graph, tmp_path / "p", "siton")
+    step = made.prediction.step_seconds.value
+    listed = [a for a in made.alternatives if a.step_seconds is not None]
+    counts = {int(a.name.split(" GPU")[0]) for a in made.alternatives}
+    assert len(counts | {made.num_ranks}) >= 3
+    assert all(a.step_seconds >= step * (1 - 0.11) for a in listed if a.step_seconds is not None)
+
+
+def test_a_repeated_plan_is_the_same_to_the_byte(graph: Graph, tmp_path: Path):
+    for name in "ab":
+        make(graph, tmp_path / name, "dgx-v100")
+    a, b = ({p.name: p.read_bytes() for p in (tmp_path / n).iterdir()} for n in "ab")
+    assert a == b
+
+
+def test_rows_that_host_memory_cannot_hold_are_read_from_disk(graph: Graph, tmp_path: Path):
+    made = make(
+        graph,
+        tmp_path / "p",
+        "h200x1",
+        device_memory_bytes=budget(graph, tmp_path / "q", "h200x1", 1, 100),
+        # The process, the topology, and 1000 rows of 1 KiB.
+        host_memory_bytes=3_000_000_000 + 8 * 5001 + 4 * graph.num_edges + 1000 * 1024,
+    )
+    assert made.prediction.hit_rates["rank0"]["disk"] > 0
+    assert made.prediction.traffic_bytes["disk0.read"] > 0
+
+
+def test_a_gpu_without_room_is_refused_with_the_sum(graph: Graph, tmp_path: Path):
+    with pytest.raises(PlanDoesNotFit, match=r"context 900.0 MB .* > 500.0 MB usable"):
+        make(graph, tmp_path / "p", "siton", device_memory_bytes=500_000_000)
+    assert not (tmp_path / "p").exists()
+
+
+def test_a_model_that_cannot_be_timed_here_is_refused(graph: Graph, tmp_path: Path):
+    work = Workload(batch_size=256, fanouts=[10, 5], model="tests.nowhere:factory")
+    with pytest.raises(SettingsError, match="expected model sage, gcn, gat"):
+        make(graph, tmp_path / "p", "siton", workload=work)
+
+
+def test_several_hosts_have_ranks_on_each(graph: Graph, tmp_path: Path):
+    made = make(graph, tmp_path / "p", "perlmutter:2", devices=8)
+    assert [(d.host, d.index) for d in made.strategy.devices] == [
+        (h, i) for h in range(2) for i in range(4)
+    ]
+    assert made.strategy.devices[5].memory == "h1.gpu1.memory"
+
+
+def test_the_explanation_says_which_gpus_and_that_it_is_derived(graph: Graph, tmp_path: Path):
+    text = render(explain(make(graph, tmp_path / "p", "siton", devices=4)))
+    first = text.splitlines()[0]
+    assert first.startswith("4 GPUs (gpu")
+    assert "of siton" in first
+    assert "sample: derived" in text
+    assert "NVLink +10%" in text
+
+
+def test_the_command_plans_for_a_preset(
+    graph: Graph, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    arguments = ["plan", str(graph.path), "-o", str(tmp_path / "p"), "--machine", "perlmutter:2"]
+    assert main([*arguments, "--batch-size", "256", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["machine"]["name"] == "perlmutter:2"
+    assert {d["kind"] for d in document["strategy"]["devices"]} == {"cuda"}
