@@ -63,6 +63,8 @@ class Comparison:
     stages_within_bar: bool
     """Every stage above 2% of the step is within 50%."""
     notes: list[str] = field(default_factory=list[str])
+    factors: dict[str, float] = field(default_factory=dict[str, float])
+    """Measured over raw predicted seconds by stage, learnt from this machine's runs."""
 
 
 def absolute_percentage_error(predicted: float, measured: float) -> float:

@@ -8,6 +8,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from planner.calibrate import calibrated
 from planner.cost.model import link_of
 from planner.errors import PlanDoesNotFit, SettingsError
 from planner.explain import seconds_text
@@ -80,7 +81,7 @@ def reopen(plan: Plan, changes: Sequence[str] = ()) -> Search:
         host_bytes=settings.host_memory_bytes,
     )
     request = replace(search.request, machine=changed.machine, budgets=budgets)
-    return replace(search, request=request, settings=settings)
+    return calibrated(replace(search, request=request, settings=settings), record.factors)
 
 
 def whatif(plan: Plan, changes: Sequence[str]) -> WhatIf:

@@ -138,6 +138,10 @@ def plan_command(
     oversubscribe: Annotated[
         bool, typer.Option("--oversubscribe", help="Allow more threads than cores.")
     ] = False,
+    calibrated: Annotated[
+        bool,
+        typer.Option("--calibrated", help="Scale stages by what compare learnt on this machine."),
+    ] = False,
     as_json: JsonFlag = False,
 ) -> None:
     """Find the plan with the lowest predicted time per step."""
@@ -177,18 +181,26 @@ def plan_command(
         oversubscribe=oversubscribe,
     )
     refuse_foreign_folder(output)
-    make_plan(graph, output, settings, machine=machine, as_json=as_json)
+    make_plan(graph, output, settings, machine=machine, as_json=as_json, calibrated=calibrated)
 
 
 def make_plan(
-    graph: Path, output: Path, settings: PlanSettings, *, machine: str | None, as_json: bool
+    graph: Path,
+    output: Path,
+    settings: PlanSettings,
+    *,
+    machine: str | None,
+    as_json: bool,
+    calibrated: bool = False,
 ) -> None:
     """Plan, write the folder and print the explanation."""
     from planner.pipeline import plan
 
     model = machine_for_planning(machine)
     with progress_bar("plan") as progress:
-        result = plan(graph, settings, machine=model, out=output, progress=progress)
+        result = plan(
+            graph, settings, machine=model, out=output, progress=progress, calibrate=calibrated
+        )
     if as_json:
         emit_json(result)
         return

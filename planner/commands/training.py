@@ -1,6 +1,7 @@
 """`gnnplan train` and `gnnplan compare`."""
 
 import sys
+from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, cast
@@ -30,8 +31,8 @@ from planner.commands.common import (
     seconds_text,
 )
 from planner.compare import Comparison, compare
-from runtime.plan import load_plan
-from runtime.report import load_report
+from runtime.plan import Plan, load_plan
+from runtime.report import RunReport, load_report
 
 
 class Executor(StrEnum):
@@ -175,11 +176,25 @@ def compare_command(
     as_json: JsonFlag = False,
 ) -> None:
     """Predicted against measured, per stage."""
-    result = compare(load_plan(plan), load_report(plan))
+    found, report = load_plan(plan), load_report(plan)
+    result = _learnt(found, report, compare(found, report))
     if as_json:
         emit_json(result)
         return
     print_comparison(result)
+
+
+def _learnt(plan: Plan, report: RunReport, result: Comparison) -> Comparison:
+    """The comparison with the machine's factors after this run, and alarms among its notes."""
+    from planner.calibrate import refit
+    from planner.record import load_record, record_path
+
+    used = load_record(plan).factors if record_path(plan.plan_id).is_file() else {}
+    try:
+        factors, alarms = refit(result, report, plan.machine.fingerprint, used)
+    except OSError as error:
+        return replace(result, notes=[*result.notes, f"factors were not kept: {error}"])
+    return replace(result, factors=factors, notes=[*result.notes, *alarms])
 
 
 def print_comparison(result: Comparison) -> None:

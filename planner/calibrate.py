@@ -1,0 +1,193 @@
+"""What runs taught about the model: a factor per stage, kept beside the raw numbers.
+
+`compare` adds each trustworthy run's measured over raw predicted seconds, by stage, to a file of
+the machine; the factor of a stage is the median over the latest runs. `plan --calibrated` scales
+the tables that the stage is priced from; the machine file and the profile stay as they were
+measured.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+
+from planner.compare import Comparison
+from planner.errors import SettingsError
+from planner.machine import MachineModel
+from planner.machine_table import Table
+from planner.profiling.cache import cache_folder
+from planner.solver.search import Search
+from planner.workload import ModelTiming, WorkloadProfile
+from runtime import codec
+from runtime.report import RunReport
+
+LATEST = 20
+"""Runs that factors rest on."""
+DRIFT = 1.25
+"""A run farther than this from the factor it should confirm raises the alarm."""
+CONFIRMED = 3
+"""Runs a factor must rest on before a run can drift from it."""
+TABLES = {
+    "sample": ("sample_edge", "sample_vertex"),
+    "gather": ("gather", "mapped_gather", "disk_read"),
+    "exchange_rows": ("all_to_all", "all_to_all_stepped"),
+    "all_reduce": ("all_reduce", "all_reduce_stepped"),
+}
+"""Tables of the machine by the stage they price; ids of an exchange go with its rows."""
+TIMED = ("forward_backward", "optimizer", "batch")
+"""Stages priced from the profile's timing of the model."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Observation:
+    """One run held against its plan."""
+
+    plan_id: str
+    step_seconds: float
+    """Measured; with the plan it names the run, so that no run counts twice."""
+    ratios: dict[str, float]
+    """Measured over raw predicted seconds, by stage."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Calibration:
+    """Runs of one machine."""
+
+    fingerprint: str
+    observations: list[Observation] = field(default_factory=list[Observation])
+
+    def factors(self) -> dict[str, float]:
+        """Median ratio of each stage over the latest runs that had it."""
+        found: dict[str, list[float]] = {}
+        for each in self.observations[-LATEST:]:
+            for stage, ratio in each.ratios.items():
+                found.setdefault(stage, []).append(ratio)
+        return {stage: float(np.median(r)) for stage, r in sorted(found.items())}
+
+    def count(self, stage: str) -> int:
+        """Runs that the factor of a stage rests on."""
+        return sum(stage in o.ratios for o in self.observations[-LATEST:])
+
+
+def calibration_path(fingerprint: str) -> Path:
+    """Where the runs of a machine are kept."""
+    return cache_folder().parent / "calibration" / f"{fingerprint}.json"
+
+
+def load_calibration(fingerprint: str) -> Calibration:
+    """The runs of a machine; none where there is no file.
+
+    Raises:
+        SettingsError: the file is damaged.
+    """
+    path = calibration_path(fingerprint)
+    if not path.is_file():
+        return Calibration(fingerprint=fingerprint)
+    try:
+        return codec.decode(Calibration, json.loads(path.read_text()))
+    except (OSError, ValueError) as error:
+        raise SettingsError(f"{path}: not a calibration ({error}); remove it") from None
+
+
+def refit(
+    comparison: Comparison, report: RunReport, fingerprint: str, used: Mapping[str, float]
+) -> tuple[dict[str, float], list[str]]:
+    """Add a run to the machine's file, and say where it departs from what earlier ones taught.
+
+    Args:
+        comparison: the run against its plan.
+        report: the run; it is left out where it has too few steps or the machine was busy.
+        fingerprint: of the machine that ran it.
+        used: factors that the plan was made with; empty for the raw model.
+
+    Returns:
+        The machine's factors after this run, and alarms.
+
+    Raises:
+        SettingsError: the file is damaged.
+        OSError: it cannot be written.
+    """
+    known = load_calibration(fingerprint)
+    if not report.step_seconds.enough or report.noise.overloaded:
+        return known.factors(), []
+    ratios = {
+        name: stage.measured / stage.predicted * used.get(name, 1.0)
+        for name, stage in comparison.stages.items()
+        if name in (*TABLES, *TIMED) and stage.predicted > 0 and stage.measured > 0
+    }
+    new = Observation(
+        plan_id=comparison.plan_id, step_seconds=report.step_seconds.median, ratios=ratios
+    )
+    others = [
+        o
+        for o in known.observations
+        if (o.plan_id, o.step_seconds) != (new.plan_id, new.step_seconds)
+    ]
+    before = replace(known, observations=others)
+    alarms = drifted(before, ratios)
+    after = replace(known, observations=[*others, new][-LATEST:])
+    path = calibration_path(fingerprint)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    codec.write_text_atomically(path, codec.dumps(after))
+    return after.factors(), alarms
+
+
+def drifted(known: Calibration, ratios: Mapping[str, float]) -> list[str]:
+    """One line for each stage that is no longer what its factor says."""
+    factors = known.factors()
+    return [
+        f"drift: {stage} took {ratio / factors[stage]:.2f} times what the last "
+        f"{known.count(stage)} runs taught (factor {factors[stage]:.2f}, now {ratio:.2f}); "
+        "the machine may have changed: probe it again"
+        for stage, ratio in ratios.items()
+        if known.count(stage) >= CONFIRMED and not 1 / DRIFT <= ratio / factors[stage] <= DRIFT
+    ]
+
+
+def calibrated(search: Search, factors: Mapping[str, float]) -> Search:
+    """The search with every stage's rates multiplied by its factor; what has none stays."""
+    request = search.request
+    return replace(
+        search,
+        request=replace(
+            request,
+            machine=calibrated_machine(request.machine, factors),
+            profile=calibrated_profile(request.profile, factors),
+        ),
+    )
+
+
+def calibrated_machine(machine: MachineModel, factors: Mapping[str, float]) -> MachineModel:
+    """The machine with scaled tables, which then say that they are derived."""
+    scaled = {
+        name: _scaled(machine.tables[name], factors[stage])
+        for stage, names in TABLES.items()
+        if stage in factors
+        for name in names
+        if name in machine.tables
+    }
+    return machine.with_tables(scaled)
+
+
+def calibrated_profile(profile: WorkloadProfile, factors: Mapping[str, float]) -> WorkloadProfile:
+    """The profile with the model's seconds scaled."""
+    if not any(stage in factors for stage in TIMED):
+        return profile
+
+    def one(timing: ModelTiming) -> ModelTiming:
+        return replace(
+            timing,
+            forward_backward=_scaled(timing.forward_backward, factors.get("forward_backward", 1.0)),
+            optimizer=_scaled(timing.optimizer, factors.get("optimizer", 1.0)),
+            batch_seconds=timing.batch_seconds * factors.get("batch", 1.0),
+        )
+
+    return replace(profile, timing={k: one(t) for k, t in profile.timing.items()})
+
+
+def _scaled(table: Table, factor: float) -> Table:
+    if factor == 1.0:
+        return table
+    return replace(table, values=[v * factor for v in table.values], provenance="derived")

@@ -1,0 +1,147 @@
+"""Factors per stage: learnt from runs, kept beside the raw model, used only where asked."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from planner import pipeline
+from planner.calibrate import (
+    CONFIRMED,
+    calibrated_machine,
+    calibration_path,
+    load_calibration,
+    refit,
+)
+from planner.cli import main
+from planner.compare import Comparison, compare
+from planner.errors import SettingsError
+from planner.profiling.cache import Profile
+from planner.record import load_record
+from planner.settings import PlanSettings
+from planner.whatif import whatif
+from runtime.graph.dataset import Graph
+from runtime.plan import Plan, Workload
+from runtime.report import RunReport, save_report
+from tests.planner.test_compare import report, stage
+from tests.support.machines import machine
+from tests.support.profiles import profile
+
+SETTINGS = PlanSettings(workload=Workload(batch_size=100, hidden=8, fanouts=[5, 3]), devices=1)
+
+
+@pytest.fixture(autouse=True)
+def cache(monkeypatch: pytest.MonkeyPatch, small_graph: Graph, tmp_path: Path) -> Profile:
+    """A cache of its own, and a profile that nothing is measured for."""
+    monkeypatch.setenv("GNNPLAN_CACHE", str(tmp_path / "cache"))
+    made = profile(small_graph.num_nodes, 100)
+    monkeypatch.setattr(pipeline, "profile", lambda *a, **k: made)
+    return made
+
+
+def make(graph: Graph, out: Path, *, calibrate: bool = False) -> Plan:
+    return pipeline.plan(graph.path, SETTINGS, machine=machine(), out=out, calibrate=calibrate)
+
+
+def run(plan: Plan, factor: float, number: int = 0) -> RunReport:
+    """A run whose gather takes `factor` times the predicted seconds; all else as predicted."""
+    stages = {
+        name: stage(seconds * (factor if name == "gather" else 1.0))
+        for name, seconds in plan.prediction.stages.items()
+    }
+    made = report(plan)
+    seconds = replace(
+        made.step_seconds,
+        median=plan.prediction.step_seconds.value * (1 + number / 1e6),
+        count=50,
+        discarded=10,
+        enough=True,
+    )
+    ranks = [replace(r, stages=stages) for r in made.ranks]
+    noise = replace(made.noise, overloaded=False)
+    return replace(made, step_seconds=seconds, ranks=ranks, noise=noise)
+
+
+def learn(plan: Plan, factor: float, number: int = 0) -> tuple[dict[str, float], list[str]]:
+    made = run(plan, factor, number)
+    used = load_record(plan).factors
+    return refit(compare(plan, made), made, plan.machine.fingerprint, used)
+
+
+def test_a_factor_is_the_median_of_runs_and_no_run_counts_twice(
+    small_graph: Graph, tmp_path: Path
+) -> None:
+    plan = make(small_graph, tmp_path / "p")
+    for number, factor in enumerate((1.2, 1.4, 1.2)):
+        factors, alarms = learn(plan, factor, number)
+        assert alarms == []
+    assert factors["gather"] == pytest.approx(1.2)
+    assert factors["forward_backward"] == pytest.approx(1.0)
+    learn(plan, 1.4, 1)
+    assert len(load_calibration(plan.machine.fingerprint).observations) == 3
+
+
+def test_a_calibrated_plan_takes_as_long_as_was_measured_and_the_raw_one_stays(
+    small_graph: Graph, tmp_path: Path
+) -> None:
+    raw = make(small_graph, tmp_path / "raw")
+    learn(raw, 1.5)
+    better = make(small_graph, tmp_path / "better", calibrate=True)
+    assert better.prediction.stages["gather"] == pytest.approx(
+        raw.prediction.stages["gather"] * 1.5
+    )
+    assert "derived" in better.prediction.provenance["gather"]
+    assert better.machine.calibration != raw.machine.calibration
+    assert make(small_graph, tmp_path / "again").plan_id == raw.plan_id
+    # A run as the calibrated plan predicts confirms the factor: ratios are to the raw model.
+    factors, _ = learn(better, 1.0)
+    assert factors["gather"] == pytest.approx(1.5)
+    # And what is priced again from its record is what it predicts.
+    found = whatif(better, ["devices=1"])
+    assert found.after is not None
+    assert found.after.step_seconds == better.prediction.step_seconds
+
+
+def test_a_run_that_departs_from_what_was_learnt_raises_the_alarm(
+    small_graph: Graph, tmp_path: Path
+) -> None:
+    plan = make(small_graph, tmp_path / "p")
+    for number in range(CONFIRMED):
+        assert learn(plan, 1.1, number)[1] == []
+    _, alarms = learn(plan, 1.9, 99)
+    assert len(alarms) == 1
+    assert alarms[0].startswith("drift: gather took 1.73 times")  # 1.9 / 1.1, by hand
+
+
+def test_a_run_that_cannot_be_trusted_teaches_nothing(small_graph: Graph, tmp_path: Path) -> None:
+    plan = make(small_graph, tmp_path / "p")
+    made = run(plan, 2.0)
+    busy = replace(made, noise=replace(made.noise, overloaded=True))
+    short = replace(made, step_seconds=replace(made.step_seconds, enough=False))
+    for each in (busy, short):
+        found: Comparison = compare(plan, each)
+        assert refit(found, each, plan.machine.fingerprint, {}) == ({}, [])
+    assert not calibration_path(plan.machine.fingerprint).exists()
+
+
+def test_only_the_named_stages_tables_are_scaled() -> None:
+    raw = machine()
+    found = calibrated_machine(raw, {"gather": 2.0})
+    assert found.tables["gather"].values == [2 * v for v in raw.tables["gather"].values]
+    assert found.tables["sample_edge"] == raw.tables["sample_edge"]
+    assert found.tables["gather"].provenance == "derived"
+
+
+def test_compare_learns_and_a_damaged_file_is_said(
+    small_graph: Graph, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "p"
+    plan = make(small_graph, folder)
+    save_report(run(plan, 1.3), folder)
+    assert main(["compare", str(folder), "--json"]) == 0
+    assert '"factors"' in capsys.readouterr().out
+    path = calibration_path(plan.machine.fingerprint)
+    path.write_text("{")
+    with pytest.raises(SettingsError, match="not a calibration"):
+        load_calibration(plan.machine.fingerprint)
+    assert main(["compare", str(folder)]) == 2
