@@ -136,7 +136,7 @@ def search_for(
         settings=settings,
         hotness=found.hotness,
         out_degree=functools.cache(lambda: count_out_degree(graph.indices, graph.num_nodes)),
-        parts=functools.cache(lambda name, ranks: _parts(graph, name, ranks)),
+        parts=functools.cache(functools.partial(_parts, graph)),
     )
 
 

@@ -11,8 +11,15 @@ POLICIES = (
     "none",
     "naive",
     "random",
+    "metis",
     "degree",
+    "gnnlab",
+    "quiver",
+    "pagraph",
+    "pagraph-plus",
     "song-jiang",
+    "legion",
+    "joint",
 )
 """Named placements that can be planned today."""
 

@@ -5,7 +5,7 @@ Each is one short function on the same instance; what a system keeps of the topo
 topology, returns a `Reason` and no number.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,10 +13,19 @@ from numpy.typing import NDArray
 
 from planner.placement import baselines
 from planner.placement.costs import RowCosts
-from planner.placement.layout import Held, Instance, Layout, Reason, read_nearest
+from planner.placement.layout import (
+    Held,
+    Instance,
+    Kind,
+    Layout,
+    Reason,
+    as_laws,
+    read_nearest,
+)
 from planner.placement.legion import place_legion
+from planner.placement.network import network_of_costs
 from planner.placement.order import hotness_order
-from planner.placement.reads import DISK, HOST, OWN, PEER
+from planner.placement.reads import DISK, HOST, OWN, PEER, Heat
 from planner.placement.song_jiang import best_of
 
 Ids = NDArray[np.int64]
@@ -173,6 +182,37 @@ NAMED: dict[str, Callable[[Instance, Knowledge], Layout | Reason]] = {
     "legion": _legion,
 }
 """Every published policy, and none. The first kind of an instance are its feature rows."""
+
+
+def rows_instance(
+    hotness: Heat,
+    costs: RowCosts,
+    capacity_rows: Sequence[int],
+    cliques: Sequence[Sequence[int]],
+    host_rows: int | None,
+) -> Instance:
+    """Feature rows alone, at seconds per row: sizes and budgets count rows.
+
+    Args:
+        hotness: p(v), shape [N] or [G, N].
+        costs: seconds per row, gross.
+        capacity_rows: rows each device may hold.
+        cliques: devices that read each other.
+        host_rows: rows the host may hold; None: all.
+    """
+    num_devices = len(capacity_rows)
+    heat, laws = as_laws(hotness, num_devices)
+    return Instance(
+        kinds=(Kind(name="features", heat=heat, laws=laws, size=1, read_bytes=1.0),),
+        cliques=tuple(tuple(clique) for clique in cliques),
+        device_bytes=tuple(int(rows) for rows in capacity_rows),
+        host_bytes=host_rows,
+        network=network_of_costs(costs, 1, num_devices),
+    )
+
+
+WITHOUT_PEERS = ("gnnlab", "pagraph", "pagraph-plus")
+"""Policies whose devices never read each other."""
 
 
 def place_named(policy: str, instance: Instance, know: Knowledge) -> Layout | Reason:

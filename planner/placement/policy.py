@@ -1,6 +1,6 @@
 """Named placements: one function from a policy's name to the rows each device holds."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
@@ -8,10 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.errors import SettingsError
-from planner.placement import baselines
 from planner.placement.costs import RowCosts
 from planner.placement.evaluate import Evaluation, evaluate
+from planner.placement.layout import Reason
 from planner.placement.order import Probabilities, check_hotness, hotness_order
+from planner.placement.policies import WITHOUT_PEERS, Knowledge, place_named, rows_instance
 from planner.placement.song_jiang import (
     CliquePlacement,
     Objective,
@@ -21,7 +22,21 @@ from planner.placement.song_jiang import (
     sort_key,
 )
 
-Policy = Literal["none", "naive", "random", "degree", "song-jiang"]
+Policy = Literal[
+    "none",
+    "naive",
+    "random",
+    "metis",
+    "degree",
+    "gnnlab",
+    "quiver",
+    "pagraph",
+    "pagraph-plus",
+    "song-jiang",
+    "legion",
+]
+Parts = Callable[[str, int], NDArray[np.int32]]
+"""Device of each node, by a partitioner's name and the number of devices."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,6 +67,7 @@ def place(
     cliques: Sequence[Sequence[int]] | None = None,
     host_rows: int | None = None,
     out_degree: NDArray[np.int64] | None = None,
+    parts: Parts | None = None,
     row_bytes: int = 0,
     seed: int = 0,
     objective: Objective = "max",
@@ -59,14 +75,15 @@ def place(
     """Place feature rows by a named policy.
 
     Args:
-        policy: none (devices hold nothing), naive, random, degree or song-jiang.
+        policy: a name of `Policy`; none leaves the devices empty.
         hotness: p(v), shape [N] when all devices draw from the same law, else [G, N].
         costs: Seconds per row, gross.
         capacity_rows: Rows each of the G devices may hold.
         cliques: Devices that can read each other's rows; None: all of them.
         host_rows: Rows host memory may hold; the hottest it must serve are kept there and the rest
             stay on disk. None: all of them.
-        out_degree: Lists each vertex stands in, shape [N]; for policy degree.
+        out_degree: Lists each vertex stands in, shape [N]; for degree, quiver and pagraph.
+        parts: Partitions of the graph; for metis, pagraph and pagraph-plus.
         row_bytes: Bytes per row.
         seed: For policy random.
         objective: What song-jiang minimises over the devices of a clique.
@@ -99,12 +116,24 @@ def place(
         )
 
     if policy != "song-jiang":
-        return finish(_baseline(policy, hotness, capacity_rows, out_degree, seed))
-    found = [
+        instance = rows_instance(hotness, costs, capacity_rows, groups, host_rows)
+        num = len(capacity_rows)
+        know = Knowledge(
+            out_degree=out_degree,
+            parts=None if parts is None else lambda name: parts(name, num),
+            seed=seed,
+        )
+        found = place_named(policy, instance, know)
+        if isinstance(found, Reason):
+            raise SettingsError(f"policy {policy}: {found.why}")
+        if policy in WITHOUT_PEERS:
+            groups = [[g] for g in range(num)]
+        return finish(found.held[0].own)
+    tried = [
         finish(*_song_jiang(hotness, miss, capacity_rows, groups, objective))
         for miss in _costs_of_a_miss(costs, host_rows, hotness.shape[-1])
     ]
-    return min(found, key=lambda placement: sort_key(placement.evaluation, objective))
+    return min(tried, key=lambda placement: sort_key(placement.evaluation, objective))
 
 
 def _costs_of_a_miss(costs: RowCosts, host_rows: int | None, num_nodes: int) -> list[RowCosts]:
@@ -116,24 +145,6 @@ def _costs_of_a_miss(costs: RowCosts, host_rows: int | None, num_nodes: int) -> 
     if host_rows is None or host_rows >= num_nodes:
         return [costs]
     return [disk] if host_rows == 0 else [costs, disk]
-
-
-def _baseline(
-    policy: str,
-    hotness: Probabilities,
-    capacity_rows: Sequence[int],
-    out_degree: NDArray[np.int64] | None,
-    seed: int,
-) -> list[NDArray[np.int64]]:
-    if policy == "none":
-        return [np.empty(0, np.int64) for _ in capacity_rows]
-    if policy == "naive":
-        return baselines.naive(hotness, capacity_rows)
-    if policy == "random":
-        return baselines.random(hotness, capacity_rows, seed=seed)
-    if out_degree is None:
-        raise SettingsError("policy degree: expected the out-degrees of the graph, found none")
-    return baselines.degree(out_degree, capacity_rows)
 
 
 def _song_jiang(

@@ -99,6 +99,16 @@ def place_joint(
     )
 
 
+def bound_of(instance: Instance, goal: Goal, *, limit: int = 128) -> float:
+    """A lower bound of the objective over all placements, without making one."""
+    rows = objective_rows(instance.network, goal)
+    groups = find_groups(instance, rows)
+    largest = max(instance.device_bytes)
+    buckets = [make_buckets(kind, limit, largest=largest) for kind in instance.kinds]
+    relaxed = relax(instance, rows, groups, buckets, goal=goal)
+    return lagrangian_bound(instance, rows, relaxed.prices)
+
+
 def relax(
     instance: Instance,
     rows: Rows,

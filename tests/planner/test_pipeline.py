@@ -14,7 +14,7 @@ from planner.explain import explain, render
 from planner.machine import MachineModel
 from planner.pipeline import plan
 from planner.profiling.cache import Profile
-from planner.settings import PlanSettings
+from planner.settings import POLICIES, PlanSettings
 from runtime.errors import PlanError
 from runtime.features.location import LocationTable
 from runtime.graph.dataset import Graph
@@ -168,7 +168,7 @@ def test_a_foreign_folder_is_not_overwritten(
     assert (tmp_path / "p" / "thesis.tex").read_text() == "years of work"
 
 
-@pytest.mark.parametrize("policy", ["none", "naive", "random", "degree", "song-jiang"])
+@pytest.mark.parametrize("policy", [name for name in POLICIES if name != "auto"])
 def test_every_named_policy_can_be_planned(
     small_graph: Graph, skewed: Profile, tmp_path: Path, policy: str
 ) -> None:
