@@ -72,6 +72,7 @@ def test_a_factor_is_the_median_of_runs_and_no_run_counts_twice(
     small_graph: Graph, tmp_path: Path
 ) -> None:
     plan = make(small_graph, tmp_path / "p")
+    factors: dict[str, float] = {}
     for number, factor in enumerate((1.2, 1.4, 1.2)):
         factors, alarms = learn(plan, factor, number)
         assert alarms == []

@@ -113,7 +113,10 @@ class InProcessCommunicator(Communicator):
     def all_gather_array(self, array: NDArray[Any]) -> list[NDArray[Any]]:
         return self._exchange(array.copy())
 
-    def broadcast(self, tensor: torch.Tensor, source: int = 0) -> torch.Tensor:
+    def broadcast(
+        self, tensor: torch.Tensor, source: int = 0, *, stage: Stage | None = None
+    ) -> torch.Tensor:
+        del stage
         return tensor.copy_(self._exchange(tensor.clone())[source])
 
     def broadcast_object(self, value: Any, source: int = 0) -> Any:
