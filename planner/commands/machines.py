@@ -42,11 +42,17 @@ def find_machine(name: str) -> MachineModel:
     return load_preset(name) if is_preset(name) else load_machine(Path(name))
 
 
-def doctor(as_json: JsonFlag = False) -> None:
+def doctor(
+    machine: Annotated[
+        Path | None,
+        typer.Option(help="Machine file made here earlier: say what has changed since."),
+    ] = None,
+    as_json: JsonFlag = False,
+) -> None:
     """What this machine can do, what is missing, what to change."""
     from planner.probe.doctor import examine
 
-    findings = examine()
+    findings = examine(None if machine is None else load_machine(machine))
     if as_json:
         emit_json({"findings": findings, "ok": all(f.level != "problem" for f in findings)})
         return

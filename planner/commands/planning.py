@@ -209,15 +209,26 @@ def make_plan(
 
 
 def machine_for_planning(name: str | None) -> MachineModel:
-    """The named machine, or this one: probed once and cached by its fingerprint."""
+    """The named machine, or this one: probed once and cached by its fingerprint.
+
+    Raises:
+        MachineError: it was probed here and its GPUs are no longer joined as they were.
+    """
     if name is not None:
         from planner.commands.machines import find_machine
 
-        return find_machine(name)
-    from planner.probe.probe import load_or_probe
+        machine = find_machine(name)
+    else:
+        from planner.probe.probe import load_or_probe
 
-    with progress_bar("probe") as progress:
-        return load_or_probe(quick=False, progress=progress)
+        with progress_bar("probe") as progress:
+            machine = load_or_probe(quick=False, progress=progress)
+    if machine.gpus and machine.provenance == "measured":
+        from planner.probe.nvml import inventory
+        from planner.probe.topology import refuse_changed
+
+        refuse_changed(machine, inventory())
+    return machine
 
 
 def _devices(text: str) -> int | None:

@@ -13,6 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from planner.machine import MachineModel
+from planner.probe.nvml import Inventory, inventory
+from planner.probe.topology import Fault, changes, faults
+
 LEAST_SHARED_MEMORY_BYTES = 1 << 30
 LEAST_OPEN_FILES = 1024
 LEAST_DISK_BYTES = 5 << 30
@@ -28,14 +32,19 @@ class Finding:
     advice: str = ""
 
 
-def examine() -> list[Finding]:
-    """Everything worth knowing before planning here."""
+def examine(machine: MachineModel | None = None) -> list[Finding]:
+    """Everything worth knowing before planning here.
+
+    Args:
+        machine: a machine file made here earlier; what changed since is reported.
+    """
     return [
         _python(),
         _torch(),
         _cores(),
         _memory(),
         *_gpus(),
+        *_topology(machine),
         _shared_memory(),
         _open_files(),
         _locked_memory(),
@@ -115,6 +124,33 @@ def _gpus() -> list[Finding]:
             )
         ]
     return [Finding(check="gpu", level="ok", found=str(gpu)) for gpu in gpus]
+
+
+def _topology(machine: MachineModel | None) -> list[Finding]:
+    """Links, slots and NUMA nodes of the GPUs here, and against an earlier machine file."""
+    return topology_findings(inventory(), machine)
+
+
+def topology_findings(
+    found: Inventory | None, machine: MachineModel | None = None
+) -> list[Finding]:
+    """Faults of an inventory, and its differences from a machine file, as findings."""
+    if found is None:
+        gone = machine is not None and machine.provenance == "measured" and machine.gpus
+        lost = Fault(
+            check="gpu",
+            found="the machine file has GPUs, none is here",
+            advice="load the driver, or name this machine's own file",
+        )
+        wrong = [lost] if gone else []
+    else:
+        wrong = faults(found) + (changes(machine, found) if machine else [])
+    if found is not None and not wrong:
+        return [Finding(check="gpu links", level="ok", found="all up, at full width")]
+    return [
+        Finding(check=f"gpu {f.check}", level="problem", found=f.found, advice=f.advice)
+        for f in wrong
+    ]
 
 
 def _shared_memory() -> Finding:

@@ -5,12 +5,14 @@ model reads the tables they were derived from. GPU links carry what the driver s
 are measured: their provenance is `derived` and never `measured`.
 """
 
+import networkx as nx
 import numpy as np
 
-from planner.machine import Link, Memory, Processor, Table
+from planner.machine import Link, Memory, Processor, Switch, Table
 from planner.partition.cliques import clique_covers
 from planner.probe.fit import fit_alpha_beta
 from planner.probe.nvml import Gpu, Inventory
+from planner.probe.pcie import shared_bridges
 
 PCIE_BYTES_PER_SECOND_PER_LANE = {
     1: 0.25e9,
@@ -104,7 +106,13 @@ def gpu_parts(inventory: Inventory) -> tuple[list[Processor], list[Memory], list
             continue
         processors.append(
             Processor(
-                name=name, kind="cuda", memory=f"{name}.memory", uuid=gpu.uuid, model=gpu.name
+                name=name,
+                kind="cuda",
+                memory=f"{name}.memory",
+                uuid=gpu.uuid,
+                model=gpu.name,
+                numa_node=-1 if gpu.numa_node is None else gpu.numa_node,
+                bus_id=gpu.bus_id,
             )
         )
         memories.append(
@@ -121,7 +129,16 @@ def gpu_parts(inventory: Inventory) -> tuple[list[Processor], list[Memory], list
 def gpu_links(inventory: Inventory) -> list[Link]:
     """PCIe to the host, direct NVLinks, and one switch node with each GPU's port capacity."""
     present = {gpu.index: gpu for gpu in inventory.gpus if gpu.memory_bytes is not None}
-    links = [link for gpu in present.values() for link in _pcie_links(gpu)]
+    groups = pcie_groups(inventory)
+    above = {g: f"plx{s}" for s, group in enumerate(groups) for g in group}
+    links: list[Link] = []
+    for s, group in enumerate(groups):
+        # The port above is taken to be as wide as the widest slot below it.
+        widest = max((present[g] for g in group), key=_pcie_rate)
+        links += _pcie_links(widest, f"plx{s}", "host0", f"plx{s}")
+    for gpu in present.values():
+        port = above.get(gpu.index, "host0")
+        links += _pcie_links(gpu, f"pcie{gpu.index}", port, f"gpu{gpu.index}.memory")
     switched: dict[int, int] = {}
     for pair in inventory.pairs:
         if pair.first not in present or pair.second not in present or not pair.num_nvlinks:
@@ -139,25 +156,59 @@ def gpu_links(inventory: Inventory) -> list[Link]:
     return links
 
 
-def _pcie_links(gpu: Gpu) -> list[Link]:
-    """Both directions at the highest rate of the slot; none where the driver does not say."""
-    lane = PCIE_BYTES_PER_SECOND_PER_LANE.get(gpu.pcie_max_generation or 0)
-    if lane is None or not gpu.pcie_max_width:
+def pcie_groups(inventory: Inventory) -> list[list[int]]:
+    """GPUs that share an upstream port: those under one bridge, as the device tree says.
+
+    Where the tree is hidden, those whose way to each other does not pass the host bridge.
+    """
+    present = {gpu.index for gpu in inventory.gpus if gpu.memory_bytes is not None}
+    bridges = {g.index: g.pci_bridges for g in inventory.gpus if g.pci_bridges is not None}
+    if present <= set(bridges):
+        return shared_bridges({index: bridges[index] for index in sorted(present)})
+    near: nx.Graph[int] = nx.Graph()
+    near.add_edges_from(
+        (pair.first, pair.second)
+        for pair in inventory.pairs
+        if pair.common_ancestor in ("internal", "single", "multiple")
+        and {pair.first, pair.second} <= present
+    )
+    return sorted(sorted(group) for group in nx.connected_components(near))
+
+
+def gpu_switches(inventory: Inventory) -> list[Switch]:
+    """PCIe switches that GPUs share, and the NVSwitch fabric taken as one node."""
+    found = [Switch(name=f"plx{s}", kind="pcie") for s in range(len(pcie_groups(inventory)))]
+    if any(pair.via_switch and pair.num_nvlinks for pair in inventory.pairs):
+        found.append(Switch(name="nvswitch0", kind="nvlink"))
+    return found
+
+
+def pcie_width(gpu: Gpu) -> int:
+    """Lanes in use, at most those of the slot; 0 where unknown. Widths do not rest when idle."""
+    known = [width for width in (gpu.pcie_width, gpu.pcie_max_width) if width]
+    return min(known) if gpu.pcie_max_width else 0
+
+
+def _pcie_rate(gpu: Gpu) -> float:
+    lane = PCIE_BYTES_PER_SECOND_PER_LANE.get(gpu.pcie_max_generation or 0, 0.0)
+    return lane * pcie_width(gpu)
+
+
+def _pcie_links(gpu: Gpu, name: str, above: str, below: str) -> list[Link]:
+    """Both directions at the slot's generation and the lanes in use; none where unknown."""
+    if not _pcie_rate(gpu):
         return []
-    name = f"gpu{gpu.index}"
     return [
         Link(
-            name=f"pcie{gpu.index}.{way}",
+            name=f"{name}.{way}",
             source=source,
             target=target,
             latency_seconds=0.0,
-            bandwidth_bytes_per_second=lane * gpu.pcie_max_width,
+            bandwidth_bytes_per_second=_pcie_rate(gpu),
             provenance="derived",
+            lanes=pcie_width(gpu),
         )
-        for way, source, target in (
-            ("h2d", "host0", f"{name}.memory"),
-            ("d2h", f"{name}.memory", "host0"),
-        )
+        for way, source, target in (("h2d", above, below), ("d2h", below, above))
     ]
 
 
@@ -174,12 +225,13 @@ def _nvlink(gpu: Gpu, source: str, target: str, count: int) -> list[Link]:
             latency_seconds=0.0,
             bandwidth_bytes_per_second=float(np.median(speeds)) * count,
             provenance="derived",
+            lanes=count,
         )
     ]
 
 
-def nvlink_cliques(inventory: Inventory) -> list[list[str]]:
-    """The fewest groups of GPUs joined all to all by NVLink; link counts break ties."""
+def nvlink_covers(inventory: Inventory) -> list[list[list[str]]]:
+    """Covers by the fewest groups of GPUs joined all to all by NVLink, best first."""
     place = {gpu.index: position for position, gpu in enumerate(inventory.gpus)}
     joined = np.zeros((len(place), len(place)), np.int64)
     for pair in inventory.pairs:
@@ -187,4 +239,11 @@ def nvlink_cliques(inventory: Inventory) -> list[list[str]]:
             a, b = place[pair.first], place[pair.second]
             joined[a, b] = joined[b, a] = pair.num_nvlinks
     names = [f"gpu{gpu.index}" for gpu in inventory.gpus]
-    return [[names[g] for g in clique] for clique in clique_covers(joined)[0].cliques]
+    return [
+        [[names[g] for g in clique] for clique in cover.cliques] for cover in clique_covers(joined)
+    ]
+
+
+def nvlink_cliques(inventory: Inventory) -> list[list[str]]:
+    """The best of `nvlink_covers`; link counts break ties."""
+    return nvlink_covers(inventory)[0]

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from planner.probe.nvlinks import NvLink, bus_key, pair_links, read_links
+from planner.probe.pcie import PciDevices, SysfsDevices
 
 COMMON_ANCESTORS = {
     0: "internal",
@@ -42,6 +43,10 @@ class Gpu:
     memory_bytes: int | None
     mig: bool | None
     numa_node: int | None
+    numa_conflict: tuple[int, int] | None
+    """What NVML and the system say of the NUMA node, where they disagree."""
+    pci_bridges: list[str] | None
+    """PCI addresses above it, the one next to the root first."""
     cpus: list[int] | None
     """Cores next to it."""
     pcie_generation: int | None
@@ -111,12 +116,15 @@ class Asker:
         return answer.decode() if isinstance(answer, bytes) else str(answer)
 
 
-def inventory(nvml: Any = None, sysfs: Path = Path("/sys")) -> Inventory | None:
+def inventory(
+    nvml: Any = None, sysfs: Path = Path("/sys"), *, devices: PciDevices | None = None
+) -> Inventory | None:
     """Ask NVML for GPUs and links.
 
     Args:
         nvml: a module like pynvml; None imports it.
-        sysfs: where PCI devices say their NUMA node, a cross-check.
+        sysfs: where PCI devices say their NUMA node and the bridges above them.
+        devices: looks PCI devices up instead of `sysfs`.
 
     Returns:
         None where there is no NVML, no driver or no GPU.
@@ -131,18 +139,18 @@ def inventory(nvml: Any = None, sysfs: Path = Path("/sys")) -> Inventory | None:
     except nvml.NVMLError:
         return None
     try:
-        return _read_inventory(Asker(nvml), sysfs)
+        return _read_inventory(Asker(nvml), devices or SysfsDevices(sysfs))
     finally:
         nvml.nvmlShutdown()
 
 
-def _read_inventory(asker: Asker, sysfs: Path) -> Inventory | None:
+def _read_inventory(asker: Asker, devices: PciDevices) -> Inventory | None:
     count = asker.number("nvmlDeviceGetCount") or 0
     handles = [(i, asker.ask("nvmlDeviceGetHandleByIndex", i)) for i in range(count)]
     usable = [(i, handle) for i, handle in handles if handle is not None]
     if not usable:
         return None
-    gpus = [_read_gpu(asker, i, handle, sysfs) for i, handle in usable]
+    gpus = [_read_gpu(asker, i, handle, devices) for i, handle in usable]
     pairs = [
         _read_pair(asker, gpus[a], gpus[b], usable[a][1], usable[b][1])
         for a in range(len(gpus))
@@ -165,13 +173,15 @@ def _read_inventory(asker: Asker, sysfs: Path) -> Inventory | None:
     )
 
 
-def _read_gpu(asker: Asker, index: int, handle: Any, sysfs: Path) -> Gpu:
+def _read_gpu(asker: Asker, index: int, handle: Any, devices: PciDevices) -> Gpu:
     pci = asker.ask("nvmlDeviceGetPciInfo", handle)
     bus_id = bus_key(pci.busId) if pci is not None else ""
     capability: Any = asker.ask("nvmlDeviceGetCudaComputeCapability", handle)
     memory = asker.ask("nvmlDeviceGetMemoryInfo", handle)
     mig = asker.ask("nvmlDeviceGetMigMode", handle)
     processes = asker.ask("nvmlDeviceGetComputeRunningProcesses", handle)
+    facts = devices.facts(bus_id)
+    node, conflict = _numa_node(asker, handle, None if facts is None else facts.numa_node)
     compute = None if capability is None else (int(capability[0]), int(capability[1]))
     return Gpu(
         index=index,
@@ -181,7 +191,9 @@ def _read_gpu(asker: Asker, index: int, handle: Any, sysfs: Path) -> Gpu:
         compute_capability=compute,
         memory_bytes=None if memory is None else int(memory.total),
         mig=None if mig is None else int(mig[0]) == 1,
-        numa_node=_numa_node(asker, handle, bus_id, sysfs),
+        numa_node=node,
+        numa_conflict=conflict,
+        pci_bridges=None if facts is None else facts.bridges,
         cpus=_bits(asker.ask("nvmlDeviceGetCpuAffinity", handle, MASK_WORDS)),
         pcie_generation=asker.number("nvmlDeviceGetCurrPcieLinkGeneration", handle),
         pcie_width=asker.number("nvmlDeviceGetCurrPcieLinkWidth", handle),
@@ -200,17 +212,21 @@ def _bits(mask: Any) -> list[int] | None:
     return [64 * w + b for w, word in enumerate(words) for b in range(64) if word >> b & 1]
 
 
-def _numa_node(asker: Asker, handle: Any, bus_id: str, sysfs: Path) -> int | None:
-    """The one NUMA node next to the GPU; None where unknown or where the two sources disagree."""
+def _numa_node(
+    asker: Asker, handle: Any, told: int | None
+) -> tuple[int | None, tuple[int, int] | None]:
+    """The one NUMA node next to the GPU, unknown where the two sources disagree; and what they say.
+
+    Args:
+        asker: asks NVML.
+        handle: the device.
+        told: what the system says; None: it does not know.
+    """
     nodes = _bits(asker.ask("nvmlDeviceGetMemoryAffinity", handle, MASK_WORDS, 0))
     asked = nodes[0] if nodes is not None and len(nodes) == 1 else None
-    try:
-        told = int((sysfs / "bus/pci/devices" / bus_id / "numa_node").read_text())
-    except (OSError, ValueError):
-        return asked
-    if told < 0:  # the system does not know
-        return asked
-    return told if asked is None or asked == told else None
+    if told is None or asked is None:
+        return (asked if told is None else told), None
+    return (told, None) if asked == told else (None, (asked, told))
 
 
 def _read_pair(asker: Asker, a: Gpu, b: Gpu, handle_a: Any, handle_b: Any) -> GpuPair:

@@ -15,7 +15,15 @@ from pathlib import Path
 from typing import Any
 
 from planner.errors import MachineError
-from planner.machine import MachineModel, Memory, Processor, Table, load_machine, save_machine
+from planner.machine import (
+    MachineModel,
+    Memory,
+    Processor,
+    Switch,
+    Table,
+    load_machine,
+    save_machine,
+)
 from planner.probe import collectives, disk, host, links, memory, overlap, sampling
 from planner.probe.context import ProbeContext, ProgressCallback
 from planner.probe.hosts import measure_hosts
@@ -140,13 +148,15 @@ def _assemble(
     processors: list[Processor] = [host.host_processor(facts)]
     found_links, link_notes = links.host_links(tables)
     gpus = inventory()
-    cliques: list[list[str]] = []
+    covers: list[list[list[str]]] = [[]]
+    switches: list[Switch] = []
     if gpus is not None:
         more_processors, more_memories, gpu_notes = links.gpu_parts(gpus)
         processors += more_processors
         memories = memories + more_memories
         found_links += links.gpu_links(gpus)
-        cliques = links.nvlink_cliques(gpus)
+        switches = links.gpu_switches(gpus)
+        covers = links.nvlink_covers(gpus)
         notes = notes + gpu_notes
     return MachineModel(
         name=platform.node() or "this-machine",
@@ -155,7 +165,9 @@ def _assemble(
         processors=processors,
         memories=memories,
         links=found_links,
-        cliques=cliques,
+        switches=switches,
+        cliques=covers[0],
+        other_covers=covers[1:],
         tables=tables,
         noise=noise,
         versions=facts["versions"],

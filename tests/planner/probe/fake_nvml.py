@@ -11,13 +11,19 @@ from typing import Any
 class NVMLError(Exception):
     """As in pynvml."""
 
+    value = 999
+
 
 class NVMLError_NotSupported(NVMLError):  # noqa: N801, N818
     """As in pynvml."""
 
+    value = 3
+
 
 class NVMLError_NoPermission(NVMLError):  # noqa: N801, N818
     """As in pynvml."""
+
+    value = 4
 
 
 class NVMLError_LibraryNotFound(NVMLError):  # noqa: N801, N818
@@ -52,6 +58,11 @@ class Device:
     refused: set[str] = field(default_factory=set)
     """Functions that raise NotSupported for this device."""
     processes: int = 0
+    pcie_generation: int = 4
+    pcie_width: int = 16
+    """In use; the slot has 16."""
+    links_forbidden: bool = False
+    """Asking for links is refused for want of permission, as under MIG."""
 
 
 class FakeNvml:
@@ -67,11 +78,13 @@ class FakeNvml:
         *,
         nvlink_peer: dict[tuple[int, int], int] | None = None,
         ancestor: int = 40,
+        ancestors: dict[tuple[int, int], int] | None = None,
         init_error: NVMLError | None = None,
     ):
         self.devices = devices
         self.nvlink_peer = nvlink_peer or {}
         self.ancestor = ancestor
+        self.ancestors = ancestors or {}
         self.init_error = init_error
         self.shut_down = False
 
@@ -112,6 +125,8 @@ class FakeNvml:
 
     def nvmlDeviceGetNvLinkCapability(self, device: Device, index: int, _: int) -> int:  # noqa: N802
         self._check(device, "nvmlDeviceGetNvLinkCapability")
+        if device.links_forbidden:
+            raise NVMLError_NoPermission("MIG")
         if index >= len(device.links):
             raise NVMLError_NotSupported("no such link")
         return 1
@@ -122,9 +137,10 @@ class FakeNvml:
         pair = (self.devices.index(a), self.devices.index(b))
         return self.nvlink_peer.get(pair, 5) if index == 2 else 0
 
-    def nvmlDeviceGetTopologyCommonAncestor(self, a: Device, _: Device) -> int:  # noqa: N802
+    def nvmlDeviceGetTopologyCommonAncestor(self, a: Device, b: Device) -> int:  # noqa: N802
         self._check(a, "nvmlDeviceGetTopologyCommonAncestor")
-        return self.ancestor
+        pair = (self.devices.index(a), self.devices.index(b))
+        return self.ancestors.get(pair, self.ancestor)
 
     def __getattr__(self, name: str) -> Any:
         """Plain getters of one device."""
@@ -138,8 +154,8 @@ class FakeNvml:
             "nvmlDeviceGetMemoryAffinity": lambda d, n, _: [d.numa_mask] + [0] * (n - 1),
             "nvmlDeviceGetCpuAffinity": lambda _, n: [0b1100] + [0] * (n - 2) + [1],
             "nvmlDeviceGetCurrPcieLinkGeneration": lambda _: 1,
-            "nvmlDeviceGetCurrPcieLinkWidth": lambda _: 16,
-            "nvmlDeviceGetMaxPcieLinkGeneration": lambda _: 4,
+            "nvmlDeviceGetCurrPcieLinkWidth": lambda d: d.pcie_width,
+            "nvmlDeviceGetMaxPcieLinkGeneration": lambda d: d.pcie_generation,
             "nvmlDeviceGetMaxPcieLinkWidth": lambda _: 16,
             "nvmlDeviceGetComputeRunningProcesses": lambda d: [None] * d.processes,
             "nvmlDeviceGetNvLinkState": lambda d, i: d.links[i].up,

@@ -1,0 +1,225 @@
+"""NVML recorded and played back, in a form that any binding can be recorded to.
+
+A recording is JSON: each call with its arguments, and its answer or error code. Devices are written
+`device:<index>`. `Recorder` stands before a module like pynvml and notes what passes; `Replay`
+stands in for the module and answers from the notes. What was not recorded is refused, as an old
+driver would.
+"""
+
+import functools
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+from planner.errors import MachineError
+from planner.probe.nvlinks import bus_key
+from planner.probe.pcie import PciDevices, RecordedDevices
+from runtime import codec
+
+FORMAT = "gnnplan-nvml-1"
+NOT_FOUND = 13
+"""NVML_ERROR_FUNCTION_NOT_FOUND: what a call that was not recorded is answered with."""
+HANDLE = "nvmlDeviceGetHandleByIndex"
+FIELDS: dict[str, tuple[str, ...]] = {
+    "nvmlDeviceGetPciInfo": ("busId",),
+    "nvmlDeviceGetNvLinkRemotePciInfo": ("busId",),
+    "nvmlDeviceGetMemoryInfo": ("total",),
+}
+"""Calls that answer with a structure, and the fields that are kept."""
+
+
+class NVMLError(Exception):
+    """An error code, as in pynvml."""
+
+    def __init__(self, value: int = NOT_FOUND) -> None:
+        super().__init__(f"NVML error {value}")
+        self.value = value
+
+
+class NVMLError_InvalidArgument(NVMLError):  # noqa: N801, N818
+    """Code 2: there is no such link or device."""
+
+
+class NVMLError_NotSupported(NVMLError):  # noqa: N801, N818
+    """Code 3: the device cannot do this."""
+
+
+class NVMLError_NoPermission(NVMLError):  # noqa: N801, N818
+    """Code 4: the user may not, or MIG is on."""
+
+
+ERRORS: dict[int, type[NVMLError]] = {
+    2: NVMLError_InvalidArgument,
+    3: NVMLError_NotSupported,
+    4: NVMLError_NoPermission,
+}
+
+
+class Recorder:
+    """Stands before a module like pynvml: passes every call on and notes it.
+
+    Args:
+        nvml: the module.
+        devices: where PCI devices are looked up; noted too.
+    """
+
+    def __init__(self, nvml: Any, devices: PciDevices | None = None) -> None:
+        self._nvml = nvml
+        self._devices = devices
+        self._handles: list[tuple[Any, str]] = []
+        self.calls: dict[str, Any] = {}
+        self.NVMLError = nvml.NVMLError
+        for name in ("NVMLError_NotSupported", "NVMLError_InvalidArgument"):
+            if hasattr(nvml, name):
+                setattr(self, name, getattr(nvml, name))
+
+    def __getattr__(self, name: str) -> Any:
+        function = getattr(self._nvml, name)
+        if not callable(function) or not name.startswith("nvml"):
+            return function
+        return functools.partial(self._pass_on, name, function)
+
+    def _pass_on(self, name: str, function: Callable[..., Any], *arguments: Any) -> Any:
+        key = call_key(name, [self._plain_argument(a) for a in arguments])
+        try:
+            answer = function(*arguments)
+        except self._nvml.NVMLError as error:
+            self.calls[key] = {"error": int(getattr(error, "value", NOT_FOUND))}
+            raise
+        if name == HANDLE:
+            self._handles.append((answer, f"device:{arguments[0]}"))
+            self.calls[key] = f"device:{arguments[0]}"
+        else:
+            self.calls[key] = _plain(name, answer)
+        return answer
+
+    def _plain_argument(self, value: Any) -> Any:
+        for handle, text in self._handles:
+            if value is handle:
+                return text
+        return value
+
+    def recording(self, *, name: str, real: bool, source: str) -> dict[str, Any]:
+        """What was noted so far, as plain data.
+
+        Args:
+            name: of the machine.
+            real: a driver answered, not a construction.
+            source: which machine, when, by whom; or what it was constructed from.
+        """
+        bus_ids = sorted({_bus_of(v) for k, v in self.calls.items() if "PciInfo" in k} - {""})
+        known = {} if self._devices is None else {b: self._devices.facts(b) for b in bus_ids}
+        return {
+            "format": FORMAT,
+            "name": name,
+            "real": real,
+            "source": source,
+            "calls": dict(sorted(self.calls.items())),
+            "pci": {bus: codec.to_plain(facts) for bus, facts in known.items() if facts},
+        }
+
+
+def call_key(name: str, arguments: Sequence[Any]) -> str:
+    """A call as text.
+
+    >>> call_key("nvmlDeviceGetNvLinkState", ["device:0", 3])
+    'nvmlDeviceGetNvLinkState(device:0, 3)'
+    """
+    words = [a if isinstance(a, str) else json.dumps(a, default=list) for a in arguments]
+    return f"{name}({', '.join(words)})"
+
+
+def _bus_of(answer: dict[str, Any]) -> str:
+    return bus_key(answer.get("busId") or "")
+
+
+def _plain(name: str, answer: Any) -> Any:
+    """An answer as JSON's types: text, numbers, lists, and structures as objects."""
+    if name in FIELDS:
+        return {field: _scalar(getattr(answer, field)) for field in FIELDS[name]}
+    if name == "nvmlDeviceGetFieldValues":
+        first = answer[0]
+        return [{"nvmlReturn": int(first.nvmlReturn), "uiVal": int(first.value.uiVal)}]
+    if name == "nvmlDeviceGetComputeRunningProcesses":
+        return [{} for _ in answer]  # how many; who they are is nobody's business
+    if isinstance(answer, str | bytes) or answer is None:
+        return _scalar(answer)
+    if hasattr(answer, "__iter__"):
+        return [int(each) for each in answer]
+    return _scalar(answer)
+
+
+def _scalar(value: Any) -> Any:
+    if isinstance(value, bytes):
+        return value.decode()
+    return value if isinstance(value, str) or value is None else int(value)
+
+
+class Replay:
+    """Stands in for the module pynvml and answers from a recording.
+
+    Args:
+        recording: what `Recorder.recording` returned, or a file's content.
+
+    Raises:
+        MachineError: it is no recording.
+    """
+
+    NVMLError = NVMLError
+    NVMLError_NotSupported = NVMLError_NotSupported
+    NVMLError_InvalidArgument = NVMLError_InvalidArgument
+    NVMLError_NoPermission = NVMLError_NoPermission
+
+    def __init__(self, recording: dict[str, Any]) -> None:
+        calls = recording.get("calls")
+        if recording.get("format") != FORMAT or not isinstance(calls, dict):
+            raise MachineError(
+                f"expected a recording of format {FORMAT}, found {recording.get('format')!r}"
+            )
+        self.calls = cast("dict[str, Any]", calls)
+        self.recording = recording
+        self.devices = RecordedDevices(recording.get("pci", {}))
+
+    def __getattr__(self, name: str) -> Any:
+        if not name.startswith("nvml"):
+            raise AttributeError(name)
+        return functools.partial(self._answer, name)
+
+    def _answer(self, name: str, *arguments: Any) -> Any:
+        if name in ("nvmlInit", "nvmlShutdown"):
+            return None
+        answer: Any = self.calls.get(call_key(name, arguments), {"error": NOT_FOUND})
+        code = _error_code(answer)
+        if code is not None:
+            raise ERRORS.get(code, NVMLError)(code)
+        if name in FIELDS:
+            return SimpleNamespace(**answer)
+        if name == "nvmlDeviceGetFieldValues":
+            value = SimpleNamespace(uiVal=answer[0]["uiVal"])
+            return [SimpleNamespace(nvmlReturn=answer[0]["nvmlReturn"], value=value)]
+        return answer
+
+
+def _error_code(answer: Any) -> int | None:
+    """The code of an answer that is an error."""
+    if not isinstance(answer, dict):
+        return None
+    code: Any = cast("dict[str, Any]", answer).get("error")
+    return None if code is None else int(code)
+
+
+def load_replay(path: Path) -> Replay:
+    """A recording from its file.
+
+    Raises:
+        MachineError: missing, not JSON, or no recording.
+    """
+    try:
+        document = json.loads(Path(path).read_text())
+    except (OSError, ValueError) as error:
+        raise MachineError(f"{path}: expected an NVML recording, found {error}") from None
+    if not isinstance(document, dict):
+        raise MachineError(f"{path}: expected an NVML recording, found {type(document).__name__}")
+    return Replay(cast("dict[str, Any]", document))

@@ -1,0 +1,209 @@
+"""What is wrong with how GPUs are joined, from what the driver says; and what has changed.
+
+`faults` looks at one inventory: links that are down, slots at part of their width, sources that
+contradict each other. `changes` holds an inventory against a machine file made earlier: its plans
+rest on those links. Capability bits are facts here, never rates.
+"""
+
+from collections import Counter
+from dataclasses import dataclass
+
+from planner.errors import MachineError
+from planner.machine import Link, MachineModel
+from planner.probe.links import gpu_links, gpu_parts, nvlink_cliques, pcie_groups, pcie_width
+from planner.probe.nvml import Gpu, Inventory
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Fault:
+    """One thing that is not as it should be."""
+
+    check: str
+    """pcie | nvlink | numa | gpu."""
+    found: str
+    advice: str
+
+
+def faults(inventory: Inventory) -> list[Fault]:
+    """What one look at the machine shows, GPUs in order."""
+    found: list[Fault] = []
+    for gpu in inventory.gpus:
+        found += _slot(gpu) + _links_down(gpu)
+    return found + _fewer_links(inventory) + _nodes(inventory)
+
+
+def _slot(gpu: Gpu) -> list[Fault]:
+    width, full = pcie_width(gpu), gpu.pcie_max_width or 0
+    if not width or width >= full:
+        return []
+    return [
+        Fault(
+            check="pcie",
+            found=f"gpu{gpu.index}: {width} of {full} PCIe lanes in use",
+            advice="seat the card again, or give its slot all lanes in the firmware's settings",
+        )
+    ]
+
+
+def _links_down(gpu: Gpu) -> list[Fault]:
+    down = [link.index for link in gpu.nvlinks or [] if link.up is False]
+    if not down:
+        return []
+    return [
+        Fault(
+            check="nvlink",
+            found=f"gpu{gpu.index}: NVLinks {', '.join(map(str, down))} are down",
+            advice="seat the bridge or board again; see nvidia-smi nvlink --status",
+        )
+    ]
+
+
+def _fewer_links(inventory: Inventory) -> list[Fault]:
+    """GPUs of one model with fewer links up than most of their kind."""
+    by_model: dict[str, list[Gpu]] = {}
+    for gpu in inventory.gpus:
+        by_model.setdefault(gpu.name, []).append(gpu)
+    found: list[Fault] = []
+    for model, alike in by_model.items():
+        counts = {g.index: _up(g) for g in alike if g.nvlinks is not None}
+        if not counts:
+            continue
+        usual = max(Counter(counts.values()).items(), key=lambda item: (item[1], item[0]))[0]
+        found += [
+            Fault(
+                check="nvlink",
+                found=f"gpu{index}: {count} NVLinks up, {usual} on other {model}",
+                advice="a link or bridge is missing; see nvidia-smi nvlink --status",
+            )
+            for index, count in counts.items()
+            if count < usual
+        ]
+    return found
+
+
+def _up(gpu: Gpu) -> int:
+    return sum(bool(link.up) for link in gpu.nvlinks or [])
+
+
+def _nodes(inventory: Inventory) -> list[Fault]:
+    found = [
+        Fault(
+            check="numa",
+            found=f"gpu{g.index}: NVML says NUMA node {g.numa_conflict[0]}, the system "
+            f"{g.numa_conflict[1]}",
+            advice="firmware and driver disagree; left unknown, measure which is nearer",
+        )
+        for g in inventory.gpus
+        if g.numa_conflict is not None
+    ]
+    node = {g.index: g.numa_node for g in inventory.gpus}
+    for group in pcie_groups(inventory):
+        nodes = {node[g] for g in group} - {None}
+        if len(nodes) > 1:
+            words = ", ".join(f"gpu{g} on {node[g]}" for g in group)
+            found.append(
+                Fault(
+                    check="numa",
+                    found=f"one PCIe switch, several NUMA nodes: {words}",
+                    advice="the firmware's NUMA table is wrong; measure which node is nearer",
+                )
+            )
+    return found
+
+
+def changes(machine: MachineModel, inventory: Inventory) -> list[Fault]:
+    """What differs from a machine file: GPUs, NUMA nodes, lanes, links, cliques.
+
+    GPUs are matched by UUID: indices depend on the environment.
+
+    Args:
+        machine: as it was probed.
+        inventory: as it is now.
+    """
+    now, _, _ = gpu_parts(inventory)
+    before = {p.uuid: p for p in machine.gpus}
+    after = {p.uuid: p for p in now}
+    advice = "probe the machine again, or mend it; plans made for the file do not hold"
+    found = [
+        Fault(check="gpu", found=f"{p.name} ({p.uuid}) is gone", advice=advice)
+        for uuid, p in before.items()
+        if uuid not in after
+    ]
+    found += [
+        Fault(check="gpu", found=f"{p.name} ({p.uuid}) is new", advice=advice)
+        for uuid, p in after.items()
+        if uuid not in before
+    ]
+    if found:
+        return found
+    called = {p.name: before[uuid].name for uuid, p in after.items()}
+    for uuid, p in after.items():
+        old = before[uuid]
+        if old.numa_node != p.numa_node:
+            words = f"{old.name}: NUMA node {old.numa_node} before, {p.numa_node} now"
+            found.append(Fault(check="numa", found=words, advice=advice))
+    found += _changed_links(machine, gpu_links(inventory), called, advice)
+    groups = sorted(sorted(called[g] for g in clique) for clique in nvlink_cliques(inventory))
+    if groups != sorted(sorted(clique) for clique in machine.cliques):
+        words = f"cliques {_text(machine.cliques)} before, {_text(groups)} now"
+        found.append(Fault(check="nvlink", found=words, advice=advice))
+    return found
+
+
+def _changed_links(
+    machine: MachineModel, now: list[Link], called: dict[str, str], advice: str
+) -> list[Fault]:
+    """Links of GPUs by their ends, as the file names the GPUs."""
+
+    def end(name: str) -> str:
+        gpu, dot, rest = name.partition(".")
+        return called.get(gpu, gpu) + dot + rest
+
+    def of_gpus(links: list[Link], rename: bool) -> dict[tuple[str, str], Link]:
+        ends = {
+            (end(x.source), end(x.target)) if rename else (x.source, x.target): x for x in links
+        }
+        return {k: x for k, x in ends.items() if any(e.startswith(("gpu", "plx")) for e in k)}
+
+    before = of_gpus([x for x in machine.links if x.lanes], rename=False)
+    after = of_gpus(now, rename=True)
+    found: list[Fault] = []
+    for (source, target), link in sorted(before.items()):
+        other = after.get((source, target))
+        lanes = 0 if other is None else other.lanes
+        if lanes != link.lanes:
+            check = "nvlink" if link.name.startswith("nvlink") else "pcie"
+            words = f"{link.name}: {link.lanes} lanes or links before, {lanes} now"
+            found.append(Fault(check=check, found=words, advice=advice))
+    for (source, target), link in sorted(after.items()):
+        if (source, target) not in before:
+            words = f"{link.name}: was not there before"
+            check = "nvlink" if link.name.startswith("nvlink") else "pcie"
+            found.append(Fault(check=check, found=words, advice=advice))
+    return found
+
+
+def _text(cliques: list[list[str]]) -> str:
+    return " ".join("+".join(sorted(clique)) for clique in sorted(cliques))
+
+
+def refuse_changed(machine: MachineModel, inventory: Inventory | None) -> None:
+    """Refuse to plan for a probed machine that is no longer as it was probed.
+
+    Presets, machines without GPUs and machines that are not this one are let through.
+
+    Raises:
+        MachineError: names the first difference and how many there are.
+    """
+    if machine.provenance != "measured" or not machine.gpus or inventory is None:
+        return
+    here = {gpu.uuid for gpu in inventory.gpus}
+    if not here & {gpu.uuid for gpu in machine.gpus}:
+        return
+    found = changes(machine, inventory)
+    if found:
+        more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
+        raise MachineError(
+            f"machine {machine.name}: expected it as it was probed, found {found[0].found}{more}; "
+            "run `gnnplan doctor --machine FILE` and probe again"
+        )
