@@ -82,8 +82,11 @@ def density_shares(
             np.add.at(whole, found.item[~found.to_dealt], taken[~found.to_dealt])
             dealt = np.maximum(dealt, whole) - whole
             shares[name, :, OWN] = whole + dealt / n
-            shares[name, :, PEER] = dealt * (n - 1) / n
-            left = np.maximum(0.0, 1.0 - whole - dealt)
+            # a peer that is no faster than the host is never read (formulas 1.1)
+            read = dealt * (n - 1) / n
+            from_peer = cost[:, PEER] < host
+            shares[name, :, PEER] = np.where(from_peer, read, 0.0)
+            left = np.maximum(0.0, 1.0 - whole - dealt) + np.where(from_peer, 0.0, read)
             shares[name, :, HOST] = left
             missing += left * heat * len(group.devices)
     _leave_to_disk(instance, shares, missing, sizes)

@@ -8,7 +8,7 @@ so neither depends on what the solver claims (formulas 6).
 """
 
 import itertools
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,6 +41,8 @@ class Relaxed:
     """Its value: of the bucketed problem, so between the node-level optimum and rho times it."""
     shares: list[NDArray[np.float64]]
     """By kind: [groups, K, 5]."""
+    reads: NDArray[np.float64]
+    """Bytes by kind, device and place, shape [T, G, 5]."""
     prices: Prices
     solver: str
     status: str
@@ -131,29 +133,30 @@ def relax(
             return _read(instance, groups, buckets, program, answer.x, answer.duals, answer.solver)
         why = f"density order, since {answer.why}"
     shares, prices = density_shares(instance, rows, groups, buckets)
+    reads = _reads(instance, groups, buckets, shares)
     return Relaxed(
-        seconds=_value(instance, rows, groups, buckets, shares),
+        seconds=float(rows.values(reads).max()),
         shares=shares,
+        reads=reads,
         prices=prices,
         solver="sort" if exact else "density",
         status=why,
     )
 
 
-def _value(
+def _reads(
     instance: Instance,
-    rows: Rows,
     groups: Groups,
     buckets: list[Buckets],
     shares: list[NDArray[np.float64]],
-) -> float:
-    """The objective at given shares."""
+) -> NDArray[np.float64]:
+    """Bytes read at given shares, shape [T, G, 5]."""
     read = np.zeros((len(instance.kinds), instance.num_devices, 5))
     for t, (kind, b) in enumerate(zip(instance.kinds, buckets, strict=True)):
         for name, group in enumerate(groups.groups):
             for g in group.devices:
                 read[t, g] = kind.read_bytes * (b.heat[:, kind.laws[g]] @ shares[t][name])
-    return float(rows.values(read).max())
+    return read
 
 
 def _read(
@@ -168,9 +171,11 @@ def _read(
     size = program.num_groups * program.num_buckets * 5
     whole = np.clip(x[:size], 0.0, 1.0).reshape(program.num_groups, program.num_buckets, 5)
     ends = np.cumsum([0, *(len(b.bytes) for b in buckets)])
+    shares = [whole[:, a:b] for a, b in itertools.pairwise(ends.tolist())]
     return Relaxed(
         seconds=float(x[-1]) * program.unit_seconds,
-        shares=[whole[:, a:b] for a, b in itertools.pairwise(ends.tolist())],
+        shares=shares,
+        reads=_reads(instance, groups, buckets, shares),
         prices=read_prices(program, duals, instance, groups),
         solver=solver,
         status="optimal",
@@ -309,8 +314,3 @@ def host_items(
     kept[order[: int(np.searchsorted(ends, instance.host_bytes, side="right"))]] = True
     parts = np.split(kept, np.cumsum([len(s) for s in size])[:-1])
     return list(parts)
-
-
-def with_name(layout: Layout, policy: str) -> Layout:
-    """The layout under another name."""
-    return replace(layout, policy=policy)

@@ -1,0 +1,419 @@
+"""joint against every named policy, its bound, its prices: formulas 6, [U1] to [U6], [C22] on."""
+
+import itertools
+import pickle
+
+import numpy as np
+import pytest
+
+from planner.placement.costs import RowCosts
+from planner.placement.evaluate import evaluate
+from planner.placement.layout import Instance, Kind, Layout, Reason, check_layout
+from planner.placement.network import Network, network_of_costs, objective_rows
+from planner.placement.policies import NAMED, Knowledge, place_named, rows_instance
+from planner.placement.score import score
+from planner.solver import joint as joint_module
+from planner.solver.buckets import make_buckets
+from planner.solver.groups import find_groups
+from planner.solver.joint import bound_of, place_joint, relax
+from planner.solver.lagrange import lagrangian_bound
+from planner.solver.lp import Failure
+from planner.solver.policies import compare_policies, place
+from planner.solver.program import Prices
+from planner.solver.shadow import shadow_prices
+from tests.support.placements import SHAPES, random_instance
+
+GOALS = ("pipelined", "serial", "stages")
+
+
+def instances(number):
+    """Machines, laws, kinds, short host memory and reads across cliques, in turn."""
+    rng = np.random.default_rng(0)
+    names = list(SHAPES)
+    for i in range(number):
+        yield (
+            *random_instance(
+                rng,
+                names[i % 8],
+                laws=("shared", "clique", "device")[(i // 8) % 3],
+                topology=(i // 24) % 2 == 0,
+                host=bool(rng.random() < 0.4),
+                across=bool(rng.random() < 0.3),
+            ),
+            GOALS[i % 3],
+        )
+
+
+def never_worse(number):
+    for i, (instance, know, goal) in enumerate(instances(number)):
+        found = place_joint(instance, goal)
+        assert found.relaxed.status == "optimal"
+        check_layout(instance, found.layout)
+        assert found.score.seconds == score(instance, found.layout, goal).seconds
+        assert found.bound <= found.score.seconds * (1 + 1e-9)
+        for policy in NAMED:
+            other = place_named(policy, instance, know)
+            if isinstance(other, Reason):
+                continue
+            named = score(instance, other, goal).seconds
+            assert found.bound <= named * (1 + 1e-9), (i, policy)
+            assert found.score.seconds <= named * (1 + 1e-9), (i, policy)
+
+
+def test_joint_alone_is_never_worse_than_a_named_policy_on_each_machine():
+    never_worse(24)
+
+
+@pytest.mark.slow
+def test_joint_alone_is_never_worse_than_a_named_policy_on_300_instances():
+    never_worse(300)
+
+
+def two_kinds(pcie, nvlink, hbm=(0.0, 0.0), *, goal_links=True):
+    """Two GPUs of one slot, two items of each of two kinds, as in formulas 6.3."""
+    loads = np.zeros((2, 6, 2, 5))
+    alone = np.full((2, 2, 5), np.inf)
+    for t, g in itertools.product(range(2), range(2)):
+        loads[t, g, g, 3], loads[t, 2 + g, g, 1], loads[t, 4 + g, g, 0] = pcie[t], nvlink[t], hbm[t]
+        alone[t, g, [0, 1, 3]] = hbm[t], nvlink[t], pcie[t]
+    names = ("pcie0", "pcie1", "nvlink0", "nvlink1", "hbm0", "hbm1")
+    kinds = tuple(
+        Kind(name=name, heat=np.ones((1, 2)), laws=(0, 0), size=1, read_bytes=1.0)
+        for name in ("features", "topology")
+    )
+    return Instance(
+        kinds=kinds,
+        cliques=((0, 1),),
+        device_bytes=(1, 1),
+        host_bytes=None,
+        network=Network(links=names, loads=loads, alone=alone),
+    )
+
+
+def solved(instance, goal, **options):
+    rows = objective_rows(instance.network, goal)
+    groups = find_groups(instance, rows)
+    largest = max(instance.device_bytes)
+    buckets = [make_buckets(kind, 512, largest=largest) for kind in instance.kinds]
+    return rows, relax(instance, rows, groups, buckets, goal=goal, **options)
+
+
+def test_a_pipelined_objective_is_not_solved_by_one_order():
+    # formulas [C22]: pcie 10,10,9,9 and nvlink 40,40,1,1; PCIe-density order 40, LP 19.07
+    instance = two_kinds((10.0, 9.0), (40.0, 1.0))
+    assert solved(instance, "pipelined")[1].seconds == pytest.approx(19.07, abs=0.005)
+    first_kind = [[np.array([g]) for g in range(2)], [np.zeros(0, np.int64)] * 2]
+    placed = place_named("none", instance, Knowledge())
+    assert isinstance(placed, Layout)
+    own = []
+    for held, ids in zip(placed.held, first_kind, strict=True):
+        codes = held.elsewhere[0].copy()
+        codes[np.concatenate(ids).astype(int)] = 1
+        own.append(type(held)(own=ids, elsewhere=[codes], on_host=None))
+    dealt = Layout(policy="by hand", held=tuple(own))
+    # both items of kind 0 dealt: each GPU reads one of them over NVLink, 40; 18 over PCIe
+    assert score(instance, dealt, "pipelined").seconds == 40.0
+    # the serial optimum is 21, and its links take 20: not the pipelined optimum
+    assert solved(instance, "serial")[1].seconds == pytest.approx(21.0)
+
+
+def test_two_capacities_of_unproportional_costs_need_the_programme():
+    # formulas [C22]: (GPU, host, disk) costs (0,10,11), (0,9,60), (0,8,50), one slot on GPU and
+    # host each: filling by host cost takes 59, the programme 19
+    costs = np.array([[0, 10, 11], [0, 9, 60], [0, 8, 50.0]])
+    alone = np.full((3, 1, 5), np.inf)
+    alone[:, 0, [0, 3, 4]] = costs
+    loads = np.where(np.isfinite(alone), alone, 0.0)[:, None]
+    instance = Instance(
+        kinds=tuple(
+            Kind(name=f"kind {i}", heat=np.ones((1, 1)), laws=(0,), size=1, read_bytes=1.0)
+            for i in range(3)
+        ),
+        cliques=((0,),),
+        device_bytes=(1,),
+        host_bytes=1,
+        network=Network(links=("reads",), loads=loads, alone=alone),
+    )
+    found = place_joint(instance, "serial")
+    assert found.relaxed.seconds == pytest.approx(19.0)
+    assert found.score.seconds == pytest.approx(19.0)
+    assert found.bound == pytest.approx(19.0)
+    assert place_joint(instance, "serial", solver="density").relaxed.seconds > 19.0
+
+
+def test_one_sort_is_the_programmes_value_where_it_is_called():
+    # formulas 6.3 [C22], over 40 random instances of two kinds on one clique
+    rng = np.random.default_rng(5)
+    for i in range(40):
+        instance, _ = random_instance(rng, ("NVSwitch 8", "slow peers, 2", "one GPU")[i % 3])
+        loads = instance.network.loads.copy()
+        shared = instance.network.shared()
+        private = Network(
+            links=tuple(n for n, s in zip(instance.network.links, shared, strict=True) if not s),
+            loads=loads[:, ~shared],
+            alone=instance.network.alone,
+        )
+        instance = Instance(
+            kinds=instance.kinds,
+            cliques=instance.cliques,
+            device_bytes=instance.device_bytes,
+            host_bytes=None,
+            network=private,
+        )
+        fast, exact = solved(instance, "serial")[1], solved(instance, "serial", solver="highs")[1]
+        assert (fast.solver, exact.solver) == ("sort", "highs")
+        assert fast.seconds == pytest.approx(exact.seconds, rel=1e-6)
+
+
+def small(rng, n, *, unequal, kinds=1, num=4):
+    """Few items, so that every placement can be tried."""
+    law = tuple(range(n)) if unequal else (0,) * n
+    made = []
+    for name in ("features", "topology")[:kinds]:
+        heat = rng.pareto(1.5, (max(law) + 1, num)) + 0.01
+        size = 2 if name == "features" else rng.integers(1, 5, num)
+        made.append(Kind(name=name, heat=heat, laws=law, size=size, read_bytes=1.0))
+    peer = float(rng.choice([0.1, 0.3, 0.6, 0.9, 1.2]))
+    network = network_of_costs(RowCosts(local=0.0, peer=peer, host=1.0), 1, n)
+    if kinds == 2:
+        network = Network(
+            links=network.links,
+            loads=np.repeat(network.loads, 2, axis=0),
+            alone=np.repeat(network.alone, 2, axis=0),
+        )
+    return Instance(
+        kinds=tuple(made),
+        cliques=(tuple(range(n)),),
+        device_bytes=(int(rng.integers(2, 7)),) * n,
+        host_bytes=None,
+        network=network,
+    )
+
+
+def brute_force(instance):
+    """Least serial seconds over every set of items of every device."""
+    heat = np.concatenate([k.heat[list(k.laws)] for k in instance.kinds], axis=1)
+    sizes = np.concatenate([k.sizes(np.arange(k.num_items)) for k in instance.kinds])
+    peer, host = instance.network.alone[0, 0, 1], instance.network.alone[0, 0, 3]
+    subsets = [
+        np.isin(np.arange(len(sizes)), s)
+        for r in range(len(sizes) + 1)
+        for s in itertools.combinations(range(len(sizes)), r)
+    ]
+    subsets = [s for s in subsets if sizes[s].sum() <= instance.device_bytes[0]]
+    best = np.inf
+    for own in itertools.product(subsets, repeat=instance.num_devices):
+        union = np.any(own, axis=0)
+        cost = np.where(union, min(peer, host), host)
+        best = min(best, max(float((h * cost)[~o].sum()) for h, o in zip(heat, own, strict=True)))
+    return best
+
+
+@pytest.mark.parametrize("unequal", [False, True])
+def test_bound_and_programme_are_below_every_placement_and_joint_is_one(unequal):
+    # formulas [U1]: LP <= brute force <= greedy, with equal and with different laws
+    rng = np.random.default_rng(4)
+    for _ in range(30):
+        instance = small(rng, 2, unequal=unequal)
+        found, best = place_joint(instance, "serial"), brute_force(instance)
+        assert found.relaxed.seconds <= best + 1e-9
+        assert found.bound <= best + 1e-9
+        assert found.bound == pytest.approx(found.relaxed.seconds, rel=1e-6, abs=1e-9)
+        assert best <= found.score.seconds + 1e-9
+        greedy = place_named("song-jiang", instance, Knowledge())
+        assert isinstance(greedy, Layout)
+        assert best <= score(instance, greedy, "serial").seconds + 1e-9
+
+
+def test_features_and_lists_together_are_bounded_too():
+    # formulas [U5]: LP <= brute force <= Legion's search over its split, bytes and two kinds
+    rng = np.random.default_rng(6)
+    for _ in range(12):
+        instance = small(rng, 2, unequal=False, kinds=2, num=3)
+        found, best = place_joint(instance, "serial"), brute_force(instance)
+        assert found.bound <= best + 1e-9 <= found.score.seconds + 2e-9
+        lists = instance.kinds[1].sizes(np.arange(3))
+        legion = place_named("legion", instance, Knowledge(in_degree=np.maximum(0, lists - 8)))
+        if isinstance(legion, Layout) and max(lists) <= 8:
+            assert best <= score(instance, legion, "serial", check=False).seconds + 1e-9
+
+
+def test_three_devices_are_bounded_by_enumeration():
+    rng = np.random.default_rng(7)
+    for _ in range(6):
+        instance = small(rng, 3, unequal=True, num=3)
+        found, best = place_joint(instance, "serial"), brute_force(instance)
+        assert found.bound <= best + 1e-9 <= found.score.seconds + 2e-9
+
+
+def test_any_prices_bound_and_the_programmes_do_so_tightly():
+    # formulas [U3]: valid for every price, tight at the multiplier; the instance of [U2]
+    q = np.sort(np.random.default_rng(5).pareto(1.1, 60))[::-1]
+    costs = RowCosts(local=0.0, peer=0.4, host=1.0)
+    instance = rows_instance(q / q.max(), costs, [8] * 4, [range(4)], None)
+    rows, relaxed = solved(instance, "serial")
+    assert relaxed.seconds == pytest.approx(3.5694, abs=5e-5)
+    assert lagrangian_bound(instance, rows, relaxed.prices) == pytest.approx(3.5694, abs=5e-5)
+    even = np.full(len(rows.names), 1 / len(rows.names))
+    for price in np.linspace(0, 3, 61):
+        prices = Prices(rows=even, device=np.full(4, price / 4), host=0.0)
+        assert lagrangian_bound(instance, rows, prices) <= relaxed.seconds + 1e-9
+    rng = np.random.default_rng(0)
+    for _ in range(50):
+        prices = Prices(rows=rng.random(len(even)), device=rng.random(4), host=0.0)
+        assert lagrangian_bound(instance, rows, prices) <= relaxed.seconds + 1e-9
+
+
+def test_buckets_only_raise_the_programmes_value():
+    # formulas [U4]: bucket LP >= node LP; equal with one item per bucket
+    q = np.sort(np.random.default_rng(5).pareto(1.1, 60))[::-1]
+    costs = RowCosts(local=0.0, peer=0.4, host=1.0)
+    instance = rows_instance(q / q.max(), costs, [8] * 4, [range(4)], None)
+    values = [place_joint(instance, "serial", limit=k, solver="highs") for k in (4, 15, 30, 60)]
+    assert all(v.relaxed.seconds >= 3.5694 - 5e-5 for v in values)
+    assert values[-1].relaxed.seconds == pytest.approx(3.5694, abs=5e-5)
+    assert all(v.bound <= 3.5694 + 5e-5 for v in values)
+
+
+def test_the_programme_of_two_cliques_has_the_size_the_formulas_say():
+    # formulas [U6]: K = 256 x 2 kinds x 4 places x 2 cliques; a place more, and shares of groups
+    rng = np.random.default_rng(6)
+    instance, _ = random_instance(
+        rng, "hybrid cube mesh, 2 x 4", num_nodes=3000, laws="clique", host=True
+    )
+    found = place_joint(instance, limit=256)
+    assert found.relaxed.status == "optimal"
+    num = sum(s.shape[0] * s.shape[1] * 4 for s in found.relaxed.shares)
+    assert 1500 <= num <= 4096
+    assert found.bound <= found.score.seconds
+
+
+def test_unequal_laws_are_bounded_by_the_form_of_single_devices():
+    # formulas [C23]: n = 2, BSIZE = 1, p_0 = (1,0), p_1 = (0,1): optimum 0; R/P form .5*C_gpu
+    costs = RowCosts(local=0.0, peer=0.3, host=1.0)
+    instance = rows_instance(np.eye(2), costs, [1, 1], [[0, 1]], None)
+    found = place_joint(instance, "serial")
+    assert (found.bound, found.score.seconds) == pytest.approx((0.0, 0.0), abs=1e-12)
+    mean = rows_instance(np.full(2, 0.5), costs, [1, 1], [[0, 1]], None)
+    assert bound_of(mean, "serial") == pytest.approx(0.15)
+
+
+def test_the_host_is_paid_once_for_all_cliques():
+    # formulas [C25]: one node, two cliques without memory, host 1, disk 5, mu = 3, M_host = 1:
+    # the optimum is 2 per both; charging mu in each clique would claim 5
+    costs = RowCosts(local=0.0, host=1.0, disk=5.0)
+    instance = rows_instance(np.ones(1), costs, [0, 0], [[0], [1]], 1)
+    rows = objective_rows(instance.network, "serial")
+    even = Prices(rows=np.full(2, 0.5), device=np.zeros(2), host=3.0 / 2)
+    # rows weighted by a half each: half of the formulas' 2
+    assert 2 * lagrangian_bound(instance, rows, even) == pytest.approx(2.0)
+    assert place_joint(instance, "serial").score.seconds == 1.0
+
+
+def slopes(instance, goal, change, step):
+    """Seconds saved per unit, by solving again a little to both sides."""
+    value = solved(instance, goal)[1].seconds
+    up, down = (solved(change(instance, s), goal)[1].seconds for s in (step, -step))
+    return (value - up) / step, (down - value) / step
+
+
+def with_device_bytes(instance, more):
+    return Instance(
+        kinds=instance.kinds,
+        cliques=instance.cliques,
+        device_bytes=tuple(m + more for m in instance.device_bytes),
+        host_bytes=instance.host_bytes,
+        network=instance.network,
+    )
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_the_price_of_device_memory_is_the_slope_or_between_two(seed):
+    rng = np.random.default_rng(seed)
+    shape = ("NVSwitch 8", "bridged 2+2", "one GPU")[seed % 3]
+    instance, _ = random_instance(rng, shape, laws=("shared", "clique")[seed // 3])
+    relaxed = solved(instance, "pipelined")[1]
+    price = sum(
+        saved
+        for name, saved in shadow_prices(instance, "pipelined", relaxed).items()
+        if name.startswith("device")
+    )
+    right, left = slopes(instance, "pipelined", with_device_bytes, 8)
+    low, high = min(right, left) * 2**30, max(right, left) * 2**30
+    assert low * 0.95 - 1e-12 <= price <= high * 1.05 + 1e-12
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_price_of_a_link_is_the_slope_or_between_two(seed):
+    rng = np.random.default_rng(10 + seed)
+    instance, _ = random_instance(rng, ("NVSwitch 8", "4 x 2")[seed % 2], topology=seed < 2)
+    relaxed = solved(instance, "pipelined")[1]
+    factor = 1.0005
+
+    def change(old, step):
+        network = old.network.faster("dram", factor if step > 0 else 1 / factor)
+        return Instance(
+            kinds=old.kinds,
+            cliques=old.cliques,
+            device_bytes=old.device_bytes,
+            host_bytes=old.host_bytes,
+            network=network,
+        )
+
+    price = shadow_prices(instance, "pipelined", relaxed, factor=factor)["dram +0%"]
+    right, left = slopes(instance, "pipelined", change, 1.0)
+    scale = relaxed.seconds * 1e-9
+    assert min(right, left) * 0.95 - scale <= price <= max(right, left) * 1.05 + scale
+
+
+def test_a_solver_out_of_time_leaves_the_density_order_and_says_so(monkeypatch):
+    rng = np.random.default_rng(3)
+    instance, _ = random_instance(rng, "bridged 2+2", host=True)
+    monkeypatch.setattr(
+        joint_module.SHARED, "solve", lambda *_, **__: Failure(why="no answer in 1 s")
+    )
+    found = place_joint(instance)
+    assert "no answer in 1 s" in found.relaxed.status
+    check_layout(instance, found.layout)
+    assert found.bound <= found.score.seconds
+
+
+def test_repeated_placements_are_the_same_to_the_byte():
+    for instance, _, goal in itertools.islice(instances(12), 0, 12, 5):
+        one, two = (place_joint(instance, goal) for _ in range(2))
+        assert pickle.dumps([h.own for h in one.layout.held]) == pickle.dumps(
+            [h.own for h in two.layout.held]
+        )
+        assert (one.bound, one.relaxed.seconds) == (two.bound, two.relaxed.seconds)
+
+
+def test_both_solvers_give_the_same_value():
+    rng = np.random.default_rng(9)
+    instance, _ = random_instance(rng, "unequal 3+1", laws="device", host=True, num_nodes=60)
+    values = [solved(instance, "pipelined", solver=name)[1] for name in ("highs", "cbc")]
+    assert [v.solver for v in values] == ["highs", "cbc"]
+    assert values[0].seconds == pytest.approx(values[1].seconds, rel=1e-6)
+
+
+def test_gnnlab_without_room_for_the_topology_is_a_reason():
+    rng = np.random.default_rng(2)
+    instance, know = random_instance(rng, "NVSwitch 8")
+    compared = compare_policies(instance, know)
+    assert "topology" in compared.reasons["gnnlab"]
+    assert "gnnlab" not in compared.scores
+    assert compared.scores["joint"].seconds == min(s.seconds for s in compared.scores.values())
+
+
+def test_rows_placed_jointly_are_what_the_runtime_reads():
+    p = np.random.default_rng(0).random(80).astype(np.float32) ** 3
+    costs = RowCosts(local=0.0, peer=0.3, host=1.0, disk=10.0)
+    for host_rows in (None, 20, 0):
+        found = place("joint", p, costs, [9] * 4, host_rows=host_rows, row_bytes=16)
+        assert all(len(own) <= 9 for own in found.own)
+        again = evaluate(p, found.own, costs, on_host=found.on_host)
+        np.testing.assert_allclose(found.evaluation.seconds, again.seconds)
+        others = [
+            place(name, p, costs, [9] * 4, host_rows=host_rows).evaluation.max_seconds
+            for name in ("naive", "random", "song-jiang", "legion", "gnnlab")
+        ]
+        assert found.evaluation.max_seconds <= min(others) * (1 + 1e-12)
