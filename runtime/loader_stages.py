@@ -21,6 +21,7 @@ import torch
 from runtime.buffers import BufferRing
 from runtime.graph.dataset import Graph
 from runtime.meter import StageMeter
+from runtime.models.adjacency import device_blocks
 from runtime.plan import Workload
 from runtime.sampling.build import BatchSampler
 from runtime.sampling.minibatch import Dialect, MiniBatch
@@ -127,7 +128,7 @@ class CopyStage(AbstractStage):
 
 
 class BatchStage(AbstractStage):
-    """Adds what the model wants beside the rows: labels and edge weights."""
+    """Adds what the model wants beside the rows: labels, edge weights, blocks on its device."""
 
     name = Stage.BATCH
 
@@ -145,9 +146,14 @@ class BatchStage(AbstractStage):
         self._fill_weights = fill_weights
 
     def submit(self, batch: MiniBatch, index: int) -> MiniBatch:
-        """Fill `y` (labels of the seeds, or the links to score) and the blocks' weights."""
+        """Fill `y` (labels of the seeds, or the links to score) and the blocks' weights.
+
+        The blocks go to the device here, not with the rows, because the weights are theirs.
+        """
         del index
         batch = self._fill_weights(batch)
+        if self._device.type != "cpu" and not batch.exchanges:
+            batch.device_blocks = device_blocks(batch, self._device)
         if batch.links is not None:
             batch.y = torch.from_numpy(batch.links).to(self._device, non_blocking=True)
         elif self._labels is not None:

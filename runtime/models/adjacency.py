@@ -114,3 +114,36 @@ def torch_block(block: Block) -> TorchBlock:
 def torch_blocks(batch: MiniBatch) -> list[TorchBlock]:
     """The batch's blocks as tensors, outermost first; they share the sampler's memory."""
     return [torch_block(block) for block in batch.blocks]
+
+
+def device_blocks(batch: MiniBatch, device: torch.device) -> list[TorchBlock]:
+    """The batch's blocks on a device, outermost first.
+
+    Nested blocks (`first_seen`) are prefixes of the outermost one's arrays: those cross the bus
+    once. To a GPU they go through page-locked memory, and the copies run beside what follows.
+    """
+    held: dict[int, Tensor] = {}
+
+    def moved(tensor: Tensor) -> Tensor:
+        found = held.get(tensor.data_ptr())
+        # Outermost comes first, so that an array seen before is at least as long.
+        if found is None or found.dtype != tensor.dtype or found.numel() < tensor.numel():
+            source = tensor.pin_memory() if device.type == "cuda" else tensor
+            found = held[tensor.data_ptr()] = source.to(device, non_blocking=True)
+        return found[: tensor.numel()]
+
+    def moved_or_none(tensor: Tensor | None) -> Tensor | None:
+        return None if tensor is None else moved(tensor)
+
+    return [
+        TorchBlock(
+            num_src=block.num_src,
+            num_dst=block.num_dst,
+            indptr=moved(block.indptr),
+            indices=moved(block.indices),
+            weight=moved_or_none(block.weight),
+            relation_ptr=moved_or_none(block.relation_ptr),
+            src_type=moved_or_none(block.src_type),
+        )
+        for block in torch_blocks(batch)
+    ]

@@ -84,6 +84,9 @@ class MiniBatch:
     """Feature rows of n_id (a torch tensor), filled by the gather stage."""
     y: Any = None
     """Labels of the seeds (a torch tensor), filled by the batch stage."""
+    device_blocks: Any = None
+    """The blocks where the model runs (`models.adjacency.TorchBlock`), filled by the batch stage
+    where that is not the CPU."""
     seconds: dict[str, float] = field(default_factory=dict)
     """Elapsed seconds of each loader stage this batch went through."""
     rows_by_source: dict[str, int] = field(default_factory=dict)

@@ -149,7 +149,7 @@ class TrainLoop:
     def _logits(self, batch: MiniBatch) -> Tensor:
         if batch.exchanges:  # every rank, whatever its share: others wait for its rows
             return forward_cooperative(self.model, batch, self.comm)
-        return self.model(batch.x, torch_blocks(batch))
+        return self.model(batch.x, batch.device_blocks or torch_blocks(batch))
 
 
 def seed_dropout(seed: int, epoch: int, step: int, rank: int) -> None:
