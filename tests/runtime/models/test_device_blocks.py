@@ -69,7 +69,7 @@ def test_on_the_cpu_the_models_read_the_samplers_own_arrays(small_graph: Graph) 
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_model_computes_the_same_on_moved_blocks(small_graph: Graph, device: str) -> None:
-    settings: Any = Workload(fanouts=[4, 3, 2], hidden=8)
+    settings: Any = Workload(num_layers=3, fanouts=[4, 3, 2], hidden=8)
     torch.manual_seed(0)
     model = build_model(settings, small_graph.feature_dim, small_graph.num_classes, "multiclass")
     model = model.to(device)
