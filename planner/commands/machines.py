@@ -145,6 +145,33 @@ def show_command(
     show(model)
 
 
+@app.command("import")
+def import_command(
+    source: Annotated[Path, typer.Argument(help="NCCL topology XML, or nvbandwidth -j output.")],
+    onto: Annotated[
+        str,
+        typer.Option(help="Preset or machine file that supplies what the file does not say."),
+    ],
+    output: Annotated[Path, typer.Option("--output", "-o", help="Machine file to write.")] = Path(
+        "machine.json"
+    ),
+    as_json: JsonFlag = False,
+) -> None:
+    """Put what other tools know of a machine onto a machine model."""
+    from planner.probe.importing import import_machine
+
+    if output.is_dir():
+        raise IsADirectoryError(21, "expected a file name for -o, found a folder", str(output))
+    machine = import_machine(source, find_machine(onto))
+    output.parent.mkdir(parents=True, exist_ok=True)
+    save_machine(machine, output)
+    if as_json:
+        emit_json(machine)
+        return
+    show(machine)
+    console().print(f"written to {output}", markup=False)
+
+
 def show(machine: MachineModel) -> None:
     """Print a machine as tables."""
     screen = console()
@@ -155,7 +182,7 @@ def show(machine: MachineModel) -> None:
     )
     places = Grid("memory", "kind", "capacity", box=None)
     for memory in machine.memories:
-        places.add_row(memory.name, memory.kind, bytes_text(memory.capacity_bytes))
+        places.add_row(memory.name, memory.kind, bytes_text(float(memory.capacity_bytes)))
     screen.print(places)
     links = Grid("link", "from", "to", "latency", "bandwidth", "provenance", box=None)
     for link in machine.links:

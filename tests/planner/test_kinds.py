@@ -70,6 +70,7 @@ def test_links_are_planned_and_trained(
 
 
 @pytest.mark.distributed
+@pytest.mark.slow
 def test_typed_graphs_are_planned_and_trained_on_two_ranks(
     typed: Graph, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

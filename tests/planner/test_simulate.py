@@ -69,6 +69,7 @@ def test_one_ranks_counters_are_the_simulators(small_graph: Graph, tmp_path: Pat
 
 
 @pytest.mark.distributed
+@pytest.mark.slow
 def test_two_ranks_counters_are_the_simulators(small_graph: Graph, tmp_path: Path) -> None:
     folder = tmp_path / "plan"
     make_plan(

@@ -42,6 +42,7 @@ def test_a_killed_rank_is_started_again_and_the_losses_go_on(
     assert report.notes[1:] == ["resumed after step 7"]
 
 
+@pytest.mark.slow
 def test_a_stopped_rank_is_found_named_and_started_again(
     plan: Path, undisturbed: RunReport, tmp_path: Path
 ) -> None:

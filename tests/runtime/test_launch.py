@@ -57,7 +57,9 @@ def one_process(graph: Graph, folder: Path, **settings: Any) -> RunReport:
 
 
 @pytest.mark.distributed
-@pytest.mark.parametrize(("ranks", "name"), [(2, "all"), (4, "all"), (4, "drawn")])
+@pytest.mark.parametrize(
+    ("ranks", "name"), [(2, "all"), (4, "all"), pytest.param(4, "drawn", marks=pytest.mark.slow)]
+)
 def test_ranks_and_one_process_have_the_same_losses(
     small_graph: Graph, tmp_path: Path, ranks: int, name: str
 ) -> None:

@@ -152,7 +152,9 @@ def _on_rank(rank: int, size: int, port: int, copies: int, folder: Path) -> None
 
 
 @pytest.mark.distributed
-@pytest.mark.parametrize(("ranks", "copies"), [(1, 1), (2, 1), (4, 1), (4, 2)])
+@pytest.mark.parametrize(
+    ("ranks", "copies"), [(1, 1), (2, 1), (4, 1), pytest.param(4, 2, marks=pytest.mark.slow)]
+)
 def test_real_processes_get_the_batches_of_the_single_process(
     tmp_path: Path, ranks: int, copies: int
 ) -> None:

@@ -201,6 +201,7 @@ def test_validation_knows_no_factor(small_graph: Graph, tmp_path: Path) -> None:
 
 
 @pytest.mark.distributed
+@pytest.mark.slow
 def test_two_ranks_take_one_factor_and_keep_it_through_a_restart(
     small_graph: Graph, tmp_path: Path
 ) -> None:
