@@ -1,7 +1,8 @@
 """`gnnplan demo`: the whole main job on a generated graph, in about two minutes on a laptop.
 
 Generate -> probe -> plan -> train -> compare. The probe calibrates on graphs of its own; nothing is
-fitted on the graph that is predicted.
+fitted on the graph that is predicted. Last the graph is planned for two GPU machines that are not
+here: predicted, and marked so.
 """
 
 import time
@@ -15,6 +16,7 @@ from planner.commands.common import JsonFlag, console, emit_json, progress_bar
 from planner.commands.planning import print_explanation
 from planner.commands.training import event_line, print_comparison
 from planner.compare import Comparison, compare
+from planner.elsewhere import Elsewhere, plan_elsewhere, render_elsewhere
 from planner.machine import save_machine
 from planner.settings import PlanSettings
 from runtime.errors import InputError
@@ -22,7 +24,7 @@ from runtime.graph.dataset import Graph
 from runtime.plan import Workload, load_plan
 from runtime.report import RunReport
 
-FOLDERS = ("graph", "plan")
+FOLDERS = ("graph", "plan", "elsewhere")
 MACHINE_FILE = "machine.json"
 FEATURES = 100
 CLASSES = 16
@@ -39,6 +41,8 @@ class DemoResult:
     losses: list[float]
     test_accuracy: float | None
     logistic_regression_accuracy: float
+    elsewhere: list[Elsewhere]
+    """Plans for presets; predicted, not run."""
     seconds: float
 
 
@@ -61,18 +65,18 @@ def demo_command(
     refuse_other_content(folder)
     folder.mkdir(parents=True, exist_ok=True)
 
-    screen.print(f"1/5 generating a graph of {nodes:,} nodes", markup=False)
+    screen.print(f"1/6 generating a graph of {nodes:,} nodes", markup=False)
     graph = demo_graph(folder / "graph", nodes, degree)
     screen.print(f"    {graph.num_nodes:,} nodes, {graph.num_edges:,} stored edges", markup=False)
 
-    screen.print("2/5 probing this machine (memory, disk, exchange, sampling)", markup=False)
+    screen.print("2/6 probing this machine (memory, disk, exchange, sampling)", markup=False)
     from planner.probe.probe import probe
 
     with progress_bar("probe") as progress:
         machine = probe(quick=True, progress=progress)
     save_machine(machine, folder / MACHINE_FILE)
 
-    screen.print(f"3/5 planning for {ranks} ranks", markup=False)
+    screen.print(f"3/6 planning for {ranks} ranks", markup=False)
     from planner.pipeline import plan
 
     with progress_bar("plan") as progress:
@@ -86,12 +90,15 @@ def demo_command(
     if not as_json:
         print_explanation(folder / "plan")
 
-    screen.print(f"4/5 training {epochs} epochs on {ranks} ranks", markup=False)
+    screen.print(f"4/6 training {epochs} epochs on {ranks} ranks", markup=False)
     report = demo_train(folder / "plan", epochs, as_json)
 
-    screen.print("5/5 predicted against measured", markup=False)
+    screen.print("5/6 predicted against measured", markup=False)
     comparison = compare(load_plan(folder / "plan"), report)
     baseline = baseline_accuracy(graph)
+
+    screen.print("6/6 planning the same graph for GPUs that are not here", markup=False)
+    elsewhere = plan_elsewhere(folder / "graph", demo_settings(ranks), folder / "elsewhere")
     result = DemoResult(
         num_nodes=graph.num_nodes,
         num_edges=graph.num_edges,
@@ -100,12 +107,14 @@ def demo_command(
         losses=[epoch.loss for epoch in report.epochs],
         test_accuracy=report.test_score,
         logistic_regression_accuracy=baseline,
+        elsewhere=elsewhere,
         seconds=time.monotonic() - started,
     )
     if as_json:
         emit_json(result)
         return
     print_comparison(comparison)
+    screen.print(render_elsewhere(elsewhere), markup=False, soft_wrap=True)
     screen.print(
         f"loss {result.losses[0]:.3f} -> {result.losses[-1]:.3f} over {epochs} epochs; "
         f"test accuracy {result.test_accuracy or 0.0:.1%}, logistic regression on the features "
