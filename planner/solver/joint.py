@@ -29,6 +29,8 @@ from planner.solver.rounding import SHARE, fill, round_kind
 
 SECONDS = 20.0
 """Time limit of one linear programme."""
+HOST_ROUNDS = 4
+"""Times that devices' and the host's items are chosen in turn."""
 UNKNOWNS = 2400
 """Buckets times groups that are aimed at: a programme of this size takes well under a second."""
 
@@ -191,22 +193,30 @@ def realise(
     """
     seconds = read_seconds(instance, rows, relaxed.prices)
     unlike = any(len(each.groups) > 1 for each in groups.classes)
-    ways = [(False, False)]
+    ways = [(relaxed.shares, False, False)]
     if worth_exchanging(instance):
-        ways += [(True, False)] if len(instance.kinds) > 1 else []
-        ways += [(False, True)] if unlike else []
+        ways += [(relaxed.shares, True, False)] if len(instance.kinds) > 1 else []
+        ways += [(relaxed.shares, False, True)] if unlike else []
+        if relaxed.solver not in ("sort", "density"):
+            by_density, _ = density_shares(instance, rows, groups, buckets)
+            ways.append((by_density, False, unlike))
     best: tuple[float, Layout] | None = None
-    for rows_first, mean in ways:
+    for shares, rows_first, mean in ways:
         chosen = [
-            round_kind(instance, t, groups, b, relaxed.shares[t], mean=mean)
-            for t, b in enumerate(buckets)
+            round_kind(instance, t, groups, b, shares[t], mean=mean) for t, b in enumerate(buckets)
         ]
         own = fill(instance, chosen, rows_first=rows_first)
         layout = complete(instance, groups, buckets, relaxed, own, seconds)
         layout = exchange(instance, rows, layout, seconds)
-        if len(ways) == 1:
+        if not worth_exchanging(instance):
             return layout
         value = float(rows.values(read_bytes(instance, layout)).max())
+        for _ in range(HOST_ROUNDS if instance.host_bytes is not None else 0):
+            again = exchange(instance, rows, rehosted(instance, layout, seconds), seconds)
+            found = float(rows.values(read_bytes(instance, again)).max())
+            if found >= value * (1 - 1e-9):
+                break
+            value, layout = found, again
         if best is None or value < best[0]:
             best = (value, layout)
     assert best is not None
@@ -285,6 +295,20 @@ def _peers_pay(
     return (from_peers > share) | (possible <= SHARE * total)
 
 
+def rehosted(instance: Instance, layout: Layout, seconds: NDArray[np.float64]) -> Layout:
+    """The layout with the host's items chosen again for what its devices lack now."""
+    own = [held.own for held in layout.held]
+    codes = [[row.copy() for row in held.elsewhere] for held in layout.held]
+    masks = host_items(instance, own, codes, seconds)
+    held: list[Held] = []
+    for t, mask in enumerate(masks):
+        for row in codes[t]:
+            if mask is not None:
+                row[row >= HOST] = np.where(mask, HOST, DISK)[row >= HOST]
+        held.append(Held(own=own[t], elsewhere=codes[t], on_host=mask))
+    return Layout(policy=layout.policy, held=tuple(held), variant=layout.variant)
+
+
 def host_items(
     instance: Instance,
     own: list[list[NDArray[np.int64]]],
@@ -298,7 +322,7 @@ def host_items(
     for t, kind in enumerate(instance.kinds):
         saved = np.zeros(kind.num_items)
         for c, clique in enumerate(instance.cliques):
-            far = elsewhere[t][c] == HOST
+            far = elsewhere[t][c] >= HOST
             for g in clique:
                 gain = seconds[t, g, DISK] - seconds[t, g, HOST]
                 gain = min(gain, 1e30) * kind.read_bytes

@@ -12,9 +12,11 @@ so the bound also holds where the R/P form does not ([C23]).
 """
 
 import typing
+from typing import Any
 
 import numba
 import numpy as np
+from numpy.typing import NDArray
 
 from planner.placement.layout import Instance
 from planner.placement.network import Rows
@@ -47,16 +49,20 @@ def lagrangian_bound(instance: Instance, rows: Rows, prices: Prices) -> float:
     if instance.host_bytes is not None:
         bound -= host * instance.host_bytes
     for t, kind in enumerate(instance.kinds):
+        laws, priced, device_price, room, clique, number = _alike(
+            instance, kind.laws, seconds[t] * kind.read_bytes, device
+        )
         bound += float(
             _least(
                 kind.heat,
-                np.array(kind.laws),
+                laws,
+                priced,
+                device_price,
+                room,
+                clique,
+                number,
                 size_array(kind),
-                seconds[t] * kind.read_bytes,
-                device,
-                np.array(instance.device_bytes, np.int64),
                 host,
-                instance.clique_of(),
                 len(instance.cliques),
                 instance.host_bytes is not None,
             )
@@ -64,17 +70,39 @@ def lagrangian_bound(instance: Instance, rows: Rows, prices: Prices) -> float:
     return bound
 
 
+def _alike(
+    instance: Instance,
+    laws: tuple[int, ...],
+    seconds: NDArray[np.float64],
+    device: NDArray[np.float64],
+) -> tuple[NDArray[Any], ...]:
+    """Laws, seconds, prices, room, clique and number of the devices that differ in any of these."""
+    clique = instance.clique_of()
+    table = np.column_stack([clique, laws, instance.device_bytes, device, seconds])
+    _, first, number = np.unique(table, axis=0, return_index=True, return_counts=True)
+    room = np.array(instance.device_bytes, np.int64)
+    return (
+        np.array(laws)[first],
+        np.ascontiguousarray(seconds[first]),
+        device[first],
+        room[first],
+        clique[first],
+        number.astype(np.int64),
+    )
+
+
 @numba.njit(cache=True, nogil=True)
 @typing.no_type_check
 def _least(
     heat: np.ndarray,
     laws: np.ndarray,
-    size: np.ndarray,
     seconds: np.ndarray,
     device: np.ndarray,
     room: np.ndarray,
-    host: float,
     clique: np.ndarray,
+    number: np.ndarray,
+    size: np.ndarray,
+    host: float,
     num_cliques: int,
     limited: bool,
 ) -> float:
@@ -94,14 +122,14 @@ def _least(
                 far = seconds[g, 4]
                 if hosting and seconds[g, 3] < far:
                     far = seconds[g, 3]
-                nobody += x * far
+                nobody += number[g] * x * far
                 far = min(far, seconds[g, 2])
-                empty[c] += x * far
+                empty[c] += number[g] * x * far
                 peer = x * min(far, seconds[g, 1])
                 if bytes_ > room[g]:  # no whole item fits, whatever its bytes cost
-                    held[c] += peer
+                    held[c] += number[g] * peer
                 else:
-                    held[c] += min(own, peer)
+                    held[c] += number[g] * min(own, peer)
                     forced[c] = min(forced[c], max(0.0, own - peer))
             somebody, least = 0.0, np.inf
             for c in range(num_cliques):

@@ -73,6 +73,19 @@ def round_kind(
     return Chosen(replicated=replicated, dealt=dealt, single=single)
 
 
+@numba.njit(cache=True, nogil=True)
+@typing.no_type_check
+def _in_order(of: np.ndarray, chosen: np.ndarray, starts: np.ndarray, total: int) -> np.ndarray:
+    """Ids of the chosen buckets' items, bucket after bucket."""
+    ids = np.empty(total, np.int64)
+    for v in range(of.size):
+        b = of[v]
+        if chosen[b]:
+            ids[starts[b]] = v
+            starts[b] += 1
+    return ids
+
+
 class _Members:
     """Items of buckets, hottest first."""
 
@@ -82,10 +95,12 @@ class _Members:
 
     def whole(self, chosen: NDArray[np.bool_]) -> NDArray[np.int64]:
         """Ids of all items of the chosen buckets."""
-        ids = np.flatnonzero(chosen[self.buckets.of])
+        counts = np.where(chosen, self.buckets.count, 0)
+        starts = np.cumsum(counts) - counts
+        ids = np.asarray(_in_order(self.buckets.of, chosen, starts, int(counts.sum())))
         if self.density is not None:
             return ids[np.argsort(-self.density[ids], kind="stable")]
-        return ids[np.argsort(self.buckets.of[ids], kind="stable")]
+        return ids
 
     def split(self, b: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """Ids of one bucket, hottest first, and the share of its bytes before each one's middle."""
