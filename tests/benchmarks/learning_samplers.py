@@ -1,12 +1,13 @@
 """Does training learn the same with every sampler?
 
     python -m tests.benchmarks.learning_samplers --json [--data FOLDER] [--graphs NAME,...]
-        [--samplers NAME,...] [--seeds 5]
+        [--samplers NAME,...] [--seeds 5] [--longer 3] [--larger 4]
 
 The same 2-layer GraphSAGE on real graphs through plans and our training loop, with equal epochs,
 batches, fan-outs, initial weights and order of seeds; only the sampler differs. Layer-wise samplers
 draw as many vertices per layer as neighbour sampling newly meets there. Test accuracy is by full
 neighbourhoods. Features are the packs' own, projected to 128 columns, which keeps a run short.
+`--longer` multiplies the epochs, of all samplers alike; `--larger` the layers of layer-wise ones.
 
 One line per graph and sampler: mean test accuracy over the seeds, neighbour sampling's as the
 baseline, the standard error of the paired difference, the statistics class and the verdict. The bar
@@ -166,10 +167,19 @@ def train(
     return Accuracy(curve[-1], report.test_score), curve
 
 
-def compare(source: Path, folder: Path, names: list[str], num_seeds: int) -> None:
+def compare(
+    source: Path,
+    folder: Path,
+    names: list[str],
+    num_seeds: int,
+    *,
+    longer: int = 1,
+    larger: float = 1.0,
+) -> None:
     """Train one data pack with every named sampler and print a line for each."""
     graph = import_graph(source, folder / source.stem, options=ImportOptions(features=FEATURES))
-    sizes, epochs = new_vertices(graph), EPOCHS.get(source.stem, 20)
+    sizes = [round(larger * size) for size in new_vertices(graph)]
+    epochs = longer * EPOCHS.get(source.stem, 20)
     baseline: list[float] = []
     curve: list[float] = []
     for name in ["neighbor", *(n for n in names if n != "neighbor")]:
@@ -222,12 +232,21 @@ def main() -> None:
     parser.add_argument("--graphs", default=",".join(EPOCHS))
     parser.add_argument("--samplers", default=",".join(WAYS))
     parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--longer", type=int, default=1, help="times the usual epochs")
+    parser.add_argument("--larger", type=float, default=1.0, help="times the usual layers")
     options = parser.parse_args()
     torch.set_num_threads(1)
     for name in options.graphs.split(","):
         with tempfile.TemporaryDirectory() as folder:
             path = Path(options.data) / f"{name}.npz"
-            compare(path, Path(folder), options.samplers.split(","), options.seeds)
+            compare(
+                path,
+                Path(folder),
+                options.samplers.split(","),
+                options.seeds,
+                longer=options.longer,
+                larger=options.larger,
+            )
 
 
 if __name__ == "__main__":
