@@ -19,6 +19,7 @@ import numpy as np
 import torch
 
 from runtime.buffers import BufferRing
+from runtime.features.labels import take_labels
 from runtime.graph.dataset import Graph
 from runtime.meter import StageMeter
 from runtime.models.adjacency import device_blocks
@@ -143,6 +144,7 @@ class BatchStage(AbstractStage):
         self._labels = None if graph.y is None else np.asarray(graph.y)
         self._workload = workload
         self._device = device
+        self._on_host = device.type == "cpu"
         self._fill_weights = fill_weights
 
     def submit(self, batch: MiniBatch, index: int) -> MiniBatch:
@@ -152,13 +154,13 @@ class BatchStage(AbstractStage):
         """
         del index
         batch = self._fill_weights(batch)
-        if self._device.type != "cpu" and not batch.exchanges:
+        if not self._on_host and not batch.exchanges:
             batch.device_blocks = device_blocks(batch, self._device)
         if batch.links is not None:
             batch.y = torch.from_numpy(batch.links).to(self._device, non_blocking=True)
         elif self._labels is not None:
-            labels = np.ascontiguousarray(self._labels[batch.seeds])
-            batch.y = torch.from_numpy(labels).to(self._device, non_blocking=True)
+            labels = torch.from_numpy(take_labels(self._labels, batch.seeds))
+            batch.y = labels if self._on_host else labels.to(self._device, non_blocking=True)
         return batch
 
 
