@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
 
@@ -23,15 +24,17 @@ from runtime import codec
 from runtime.errors import WorkerFailed
 
 STOP_SECONDS = 5.0
+LAYERS = "planner.profiling.layers"
+"""What a member runs where nothing else is said: the model on synthetic blocks."""
 
 
 class _Member:
     """One timing process."""
 
-    def __init__(self) -> None:
+    def __init__(self, module: str) -> None:
         environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "planner.profiling.layers"],
+            [sys.executable, "-m", module],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -108,13 +111,14 @@ class Team:
 
     Args:
         size: processes to start.
+        module: what each runs: it speaks the lines of `layers.serve`.
     """
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, module: str = LAYERS) -> None:
         start = time.perf_counter()
         self._members: list[_Member] = []
         try:
-            self._members = [_Member() for _ in range(size)]
+            self._members = [_Member(module) for _ in range(size)]
             resident = [json.loads(m.receive())["resident_bytes"] for m in self._members]
         except BaseException:
             self.close()
@@ -140,16 +144,29 @@ class Team:
         Raises:
             WorkerFailed: a process ended with an error.
         """
-        chosen = self._members[:ranks]
         text = json.dumps(codec.to_plain(request))
-        for member in chosen:
+        answers = self.ask([text] * ranks, request.threads)
+        return [codec.decode(TimingAnswer, json.loads(answer)) for answer in answers]
+
+    def ask(self, requests: Sequence[str], threads: int) -> list[str]:
+        """Have one process for each request answer it, all computing at once.
+
+        Args:
+            requests: one line for each process.
+            threads: compute threads of each, which get cores of their own where there are enough.
+
+        Raises:
+            WorkerFailed: a process ended with an error.
+        """
+        chosen = self._members[: len(requests)]
+        for member, text in zip(chosen, requests, strict=True):
             member.send(text)
         for member in chosen:
             member.receive()
-        self._pin(chosen, request.threads)
+        self._pin(chosen, threads)
         for member in chosen:
             member.send("go")
-        return [codec.decode(TimingAnswer, json.loads(m.receive())) for m in chosen]
+        return [member.receive() for member in chosen]
 
     def _pin(self, members: list[_Member], threads: int) -> None:
         """Give each process cores of its own where there are enough, as a run does."""
