@@ -58,7 +58,7 @@ class SeedSchedule:
         if known != epoch:
             source = stream(self.seed, epoch, 0, 0, Purpose.SHUFFLE)
             keys = draw(source, np.arange(len(self.train_idx)), 0)
-            order = np.argsort(keys, kind="stable")
+            order = _stable_order(keys)
             self._latest = (epoch, order)
         return order
 
@@ -107,3 +107,12 @@ class SeedSchedule:
                 f"expected at least one full batch, found {len(self.train_idx)} training nodes "
                 f"for batch_size {self.batch_size} with drop_last; lower the batch size"
             )
+
+
+def _stable_order(keys: NDArray[np.uint64]) -> NDArray[np.int64]:
+    """np.argsort(keys, kind="stable"), in half its time where no two keys are equal."""
+    order = np.argsort(keys)
+    ranked = keys[order]
+    if (ranked[1:] != ranked[:-1]).all():
+        return order
+    return np.argsort(keys, kind="stable")

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from runtime.errors import SamplerError
-from runtime.sampling.seeds import SeedSchedule
+from runtime.sampling.seeds import SeedSchedule, _stable_order
 
 TRAIN = np.random.default_rng(0).permutation(10_000)[:1003].astype(np.int64)
 
@@ -83,3 +83,9 @@ def test_schedules_that_make_no_step_are_refused(train: list, settings: dict, me
 def test_steps_outside_the_epoch_are_refused(step: int) -> None:
     with pytest.raises(SamplerError, match="step between 0 and 10"):
         SeedSchedule(TRAIN, 100, seed=4).share(0, step)
+
+
+@pytest.mark.parametrize("bits", [1, 8, 64])
+def test_equal_keys_keep_their_order(bits: int) -> None:
+    keys = np.random.default_rng(bits).integers(0, 2**bits, 5000, dtype=np.uint64, endpoint=False)
+    np.testing.assert_array_equal(_stable_order(keys), np.argsort(keys, kind="stable"))
