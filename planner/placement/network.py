@@ -72,6 +72,25 @@ class Rows:
         return self.constants + np.einsum("ktgs,tgs->k", self.weights, read_bytes)
 
 
+def undominated(rows: Rows) -> Rows:
+    """Without the rows that another one is never below, whatever is read; the maximum stays.
+
+    A GPU's own slot behind a switch of the same width is such a row: it carries a part of what the
+    switch does. GPUs that differ in these rows alone are alike then. Of equal rows the first stays.
+    """
+    flat = np.column_stack([rows.weights.reshape(len(rows.names), -1), rows.constants])
+    kept: list[int] = []
+    for k in np.argsort(-flat.sum(axis=1), kind="stable").tolist():
+        if not (flat[kept] >= flat[k]).all(axis=1).any():
+            kept.append(k)
+    kept.sort()
+    return Rows(
+        names=tuple(rows.names[k] for k in kept),
+        weights=rows.weights[kept],
+        constants=rows.constants[kept],
+    )
+
+
 def objective_rows(network: Network, goal: Goal) -> Rows:
     """The rows of an objective.
 

@@ -8,13 +8,13 @@ so neither depends on what the solver claims (formulas 6).
 """
 
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from planner.placement.layout import Held, Instance, Layout
-from planner.placement.network import Goal, Rows, objective_rows
+from planner.placement.network import Goal, Rows, objective_rows, undominated
 from planner.placement.reads import CROSS, DISK, HOST, PEER, mark_holders
 from planner.placement.score import Score, read_bytes, score
 from planner.solver.buckets import Buckets, make_buckets
@@ -22,7 +22,7 @@ from planner.solver.density import density_shares, sort_is_exact
 from planner.solver.exchange import exchange, worth_exchanging
 from planner.solver.groups import Groups, find_groups
 from planner.solver.lagrange import lagrangian_bound
-from planner.solver.lp import Failure
+from planner.solver.lp import Failure, Point
 from planner.solver.process import SHARED
 from planner.solver.program import Prices, Program, build_program, read_prices
 from planner.solver.rounding import SHARE, fill, round_kind
@@ -46,6 +46,8 @@ class Relaxed:
     reads: NDArray[np.float64]
     """Bytes by kind, device and place, shape [T, G, 5]."""
     prices: Prices
+    row_names: tuple[str, ...]
+    """Of the objective's rows that the prices weigh."""
     solver: str
     status: str
     """optimal, or why it is not."""
@@ -87,7 +89,7 @@ def place_joint(
         seconds: limit of the solver; past it the density order places.
         solver: highs | cbc | sort | density; empty: sort where it is exact, else what is installed.
     """
-    rows = objective_rows(instance.network, goal)
+    rows = undominated(objective_rows(instance.network, goal))
     groups = find_groups(instance, rows)
     if limit is None:
         limit = max(48, min(256, UNKNOWNS // (len(groups.groups) * len(instance.kinds))))
@@ -97,7 +99,7 @@ def place_joint(
     layout = realise(instance, rows, groups, buckets, relaxed)
     return Joint(
         layout=layout,
-        score=score(instance, layout, goal, rows=rows),
+        score=score(instance, layout, goal),
         bound=lagrangian_bound(instance, rows, relaxed.prices),
         relaxed=relaxed,
     )
@@ -105,7 +107,7 @@ def place_joint(
 
 def bound_of(instance: Instance, goal: Goal, *, limit: int = 128) -> float:
     """A lower bound of the objective over all placements, without making one."""
-    rows = objective_rows(instance.network, goal)
+    rows = undominated(objective_rows(instance.network, goal))
     groups = find_groups(instance, rows)
     largest = max(instance.device_bytes)
     buckets = [make_buckets(kind, limit, largest=largest) for kind in instance.kinds]
@@ -132,7 +134,8 @@ def relax(
         program = build_program(instance, rows, groups, buckets)
         answer = SHARED.solve(program.linear, seconds=seconds, solver=solver)
         if not isinstance(answer, Failure):
-            return _read(instance, groups, buckets, program, answer.x, answer.duals, answer.solver)
+            found = _read(instance, groups, buckets, program, answer)
+            return replace(found, row_names=rows.names)
         why = f"density order, since {answer.why}"
     shares, prices = density_shares(instance, rows, groups, buckets)
     reads = _reads(instance, groups, buckets, shares)
@@ -141,6 +144,7 @@ def relax(
         shares=shares,
         reads=reads,
         prices=prices,
+        row_names=rows.names,
         solver="sort" if exact else "density",
         status=why,
     )
@@ -166,10 +170,9 @@ def _read(
     groups: Groups,
     buckets: list[Buckets],
     program: Program,
-    x: NDArray[np.float64],
-    duals: NDArray[np.float64],
-    solver: str,
+    answer: Point,
 ) -> Relaxed:
+    x = answer.x
     size = program.num_groups * program.num_buckets * 5
     whole = np.clip(x[:size], 0.0, 1.0).reshape(program.num_groups, program.num_buckets, 5)
     ends = np.cumsum([0, *(len(b.bytes) for b in buckets)])
@@ -178,8 +181,9 @@ def _read(
         seconds=float(x[-1]) * program.unit_seconds,
         shares=shares,
         reads=_reads(instance, groups, buckets, shares),
-        prices=read_prices(program, duals, instance, groups),
-        solver=solver,
+        prices=read_prices(program, answer.duals, instance, groups),
+        row_names=(),
+        solver=answer.solver,
         status="optimal",
     )
 

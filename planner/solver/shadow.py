@@ -31,9 +31,11 @@ def shadow_prices(
         found[f"device {g} +1 GiB"] = float(price) * GIB
     if instance.host_bytes is not None:
         found["host +1 GiB"] = relaxed.prices.host * GIB
-    before = objective_rows(instance.network, goal).values(relaxed.reads)
+    rows = objective_rows(instance.network, goal)
+    weighed = [rows.names.index(name) for name in relaxed.row_names]
+    before = rows.values(relaxed.reads)[weighed]
     for link in instance.network.links:
         rows = objective_rows(instance.network.faster(link, factor), goal)
-        saved = float(relaxed.prices.rows @ (before - rows.values(relaxed.reads)))
+        saved = float(relaxed.prices.rows @ (before - rows.values(relaxed.reads)[weighed]))
         found[f"{link} {factor - 1:+.0%}"] = max(0.0, saved) if np.isfinite(saved) else 0.0
     return found
