@@ -19,4 +19,24 @@ class SettingsError(InputError):
 
 
 class PlanDoesNotFit(GnnplanError):
-    """No feasible plan; the text is the equation that failed, with every term."""
+    """No feasible plan; the text is the equation that failed, with every term.
+
+    Args:
+        text: the equation.
+        constraint: memory whose sum fails; empty where something else does.
+        needed_bytes: the sum, where it is one of bytes.
+        available_bytes: what there is of it.
+    """
+
+    def __init__(
+        self,
+        text: str,
+        *,
+        constraint: str = "",
+        needed_bytes: int | None = None,
+        available_bytes: int | None = None,
+    ) -> None:
+        super().__init__(text)
+        self.constraint = constraint
+        self.needed_bytes = needed_bytes
+        self.available_bytes = available_bytes

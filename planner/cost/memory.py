@@ -121,7 +121,12 @@ def require_fit(name: str, memory: MemoryUse) -> None:
         PlanDoesNotFit: the text is the sum with every part.
     """
     if memory.headroom < 0:
-        raise PlanDoesNotFit(sum_text(name, memory))
+        raise PlanDoesNotFit(
+            sum_text(name, memory),
+            constraint=name,
+            needed_bytes=memory.total,
+            available_bytes=memory.capacity,
+        )
 
 
 def sum_text(name: str, memory: MemoryUse) -> str:
