@@ -4,9 +4,22 @@ The nouns that the solver enumerates, placement fills and the cost model prices.
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeGuard
 
 from runtime.plan import Threads
+
+DynamicPolicy = Literal["lru", "clock"]
+DYNAMIC: tuple[DynamicPolicy, ...] = ("lru", "clock")
+"""Placements that keep no fixed rows but a cache that fills itself while training."""
+
+
+def is_dynamic(policy: str) -> TypeGuard[DynamicPolicy]:
+    """Whether a placement is a cache that fills itself.
+
+    >>> is_dynamic("lru"), is_dynamic("joint")
+    (True, False)
+    """
+    return policy in DYNAMIC
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -22,8 +35,27 @@ class Candidate:
     """The GPU of each rank, by its name in the machine; empty: ranks are processes on cores."""
     cliques: tuple[tuple[int, ...], ...] = ()
     """Ranks that can read each other's rows; empty: all of them."""
-    topology: Literal["host", "replicated"] = "host"
-    """Where adjacency lists are read: in host memory, or in a copy of every GPU's own."""
+    topology: Literal["host", "replicated", "partitioned"] = "host"
+    """Where adjacency lists are read: in host memory, in a copy of every GPU's own, or in parts."""
+    replication: int = 1
+    """Copies of a partitioned topology."""
+    bulk: int = 1
+    """Batches that one call of the sampler draws together."""
+    bulk_bytes: int = 0
+    """Most bytes that those may take on a rank; 0: one batch at a time."""
+    kappa: int | None = None
+    """Batches over which draws hang together; None: as the user's sampler says."""
+    las: float | None = None
+    """Factor of locality-aware sampling; None: the user's own sampler."""
+    batching: Literal["independent", "cooperative"] = "independent"
+    """Whether ranks sample their own batches, or share the work of one."""
+    hosts: int = 1
+    """Machines that the ranks are spread over."""
+
+    @property
+    def cache(self) -> DynamicPolicy | None:
+        """The cache that fills itself while training, where the placement is one."""
+        return self.policy if is_dynamic(self.policy) else None
 
     @property
     def kind(self) -> Literal["cpu", "cuda"]:
@@ -43,12 +75,14 @@ class Candidate:
     @property
     def name(self) -> str:
         """What a reader sees, e.g. "2 ranks x (1 compute + 0 loader) threads, naive"."""
+        ending = "".join(f", {words}" for words in choice_words(self))
         if self.gpus:
-            return f"{gpu_words(self)}, {self.policy}"
+            return f"{gpu_words(self)}, {self.policy}{ending}"
         ranks = f"{self.num_ranks} rank{'s' if self.num_ranks > 1 else ''}"
         t = self.threads
         ahead = f", {self.prefetch_depth} ahead" if t.sample else ""
-        return f"{ranks} x ({t.compute} compute + {t.sample} loader) threads{ahead}, {self.policy}"
+        threads = f"({t.compute} compute + {t.sample} loader) threads{ahead}"
+        return f"{ranks} x {threads}, {policy_words(self.policy)}{ending}"
 
 
 def gpu_words(candidate: Candidate) -> str:
@@ -64,18 +98,54 @@ def gpu_words(candidate: Candidate) -> str:
     return f"{count} ({cliques}), topology {where}"
 
 
+def policy_words(policy: str) -> str:
+    """A placement's name; of a cache that fills itself, what it is.
+
+    >>> policy_words("joint"), policy_words("lru")
+    ('joint', 'lru cache')
+    """
+    return f"{policy} cache" if is_dynamic(policy) else policy
+
+
+def choice_words(candidate: Candidate) -> list[str]:
+    """The choices beside ranks, threads and placement, in plain words; none where all are plain.
+
+    >>> choice_words(Candidate(num_ranks=1, threads=Threads(), prefetch_depth=2, policy="lru",
+    ...     bulk=8, kappa=64))
+    ['8 batches sampled at once', '64 batches hang together']
+    """
+    found: list[str] = []
+    if candidate.batching == "cooperative":
+        found.append("cooperative batches")
+    if candidate.topology == "partitioned":
+        copies = "copy" if candidate.replication == 1 else "copies"
+        found.append(f"topology in parts, {candidate.replication} {copies}")
+    if candidate.bulk > 1:
+        found.append(f"{candidate.bulk} batches sampled at once")
+    if candidate.kappa is not None:
+        one = candidate.kappa == 1
+        found.append("batches independent" if one else f"{candidate.kappa} batches hang together")
+    if candidate.las is not None:
+        found.append(f"local neighbours preferred {candidate.las:g}-fold")
+    if candidate.hosts > 1:
+        found.append(f"{candidate.hosts} hosts")
+    return found
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RankRows:
     """What one rank reads per batch under a placement."""
 
     rows: dict[str, float]
-    """Expected rows by source kind: own, peer, host, disk."""
+    """Expected rows by source kind: own, cache, peer, host, disk."""
     working_rows: dict[str, float]
     """Rows that each source's reads are spread over (gather.touched_rows)."""
     shares: dict[str, float]
     """Cross-validated share of rows by source kind; the hit rates a plan reports."""
     own_rows: int = 0
     """Rows the rank keeps a copy of."""
+    cache_rows: int = 0
+    """Slots of the rank's dynamic cache."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -8,13 +8,12 @@ cached profile a repeated plan is the same to the byte.
 """
 
 import functools
-from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from planner.assemble import assemble
 from planner.calibrate import calibrated, load_calibration
 from planner.cost.budget import Budgets
 from planner.cost.model import Request, row_bytes
@@ -27,31 +26,16 @@ from planner.profiling.cache import Profile
 from planner.profiling.gpu_profile import gpu_profile
 from planner.profiling.presample import Progress
 from planner.profiling.profile import Combination, profile
-from planner.ranks import PIPELINES, planned_devices, planned_topology
 from planner.record import PlanRecord, save_record
 from planner.settings import PlanSettings
-from planner.solver.arrays import plan_arrays
 from planner.solver.candidates_gpu import machine_candidates, plans_gpus
-from planner.solver.choose import Priced, alternatives, certificate, choose
+from planner.solver.choose import Priced, choose
+from planner.solver.sampling import statistics_of
 from planner.solver.search import Search
 from planner.ways_out import advice, ways_out
 from runtime.graph.dataset import Graph, open_graph
-from runtime.plan import (
-    FeaturePlacement,
-    GraphRef,
-    MachineRef,
-    Plan,
-    Sampler,
-    Source,
-    Strategy,
-    refuse_foreign_folder,
-    save_plan,
-)
-from runtime.sampling.parameters import class_of
-from runtime.sampling.statistics import StatisticsClass, layer_of_model
-
-DISK_BUDGET_BYTES = 64 * 2**20
-"""Most bytes of direct reads a rank holds in flight and staged."""
+from runtime.plan import GraphRef, Plan, refuse_foreign_folder, save_plan
+from runtime.sampling.statistics import StatisticsClass
 
 
 def plan(
@@ -198,7 +182,7 @@ def check_settings(graph: Graph, settings: PlanSettings) -> None:
     if settings.mode == "full-graph":
         raise SettingsError("expected mode auto or minibatch, found full-graph; not available yet")
     check_kind(graph, settings)
-    found, allowed = _statistics(settings), StatisticsClass(settings.workload.allow)
+    found, allowed = statistics_of(settings), StatisticsClass(settings.workload.allow)
     if not allowed.allows(found):
         raise SettingsError(
             f"expected a sampler whose statistics are {allowed.value}, found {settings.sampler}, "
@@ -230,70 +214,6 @@ def graph_ref(graph: Graph) -> GraphRef:
         task=str(graph.task),
         num_train=graph.num_train,
         topology_only=graph.topology_only,
-    )
-
-
-def assemble(
-    search: Search, priced: list[Priced], chosen: Priced
-) -> tuple[Plan, dict[str, NDArray[Any]]]:
-    """The plan and its arrays."""
-    request = search.request
-    listed, arrays = plan_arrays(chosen.placed, request.graph.num_nodes)
-    machine = request.machine
-    result = Plan(
-        version=metadata.version("gnnplan"),
-        graph=request.graph,
-        machine=MachineRef(
-            name=machine.name,
-            fingerprint=machine.fingerprint,
-            calibration=machine.calibration,
-            provenance=machine.provenance,
-        ),
-        workload=request.workload,
-        strategy=_strategy(search, chosen, listed),
-        prediction=chosen.prediction,
-        certificate=certificate(
-            chosen, search.lower_bound(priced), complete=search.settings.policy != "auto"
-        ),
-        shadow_prices=search.prices(chosen),
-        alternatives=alternatives(priced, chosen),
-        statistics_class=_statistics(search.settings).value,
-    )
-    return result, arrays
-
-
-def plan_sampler(settings: PlanSettings) -> Sampler:
-    """The sampler that was asked for, as a plan names it."""
-    return Sampler(
-        name=settings.sampler, dialect=settings.dialect, parameters=settings.sampler_parameters
-    )
-
-
-def _statistics(settings: PlanSettings) -> StatisticsClass:
-    """Class of (sampler, estimator, layer), by the one function that decides it."""
-    return class_of(plan_sampler(settings), layer_of_model(settings.workload.model))
-
-
-def _strategy(search: Search, chosen: Priced, listed: list[Source]) -> Strategy:
-    """The chosen candidate as the runtime reads it."""
-    candidate, placement = chosen.candidate, chosen.placed.placement
-    request, settings = search.request, search.settings
-    on_disk = chosen.placed.rows.host_rows < request.graph.num_nodes
-    return Strategy(
-        sampler=plan_sampler(settings),
-        features=FeaturePlacement(
-            policy=candidate.policy,
-            sources=listed,
-            own_rows=[len(ids) for ids in placement.own],
-            row_bytes=row_bytes(request.graph),
-            storage_dtype=request.graph.feature_dtype,
-            disk_budget_bytes=DISK_BUDGET_BYTES if on_disk else 0,
-        ),
-        topology=planned_topology(candidate, request.graph.num_nodes),
-        pipeline=list(PIPELINES[candidate.kind]),
-        prefetch_depth=candidate.prefetch_depth,
-        devices=planned_devices(candidate, request.machine),
-        threads=candidate.threads,
     )
 
 

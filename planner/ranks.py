@@ -14,7 +14,11 @@ PIPELINES = {
 def planned_topology(candidate: Candidate, num_nodes: int) -> TopologyPlacement:
     """Where adjacency lists live."""
     own = num_nodes if candidate.topology == "replicated" else 0
-    return TopologyPlacement(policy=candidate.topology, own_rows=[own] * candidate.num_ranks)
+    return TopologyPlacement(
+        policy=candidate.topology,
+        own_rows=[own] * candidate.num_ranks,
+        replication=candidate.replication,
+    )
 
 
 def planned_devices(candidate: Candidate, machine: MachineModel) -> list[Device]:

@@ -1,0 +1,81 @@
+"""The chosen candidate as a plan: what the runtime reads, and what lost to it."""
+
+from importlib import metadata
+from typing import Any
+
+from numpy.typing import NDArray
+
+from planner.cost.model import row_bytes
+from planner.ranks import PIPELINES, planned_devices, planned_topology
+from planner.solver.arrays import plan_arrays
+from planner.solver.choose import Priced, alternatives, certificate
+from planner.solver.sampling import plan_sampler, statistics_of
+from planner.solver.search import Search
+from runtime.plan import DynamicCache, FeaturePlacement, MachineRef, Plan, Source, Strategy
+
+DISK_BUDGET_BYTES = 64 * 2**20
+"""Most bytes of direct reads a rank holds in flight and staged."""
+
+
+def assemble(
+    search: Search, priced: list[Priced], chosen: Priced
+) -> tuple[Plan, dict[str, NDArray[Any]]]:
+    """The plan and its arrays."""
+    request = search.request
+    listed, arrays = plan_arrays(chosen.placed, request.graph.num_nodes)
+    machine = request.machine
+    result = Plan(
+        version=metadata.version("gnnplan"),
+        graph=request.graph,
+        machine=MachineRef(
+            name=machine.name,
+            fingerprint=machine.fingerprint,
+            calibration=machine.calibration,
+            provenance=machine.provenance,
+        ),
+        workload=request.workload,
+        strategy=_strategy(search, chosen, listed),
+        prediction=chosen.prediction,
+        certificate=certificate(
+            chosen, search.lower_bound(priced), complete=search.settings.policy != "auto"
+        ),
+        shadow_prices=search.prices(chosen),
+        alternatives=alternatives(priced, chosen),
+        statistics_class=statistics_of(search.settings, chosen.candidate).value,
+    )
+    return result, arrays
+
+
+def _strategy(search: Search, chosen: Priced, listed: list[Source]) -> Strategy:
+    """The chosen candidate as the runtime reads it."""
+    candidate, placement = chosen.candidate, chosen.placed.placement
+    request, settings = search.request, search.settings
+    on_disk = chosen.placed.rows.host_rows < request.graph.num_nodes
+    return Strategy(
+        sampler=plan_sampler(settings, candidate),
+        batching=candidate.batching,
+        bulk_batches=candidate.bulk,
+        bulk_bytes=candidate.bulk_bytes,
+        features=FeaturePlacement(
+            policy=candidate.policy,
+            sources=listed,
+            own_rows=[len(ids) for ids in placement.own],
+            row_bytes=row_bytes(request.graph),
+            storage_dtype=request.graph.feature_dtype,
+            disk_budget_bytes=DISK_BUDGET_BYTES if on_disk else 0,
+            cache=_cache(chosen),
+        ),
+        topology=planned_topology(candidate, request.graph.num_nodes),
+        pipeline=list(PIPELINES[candidate.kind]),
+        prefetch_depth=candidate.prefetch_depth,
+        devices=planned_devices(candidate, request.machine),
+        threads=candidate.threads,
+    )
+
+
+def _cache(chosen: Priced) -> DynamicCache:
+    """The slots of every rank's dynamic cache, where the placement is one."""
+    policy = chosen.candidate.cache
+    if policy is None:
+        return DynamicCache()
+    return DynamicCache(policy=policy, rows=[r.cache_rows for r in chosen.placed.rows.ranks])
