@@ -3,9 +3,10 @@
 `explain` gives data, `render` gives text; nothing is computed here that the plan does not hold.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from planner.cost.memory import size_text
+from planner.fullgraph import words
 from runtime.plan import MemoryUse, Plan
 from runtime.stages import TRAINING_STAGES
 
@@ -13,6 +14,7 @@ BAR = 30
 """Characters of a full bar."""
 PLACES = {
     "own": "in each rank's own memory",
+    "cache": "in a cache that fills itself",
     "peer": "in another rank's memory",
     "host": "in the host's shared memory",
     "disk": "on disk",
@@ -75,6 +77,8 @@ class Explanation:
     shadow_prices: dict[str, float]
     runner_up: RunnerUp | None
     alternatives: list[RunnerUp]
+    details: list[str] = field(default_factory=list[str])
+    """Of full-graph training: why this p, the partition's volume, the fullest part."""
 
 
 def explain(plan: Plan) -> Explanation:
@@ -107,11 +111,14 @@ def explain(plan: Plan) -> Explanation:
         shadow_prices=plan.shadow_prices,
         runner_up=others[0] if others else None,
         alternatives=others,
+        details=words.details(plan),
     )
 
 
 def _summary(plan: Plan) -> str:
     threads, strategy = plan.strategy.threads, plan.strategy
+    if strategy.mode == "full-graph":
+        return words.summary(plan)
     if strategy.devices[0].kind == "cuda":
         return _gpu_summary(plan)
     ranks = f"{plan.num_ranks} rank{'s' if plan.num_ranks > 1 else ''}"
@@ -184,6 +191,8 @@ def render(explanation: Explanation) -> str:
         ["one more would save, per step", *_price_lines(e.shadow_prices)],
         ["where the numbers come from", *(f"  {r.stage}: {r.provenance}" for r in e.stages)],
     ]
+    if e.details:
+        sections.insert(1, ["parts and p", *e.details])
     return "\n\n".join("\n".join(lines) for lines in sections) + "\n"
 
 

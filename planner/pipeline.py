@@ -68,6 +68,13 @@ def plan(
     """
     refuse_foreign_folder(out)
     graph = open_graph(Path(graph_folder))
+    if settings.mode == "full-graph":
+        from planner.fullgraph.plan import plan_full_graph
+
+        return plan_full_graph(
+            graph, graph_ref(graph), settings,
+            machine=machine, out=out, progress=progress, calibrate=calibrate,
+        )  # fmt: skip
     say = progress or _silent
     factors = load_calibration(machine.fingerprint).factors() if calibrate else {}
     search = calibrated(search_for(graph, settings, machine, progress=progress), factors)
@@ -180,7 +187,10 @@ def check_settings(graph: Graph, settings: PlanSettings) -> None:
         SettingsError: one line with what was expected, what was found and what to do.
     """
     if settings.mode == "full-graph":
-        raise SettingsError("expected mode auto or minibatch, found full-graph; not available yet")
+        raise SettingsError(
+            "expected mode auto or minibatch, found full-graph, whose candidates only `gnnplan "
+            "plan` prices; plan again with other settings"
+        )
     check_kind(graph, settings)
     found, allowed = statistics_of(settings), StatisticsClass(settings.workload.allow)
     if not allowed.allows(found):

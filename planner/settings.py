@@ -20,6 +20,8 @@ POLICIES = (
     "song-jiang",
     "legion",
     "joint",
+    "lru",
+    "clock",
 )
 """Named placements that can be planned today."""
 
@@ -40,7 +42,8 @@ class PlanSettings:
     host_memory_bytes: int | None = None
     """Bytes of host memory that may be used; None: measured."""
     mode: Literal["auto", "minibatch", "full-graph"] = "auto"
-    """Full-graph needs a later release; auto keeps the user's mini-batches."""
+    """Full-graph takes one step per epoch; auto keeps the user's mini-batches, since the two are
+    not comparable by epoch time."""
     sampler: str = "neighbor"
     """A name of runtime.sampling.parameters.PARAMETERS."""
     sampler_parameters: dict[str, float | str] = field(default_factory=dict[str, float | str])

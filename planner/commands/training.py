@@ -186,6 +186,8 @@ def compare_command(
 
 def _learnt(plan: Plan, report: RunReport, result: Comparison) -> Comparison:
     """The comparison with the machine's factors after this run, and alarms among its notes."""
+    if plan.strategy.mode == "full-graph":
+        return result  # factors are those of mini-batches: other work under the same stages
     from planner.calibrate import refit
     from planner.record import load_record, record_path
 

@@ -1,17 +1,19 @@
 """Memory of one rank that trains the whole graph: the published bracket, and this runtime's own.
 
 Symbols as in `full_graph`; n = n_in, k = 2 for SAGE (the node's own row stands beside the sum), 1
-for GCN.
+for GCN. GAT's lists and activations are in `full_graph_attention`.
 """
 
 import itertools
 from collections.abc import Sequence
+from typing import Literal
 
 from planner.cost.full_graph import PartSizes, Real
+from planner.cost.full_graph_attention import attention_activations, attention_topology, padded
 
-ROW_MULTIPLE = 512
-"""The runtime pads the rows of dense products to this (`runtime.models.dense`)."""
 ADAM_COPIES = 4
+MODELS = ("sage", "gcn", "gat")
+Drop = Literal["nodes", "edges", "boundary-edges"]
 
 
 def published_bytes(
@@ -50,8 +52,11 @@ def rank_bytes(
     precomputed: bool = False,
     shared_draw: bool = False,
     dropout: bool = False,
+    heads: int = 1,
+    drop: Drop = "nodes",
+    crossing: tuple[Real, Real] | None = None,
 ) -> dict[str, int]:
-    """Peak bytes of one rank of this runtime with boundary nodes sampled, by part.
+    """Peak bytes of one rank of this runtime with boundary nodes or edges sampled, by part.
 
     topology     ids of inner, halo and sent nodes; the inner edges in both directions; the halo
                  edges, in both directions for p = 1, else once and p of them per sampled layer
@@ -63,16 +68,22 @@ def rank_bytes(
                  while it runs forward, those before it + k n d_{l-1} + p (n_bd + sent) d_{l-1}
     The weighted sum is linear: received rows are added and given back, not kept.
 
+    With edges sampled, each edge has its id (8 bytes), the rows that cross are those with a kept
+    edge (`crossing_rows`, more than p n_bd), and DropEdge also draws the inner edges of each layer.
+
     Args:
         sizes: of the part.
         widths: d_0 .. d_L.
-        model: sage | gcn.
+        model: sage | gcn | gat.
         keep: p.
         num_parameters: of the model.
         num_seeds: training nodes of the part.
         precomputed: the first layer's sums are kept.
         shared_draw: one draw per epoch for all layers.
         dropout: a mask (1 byte) and a second copy of each hidden layer's output.
+        heads: of gat.
+        drop: what p keeps.
+        crossing: rows (received, sent) per layer with edges sampled; None: p of halo and sent.
 
     Returns:
         Bytes by part; their sum is the peak.
@@ -80,24 +91,57 @@ def rank_bytes(
     Raises:
         ValueError: another model.
     """
-    if model not in ("sage", "gcn"):
-        raise ValueError(f"expected model sage or gcn, found {model!r}")
+    if model not in MODELS:
+        raise ValueError(f"expected model sage, gcn or gat, found {model!r}")
     layers = len(widths) - 1
     drawn = 0 if keep >= 1 else 1 if shared_draw else layers - (1 if precomputed else 0)
+    by_edge = drop != "nodes" and keep < 1
+    received, sent = crossing or (keep * sizes.halo, keep * sizes.sent)
+    if model == "gat":
+        topology = attention_topology(sizes, keep, drawn, edges_dropped=drop == "edges")
+        known = 4 * sizes.halo * widths[0] if precomputed else 0
+        activations = attention_activations(
+            sizes, widths, heads=heads, keep=keep, received=received, sent=sent,
+            num_seeds=num_seeds, precomputed=precomputed, dropout=dropout,
+            edges_dropped=drop == "edges",
+        )  # fmt: skip
+    else:
+        topology = (
+            _edge_topology(sizes, keep, drawn, layers, drop, received, sent)
+            if by_edge
+            else _topology(sizes, keep, drawn)
+        )
+        known = _precomputed(sizes, widths, model, precomputed)
+        activations = _activations(
+            sizes, widths, model, received + sent, num_seeds, precomputed, dropout
+        )
+    if by_edge:
+        topology += 8 * (sizes.inner_edges + sizes.halo_edges)  # an id of each edge
     return {
-        "topology": round(_topology(sizes, keep, drawn)),
-        "inputs": round(
-            4 * sizes.inner * widths[0] + _precomputed(sizes, widths, model, precomputed)
-        ),
+        "topology": round(topology),
+        "inputs": round(4 * sizes.inner * widths[0] + known),
         "model": ADAM_COPIES * 4 * num_parameters,
-        "activations": round(
-            _activations(sizes, widths, model, keep, num_seeds, precomputed, dropout)
-        ),
+        "activations": round(activations),
     }
 
 
-def _padded(rows: int) -> int:
-    return -(-rows // ROW_MULTIPLE) * ROW_MULTIPLE
+def _edge_topology(
+    sizes: PartSizes, keep: Real, drawn: int, layers: int, drop: Drop, received: Real, sent: Real
+) -> Real:
+    """Whole lists, and for each drawn layer those of kept edges; the first has no gradient."""
+    n = sizes.inner
+    ids = 8 * (n + sizes.halo + sizes.sent)
+    whole = 2 * 8 * (n + 1) + 8 * (sizes.inner_edges + sizes.halo_edges)
+    outer = 8 * (n + 1) + 8 * keep * sizes.halo_edges
+    back = 8 * (received + 1) + 8 * keep * sizes.halo_edges
+    inner, inner_back = 0.0, 0.0
+    if drop == "edges":
+        inner = 8 * (n + 1) + 8 * keep * sizes.inner_edges
+        inner_back = inner
+    else:
+        whole += 8 * (n + 1) + 8 * sizes.inner_edges
+    backward = min(drawn, layers - 1)
+    return ids + whole + drawn * (outer + inner + 8 * sent) + backward * (back + inner_back)
 
 
 def _topology(sizes: PartSizes, keep: Real, drawn: int) -> Real:
@@ -112,18 +156,15 @@ def _topology(sizes: PartSizes, keep: Real, drawn: int) -> Real:
 
 
 def _precomputed(sizes: PartSizes, widths: Sequence[int], model: str, precomputed: bool) -> int:
-    return (
-        4 * (2 if model == "sage" else 1) * _padded(sizes.inner) * widths[0] if precomputed else 0
-    )
+    return 4 * (2 if model == "sage" else 1) * padded(sizes.inner) * widths[0] if precomputed else 0
 
 
 def _activations(
-    sizes: PartSizes, widths: Sequence[int], model: str, keep: Real,
+    sizes: PartSizes, widths: Sequence[int], model: str, crossing: Real,
     num_seeds: int, precomputed: bool, dropout: bool,
 ) -> Real:  # fmt: skip
-    n, rows = sizes.inner, _padded(sizes.inner)
+    n, rows = sizes.inner, padded(sizes.inner)
     k = 2 if model == "sage" else 1
-    crossing = keep * (sizes.halo + sizes.sent)
     last = len(widths) - 2
     loss = 4 * 4 * num_seeds * widths[-1]  # chosen logits, log-softmax, and their gradients
     alive, peak = 0.0, 0.0

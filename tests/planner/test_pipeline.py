@@ -133,7 +133,7 @@ def test_features_beyond_the_host_go_to_disk(
     [
         ({"device_memory_bytes": 10}, "at least one feature row"),
         ({"devices": 64}, "at most 2 devices"),
-        ({"mode": "full-graph"}, "not available yet"),
+        ({"mode": "full-graph", "sampler": "labor"}, "drop --sampler"),
         ({"sampler": "labor"}, "add --allow"),
     ],
 )

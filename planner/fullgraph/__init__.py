@@ -1,0 +1,6 @@
+"""Plans of full-graph training with boundary-node sampling: graph + machine -> parts, p, plan.
+
+    check -> candidates -> partitions -> profile (parts timed on these cores) -> p -> price -> plan
+
+Source: BNS-GCN (Wan et al., MLSys 2022); formulas.md section 3.
+"""

@@ -1,0 +1,195 @@
+"""Graph and machine -> full-graph plan.
+
+    check -> partition and time the parts (cached) -> price, choose p and candidate -> plan folder
+
+The array `partition` holds each node's rank. Nothing is timed but the profile: with the same
+machine file and cached profile a repeated plan is the same to the byte.
+"""
+
+from dataclasses import replace
+from importlib import metadata
+from pathlib import Path
+
+from planner.cost.budget import Budgets
+from planner.cost.model import link_of, row_bytes
+from planner.fullgraph.candidate import Cut, cuts
+from planner.fullgraph.check import check_request
+from planner.fullgraph.choose import Choice, alternatives, choose
+from planner.fullgraph.price import FullPriced, FullRequest, price
+from planner.fullgraph.profile import CutProfile, profile_cuts
+from planner.machine import MachineModel
+from planner.profiling.presample import Progress
+from planner.record import PlanRecord, save_record
+from planner.settings import PlanSettings
+from planner.solver.choose import LINK_TABLES, faster, shadow_prices
+from runtime.fullgraph.statistics import SAFE_SHARED_LAYERS, full_graph_class
+from runtime.graph.dataset import Graph
+from runtime.plan import (
+    Certificate,
+    Device,
+    FeaturePlacement,
+    GraphRef,
+    MachineRef,
+    Plan,
+    Sampler,
+    Source,
+    Strategy,
+    Threads,
+    refuse_foreign_folder,
+    save_plan,
+)
+from runtime.sampling.statistics import StatisticsClass
+
+
+def plan_full_graph(
+    graph: Graph,
+    reference: GraphRef,
+    settings: PlanSettings,
+    *,
+    machine: MachineModel,
+    out: Path,
+    progress: Progress | None = None,
+    calibrate: bool = False,
+) -> Plan:
+    """Find the full-graph plan with the lowest predicted time per epoch, and write it.
+
+    Args:
+        graph: the dataset.
+        reference: what a plan says of it.
+        settings: what is to be trained and what may be used; mode full-graph.
+        machine: what was measured; its cores are this host's.
+        out: plan folder to write.
+        progress: told what is going on and the share done.
+        calibrate: refused: factors are learnt from mini-batches.
+
+    Returns:
+        The plan as written.
+
+    Raises:
+        SettingsError: the request is not one of full-graph training.
+        PlanDoesNotFit: no candidate fits; the text is the sum and the ways out.
+        PlanError: `out` holds something that is not a plan.
+        WorkerFailed: the parts could not be timed.
+    """
+    refuse_foreign_folder(out)
+    check_request(graph, settings, machine, calibrate=calibrate)
+    request = FullRequest(
+        graph=reference,
+        workload=settings.workload,
+        machine=machine,
+        budgets=Budgets(
+            device_bytes=settings.device_memory_bytes, host_bytes=settings.host_memory_bytes
+        ),
+    )
+    allowed = StatisticsClass(settings.workload.allow)
+    found = {
+        p.numbers.cut: p
+        for p in profile_cuts(
+            graph, settings, machine, cuts(machine.num_cores, settings.devices),
+            draws_of(settings, allowed), progress=progress,
+        )
+    }  # fmt: skip
+    profiles = {cut: p.numbers for cut, p in found.items()}
+    choice = choose(request, profiles, allowed)
+    made = assemble(request, profiles, choice)
+    chosen = found[choice.chosen.candidate.cut]
+    written = save_plan(made, {"partition": chosen.partition}, out)
+    save_record(PlanRecord(settings=settings, machine=machine, factors={}), written.plan_id)
+    return written
+
+
+def draws_of(settings: PlanSettings, allowed: StatisticsClass) -> tuple[str, ...]:
+    """Ways of drawing that some candidate may use, and that are therefore timed."""
+    work = settings.workload
+    if allowed is StatisticsClass.EXACT or (
+        work.model == "gat" and allowed is StatisticsClass.UNBIASED
+    ):
+        return ()
+    exchanging = work.num_layers - 1  # with the first layer computed once
+    if allowed is StatisticsClass.UNBIASED and exchanging > SAFE_SHARED_LAYERS:
+        return ("layer",)
+    return ("layer", "shared")
+
+
+def assemble(request: FullRequest, profiles: dict[Cut, CutProfile], choice: Choice) -> Plan:
+    """The plan of the chosen candidate, without its arrays."""
+    chosen, machine, work = choice.chosen, request.machine, request.workload
+    prediction = chosen.prediction
+    words = {**prediction.provenance, "keep": choice.why_keep}
+    made = full_graph_class(chosen.candidate.settings, work.model, work.num_layers)
+    return Plan(
+        version=metadata.version("gnnplan"),
+        graph=request.graph,
+        machine=MachineRef(
+            name=machine.name,
+            fingerprint=machine.fingerprint,
+            calibration=machine.calibration,
+            provenance=machine.provenance,
+        ),
+        workload=work,
+        strategy=_strategy(request, profiles[chosen.candidate.cut], chosen),
+        prediction=replace(prediction, provenance=dict(sorted(words.items()))),
+        certificate=certificate(choice),
+        shadow_prices=_prices(request, profiles[chosen.candidate.cut], chosen),
+        alternatives=alternatives(choice),
+        statistics_class=made.value,
+    )
+
+
+def certificate(choice: Choice) -> Certificate:
+    """What is bounded: these cuts, their work shared equally and their exchange free.
+
+    Not bounded: partitions that were not made, whose boundary may be smaller; another p.
+    """
+    keep = choice.chosen.candidate.settings.keep
+    same = [
+        p
+        for p in (*choice.exact, *choice.sampled, choice.chosen)
+        if p.candidate.settings.keep == keep and not p.overflow
+    ]
+    objective = choice.chosen.seconds
+    bound = min(min(p.bound_seconds for p in same), objective)
+    return Certificate(
+        objective=objective,
+        lower_bound=bound,
+        gap=(objective - bound) / objective if objective > 0 else 0.0,
+        solver="enumeration over partitions made by heuristics",
+        status=(
+            f"feasible: every candidate at p = {keep:.3g} priced; the bound shares these cuts' "
+            "work equally and exchanges for free; other partitions and other p are not bounded"
+        ),
+    )
+
+
+def _strategy(request: FullRequest, profile: CutProfile, chosen: FullPriced) -> Strategy:
+    """The chosen candidate as the runtime reads it."""
+    candidate, cut = chosen.candidate, chosen.candidate.cut
+    return Strategy(
+        mode="full-graph",
+        sampler=Sampler(name="full"),
+        partition=cut.partitioner,
+        full_graph=candidate.settings,
+        features=FeaturePlacement(
+            policy="partition",
+            sources=[Source(kind="own")],
+            own_rows=[part.inner for part in profile.sizes],
+            row_bytes=row_bytes(request.graph),
+            storage_dtype=request.graph.feature_dtype,
+        ),
+        pipeline=[],
+        devices=[Device(rank=r, kind="cpu", index=r) for r in range(cut.ranks)],
+        threads=Threads(compute=cut.threads, sample=0, comm=1 if candidate.overlap else 0),
+    )
+
+
+def _prices(request: FullRequest, profile: CutProfile, chosen: FullPriced) -> dict[str, float]:
+    """What a tenth more bandwidth between the ranks would save."""
+    if chosen.candidate.cut.ranks == 1:
+        return {}
+    quicker = faster(request.machine, LINK_TABLES["exchange"])
+    name = f"{link_of(request.machine, 'all_reduce')} +10%"
+
+    def again(_: str) -> float:
+        return price(replace(request, machine=quicker), profile, chosen.candidate).seconds
+
+    return shadow_prices(chosen.seconds, again, [name])

@@ -1,0 +1,191 @@
+"""One timing process of full-graph training: the runtime's loop on one part, with nothing sent.
+
+Started by planner.profiling.team as `python -m planner.fullgraph.timing`; the lines are those of
+planner.profiling.layers. The part's edges are the graph's own, because where neighbours lie decides
+how caches serve them; features and labels are made up. The only module here that imports torch when
+it runs, beside `stand_in`.
+"""
+
+import importlib
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from planner.fullgraph.request import Case, CaseSeconds, PartAnswer, PartRequest
+from planner.profiling.layers import private_bytes
+from runtime import codec
+from runtime.graph.dataset import open_graph
+from runtime.stages import Stage
+
+WARMUP_EPOCHS = 2
+LEAST_EPOCHS = 3
+MOST_EPOCHS = 15
+CASE_SECONDS = 1.0
+"""A case is repeated for so long, within the numbers above."""
+
+
+def time_part(request: PartRequest) -> PartAnswer:
+    """Time every case of one part, one after the other."""
+    from runtime.device import set_threads
+
+    set_threads(request.threads)
+    found: list[CaseSeconds] = []
+    updates: list[float] = []
+    loop: Any = None
+    for case in request.cases:
+        loop = _loop(request, case)
+        found.append(_draws(loop) if case.draws_only else _epochs(loop))
+        updates += loop.meter.seconds(Stage.OPTIMIZER, skip_steps=WARMUP_EPOCHS)
+    return PartAnswer(
+        cases=found,
+        optimizer_seconds=float(np.median(updates or [0.0])),
+        num_parameters=sum(p.numel() for p in loop.model.parameters()),
+        widths=[request.in_dim, *(_inputs(c) for c in loop.model.convs[1:]), request.num_classes],
+    )
+
+
+def _inputs(conv: Any) -> int:
+    """Columns that a layer reads, and so exchanges."""
+    return int(conv.in_channels)
+
+
+def _loop(request: PartRequest, case: Case) -> Any:
+    """The runtime's loop over the part, on rows and labels made up."""
+    import torch
+
+    from planner.fullgraph.stand_in import StandIn, TimedExchange
+    from runtime.fullgraph.forward import FullGraphModel
+    from runtime.meter import StageMeter
+    from runtime.models.build import build_model
+    from runtime.train.fullgraph import FullGraphLoop
+    from runtime.train.minibatch import GradientBuffer, make_optimizer
+
+    graph = open_graph(Path(request.graph_path), validate=False)
+    work = request.workload
+    comm = StandIn(request.rank, request.size, np.load(request.wanted_path), request.wanted_counts)
+    model: Any = build_model(work, request.in_dim, request.num_classes, request.task)
+    full = FullGraphModel(
+        model, work.model, graph.indptr, graph.indices, np.load(request.partition_path),
+        case.settings, comm=comm, seed=work.seed,
+    )  # fmt: skip
+    full.exchange = TimedExchange(comm)
+    generator = torch.Generator().manual_seed(request.rank)
+    x = torch.randn(full.part.num_inner, request.in_dim, generator=generator)
+    if case.settings.precompute_first_layer:
+        full.precompute(x)
+    wanted = np.zeros(graph.num_nodes, np.bool_)
+    wanted[graph.train_idx] = True
+    seeds = np.flatnonzero(wanted[full.part.inner])
+    model.train()
+    return FullGraphLoop(
+        model=model,
+        optimizer=make_optimizer(
+            model, learning_rate=work.learning_rate, weight_decay=work.weight_decay
+        ),
+        gradients=GradientBuffer(model), comm=comm, meter=StageMeter(), task=request.task,
+        seed=work.seed, full=full, x=x, seeds=torch.from_numpy(seeds),
+        y=_labels(request, len(seeds), generator), num_seeds=max(1, graph.num_train),
+    )  # fmt: skip
+
+
+def _labels(request: PartRequest, count: int, generator: Any) -> Any:
+    import torch
+
+    if request.task == "multilabel":
+        return torch.randint(0, 2, (count, request.num_classes), generator=generator)
+    classes = 2 if request.task == "binary" else request.num_classes
+    return torch.randint(0, classes, (count,), generator=generator)
+
+
+def _epochs(loop: Any) -> CaseSeconds:
+    """Medians over whole epochs, in the stages of the runtime's meter."""
+    from runtime.train.fullgraph import WholeEpoch
+
+    windows: list[list[float]] = []
+    started, epoch = time.perf_counter(), 0
+    while _goes_on(epoch, started):
+        loop.step(WholeEpoch(epoch=epoch), epoch)
+        windows.append(loop.full.exchange.windows)
+        epoch += 1
+        if epoch == WARMUP_EPOCHS:
+            started = time.perf_counter()
+    measured = {
+        stage: loop.meter.seconds(stage, skip_steps=WARMUP_EPOCHS)
+        for stage in (Stage.SAMPLE, Stage.FORWARD_BACKWARD, Stage.HALO_EXCHANGE)
+    }
+    compute = measured[Stage.FORWARD_BACKWARD]
+    return CaseSeconds(
+        sample=float(np.median(measured[Stage.SAMPLE])),
+        forward_backward=float(np.median(compute)),
+        packing=float(np.median(measured[Stage.HALO_EXCHANGE] or [0.0])),
+        windows=[float(v) for v in np.median(np.array(windows[WARMUP_EPOCHS:]), axis=0)],
+        spread=_spread(compute),
+    )
+
+
+def _draws(loop: Any) -> CaseSeconds:
+    """The epoch's draws alone."""
+    seconds: list[float] = []
+    began, epoch = time.perf_counter(), 0
+    while _goes_on(epoch, began):
+        started = time.perf_counter()
+        loop.full.layers(epoch)
+        seconds.append(time.perf_counter() - started)
+        epoch += 1
+    return CaseSeconds(
+        sample=float(np.median(seconds[WARMUP_EPOCHS:])),
+        forward_backward=0.0, packing=0.0, windows=[], spread=_spread(seconds[WARMUP_EPOCHS:]),
+    )  # fmt: skip
+
+
+def _goes_on(epoch: int, started: float) -> bool:
+    done = epoch - WARMUP_EPOCHS
+    if done < LEAST_EPOCHS:
+        return True
+    return done < MOST_EPOCHS and time.perf_counter() - started < CASE_SECONDS
+
+
+def _spread(values: list[float]) -> float:
+    """Relative half-width (90%) of the median of repeats, from their quartiles."""
+    low, middle, high = np.percentile(values, (25, 50, 75))
+    sigma = (high - low) / 1.349
+    return float(1.645 * 1.25 * sigma / np.sqrt(len(values)) / middle) if middle > 0 else 0.0
+
+
+def serve(read: Callable[[], str], write: Callable[[str], None]) -> None:
+    """Answer requests until an empty line or the end of the input.
+
+    Args:
+        read: the next line, empty at the end.
+        write: sends one line.
+    """
+    from runtime.models.memory import keep_freed_memory
+
+    for library in ("torch", "torch_geometric.nn", "runtime.train.fullgraph"):
+        importlib.import_module(library)
+    keep_freed_memory()
+    write(json.dumps({"resident_bytes": private_bytes()}))
+    while line := read().strip():
+        request = codec.decode(PartRequest, json.loads(line))
+        write("ready")
+        read()
+        write(json.dumps(codec.to_plain(time_part(request))))
+
+
+def main() -> None:
+    """Serve the standard streams."""
+
+    def write(line: str) -> None:
+        sys.stdout.write(line + "\n")
+        sys.stdout.flush()
+
+    serve(sys.stdin.readline, write)
+
+
+if __name__ == "__main__":
+    main()
