@@ -12,7 +12,16 @@ from collections.abc import Sequence
 
 import typer
 
-from planner.commands import demo, explaining, graphs, launching, machines, planning, training
+from planner.commands import (
+    demo,
+    explaining,
+    graphs,
+    launching,
+    machines,
+    planning,
+    report,
+    training,
+)
 from planner.errors import PlanDoesNotFit
 from runtime.errors import GnnplanError, InputError
 
@@ -27,7 +36,7 @@ app = typer.Typer(
 )
 app.add_typer(graphs.app, name="graph")
 app.add_typer(machines.app, name="machine")
-for module in (machines, planning, explaining, training, launching, demo):
+for module in (machines, planning, explaining, training, launching, report, demo):
     module.register(app)
 
 

@@ -1,0 +1,93 @@
+"""Scalable pictures from plain functions: every text and attribute is escaped here, once.
+
+Charts use percentages across and pixels down, so that they fill any width and their words keep
+their size; CSS classes give the colours, so that light and dark are one picture.
+"""
+
+import re
+
+from markupsafe import Markup, escape
+
+FORBIDDEN = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ufffe\uffff\ud800-\udfff]")
+"""Characters that no XML document may hold."""
+
+Attribute = str | int | float
+
+
+def plain(text: str) -> str:
+    """Text without characters that XML forbids; a mark stands where one was.
+
+    >>> plain("a" + chr(0) + "b")
+    'a\N{REPLACEMENT CHARACTER}b'
+    """
+    return FORBIDDEN.sub("\N{REPLACEMENT CHARACTER}", text)
+
+
+def element(name: str, *children: str | Markup, **attributes: Attribute) -> Markup:
+    """One element; children that are not markup are escaped.
+
+    Names of attributes lose a trailing underscore, and other underscores become hyphens.
+
+    >>> element("text", "a < b", class_="name", text_anchor="end", x=1.50)
+    Markup('<text class="name" text-anchor="end" x="1.5">a &lt; b</text>')
+    """
+    words = "".join(
+        f' {key.rstrip("_").replace("_", "-")}="{escape(_written(value))}"'
+        for key, value in attributes.items()
+    )
+    inside = "".join(str(escape(plain(child))) if _raw(child) else str(child) for child in children)
+    return Markup(f"<{name}{words}>{inside}</{name}>")
+
+
+def figure(
+    name: str,
+    title: str,
+    description: str,
+    *children: str | Markup,
+    height: float,
+    width: float | None = None,
+) -> Markup:
+    """A whole picture with a title and a description for those who cannot see it.
+
+    Args:
+        name: letters and hyphens, unique on the page: the ids begin with it.
+        title: what it shows.
+        description: what is to be seen in it, in words.
+        children: its elements.
+        height: pixels.
+        width: pixels; None: as wide as there is room, with percentages across.
+    """
+    size: dict[str, Attribute] = {"height": height, "width": "100%" if width is None else width}
+    if width is not None:
+        size["viewBox"] = f"0 0 {_written(width)} {_written(height)}"
+    return element(
+        "svg",
+        element("title", title, id=f"{name}-title"),
+        element("desc", description, id=f"{name}-desc"),
+        *children,
+        class_="chart" if width is None else "picture",
+        role="img",
+        aria_labelledby=f"{name}-title {name}-desc",
+        xmlns="http://www.w3.org/2000/svg",
+        **size,
+    )
+
+
+def percent(share: float) -> str:
+    """A share as SVG and CSS write it.
+
+    >>> percent(0.12345)
+    '12.345%'
+    """
+    return f"{_written(round(100 * share, 3))}%"
+
+
+def _raw(child: str | Markup) -> bool:
+    return not isinstance(child, Markup)
+
+
+def _written(value: Attribute) -> str:
+    """Numbers without noise in their last digits."""
+    if isinstance(value, str):
+        return plain(value)
+    return f"{value:.3f}".rstrip("0").rstrip(".") if isinstance(value, float) else str(value)

@@ -1,0 +1,122 @@
+"""What the names in a plan mean, in sentences: stages, sources, prices, the certificate."""
+
+import re
+from dataclasses import dataclass
+
+from planner.cost.memory import size_text
+from planner.explain import PLACES, seconds_text
+from runtime.plan import Certificate, Plan
+from runtime.stages import Stage
+
+STAGE_WORDS = {
+    Stage.SEEDS: "choosing this rank's share of the global batch",
+    Stage.SAMPLE: "drawing neighbours and relabelling them into blocks",
+    Stage.EXCHANGE_IDS: "sending vertex ids to the ranks that own them",
+    Stage.GATHER: "reading feature rows into the batch",
+    Stage.EXCHANGE_ROWS: "sending feature rows back to the ranks that asked",
+    Stage.COPY: "moving the batch from the host to the device",
+    Stage.BATCH: "adding labels and edge weights",
+    Stage.WAIT: "the training thread waiting for the next batch",
+    Stage.FORWARD_BACKWARD: "model forward, loss and backward",
+    Stage.HALO_EXCHANGE: "boundary rows between ranks",
+    Stage.ALL_REDUCE: "summing gradients over ranks, the wait for the slowest included",
+    Stage.OPTIMIZER: "updating the parameters",
+}
+SOURCE_WORDS = {
+    **PLACES,
+    "remote": "in another host's memory",
+    "cache": "in a cache that fills itself",
+}
+SOURCE_ORDER = ("own", "cache", "peer", "host", "remote", "disk")
+"""Cheapest first, as a rule."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Price:
+    """One relaxation and what it would save."""
+
+    name: str
+    seconds: float
+    """Per step."""
+    sentence: str
+
+
+def stage_words(name: str) -> str:
+    """What happens in a stage; empty for one this version does not know."""
+    return STAGE_WORDS.get(Stage(name), "") if name in set(Stage) else ""
+
+
+def time_text(seconds: float) -> str:
+    """Seconds for people, with the sign of micro.
+
+    >>> time_text(4.2e-6), time_text(0.0123)
+    ('4.2 \N{MICRO SIGN}s', '12.3 ms')
+    """
+    return seconds_text(seconds).replace(" us", " \N{MICRO SIGN}s")
+
+
+def rate_text(bytes_per_second: float) -> str:
+    """Bytes per second for people.
+
+    >>> rate_text(25.8e9)
+    '25.8 GB/s'
+    """
+    return f"{size_text(bytes_per_second)}/s"
+
+
+def share_text(share: float) -> str:
+    """A share for people; small ones are not rounded away.
+
+    >>> share_text(0.5), share_text(0.0004), share_text(0.0), share_text(2.5e-6)
+    ('50.0%', '0.04%', '0%', 'under 0.01%')
+    """
+    if share == 0:
+        return "0%"
+    if abs(share) < 1e-4:
+        return "under 0.01%"
+    return f"{share:.1%}" if abs(share) >= 1e-3 else f"{share:.2%}"
+
+
+def prices(plan: Plan) -> list[Price]:
+    """What more memory or faster links would save, the most first."""
+    step = plan.prediction.step_seconds.value
+    return [
+        Price(name=name, seconds=saved, sentence=price_sentence(name, saved, step))
+        for name, saved in sorted(plan.shadow_prices.items(), key=lambda item: -item[1])
+    ]
+
+
+def price_sentence(name: str, saved_seconds: float, step_seconds: float) -> str:
+    """A shadow price as a sentence.
+
+    >>> price_sentence("host0 +1 GiB", 0.002, 0.1)
+    'One GiB more on host0 would save 2.0 ms per step (2.0%).'
+    >>> price_sentence("PCIe +10%", 0.0, 0.1)
+    'PCIe 10% faster would save nothing: no step waits for it.'
+    """
+    grown = re.fullmatch(r"(.*) \+1 GiB", name)
+    faster = re.fullmatch(r"(.*) \+(\d+)%", name)
+    what = name
+    if grown:
+        what = f"One GiB more on {grown[1]}"
+    elif faster:
+        what = f"{faster[1]} {faster[2]}% faster"
+    if saved_seconds <= 0:
+        return f"{what} would save nothing: no step waits for it."
+    share = share_text(saved_seconds / step_seconds if step_seconds > 0 else 0.0)
+    return f"{what} would save {time_text(saved_seconds)} per step ({share})."
+
+
+def certificate_sentence(certificate: Certificate) -> str:
+    """How good the plan is known to be, within its model."""
+    objective, bound = time_text(certificate.objective), time_text(certificate.lower_bound)
+    known = (
+        "It is the best there is, as far as the model sees"
+        if certificate.gap <= 1e-9
+        else f"No plan can be more than {share_text(certificate.gap)} faster, as far as the model "
+        "sees"
+    )
+    return (
+        f"{known}: {objective} predicted per step against a bound of {bound} "
+        f"({certificate.solver}; {certificate.status})."
+    )
