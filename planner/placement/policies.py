@@ -41,6 +41,9 @@ class Knowledge:
     """Length of each node's list, shape [N]; for legion."""
     parts: Callable[[str], NDArray[np.int32] | None] | None = None
     """Device of each node by a partitioner's name (metis, pagraph), or None."""
+    reach: Callable[[str], NDArray[np.bool_] | None] | None = None
+    """Nodes that each device's batches can touch under those parts, redundant ones included, shape
+    [G, N]; for pagraph and pagraph-plus. None: each device's own part."""
     seed: int = 0
 
 
@@ -311,13 +314,17 @@ def _of_parts(
     *,
     peers: bool,
 ) -> Layout | Reason:
-    """Each device: of its own part, the rows of highest score."""
+    """Each device: of its own part, the rows of highest score.
+
+    Systems whose devices do not read each other keep a part's redundant nodes beside it.
+    """
     parts = know.parts(partitioner) if know.parts is not None else None
     if parts is None:
         return Reason(policy=policy, why=f"the graph is not partitioned ({partitioner})")
+    reach = know.reach(partitioner) if know.reach is not None and not peers else None
     own: list[Ids] = []
     for g, rows in enumerate(capacity(instance)):
-        ids = np.flatnonzero(parts == g)
+        ids = np.flatnonzero(parts == g if reach is None else reach[g])
         own.append(ids[hotness_order(score(instance, g)[ids])[:rows]])
     return _finish(instance, policy, {0: own}, peers=peers)
 

@@ -7,50 +7,28 @@ The one evaluator scores the result; the bound comes from the programme's prices
 so neither depends on what the solver claims (formulas 6).
 """
 
-import itertools
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from planner.placement.layout import Held, Instance, Layout
+from planner.placement.layout import Instance, Layout
 from planner.placement.network import Goal, Rows, objective_rows, undominated
-from planner.placement.reads import CROSS, DISK, HOST, PEER, mark_holders
 from planner.placement.score import Score, read_bytes, score
-from planner.solver.buckets import Buckets, make_buckets
-from planner.solver.density import density_shares, sort_is_exact
-from planner.solver.exchange import exchange, worth_exchanging
-from planner.solver.groups import Groups, find_groups
+from planner.solver.buckets import make_buckets
+from planner.solver.exchange import exchange
+from planner.solver.groups import find_groups
 from planner.solver.lagrange import lagrangian_bound
-from planner.solver.lp import Failure, Point
-from planner.solver.process import SHARED
-from planner.solver.program import Prices, Program, build_program, read_prices
-from planner.solver.rounding import SHARE, fill, round_kind
+from planner.solver.priced import binding, can_fill, fill_priced
+from planner.solver.program import Prices
+from planner.solver.realise import read_seconds, realise
+from planner.solver.relaxation import SECONDS, Relaxed, relax
 
-SECONDS = 20.0
-"""Time limit of one linear programme."""
-HOST_ROUNDS = 4
-"""Times that devices' and the host's items are chosen in turn."""
 UNKNOWNS = 2400
 """Buckets times groups that are aimed at: a programme of this size takes well under a second."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Relaxed:
-    """The programme's solution."""
-
-    seconds: float
-    """Its value: of the bucketed problem, so between the node-level optimum and rho times it."""
-    shares: list[NDArray[np.float64]]
-    """By kind: [groups, K, 5]."""
-    reads: NDArray[np.float64]
-    """Bytes by kind, device and place, shape [T, G, 5]."""
-    prices: Prices
-    row_names: tuple[str, ...]
-    """Of the objective's rows that the prices weigh."""
-    solver: str
-    status: str
-    """optimal, or why it is not."""
+REFILLS = 3
+"""Weights of rows at which cliques are filled item by item."""
+ENOUGH = 1e-4
+"""A gap below which no other weights are tried."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -97,12 +75,37 @@ def place_joint(
     buckets = [make_buckets(kind, limit, largest=largest) for kind in instance.kinds]
     relaxed = relax(instance, rows, groups, buckets, goal=goal, seconds=seconds, solver=solver)
     layout = realise(instance, rows, groups, buckets, relaxed)
-    return Joint(
-        layout=layout,
-        score=score(instance, layout, goal),
-        bound=lagrangian_bound(instance, rows, relaxed.prices),
-        relaxed=relaxed,
-    )
+    bound = lagrangian_bound(instance, rows, relaxed.prices)
+    if can_fill(instance, groups):
+        layout, bound = _refill(instance, rows, relaxed, layout, bound)
+    return Joint(layout=layout, score=score(instance, layout, goal), bound=bound, relaxed=relaxed)
+
+
+def _refill(
+    instance: Instance, rows: Rows, relaxed: Relaxed, layout: Layout, bound: float
+) -> tuple[Layout, float]:
+    """The better of the layout and of cliques filled item by item, and the better bound.
+
+    First at the programme's weights, then at those of the slowest row alone, which the other
+    cliques cannot help.
+    """
+    reads = read_bytes(instance, layout)
+    value = float(rows.values(reads).max())
+    weights = relaxed.prices.rows
+    for _ in range(REFILLS):
+        priced = Prices(rows=weights, device=relaxed.prices.device, host=0.0)
+        seconds = read_seconds(instance, rows, priced)
+        filled = fill_priced(instance, weights, seconds)
+        bound = max(bound, lagrangian_bound(instance, rows, filled.prices))
+        other = exchange(instance, rows, filled.layout, seconds)
+        found = read_bytes(instance, other)
+        if float(rows.values(found).max()) < value:
+            reads, value, layout = found, float(rows.values(found).max()), other
+        slowest = binding(rows, reads)
+        if value <= bound * (1 + ENOUGH) or np.array_equal(slowest, weights):
+            break
+        weights = slowest
+    return layout, bound
 
 
 def bound_of(instance: Instance, goal: Goal, *, limit: int = 128) -> float:
@@ -113,232 +116,3 @@ def bound_of(instance: Instance, goal: Goal, *, limit: int = 128) -> float:
     buckets = [make_buckets(kind, limit, largest=largest) for kind in instance.kinds]
     relaxed = relax(instance, rows, groups, buckets, goal=goal)
     return lagrangian_bound(instance, rows, relaxed.prices)
-
-
-def relax(
-    instance: Instance,
-    rows: Rows,
-    groups: Groups,
-    buckets: list[Buckets],
-    *,
-    goal: Goal,
-    seconds: float = SECONDS,
-    solver: str = "",
-) -> Relaxed:
-    """Solve the relaxation over buckets."""
-    exact = sort_is_exact(instance, goal, groups)
-    if solver == "sort" and not exact:
-        raise ValueError("expected an instance that one sort solves; leave the solver out")
-    why = "optimal" if exact else "density order, as asked for"
-    if solver != "density" and not (exact and solver in ("", "sort")):
-        program = build_program(instance, rows, groups, buckets)
-        answer = SHARED.solve(program.linear, seconds=seconds, solver=solver)
-        if not isinstance(answer, Failure):
-            found = _read(instance, groups, buckets, program, answer)
-            return replace(found, row_names=rows.names)
-        why = f"density order, since {answer.why}"
-    shares, prices = density_shares(instance, rows, groups, buckets)
-    reads = _reads(instance, groups, buckets, shares)
-    return Relaxed(
-        seconds=float(rows.values(reads).max()),
-        shares=shares,
-        reads=reads,
-        prices=prices,
-        row_names=rows.names,
-        solver="sort" if exact else "density",
-        status=why,
-    )
-
-
-def _reads(
-    instance: Instance,
-    groups: Groups,
-    buckets: list[Buckets],
-    shares: list[NDArray[np.float64]],
-) -> NDArray[np.float64]:
-    """Bytes read at given shares, shape [T, G, 5]."""
-    read = np.zeros((len(instance.kinds), instance.num_devices, 5))
-    for t, (kind, b) in enumerate(zip(instance.kinds, buckets, strict=True)):
-        for name, group in enumerate(groups.groups):
-            for g in group.devices:
-                read[t, g] = kind.read_bytes * (b.heat[:, kind.laws[g]] @ shares[t][name])
-    return read
-
-
-def _read(
-    instance: Instance,
-    groups: Groups,
-    buckets: list[Buckets],
-    program: Program,
-    answer: Point,
-) -> Relaxed:
-    x = answer.x
-    size = program.num_groups * program.num_buckets * 5
-    whole = np.clip(x[:size], 0.0, 1.0).reshape(program.num_groups, program.num_buckets, 5)
-    ends = np.cumsum([0, *(len(b.bytes) for b in buckets)])
-    shares = [whole[:, a:b] for a, b in itertools.pairwise(ends.tolist())]
-    return Relaxed(
-        seconds=float(x[-1]) * program.unit_seconds,
-        shares=shares,
-        reads=_reads(instance, groups, buckets, shares),
-        prices=read_prices(program, answer.duals, instance, groups),
-        row_names=(),
-        solver=answer.solver,
-        status="optimal",
-    )
-
-
-def realise(
-    instance: Instance, rows: Rows, groups: Groups, buckets: list[Buckets], relaxed: Relaxed
-) -> Layout:
-    """Whole items: rounding, then what the host keeps, then who reads what where.
-
-    Where an item matters, several ways to round are tried.
-    """
-    seconds = read_seconds(instance, rows, relaxed.prices)
-    unlike = any(len(each.groups) > 1 for each in groups.classes)
-    ways = [(relaxed.shares, False, False)]
-    if worth_exchanging(instance):
-        ways += [(relaxed.shares, True, False)] if len(instance.kinds) > 1 else []
-        ways += [(relaxed.shares, False, True)] if unlike else []
-        if relaxed.solver not in ("sort", "density"):
-            by_density, _ = density_shares(instance, rows, groups, buckets)
-            ways.append((by_density, False, unlike))
-    best: tuple[float, Layout] | None = None
-    for shares, rows_first, mean in ways:
-        chosen = [
-            round_kind(instance, t, groups, b, shares[t], mean=mean) for t, b in enumerate(buckets)
-        ]
-        own = fill(instance, chosen, rows_first=rows_first)
-        layout = complete(instance, groups, buckets, relaxed, own, seconds)
-        layout = exchange(instance, rows, layout, seconds)
-        if not worth_exchanging(instance):
-            return layout
-        value = float(rows.values(read_bytes(instance, layout)).max())
-        for _ in range(HOST_ROUNDS if instance.host_bytes is not None else 0):
-            again = exchange(instance, rows, rehosted(instance, layout, seconds), seconds)
-            found = float(rows.values(read_bytes(instance, again)).max())
-            if found >= value * (1 - 1e-9):
-                break
-            value, layout = found, again
-        if best is None or value < best[0]:
-            best = (value, layout)
-    assert best is not None
-    return best[1]
-
-
-def read_seconds(instance: Instance, rows: Rows, prices: Prices) -> NDArray[np.float64]:
-    """Priced seconds per byte by kind, device and place; ties are broken by what it takes alone."""
-    priced = np.einsum("k,ktgs->tgs", prices.rows, rows.weights)
-    alone = np.where(np.isfinite(instance.network.alone), instance.network.alone, 0.0)
-    tie = 1e-6 * max(float(priced.max()), 1e-300) / max(float(alone.max()), 1e-300)
-    found = priced + tie * alone
-    found[~np.isfinite(instance.network.alone)] = np.inf
-    return found
-
-
-def complete(
-    instance: Instance,
-    groups: Groups,
-    buckets: list[Buckets],
-    relaxed: Relaxed,
-    own: list[list[NDArray[np.int64]]],
-    seconds: NDArray[np.float64],
-) -> Layout:
-    """Where cliques read what devices do not hold, and what the host keeps for them."""
-    elsewhere: list[list[NDArray[np.uint8]]] = []
-    for t, kind in enumerate(instance.kinds):
-        marks = [mark_holders([own[t][g] for g in c], kind.num_items) for c in instance.cliques]
-        codes: list[NDArray[np.uint8]] = [np.zeros(0, np.uint8)] * len(instance.cliques)
-        for each in groups.classes:
-            peers = _peers_pay(groups, each.groups, relaxed.shares[t], buckets[t], kind.laws)
-            crossed = relaxed.shares[t][list(each.groups), :, CROSS].max(axis=0) > SHARE
-            for c in each.cliques:
-                place = np.full(kind.num_items, HOST, np.uint8)
-                if crossed.any():
-                    across = np.zeros(kind.num_items, np.bool_)
-                    for d, holders in enumerate(marks):
-                        if d != c:
-                            across |= holders >= 0
-                    place[across & crossed[buckets[t].of]] = CROSS
-                if peers.any():
-                    place[(marks[c] >= 0) & peers[buckets[t].of]] = PEER
-                codes[c] = place
-        elsewhere.append(codes)
-    on_host = host_items(instance, own, elsewhere, seconds)
-    held: list[Held] = []
-    for t in range(len(instance.kinds)):
-        mask = on_host[t]
-        if mask is not None:
-            for row in elsewhere[t]:
-                row[(row == HOST) & ~mask] = DISK
-        held.append(Held(own=own[t], elsewhere=elsewhere[t], on_host=mask))
-    return Layout(policy="joint", held=tuple(held), variant=relaxed.solver)
-
-
-def _peers_pay(
-    groups: Groups,
-    names: tuple[int, ...],
-    shares: NDArray[np.float64],
-    buckets: Buckets,
-    laws: tuple[int, ...],
-) -> NDArray[np.bool_]:
-    """Whether a bucket's held items are read from peers: whether most such reads are so, [K]."""
-    covered = np.minimum(
-        1.0, sum((groups.groups[g].per_clique * shares[g, :, 0] for g in names), np.zeros(1))
-    )
-    from_peers = np.zeros(shares.shape[1])
-    possible = np.zeros(shares.shape[1])
-    for g in names:
-        heat = buckets.heat[:, laws[groups.groups[g].devices[0]]] * groups.groups[g].per_clique
-        from_peers += heat * shares[g, :, PEER]
-        possible += heat * np.maximum(0.0, covered - shares[g, :, 0])
-    total = buckets.heat.sum(axis=1)
-    share = SHARE * total if len(names) == 1 else 0.5 * possible
-    # what every device holds is read from a peer as soon as one drops it
-    return (from_peers > share) | (possible <= SHARE * total)
-
-
-def rehosted(instance: Instance, layout: Layout, seconds: NDArray[np.float64]) -> Layout:
-    """The layout with the host's items chosen again for what its devices lack now."""
-    own = [held.own for held in layout.held]
-    codes = [[row.copy() for row in held.elsewhere] for held in layout.held]
-    masks = host_items(instance, own, codes, seconds)
-    held: list[Held] = []
-    for t, mask in enumerate(masks):
-        for row in codes[t]:
-            if mask is not None:
-                row[row >= HOST] = np.where(mask, HOST, DISK)[row >= HOST]
-        held.append(Held(own=own[t], elsewhere=codes[t], on_host=mask))
-    return Layout(policy=layout.policy, held=tuple(held), variant=layout.variant)
-
-
-def host_items(
-    instance: Instance,
-    own: list[list[NDArray[np.int64]]],
-    elsewhere: list[list[NDArray[np.uint8]]],
-    seconds: NDArray[np.float64],
-) -> list[NDArray[np.bool_] | None]:
-    """What the host keeps: the items whose reads from there save most seconds per byte."""
-    if instance.host_bytes is None:
-        return [None] * len(instance.kinds)
-    values: list[NDArray[np.float64]] = []
-    for t, kind in enumerate(instance.kinds):
-        saved = np.zeros(kind.num_items)
-        for c, clique in enumerate(instance.cliques):
-            far = elsewhere[t][c] >= HOST
-            for g in clique:
-                gain = seconds[t, g, DISK] - seconds[t, g, HOST]
-                gain = min(gain, 1e30) * kind.read_bytes
-                mine = np.where(far, kind.heat[kind.laws[g]], 0.0) * gain
-                mine[own[t][g]] = 0.0
-                saved += mine
-        values.append(saved)
-    size = [kind.sizes(np.arange(kind.num_items)) for kind in instance.kinds]
-    rate = np.concatenate([v / s for v, s in zip(values, size, strict=True)])
-    order = np.argsort(-rate, kind="stable")
-    ends = np.cumsum(np.concatenate(size)[order])
-    kept = np.zeros(len(rate), np.bool_)
-    kept[order[: int(np.searchsorted(ends, instance.host_bytes, side="right"))]] = True
-    parts = np.split(kept, np.cumsum([len(s) for s in size])[:-1])
-    return list(parts)

@@ -9,7 +9,7 @@ import numpy as np
 
 from planner.placement.layout import Instance
 from planner.placement.network import Goal, objective_rows
-from planner.solver.joint import Relaxed
+from planner.solver.relaxation import Relaxed
 
 GIB = 2**30
 FASTER = 1.1

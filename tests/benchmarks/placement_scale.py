@@ -24,7 +24,8 @@ from planner.placement.network import objective_rows
 from planner.placement.song_jiang import best_of
 from planner.solver.buckets import make_buckets
 from planner.solver.groups import find_groups
-from planner.solver.joint import place_joint, relax
+from planner.solver.joint import place_joint
+from planner.solver.relaxation import relax
 from tests.benchmarks.common import cache_folder, record
 from tests.support.placements import shape_network
 

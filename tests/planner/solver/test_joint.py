@@ -12,14 +12,15 @@ from planner.placement.layout import Instance, Kind, Layout, Reason, check_layou
 from planner.placement.network import Network, network_of_costs, objective_rows
 from planner.placement.policies import NAMED, Knowledge, place_named, rows_instance
 from planner.placement.score import score
-from planner.solver import joint as joint_module
+from planner.solver import relaxation
 from planner.solver.buckets import make_buckets
 from planner.solver.groups import find_groups
-from planner.solver.joint import bound_of, place_joint, relax
+from planner.solver.joint import bound_of, place_joint
 from planner.solver.lagrange import lagrangian_bound
 from planner.solver.lp import Failure
 from planner.solver.policies import compare_policies, place
 from planner.solver.program import Prices
+from planner.solver.relaxation import relax
 from planner.solver.shadow import shadow_prices
 from tests.support.placements import SHAPES, random_instance
 
@@ -370,7 +371,7 @@ def test_a_solver_out_of_time_leaves_the_density_order_and_says_so(monkeypatch):
     rng = np.random.default_rng(3)
     instance, _ = random_instance(rng, "bridged 2+2", host=True)
     monkeypatch.setattr(
-        joint_module.SHARED, "solve", lambda *_, **__: Failure(why="no answer in 1 s")
+        relaxation.SHARED, "solve", lambda *_, **__: Failure(why="no answer in 1 s")
     )
     found = place_joint(instance)
     assert "no answer in 1 s" in found.relaxed.status
