@@ -1,0 +1,188 @@
+"""Which p: the rule of formulas.md 3.6 on whole candidates, and what may be compared with what."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from planner.cost.budget import Budgets
+from planner.errors import PlanDoesNotFit
+from planner.fullgraph.candidate import Cut, FullCandidate, sampled_candidates
+from planner.fullgraph.choose import Choice, alternatives, choose
+from planner.fullgraph.keep import bandwidth_keep, keep_of, memory_keep
+from planner.fullgraph.memory import memory_use, rank_parts
+from planner.fullgraph.plan import certificate, draws_of
+from planner.fullgraph.variance import Variance, measure_variance
+from planner.settings import PlanSettings
+from runtime.graph.dataset import Graph
+from runtime.plan import FullGraph, Workload
+from runtime.sampling.statistics import StatisticsClass
+from tests.planner.fullgraph.by_hand import WORK, hand_profile, hand_request, linked_machine
+
+ONE = Cut(ranks=1, threads=2, partitioner="none")
+TWO = Cut(ranks=2, threads=1, partitioner="kaminpar")
+RANDOM = Cut(ranks=2, threads=1, partitioner="random")
+UNBIASED = replace(WORK, allow="unbiased")
+DRAWN = FullCandidate(cut=TWO, settings=FullGraph(keep=0.5), overlap=True)
+
+
+def chosen(
+    graph: Graph,
+    work: Workload,
+    *,
+    byte_seconds: float = 1e-9,
+    all_cuts: tuple[Cut, ...] = (ONE, TWO, RANDOM),
+    budgets: Budgets | None = None,
+    variance: Variance | None = None,
+) -> Choice:
+    settings = PlanSettings(workload=work, mode="full-graph")
+    allowed = StatisticsClass(work.allow)
+    profiles = {
+        cut: hand_profile(
+            graph, settings, cut, draws_of(settings, allowed), variance=variance
+        ).numbers
+        for cut in all_cuts
+    }
+    machine = linked_machine(byte_seconds=byte_seconds)
+    return choose(hand_request(graph, work, machine, budgets), profiles, allowed)
+
+
+def test_p_below_one_only_where_the_class_permits() -> None:
+    def ways(work: Workload, allowed: StatisticsClass) -> set[tuple[str, bool]]:
+        found = sampled_candidates([ONE, TWO], work, allowed)
+        assert all(c.cut.ranks > 1 for c in found)
+        return {(c.settings.draws, c.settings.precompute_first_layer) for c in found}
+
+    assert ways(WORK, StatisticsClass.EXACT) == set()
+    # Three layers: one shared draw is unbiased only where the first is not exchanged [C11].
+    assert ways(WORK, StatisticsClass.UNBIASED) == {
+        ("layer", False), ("layer", True), ("shared", True)
+    }  # fmt: skip
+    assert len(ways(WORK, StatisticsClass.APPROXIMATE)) == 4
+    attention = replace(WORK, model="gat")
+    assert ways(attention, StatisticsClass.UNBIASED) == set()
+    assert len(ways(attention, StatisticsClass.APPROXIMATE)) == 4
+
+
+def test_exact_training_is_never_sampled(small_graph: Graph) -> None:
+    found = chosen(small_graph, WORK, byte_seconds=1e-6)
+    assert found.chosen.candidate.settings.keep == 1
+    assert not found.sampled
+    # At a microsecond per byte two ranks cannot win: fewer are faster.
+    assert found.chosen.candidate.cut == ONE
+
+
+def test_a_slow_link_makes_p_the_least_that_accuracy_allows(small_graph: Graph) -> None:
+    found = chosen(small_graph, UNBIASED, byte_seconds=1e-6, all_cuts=(TWO, RANDOM))
+    settings = found.chosen.candidate.settings
+    # V = 1, eps^2 = 0.1 * 10: p_var = 1 / 2.
+    assert settings.keep == pytest.approx(0.5)
+    assert "accuracy budget" in found.why_keep
+    assert found.chosen.candidate.cut == TWO
+    assert len({p.candidate.settings.keep for p in found.sampled}) == 1
+    assert found.chosen.seconds == min(p.seconds for p in found.sampled)
+
+
+def test_a_fast_link_leaves_nothing_to_drop(small_graph: Graph) -> None:
+    found = chosen(small_graph, UNBIASED, byte_seconds=1e-13, all_cuts=(TWO,))
+    assert found.chosen.candidate.settings.keep == 1
+    assert found.why_keep.startswith("p = 1")
+
+
+def test_exact_wins_where_it_is_no_slower(small_graph: Graph) -> None:
+    found = chosen(small_graph, UNBIASED, byte_seconds=1e-6)
+    assert found.chosen.candidate.cut == ONE
+    assert "drops nothing" in found.why_keep
+    assert found.chosen.seconds <= min(p.seconds for p in found.sampled)
+
+
+def test_epochs_of_another_p_are_listed_as_not_comparable(small_graph: Graph) -> None:
+    found = chosen(small_graph, UNBIASED, byte_seconds=1e-6, all_cuts=(TWO,))
+    listed = alternatives(found)
+    exact = [a for a in listed if "p 1," in a.name]
+    assert exact
+    assert all("another p" in a.why for a in exact)
+    assert listed[-1].name == "mini-batches"
+    assert "not comparable" in listed[-1].why
+    assert all(a.why for a in listed)
+
+
+def test_the_certificate_says_what_it_does_not_bound(small_graph: Graph) -> None:
+    found = certificate(chosen(small_graph, WORK, all_cuts=(ONE, TWO)))
+    assert 0 < found.lower_bound <= found.objective
+    assert found.gap == pytest.approx(1 - found.lower_bound / found.objective)
+    assert "other partitions and other p are not bounded" in found.status
+
+
+@pytest.mark.parametrize("share", [0.25, 0.75])
+def test_the_p_of_memory_fits_and_little_more_does_not(small_graph: Graph, share: float) -> None:
+    settings = PlanSettings(workload=UNBIASED, mode="full-graph")
+    profile = hand_profile(small_graph, settings, TWO, ("layer", "shared")).numbers
+
+    def needed(keep: float) -> int:
+        parts = rank_parts(profile, DRAWN.with_keep(keep), UNBIASED)
+        request = hand_request(small_graph)
+        used = memory_use(parts, request.graph, request.machine, request.budgets)
+        return max(used["rank0"].total, used["rank1"].total)
+
+    limit = round(needed(0.0) + share * (needed(0.999) - needed(0.0)))
+    request = hand_request(small_graph, UNBIASED, budgets=Budgets(device_bytes=limit))
+    keep = memory_keep(request, profile, DRAWN)
+    assert needed(keep) <= limit + 1
+    assert needed(min(1.0, keep + 0.2)) > limit
+    none = hand_request(small_graph, UNBIASED, budgets=Budgets(device_bytes=needed(0.0) - 1000))
+    assert memory_keep(none, profile, DRAWN) < 0
+
+
+def test_the_p_of_the_link_doubles_with_its_speed(small_graph: Graph) -> None:
+    settings = PlanSettings(workload=UNBIASED, mode="full-graph")
+    profile = hand_profile(small_graph, settings, TWO, ("layer", "shared")).numbers
+    slow, fast = (
+        bandwidth_keep(
+            hand_request(small_graph, UNBIASED, linked_machine(byte_seconds=s)), profile, DRAWN
+        )
+        for s in (2e-7, 1e-7)
+    )
+    assert fast == pytest.approx(2 * slow, rel=1e-6)
+    inline = replace(DRAWN, overlap=False)
+    assert bandwidth_keep(hand_request(small_graph, UNBIASED), profile, inline) == 0
+    # 3.6: p = max(p_var, p_bw), here p_bw below the accuracy's bound.
+    found = keep_of(
+        hand_request(small_graph, UNBIASED, linked_machine(byte_seconds=1e-5)), profile, DRAWN, 0.4
+    )
+    assert (found.value, found.accurate) == (pytest.approx(0.4), True)
+
+
+def test_what_does_not_fit_says_the_sum_and_the_ways_out(small_graph: Graph) -> None:
+    with pytest.raises(PlanDoesNotFit, match=r"rank\d: context 100.0 MB \+ .*usable") as caught:
+        chosen(small_graph, WORK, budgets=Budgets(device_bytes=100_500_000))
+    words = str(caught.value)
+    for way in ("--allow unbiased", "--hidden 4", "--device-memory of"):
+        assert way in words
+    assert "\n" not in words
+    assert caught.value.needed_bytes is not None
+    assert caught.value.needed_bytes > 100_500_000
+    assert caught.value.available_bytes == 100_500_000
+
+
+def test_the_variance_is_that_of_a_sum_by_hand(small_graph: Graph) -> None:
+    """formulas.md 3.3 for SAGE on every node of the graph, summed densely."""
+    parts = (np.arange(small_graph.num_nodes) % 2).astype(np.int32)
+    found = measure_variance(small_graph, parts, "sage")
+    nodes = np.random.default_rng(0).permutation(small_graph.num_nodes)[: found.nodes]
+    assert small_graph.x is not None
+    x = np.asarray(small_graph.x, np.float64)
+    boundary = signal = 0.0
+    for u in nodes:
+        sources = small_graph.indices[small_graph.indptr[u] : small_graph.indptr[u + 1]]
+        if len(sources) == 0:
+            continue
+        outside = sources[parts[sources] != parts[u]]
+        boundary += (x[outside] ** 2).sum() / len(sources) ** 2
+        signal += (x[sources].mean(0) ** 2).sum()
+    assert found.boundary == pytest.approx(boundary / found.nodes, rel=1e-4)
+    assert found.signal == pytest.approx(signal / found.nodes, rel=1e-4)
+    tolerated = 0.1 * found.signal
+    assert found.least_keep == pytest.approx(found.boundary / (found.boundary + tolerated))
+    whole = measure_variance(small_graph, np.zeros_like(parts), "sage")
+    assert whole.boundary == 0
