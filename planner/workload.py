@@ -72,6 +72,33 @@ class ProcessCost:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class SharedBatch:
+    """Sources of a global batch by the number of its rows that draw them, per hop.
+
+    What ranks that share the batch ask each other for follows from it, at any number of them.
+    """
+
+    num_seeds: float
+    rows: list[list[float]]
+    """Rows of the hop's block that draw a source, by class, the fewest first."""
+    sources: list[list[float]]
+    """Sources of each class, mean over batches."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StackProfile:
+    """Adjacency rows that stacks of batches ask for, each once: means, per hop."""
+
+    seeds_per_rank: int
+    sizes: list[float]
+    """Batches of the stacks, ascending."""
+    rows: list[list[float]]
+    """Distinct rows, by hop and size."""
+    entries: list[list[float]]
+    """Entries of those rows, by hop and size."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class WorkloadProfile:
     """What the profile found; hotness arrays travel beside it, not in JSON."""
 
@@ -80,8 +107,12 @@ class WorkloadProfile:
     """Hash of the exact sampler settings and the profile's own settings."""
     batches: list[BatchProfile]
     timing: dict[str, ModelTiming] = field(default_factory=dict[str, ModelTiming])
-    """By str(seeds_per_rank)."""
+    """By `timing_key`."""
     process: ProcessCost | None = None
+    shared: SharedBatch | None = None
+    """Of the global batch, where ranks may share it."""
+    stacks: dict[str, StackProfile] = field(default_factory=dict[str, StackProfile])
+    """By str(seeds_per_rank), where the topology may be partitioned."""
 
     def batch(self, seeds_per_rank: int) -> BatchProfile:
         """The profile of that batch size.
@@ -93,6 +124,21 @@ class WorkloadProfile:
             if profile.seeds_per_rank == seeds_per_rank:
                 return profile
         raise KeyError(seeds_per_rank)
+
+
+def timing_key(seeds_per_rank: int, *, shared: bool = False, hosts: int = 1) -> str:
+    """Where a profile keeps the model's timing.
+
+    Args:
+        seeds_per_rank: of a batch.
+        shared: the rank computes its part of a batch that all ranks sampled together.
+        hosts: machines that share the work: fewer ranks then compute at once on each.
+
+    >>> timing_key(512), timing_key(512, shared=True), timing_key(256, hosts=2)
+    ('512', '512 shared', '256 on 2 hosts')
+    """
+    words = " shared" if shared else ""
+    return f"{seeds_per_rank}{words}" + (f" on {hosts} hosts" if hosts > 1 else "")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

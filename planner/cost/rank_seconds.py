@@ -11,7 +11,11 @@ from planner.cost.rates import (
     collective_table,
     edge_rate,
     exchange_rates,
+    hosts_all_reduce,
+    ranks_here,
+    remote_rates,
     row_rate,
+    together,
     vertex_rate,
 )
 from planner.cost.sample import sample_seconds
@@ -45,6 +49,8 @@ class RankSeconds:
     provenance: dict[str, str]
     copy: float = 0.0
     """From the host to the device; nothing where ranks compute on cores."""
+    halo_exchange: float = 0.0
+    """Hidden rows and their gradients, where ranks share a batch; on the training thread."""
 
     @property
     def loader(self) -> float:
@@ -94,8 +100,11 @@ def rank_seconds(
         candidate.threads.gather,
     )
     asked, sent = exchange_rates(machine, rows.rows.get("peer", 0.0), row_bytes, candidate)
+    if rows.rows.get("remote", 0.0) > 0:
+        remote = remote_rates(machine, rows.rows["remote"], row_bytes, candidate)
+        asked, sent = together(asked, remote[0]), together(sent, remote[1])
     loader = sample + gather + asked.seconds + sent.seconds
-    ranks, threads = candidate.num_ranks, candidate.threads.compute
+    ranks, threads = ranks_here(candidate), candidate.threads.compute
     compute = compute_seconds(timing, ranks=ranks, threads=threads)
     variation = _variation(batch)
     slope = seconds_per_scale(timing, ranks=ranks, threads=threads)
@@ -148,6 +157,8 @@ def _all_reduce(machine: MachineModel, timing: ModelTiming, candidate: Candidate
     if ranks == 1:
         words = "derived: one rank has nothing to sum"
         return _AllReduce(seconds=0.0, core_seconds=0.0, spread=0.0, words=words)
+    if candidate.hosts > 1:
+        return _between_hosts(machine, timing, candidate)
     name = collective_table(machine, "all_reduce", candidate)
     table, size = machine.table(name), float(gradient_bytes(timing.num_parameters))
     seconds = all_reduce_seconds(table, size, ranks)
@@ -158,6 +169,20 @@ def _all_reduce(machine: MachineModel, timing: ModelTiming, candidate: Candidate
         core_seconds=seconds if busy is None else all_reduce_seconds(busy, size, ranks) / ranks,
         spread=table.spread,
         words=f"{table.provenance}: table {name} at the gradient's bytes + expected straggler",
+    )
+
+
+def _between_hosts(machine: MachineModel, timing: ModelTiming, candidate: Candidate) -> _AllReduce:
+    """Over the hosts' cards, and inside each host; a rank's thread is busy while it moves bytes."""
+    size = float(gradient_bytes(timing.num_parameters))
+    rate = hosts_all_reduce(machine, candidate, size)
+    busy = machine.tables.get("all_reduce_core_seconds")
+    core = rate.seconds if busy is None else busy.at(bytes=size, ranks=2.0) / 2.0
+    return _AllReduce(
+        seconds=rate.seconds,
+        core_seconds=min(core, rate.seconds),
+        spread=rate.spread,
+        words=f"{rate.provenance}, the cards shared by a host's ranks + expected straggler",
     )
 
 

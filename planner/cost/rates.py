@@ -36,9 +36,14 @@ def topology_bytes(graph: GraphRef) -> int:
     return INDPTR_BYTES * (graph.num_nodes + 1) + index_bytes * graph.num_edges
 
 
+def ranks_here(candidate: Candidate) -> int:
+    """Ranks on each host, which share its cores, memory and disk."""
+    return candidate.num_ranks // candidate.hosts
+
+
 def readers(candidate: Candidate) -> int:
-    """Threads that sample or gather at once over all ranks."""
-    return candidate.num_ranks * max(1, candidate.threads.sample)
+    """Threads that sample or gather at once over all ranks of a host."""
+    return ranks_here(candidate) * max(1, candidate.threads.sample)
 
 
 def lookup(machine: MachineModel, name: str, **coordinates: float | int) -> Rate:
@@ -82,18 +87,19 @@ def row_rate(
     """One thread's seconds per feature row from one kind of source.
 
     own: private memory; host: the shared mapping; disk: aligned direct reads, the disk shared by
-    all ranks; peer: the owner's own gather (the exchange is priced apart).
+    all ranks; peer: the owner's own gather; remote: that of a rank on the host that has the row
+    (the exchanges are priced apart).
     """
     reading = readers(candidate) * candidate.threads.gather
     if kind == "disk":
         read_bytes = max(PAGE_BYTES, -(-row_bytes // PAGE_BYTES) * PAGE_BYTES)
-        depth = QUEUE_DEPTH * candidate.num_ranks
+        depth = QUEUE_DEPTH * ranks_here(candidate)
         rate = lookup(machine, "disk_read", read_bytes=read_bytes, queue_depth=depth)
-        factor = reads_per_row(row_bytes) * candidate.num_ranks * candidate.threads.gather
+        factor = reads_per_row(row_bytes) * ranks_here(candidate) * candidate.threads.gather
         return Rate(seconds=rate.seconds * factor, spread=rate.spread, provenance=rate.provenance)
     return lookup(
         machine,
-        "mapped_gather" if kind == "host" else "gather",
+        "mapped_gather" if kind in ("host", "remote") else "gather",
         row_bytes=row_bytes,
         working_set_bytes=max(1.0, rows.working_rows.get(kind, 0.0)) * row_bytes,
         readers=reading,
@@ -124,8 +130,68 @@ def exchange_rates(
         nothing = Rate(seconds=0.0, spread=0.0, provenance="derived: no rows of peers are read")
         return nothing, nothing
     counts, ids, back = (
-        lookup(machine, collective_table(machine, "all_to_all", candidate), bytes=size, ranks=ranks)
-        for size in (8.0 * ranks, 8.0 * rows, rows * row_bytes)
+        all_to_all(machine, candidate, size) for size in (8.0 * ranks, 8.0 * rows, rows * row_bytes)
     )
     asked = Rate(seconds=counts.seconds + ids.seconds, spread=ids.spread, provenance=ids.provenance)
     return asked, back
+
+
+def remote_rates(
+    machine: MachineModel, rows: float, row_bytes: int, candidate: Candidate
+) -> tuple[Rate, Rate]:
+    """As `exchange_rates`, for rows of other hosts: all of them cross the cards."""
+    if candidate.hosts == 1:
+        return exchange_rates(machine, 0.0, row_bytes, candidate)
+    return exchange_rates(
+        machine, rows * candidate.hosts / (candidate.hosts - 1), row_bytes, candidate
+    )
+
+
+def all_to_all(machine: MachineModel, candidate: Candidate, each_bytes: float) -> Rate:
+    """Seconds of one all-to-all in which every rank hands over so much, its own share included.
+
+    One host: table all_to_all (or its stepped one). r ranks on each of H hosts share a card:
+
+        hosts_all_to_all(r S, H) + all_to_all(S / H, r)
+
+    Source: formulas.md 8.4 [A4] for shared links; both terms are measured.
+    """
+    ranks, hosts = ranks_here(candidate), candidate.hosts
+    name = collective_table(machine, "all_to_all", candidate)
+    if hosts == 1:
+        return lookup(machine, name, bytes=each_bytes, ranks=ranks)
+    across = lookup(machine, "hosts_all_to_all", bytes=ranks * each_bytes, hosts=hosts)
+    if ranks == 1:
+        return across
+    return together(across, lookup(machine, name, bytes=each_bytes / hosts, ranks=ranks))
+
+
+def hosts_all_reduce(machine: MachineModel, candidate: Candidate, num_bytes: float) -> Rate:
+    """Seconds of an all-reduce over ranks on several hosts.
+
+        hosts_all_reduce(n, H) (P - 1) / P / ((H - 1) / H) + all_reduce(n, r)
+
+    gloo's ring passes the ranks in order, so every card carries one of its P hops; one process of
+    each host was measured.
+
+    Source: formulas.md 8.3 [A3]; derived from measured tables.
+    """
+    ranks, hosts = candidate.num_ranks, candidate.hosts
+    across = lookup(machine, "hosts_all_reduce", bytes=num_bytes, hosts=hosts)
+    longer = (1 - 1 / ranks) / (1 - 1 / hosts)
+    across = Rate(
+        seconds=across.seconds * longer, spread=across.spread, provenance=across.provenance
+    )
+    if ranks == hosts:
+        return across
+    name = collective_table(machine, "all_reduce", candidate)
+    return together(across, lookup(machine, name, bytes=num_bytes, ranks=ranks_here(candidate)))
+
+
+def together(first: Rate, second: Rate) -> Rate:
+    """One after the other."""
+    return Rate(
+        seconds=first.seconds + second.seconds,
+        spread=max(first.spread, second.spread),
+        provenance=f"{first.provenance} + {second.provenance}",
+    )

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from planner.errors import MachineError
 from planner.machine import Link, MachineModel, Memory, Processor, Table
+from planner.machine_hosts import prefix_of as prefix_of
 from planner.partition.cliques import clique_covers
 from planner.probe.fit import monotone
 from planner.probe.hosts import HostRates
@@ -19,11 +20,6 @@ from planner.probe.timing import Measurement
 
 CLEAR_MARGIN = 1.5
 """Least ratio between the slowest link within cliques of hosts and the fastest beside them."""
-
-
-def prefix_of(host: int) -> str:
-    """What the names of a host's parts begin with."""
-    return f"h{host}." if host else ""
 
 
 def host_cliques(bandwidth: NDArray[np.float64]) -> list[list[int]]:

@@ -5,17 +5,29 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from planner.cost.cooperative import part_of, part_profile
 from planner.cost.frontier import between
 from planner.errors import SettingsError
 from planner.machine import MachineModel, Table
 from planner.profiling import cache
 from planner.profiling.cache import Profile
+from planner.profiling.draw import drawer
 from planner.profiling.layers import TimingAnswer, TimingRequest
 from planner.profiling.presample import MIN_BATCHES, Progress, presample
+from planner.profiling.sharing import shared_batch, stack_profile
 from planner.profiling.synthetic import BatchShape
 from planner.profiling.team import Team
 from planner.settings import PlanSettings
-from planner.workload import BatchProfile, Hotness, ModelTiming, Spread, WorkloadProfile
+from planner.workload import (
+    BatchProfile,
+    Hotness,
+    ModelTiming,
+    SharedBatch,
+    Spread,
+    StackProfile,
+    WorkloadProfile,
+    timing_key,
+)
 from runtime import codec
 from runtime.graph.dataset import Graph
 from runtime.graph.types import GraphTypes, types_of
@@ -37,7 +49,24 @@ class Combination:
     """One way to share the cores that the model is timed in."""
 
     ranks: int
+    """Processes that compute at once on a host."""
     threads: int
+    hosts: int = 1
+    """Machines that share the batch besides."""
+    shared: bool = False
+    """The ranks share the work of one batch (cooperative batching)."""
+    parts: bool = False
+    """The ranks share the topology too, so that rows of stacks are asked for."""
+
+    @property
+    def num_ranks(self) -> int:
+        """Over all hosts."""
+        return self.ranks * self.hosts
+
+    def key(self, batch_size: int) -> str:
+        """Where the model's timing is kept."""
+        seeds = -(-batch_size // self.num_ranks)
+        return timing_key(seeds, shared=self.shared, hosts=self.hosts)
 
 
 def profile_key(
@@ -118,11 +147,22 @@ def make_profile(
     """Pre-sample and time, without looking at the cache."""
     work = settings.workload
     batches, hotness = draw_all(graph, settings, combinations, progress)
+    shared, stacks = draw_sharing(graph, settings, combinations)
+    by_key: dict[str, list[Combination]] = {}
+    for combination in combinations:
+        by_key.setdefault(combination.key(work.batch_size), []).append(combination)
+
+    def batch_of(found: Combination) -> BatchProfile:
+        if shared is None or not found.shared:
+            return batches[-(-work.batch_size // found.num_ranks)]
+        every_hop, whole = settings.dialect == "every_hop", batches[work.batch_size]
+        part = part_of(whole, shared, found.num_ranks, every_hop=every_hop)
+        return part_profile(whole, part)
+
     with Team(max(c.ranks for c in combinations)) as team:
         timing = {
-            str(seeds): _timing(graph, settings, batch, mine, team, progress)
-            for seeds, batch in batches.items()
-            if (mine := [c for c in combinations if -(-work.batch_size // c.ranks) == seeds])
+            key: _timing(graph, settings, batch_of(mine[0]), mine, team, progress)
+            for key, mine in by_key.items()
         }
         process = team.process
     numbers = WorkloadProfile(
@@ -131,8 +171,30 @@ def make_profile(
         batches=[batches[seeds] for seeds in sorted(batches, reverse=True)],
         timing=timing,
         process=process,
+        shared=shared,
+        stacks=stacks,
     )
     return Profile(numbers=numbers, hotness=hotness)
+
+
+def draw_sharing(
+    graph: Graph, settings: PlanSettings, combinations: Sequence[Combination]
+) -> tuple[SharedBatch | None, dict[str, StackProfile]]:
+    """What ranks that share a batch, or the topology, ask each other for; nothing where none do."""
+    work, sampler = settings.workload, _sampler(settings)
+    steps = max(1, graph.num_train // work.batch_size)
+    shared = None
+    if any(c.shared for c in combinations):
+        shared = shared_batch(drawer(graph, work, sampler, 1), steps=steps)
+    stacks: dict[str, StackProfile] = {}
+    degrees = np.diff(graph.indptr) if any(c.parts for c in combinations) else np.zeros(0, np.int64)
+    for ranks in sorted({c.num_ranks for c in combinations if c.parts}):
+        seeds = -(-work.batch_size // ranks)
+        draw = drawer(graph, work, sampler, ranks)
+        stacks[str(seeds)] = stack_profile(
+            draw, degrees, seeds_per_rank=seeds, num_ranks=ranks, steps=steps
+        )
+    return shared, stacks
 
 
 def _sampler(settings: PlanSettings) -> Sampler:
@@ -148,7 +210,7 @@ def draw_all(
     progress: Progress | None,
 ) -> tuple[dict[int, BatchProfile], dict[int, Hotness]]:
     """Batch sizes and hotness for each number of ranks, by seeds per rank."""
-    ranks = sorted({c.ranks for c in combinations})
+    ranks = sorted({c.num_ranks for c in combinations} | {1 for c in combinations if c.shared})
     sampler = _sampler(settings)
     batches: dict[int, BatchProfile] = {}
     hotness: dict[int, Hotness] = {}
