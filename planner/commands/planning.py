@@ -146,6 +146,8 @@ def plan_command(
 ) -> None:
     """Find the plan with the lowest predicted time per step."""
     fanout_list = parse_integers(fanouts, "--fanouts")
+    if mode is Mode.FULL_GRAPH:  # every neighbour, whatever the fan-outs of mini-batches are
+        fanout_list = [-1] * (len(fanout_list) if layers is None else layers)
     sampler_name, sampler_parameters = parse_sampler(sampler)
     settings = PlanSettings(
         workload=Workload(
