@@ -1,0 +1,285 @@
+"""A plan's page: whole, safe whatever a name says, and its sums are the plan's."""
+
+import re
+import xml.etree.ElementTree as ET
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from planner.cli import main
+from planner.machine import MachineModel
+from planner.probe.presets import load_preset
+from planner.report.links import link_rows
+from planner.report.memory import memory_bars
+from planner.report.page import report_html, sections
+from planner.report.sources import device_rows
+from planner.report.timeline import timeline
+from planner.report.words import STAGE_WORDS
+from runtime.graph.dataset import Graph
+from runtime.plan import Alternative, Device, Interval, MachineRef, MemoryUse, Plan, Threads
+from runtime.report import EpochReport, HostNoise, RankReport, RunReport, StageReport, StepSeconds
+from runtime.stages import Stage
+from tests.support.plans import make_plan
+
+VOID = {"meta", "br", "img", "link", "hr", "input", "wbr"}
+HOSTILE = '"><script>alert(1)</script><img src=x onerror=alert(1)>\x00\x0b&amp;{{7*7}}</title>'
+
+
+class Page(HTMLParser):
+    """Tags of a page, in balance; its text; its ids and addresses."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open, self.tags, self.words = list[str](), list[str](), list[str]()
+        self.ids, self.addresses = list[str](), list[str]()
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.ids += [value or "" for name, value in attrs if name == "id"]
+        self.addresses += [
+            v or "" for n, v in attrs if n in ("href", "src", "action", "xlink:href")
+        ]
+        assert not [name for name, _ in attrs if name.startswith("on") or name == "style"]
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.words.append(data)
+
+
+@pytest.fixture
+def cpu_plan(small_graph: Graph, tmp_path: Path) -> Plan:
+    """Two ranks, batches in line: 4 ms of loading, 6 ms of training, by hand."""
+    plan = make_plan(small_graph, tmp_path / "plan", ranks=2, own_rows=100)
+    stages = {"sample": 3e-3, "gather": 1e-3, "wait": 4e-3, "forward_backward": 5e-3}
+    memory = MemoryUse(parts={"model": 30, "rows": 70}, total=100, capacity=400, headroom=300)
+    prediction = replace(
+        plan.prediction,
+        step_seconds=Interval(value=10e-3, low=8e-3, high=12e-3),
+        stages={**stages, "optimizer": 1e-3},
+        hit_rates={"rank0": {"own": 0.25, "host": 0.75}, "rank1": {"own": 0.25, "host": 0.75}},
+        memory_bytes={
+            "rank0": memory,
+            "rank1": memory,
+            "host0": MemoryUse(parts={"ranks": 200}, total=200, capacity=400, headroom=200),
+        },
+        traffic_bytes={"memory0.read": 1.4e6},
+        bottleneck="forward_backward",
+        provenance={"sample": "measured: here"},
+    )
+    return replace(
+        plan,
+        prediction=prediction,
+        machine=MachineRef(name="cpu-2core", fingerprint="f", calibration="c", provenance="preset"),
+        shadow_prices={"memory0.read +10%": 1e-4, "host0 +1 GiB": 0.0},
+        alternatives=[Alternative(name="1 rank", step_seconds=2e-2, why="twice as slow")],
+    )
+
+
+@pytest.fixture
+def cpu_machine() -> MachineModel:
+    return load_preset("cpu-2core")
+
+
+def gpu_plan(plan: Plan, machine: MachineModel) -> Plan:
+    devices = [
+        Device(rank=i, kind="cuda", memory=gpu.memory, index=i)
+        for i, gpu in enumerate(machine.gpus)
+    ]
+    return replace(
+        plan, strategy=replace(plan.strategy, devices=devices, threads=Threads(sample=2))
+    )
+
+
+def run_report(plan: Plan) -> RunReport:
+    def stage(median: float) -> StageReport:
+        return StageReport(
+            median=median, p10=median, p90=median, count=50, mean=median, core_seconds=median
+        )
+
+    rank = RankReport(
+        rank=0,
+        stages={"sample": stage(2e-3), "forward_backward": stage(6e-3)},
+        rows_by_source={"own": 30, "host": 70},
+        bytes_by_source={},
+        hit_rates={},
+        peak_memory_bytes=1,
+        private_memory_bytes=1,
+    )
+    epoch = EpochReport(epoch=0, seconds=1.0, steps=60, loss=1.0, first_loss=1.0, last_loss=1.0)
+    return RunReport(
+        plan_id=plan.plan_id,
+        versions={},
+        num_ranks=1,
+        metric="accuracy",
+        ranks=[rank],
+        step_seconds=StepSeconds(
+            median=11e-3, p10=11e-3, p90=11e-3, count=50, discarded=10, enough=True
+        ),
+        step_samples=[],
+        epochs=[epoch],
+        losses=[],
+        startup_seconds=4.0,
+        test_score=None,
+        noise=HostNoise(
+            load_before=0.0, load_after=0.0, steal_fraction=0.0, cores=2, overloaded=False
+        ),
+    )
+
+
+def test_every_stage_has_words():
+    assert set(STAGE_WORDS) == set(Stage)
+
+
+def test_the_page_parses_names_every_stage_and_asks_for_nothing_outside(
+    cpu_plan: Plan, cpu_machine: MachineModel
+):
+    text = report_html(cpu_plan, cpu_machine)
+    page = Page(text)
+    words = " ".join(page.words)
+    for name in cpu_plan.prediction.stages:
+        if name != "wait":  # in line the loader's own stages are the wait
+            assert name in words
+    assert "twice as slow" in words
+    assert "memory0.read 10% faster would save 100.0 \N{MICRO SIGN}s per step (1.0%)." in words
+    assert len(page.ids) == len(set(page.ids))
+    assert all(address.startswith("#") for address in page.addresses)
+    assert {a[1:] for a in page.addresses} <= set(page.ids)
+    assert not {"script", "link", "img", "iframe", "object", "form"} & set(page.tags)
+    # The only address is the name of SVG's own vocabulary, which nothing fetches.
+    assert set(re.findall(r"https?://[^\s\"'<)]+", text)) == {"http://www.w3.org/2000/svg"}
+    assert not re.search(r"url\(|@import|src=", text)
+
+
+@pytest.mark.parametrize("machine", ["siton", "dgx-v100", "hgx-h100", "perlmutter:2"])
+def test_pictures_of_gpu_machines_are_xml_with_title_and_description(cpu_plan: Plan, machine: str):
+    model = load_preset(machine)
+    text = report_html(gpu_plan(cpu_plan, model), model)
+    Page(text)
+    pictures = re.findall(r"<svg.*?</svg>", text, re.DOTALL)
+    for picture in pictures:
+        root = ET.fromstring(picture)
+        if root.get("role") == "img":
+            ids = (root.get("aria-labelledby") or "").split()
+            assert [child.get("id") for child in root[:2]] == ids
+            assert all(child.text for child in root[:2])
+    (topology,) = [p for p in pictures if 'id="topology-title"' in p]
+    for part in (*model.gpus, *model.switches):
+        assert part.name in topology
+
+
+def test_a_hostile_name_stays_text(cpu_plan: Plan, cpu_machine: MachineModel):
+    plan = replace(
+        cpu_plan,
+        graph=replace(cpu_plan.graph, name=HOSTILE),
+        machine=replace(cpu_plan.machine, name=HOSTILE),
+        alternatives=[Alternative(name=HOSTILE, step_seconds=None, why=HOSTILE)],
+        shadow_prices={f"{HOSTILE} +10%": 1.0},
+        prediction=replace(
+            cpu_plan.prediction,
+            bottleneck=HOSTILE,
+            stages={**cpu_plan.prediction.stages, HOSTILE: 1e-3},
+            provenance={HOSTILE: HOSTILE},
+            traffic_bytes={HOSTILE: 1.0},
+            hit_rates={"rank0": {HOSTILE: 1.0}},
+            memory_bytes={HOSTILE: MemoryUse(parts={HOSTILE: 1}, total=1, capacity=2, headroom=1)},
+        ),
+    )
+    text = report_html(plan, replace(cpu_machine, name=HOSTILE, notes=[HOSTILE]))
+    page = Page(text)
+    assert not {"script", "img"} & set(page.tags)
+    assert "\x00" not in text
+    assert "\x0b" not in text
+    assert "{{7*7}}" in "".join(page.words)
+
+
+def test_bars_and_tables_add_up(cpu_plan: Plan, cpu_machine: MachineModel):
+    laid = timeline(cpu_plan)
+    assert laid.inline
+    assert sum(b.seconds for b in laid.bars) == pytest.approx(10e-3)
+    assert [b.stage for b in laid.bars] == ["sample", "gather", "forward_backward", "optimizer"]
+    assert [b.start_seconds for b in laid.bars] == pytest.approx([0, 3e-3, 4e-3, 9e-3])
+    assert laid.other_seconds == pytest.approx(0.0)
+    for bar in memory_bars(cpu_plan):
+        assert sum(p.size_bytes for p in bar.parts) == bar.total_bytes
+    assert [bar.name for bar in memory_bars(cpu_plan)] == ["host0", "rank0 and rank1"]
+    (device,) = device_rows(cpu_plan)
+    assert [s.source for s in device.shares] == ["own", "host"]
+    assert sum(s.share for s in device.shares) == pytest.approx(1.0)
+    # 1.4 MB at 14 GB/s take 0.1 ms of a step of 10 ms, by hand.
+    (link,) = [x for x in link_rows(cpu_machine, cpu_plan) if x.name == "memory0.read"]
+    assert link.load == pytest.approx(0.01)
+    assert link.step_bytes == 1.4e6
+
+
+def test_loader_threads_stand_beside_the_training_thread(cpu_plan: Plan):
+    strategy = replace(cpu_plan.strategy, threads=Threads(sample=1))
+    laid = timeline(replace(cpu_plan, strategy=strategy))
+    training = [b for b in laid.bars if b.lane == "training"]
+    assert [b.stage for b in training] == ["wait", "forward_backward", "optimizer"]
+    assert [b.start_seconds for b in training] == pytest.approx([0, 4e-3, 9e-3])
+    assert sum(b.seconds for b in training) == pytest.approx(laid.step_seconds)
+
+
+def test_time_that_no_stage_explains_is_a_row_of_its_own(cpu_plan: Plan):
+    longer = replace(cpu_plan.prediction, step_seconds=Interval(value=12e-3, low=0, high=1))
+    plan = replace(cpu_plan, prediction=longer)
+    assert timeline(plan).other_seconds == pytest.approx(2e-3)
+    assert "cores shared by all ranks" in report_html(plan)
+    assert "cores shared by all ranks" not in report_html(cpu_plan)
+
+
+def test_a_full_graph_plan_has_a_page(cpu_plan: Plan):
+    strategy = replace(cpu_plan.strategy, mode="full-graph")
+    stages = {"forward_backward": 6e-3, "halo_exchange": 3e-3, "all_reduce": 1e-3}
+    prediction = replace(cpu_plan.prediction, stages=stages, hit_rates={})
+    text = report_html(replace(cpu_plan, strategy=strategy, prediction=prediction))
+    Page(text)
+    assert "halo_exchange" in text
+    assert "Every step is an epoch" in text
+
+
+def test_a_run_stands_beside_the_prediction(cpu_plan: Plan):
+    told = sections(cpu_plan, None, run_report(cpu_plan))
+    assert [name for name, _ in told["run"].stages] == ["step", "sample", "forward_backward"]
+    assert {s.source: (s.predicted, s.measured) for s in told["run"].sources} == {
+        "host": (0.75, 0.7),
+        "own": (0.25, 0.3),
+    }
+    text = report_html(cpu_plan, None, run_report(cpu_plan))
+    Page(text)
+    assert "11.0 ms per step" in text
+    assert "10.0 ms predicted" in text
+
+
+def test_a_run_of_another_plan_is_refused_in_words(cpu_plan: Plan):
+    other = replace(run_report(cpu_plan), plan_id="0" * 32)
+    text = report_html(cpu_plan, None, other)
+    Page(text)
+    assert "expected a report of plan" in text
+
+
+def test_the_command_writes_the_page_and_says_so(
+    small_graph: Graph,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+):
+    monkeypatch.setenv("GNNPLAN_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    made = make_plan(small_graph, tmp_path / "plan")
+    assert main(["report", "plan"]) == 0
+    assert made.plan_id[:12] in capsys.readouterr().out
+    Page((tmp_path / "report.html").read_text())
+    assert main(["report", "plan", "--out", "plan"]) == 2
+    assert main(["report", "plan", "--machine", "siton"]) == 2
+    assert main(["report", "plan", "--run", "nowhere"]) == 2
+    assert "expected the machine of the plan" in capsys.readouterr().err
