@@ -3,7 +3,8 @@
 `compare` adds each trustworthy run's measured over raw predicted seconds, by stage, to a file of
 the machine; the factor of a stage is the median over the latest runs. `plan --calibrated` scales
 the tables that the stage is priced from; the machine file and the profile stay as they were
-measured.
+measured. Samplers other than neighbour sampling and gathers from disk have factors of their own
+(`compare.factor_names`).
 """
 
 import json
@@ -31,11 +32,12 @@ CONFIRMED = 3
 """Runs a factor must rest on before a run can drift from it."""
 TABLES = {
     "sample": ("sample_edge", "sample_vertex"),
-    "gather": ("gather", "mapped_gather", "disk_read"),
+    "gather": ("gather", "mapped_gather"),
+    "gather.disk": ("disk_read",),
     "exchange_rows": ("all_to_all", "all_to_all_stepped"),
     "all_reduce": ("all_reduce", "all_reduce_stepped"),
 }
-"""Tables of the machine by the stage they price; ids of an exchange go with its rows."""
+"""Tables of the machine by the factor that scales them; ids of an exchange go with its rows."""
 TIMED = ("forward_backward", "optimizer", "batch")
 """Stages priced from the profile's timing of the model."""
 
@@ -112,8 +114,9 @@ def refit(
     known = load_calibration(fingerprint)
     if not report.step_seconds.enough or report.noise.overloaded:
         return known.factors(), []
+    names = comparison.factor_names
     ratios = {
-        name: stage.measured / stage.predicted * used.get(name, 1.0)
+        names.get(name, name): stage.measured / stage.predicted * used.get(names.get(name, name), 1)
         for name, stage in comparison.stages.items()
         if name in (*TABLES, *TIMED) and stage.predicted > 0 and stage.measured > 0
     }
@@ -149,11 +152,13 @@ def drifted(known: Calibration, ratios: Mapping[str, float]) -> list[str]:
 def calibrated(search: Search, factors: Mapping[str, float]) -> Search:
     """The search with every stage's rates multiplied by its factor; what has none stays."""
     request = search.request
+    own = factors.get(f"sample.{request.sampler}")
+    priced = factors if own is None else {**factors, "sample": own}
     return replace(
         search,
         request=replace(
             request,
-            machine=calibrated_machine(request.machine, factors),
+            machine=calibrated_machine(request.machine, priced),
             profile=calibrated_profile(request.profile, factors),
         ),
     )

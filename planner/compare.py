@@ -12,11 +12,14 @@ import numpy as np
 from planner.errors import SettingsError
 from runtime.plan import Interval, Plan
 from runtime.report import MIN_MEASURED_STEPS, RunReport
+from runtime.stages import Stage
 
 STEP_BAR = 0.30
 STAGE_BAR = 0.50
 NEGLIGIBLE = 0.02
 """Stages below this share of the step are shown apart, and no bar is held against them."""
+PRICED_AS_NEIGHBOR = ("neighbor", "full")
+"""Samplers that the machine's rates of sampling are measured for."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,6 +68,23 @@ class Comparison:
     notes: list[str] = field(default_factory=list[str])
     factors: dict[str, float] = field(default_factory=dict[str, float])
     """Measured over raw predicted seconds by stage, learnt from this machine's runs."""
+    factor_names: dict[str, str] = field(default_factory=dict[str, str])
+    """Factor that each stage teaches, where it is not the stage's own name."""
+
+
+def factor_names(plan: Plan) -> dict[str, str]:
+    """Which factor a stage's seconds teach, for stages that mean different work in other plans.
+
+    A sampler whose rates are borrowed from neighbour sampling has a factor of its own; so have
+    gathers that read from disk, whose rows take a hundred times longer than those in memory.
+    """
+    found: dict[str, str] = {}
+    sampler = plan.strategy.sampler.name
+    if sampler not in PRICED_AS_NEIGHBOR:
+        found[Stage.SAMPLE.value] = f"{Stage.SAMPLE.value}.{sampler}"
+    if any(rates.get("disk", 0.0) > 0.0 for rates in plan.prediction.hit_rates.values()):
+        found[Stage.GATHER.value] = f"{Stage.GATHER.value}.disk"
+    return found
 
 
 def absolute_percentage_error(predicted: float, measured: float) -> float:
@@ -111,6 +131,7 @@ def compare(plan: Plan, report: RunReport) -> Comparison:
         step_within_bar=total.ape <= STEP_BAR,
         stages_within_bar=all(s.ape <= STAGE_BAR for s in large.values()),
         notes=_notes(plan, report, stages),
+        factor_names=factor_names(plan),
     )
 
 

@@ -8,13 +8,14 @@ import pytest
 from planner import pipeline
 from planner.calibrate import (
     CONFIRMED,
+    calibrated,
     calibrated_machine,
     calibration_path,
     load_calibration,
     refit,
 )
 from planner.cli import main
-from planner.compare import Comparison, compare
+from planner.compare import Comparison, compare, factor_names
 from planner.errors import SettingsError
 from planner.profiling.cache import Profile
 from planner.record import load_record
@@ -131,6 +132,41 @@ def test_only_the_named_stages_tables_are_scaled() -> None:
     assert found.tables["gather"].values == [2 * v for v in raw.tables["gather"].values]
     assert found.tables["sample_edge"] == raw.tables["sample_edge"]
     assert found.tables["gather"].provenance == "derived"
+
+
+def test_other_samplers_and_gathers_from_disk_teach_factors_of_their_own(
+    small_graph: Graph, tmp_path: Path
+) -> None:
+    plan = make(small_graph, tmp_path / "p")
+    assert factor_names(plan) == {}
+    sampler = replace(plan.strategy.sampler, name="labor")
+    other = replace(
+        plan,
+        strategy=replace(plan.strategy, sampler=sampler),
+        prediction=replace(plan.prediction, hit_rates={"rank0": {"own": 0.4, "disk": 0.6}}),
+    )
+    assert factor_names(other) == {"sample": "sample.labor", "gather": "gather.disk"}
+    made = run(other, 1.7)
+    factors, _ = refit(compare(other, made), made, other.machine.fingerprint, {})
+    assert factors["gather.disk"] == pytest.approx(1.7)
+    assert factors["sample.labor"] == pytest.approx(1.0)
+    assert not {"gather", "sample"} & factors.keys()
+    raw = machine()
+    scaled = calibrated_machine(raw, factors).tables
+    assert scaled["disk_read"].values == pytest.approx(
+        [1.7 * v for v in raw.tables["disk_read"].values]
+    )
+    assert scaled["gather"] == raw.tables["gather"]
+
+
+def test_a_samplers_own_factor_scales_sampling_for_that_sampler_alone(small_graph: Graph) -> None:
+    search = pipeline.search_for(small_graph, SETTINGS, machine())
+    factors = {"sample": 1.5, "sample.labor": 3.0}
+    labor = replace(search, request=replace(search.request, sampler="labor"))
+    values = search.request.machine.tables["sample_edge"].values
+    for each, factor in ((search, 1.5), (labor, 3.0)):
+        scaled = calibrated(each, factors).request.machine.tables["sample_edge"].values
+        assert scaled == pytest.approx([factor * v for v in values])
 
 
 def test_compare_learns_and_a_damaged_file_is_said(
