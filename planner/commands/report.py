@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from planner.commands.common import JsonFlag, console, emit_json
-from planner.errors import MachineError, SettingsError
+from planner.errors import SettingsError
 from planner.machine import MachineModel
 from runtime.codec import write_text_atomically
 from runtime.errors import InputError
@@ -42,7 +42,7 @@ def report_command(
         raise InputError(f"{out}: expected a file to write the page to, found a folder")
     if not out.parent.is_dir():
         raise InputError(f"{out.parent}: expected a folder to write the page in, found none")
-    model = plan_machine(found, machine)
+    model = _machine(found, machine)
     measured = _run_report(plan, run)
     write_text_atomically(out, report_html(found, model, measured))
     result = {
@@ -58,34 +58,25 @@ def report_command(
     console().print(f"{out}: plan {found.plan_id[:12]}{drawn}", markup=False, soft_wrap=True)
 
 
-def plan_machine(plan: Plan, named: str | None = None) -> MachineModel | None:
-    """The machine a plan was made for: named, kept with the request, or a preset of that name.
+def _machine(plan: Plan, named: str | None) -> MachineModel | None:
+    """The named machine, or the one the plan was made for.
 
     Raises:
         MachineError: the named one cannot be read.
         SettingsError: the named one is another machine.
     """
     from planner.commands.machines import find_machine
-    from planner.probe.presets import is_preset
-    from planner.record import load_record, record_path
+    from planner.report.machine import machine_of
 
-    if named is not None:
-        found = find_machine(named)
-        if found.fingerprint != plan.machine.fingerprint:
-            raise SettingsError(
-                f"--machine {named}: expected the machine of the plan ({plan.machine.name}), "
-                f"found {found.name}; leave the option out or name that one"
-            )
-        return found
-    if record_path(plan.plan_id).is_file():
-        return load_record(plan).machine
-    if not is_preset(plan.machine.name):
-        return None
-    try:
-        found = find_machine(plan.machine.name)
-    except MachineError:
-        return None
-    return found if found.calibration == plan.machine.calibration else None
+    if named is None:
+        return machine_of(plan)
+    found = find_machine(named)
+    if found.fingerprint != plan.machine.fingerprint:
+        raise SettingsError(
+            f"--machine {named}: expected the machine of the plan ({plan.machine.name}), "
+            f"found {found.name}; leave the option out or name that one"
+        )
+    return found
 
 
 def _run_report(plan: Path, run: Path | None) -> RunReport | None:

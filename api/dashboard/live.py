@@ -1,0 +1,100 @@
+"""A run's losses as they come, from the events that its process writes."""
+
+import json
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from markupsafe import Markup
+
+from api.jobs.context import EVENTS_FILE
+from api.service.jobs import end_of
+from planner.report.svg import element, figure
+
+HEIGHT = 220
+TOP = 18
+MOST_POINTS = 400
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Loss:
+    """One step's loss per seed."""
+
+    epoch: int
+    step: int
+    loss: float
+
+
+def losses(folder: Path) -> list[Loss]:
+    """Losses of the step events that a job has written last, thinned to what a picture shows."""
+    found: list[Loss] = []
+    for line in end_of(folder / EVENTS_FILE).splitlines():
+        event = _event(line)
+        data = event.get("data")
+        if event.get("event") != "step" or not isinstance(data, dict):
+            continue
+        known: dict[str, Any] = {str(k): v for k, v in data.items()}  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
+        if isinstance(known.get("loss"), float) and known["loss"] == known["loss"]:
+            epoch, step = int(known.get("epoch", 0)), int(known.get("step", 0))
+            found.append(Loss(epoch=epoch, step=step, loss=known["loss"]))
+    every = 1 + len(found) // MOST_POINTS
+    return found[::-1][::every][::-1]
+
+
+def _event(line: bytes) -> dict[str, Any]:
+    """An event; nothing for a line that is cut short."""
+    try:
+        event = json.loads(line)
+    except ValueError:
+        return {}
+    return event if isinstance(event, dict) else {}
+
+
+def draw_losses(found: list[Loss]) -> Markup:
+    """Loss over the steps told of, first to last across the picture."""
+    high, low = max(x.loss for x in found), min(x.loss for x in found)
+    span = (high - low) or 1.0
+    places = [
+        (i / max(1, len(found) - 1), TOP + (high - x.loss) / span * (HEIGHT - TOP - 26))
+        for i, x in enumerate(found)
+    ]
+    lines = [
+        element(
+            "line",
+            class_="loss",
+            x1=f"{100 * xa:.2f}%",
+            y1=ya,
+            x2=f"{100 * xb:.2f}%",
+            y2=yb,
+        )
+        for (xa, ya), (xb, yb) in pairwise(places)
+    ]
+    first, last = found[0], found[-1]
+    words = (
+        f"Loss {first.loss:.3f} at epoch {first.epoch}, step {first.step}; "
+        f"{last.loss:.3f} at epoch {last.epoch}, step {last.step}; "
+        f"between {low:.3f} and {high:.3f}."
+    )
+    return figure(
+        "losses",
+        "Loss per seed, as measured",
+        words,
+        element("line", class_="grid", x1=0, x2="100%", y1=TOP, y2=TOP),
+        element("line", class_="grid", x1=0, x2="100%", y1=HEIGHT - 26, y2=HEIGHT - 26),
+        *lines,
+        element("text", f"{high:.3f}", class_="axis", x=0, y=TOP - 5),
+        element("text", f"{low:.3f}", class_="axis", x=0, y=HEIGHT - 31),
+        element(
+            "text", f"epoch {first.epoch}, step {first.step}", class_="axis", x=0, y=HEIGHT - 8
+        ),
+        element(
+            "text",
+            f"epoch {last.epoch}, step {last.step}: {last.loss:.3f}",
+            class_="axis",
+            x="100%",
+            y=HEIGHT - 8,
+            text_anchor="end",
+        ),
+        height=HEIGHT,
+    )

@@ -1,0 +1,127 @@
+"""What every page shares: templates, headers, and refusals that are pages too."""
+
+import time
+from collections.abc import Callable, Coroutine
+from functools import cache
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qsl
+
+from fastapi import HTTPException, Request, Response
+from fastapi.responses import HTMLResponse, RedirectResponse
+from fastapi.routing import APIRoute
+from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
+
+from api.errors import ServiceError, UnauthorizedError
+from api.schemas.resources import JobState
+from api.security.keys import Principal
+from planner.errors import PlanDoesNotFit
+from planner.report.page import filters
+from runtime.errors import InputError
+
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+    "img-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+)
+ASSETS = Path(__file__).parent / "assets"
+ENDED: tuple[JobState, ...] = ("succeeded", "failed", "cancelled")
+MOST_FIELDS = 100
+
+
+@cache
+def environment() -> Environment:
+    """Our templates, and those of a plan's page; every value is escaped."""
+    made = Environment(
+        loader=ChoiceLoader([PackageLoader("api.dashboard"), PackageLoader("planner.report")]),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    made.filters.update(filters())  # pyright: ignore[reportUnknownMemberType] - jinja2 leaves it open
+    made.filters["when"] = when
+    return made
+
+
+def when(seconds: float | None) -> str:
+    """A moment for people, in UTC.
+
+    >>> when(0.0), when(None)
+    ('1970-01-01 00:00:00 UTC', '')
+    """
+    if seconds is None:
+        return ""
+    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(seconds))
+
+
+def page(request: Request, template: str, *, status: int = 200, **values: Any) -> Response:
+    """A page, or the part of one that htmx asked for."""
+    who: Principal | None = request.scope.get("principal")
+    text = (
+        environment()
+        .get_template(template)
+        .render(
+            **values,
+            here=request.url.path,
+            who="" if who is None else who.name,
+            scopes=frozenset[str]() if who is None else who.scopes,
+            ended=ENDED,
+        )
+    )
+    return HTMLResponse(text, status_code=status, headers=headers())
+
+
+def headers() -> dict[str, str]:
+    """Of every page: nothing from outside, nothing kept by caches that others read."""
+    return {"Content-Security-Policy": POLICY, "Cache-Control": "private, no-store"}
+
+
+def see(address: str) -> Response:
+    """Go on at another page after a form."""
+    return RedirectResponse(address, status_code=303, headers=headers())
+
+
+async def form(request: Request) -> dict[str, str]:
+    """Fields of a form; the last of a name counts, empty ones are left out.
+
+    Raises:
+        HTTPException: it is no form.
+    """
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/x-www-form-urlencoded":
+        raise HTTPException(415, "expected a form")
+    try:
+        text = (await request.body()).decode()
+        pairs = parse_qsl(text, max_num_fields=MOST_FIELDS, errors="strict")
+    except ValueError:
+        raise HTTPException(400, "expected a form in UTF-8 with at most 100 fields") from None
+    return {name: value for name, value in pairs if value}
+
+
+class PageRoute(APIRoute):
+    """A route whose refusals are pages; who has no key is shown where to give one."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """The handler, with refusals caught."""
+        handle = super().get_route_handler()
+
+        async def caught(request: Request) -> Response:
+            try:
+                return await handle(request)
+            except UnauthorizedError:
+                return see("/login")
+            except ServiceError as error:
+                return refusal(request, error.status, error.detail)
+            except PlanDoesNotFit as error:
+                return refusal(request, 409, str(error))
+            except InputError as error:
+                return refusal(request, 422, str(error))
+            except HTTPException as error:
+                return refusal(request, error.status_code, str(error.detail))
+
+        return caught
+
+
+def refusal(request: Request, status: int, detail: str) -> Response:
+    """Why there is no page."""
+    return page(request, "refusal.html", status=status, code=status, detail=detail)

@@ -1,0 +1,102 @@
+"""Pages of plans: the list, one plan, two plans side by side, its file to take away."""
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Path, Query, Request, Response
+from fastapi.responses import HTMLResponse
+
+from api.dashboard.pages import PageRoute, headers, page
+from api.routes.common import ServiceIn
+from api.schemas.resources import PlanSummary
+from api.security.auth import Reader
+from api.service import plans, runs
+from api.service.context import Service
+from planner.explain import explain
+from planner.report.machine import machine_of
+from planner.report.page import report_html, sections
+from planner.report.timeline import draw_timeline, timeline
+from runtime.errors import InputError
+from runtime.plan import Plan
+
+router = APIRouter(route_class=PageRoute, include_in_schema=False)
+PlanId = Annotated[str, Path(max_length=64)]
+Which = Annotated[str, Query(max_length=64)]
+
+
+@router.get("/")
+@router.get("/plans")
+def list_plans(
+    request: Request,
+    service: ServiceIn,
+    _who: Reader,
+    cursor: Annotated[str | None, Query(max_length=512)] = None,
+) -> Response:
+    """Plans, newest first."""
+    found = plans.list_plans(service, cursor=cursor, limit=50)
+    rows = [PlanSummary.of(row) for row in found.items]
+    return page(request, "plans.html", plans=rows, next_cursor=found.next_cursor)
+
+
+@router.get("/plans/{plan}")
+def show_plan(request: Request, service: ServiceIn, _who: Reader, plan: PlanId) -> Response:
+    """One plan, as its report shows it."""
+    found = plans.get_plan(service, plan)
+    made = runs.list_runs(service, plan=plan, limit=20).items
+    others = [PlanSummary.of(row) for row in plans.list_plans(service, limit=50).items]
+    return page(
+        request,
+        "plan_page.html",
+        **sections(found, _machine(found), None),
+        runs=made,
+        others=[other for other in others if other.id != plan],
+    )
+
+
+@router.get("/plans/{plan}/report.html")
+def take_report(service: ServiceIn, _who: Reader, plan: PlanId) -> Response:
+    """The plan's self-contained page, with a run's measurements where there are any."""
+    found = plans.get_plan(service, plan)
+    text = report_html(found, _machine(found), _latest_report(service, plan))
+    name = f'attachment; filename="plan-{found.plan_id[:12]}.html"'
+    return HTMLResponse(text, headers={**headers(), "Content-Disposition": name})
+
+
+@router.get("/compare")
+def compare(
+    request: Request, service: ServiceIn, _who: Reader, a: Which = "", b: Which = ""
+) -> Response:
+    """Two plans side by side."""
+    known = [PlanSummary.of(row) for row in plans.list_plans(service, limit=200).items]
+    if not a or not b:
+        return page(request, "compare.html", plans=known, a=a, b=b, diff=None)
+    first, second = plans.get_plan(service, a), plans.get_plan(service, b)
+    return page(
+        request,
+        "compare.html",
+        plans=known,
+        a=a,
+        b=b,
+        diff=plans.compare_plans(service, a, b),
+        sides=[_side("a", first), _side("b", second)],
+    )
+
+
+def _side(name: str, plan: Plan) -> dict[str, Any]:
+    return {
+        "plan": plan,
+        "told": explain(plan),
+        "picture": draw_timeline(timeline(plan), name=f"timeline-{name}"),
+    }
+
+
+def _machine(plan: Plan) -> Any:
+    """The machine, or None: a page without its picture is better than none."""
+    try:
+        return machine_of(plan)
+    except InputError:
+        return None
+
+
+def _latest_report(service: Service, plan: str) -> Any:
+    done = runs.list_runs(service, plan=plan, state="succeeded", limit=1).items
+    return runs.run_report(service, done[0].id) if done else None

@@ -1,0 +1,11 @@
+"""Every page of the dashboard."""
+
+from fastapi import FastAPI
+
+from api.dashboard import jobs, login, machines, planning, plans, runs, static
+
+
+def install(app: FastAPI) -> None:
+    """Add the pages to a service; fixed names before those that hold an id."""
+    for each in (static, login, planning, plans, machines, jobs, runs):
+        app.include_router(each.router)

@@ -1,0 +1,24 @@
+"""The machine a plan was made for, where it can still be had."""
+
+from planner.errors import MachineError
+from planner.machine import MachineModel
+from planner.probe.presets import is_preset, load_preset
+from planner.record import load_record, record_path
+from runtime.plan import Plan
+
+
+def machine_of(plan: Plan) -> MachineModel | None:
+    """The machine kept with the planning request, or the same preset; None where neither is here.
+
+    Raises:
+        SettingsError: the kept request is damaged.
+    """
+    if record_path(plan.plan_id).is_file():
+        return load_record(plan).machine
+    if not is_preset(plan.machine.name):
+        return None
+    try:
+        found = load_preset(plan.machine.name)
+    except MachineError:
+        return None
+    return found if found.calibration == plan.machine.calibration else None
