@@ -13,7 +13,7 @@ from runtime.comm.collectives import Communicator
 from runtime.errors import PlanError
 from runtime.sampling.cooperative_exchange import RowExchange
 from runtime.sampling.cooperative_owner import Owners, deal
-from runtime.sampling.kernels import EDGES_NEEDED, NODES_NEEDED, ROWS_NEEDED, SPARE
+from runtime.sampling.hop_room import EDGES_NEEDED, NODES_NEEDED, ROWS_NEEDED, SPARE
 from runtime.sampling.labor_candidates import relabel_values
 from runtime.sampling.neighbor import RELABEL_BUDGET_BYTES
 from runtime.sampling.workspace import Workspace

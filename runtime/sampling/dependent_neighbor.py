@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from runtime.sampling.compiled import kernel
 from runtime.sampling.dependent import Dependence, HopStreams, StreamPolicy, word_kernel
-from runtime.sampling.kernels import SPARE
+from runtime.sampling.hop_room import SPARE
 from runtime.sampling.labor_hops import RELABEL_BUDGET_BYTES, AbstractHopSampler
 from runtime.sampling.labor_scan import keep_all, read_chosen
 from runtime.sampling.minibatch import Dialect

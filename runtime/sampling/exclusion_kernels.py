@@ -10,8 +10,9 @@ import numpy as np
 
 from runtime.sampling.choose import choose_rows, edge_bound
 from runtime.sampling.compiled import kernel
-from runtime.sampling.kernels import CHUNK, EDGES_NEEDED, HOP, NODES_NEEDED, ROWS_NEEDED, SPARE
-from runtime.sampling.relabel import gather, relabel_dense, relabel_hashed
+from runtime.sampling.hop_room import HOP, has_room
+from runtime.sampling.kernels import CHUNK
+from runtime.sampling.relabel import gather, relabel_range
 from runtime.sampling.rng import ODD, bounded_kernel, key_kernel, value_kernel
 
 
@@ -110,10 +111,7 @@ def _expand_hop_without(
             begin + CHUNK, row_ptr, positions,
         )  # fmt: skip
         gather(indices, positions, values, begin, edge, table, shift)
-        if shift == 0:
-            known = relabel_dense(values, local, begin, edge, node_ids, known, table, base)
-        else:
-            known = relabel_hashed(values, local, begin, edge, node_ids, known, table, shift, base)
+        known = relabel_range(values, local, begin, edge, node_ids, known, table, shift, base)
     return edge, np.int64(known)
 
 
@@ -126,24 +124,18 @@ def expand_hops_without(
     """`expand_hops` with edges out; its buffers hold the rows with all their edges."""
     num_nodes = indptr.shape[0] - 1
     for hop in range(state[HOP], fanouts.shape[0]):
-        state[HOP] = hop
         first = 0 if every_hop or hop == 0 else node_ends[hop - 1]
         last, row, edge = node_ends[hop], row_ends[hop], edge_ends[hop]
         more = edge_bound(indptr, fanouts[hop], node_ids, first, last)
         nodes = min(last + more, num_nodes)
-        state[ROWS_NEEDED] = row + last - first + 1
-        state[EDGES_NEEDED] = edge + more + SPARE
-        state[NODES_NEEDED] = nodes + SPARE
-        if (
-            state[ROWS_NEEDED] > row_ptr.shape[0]
-            or state[EDGES_NEEDED] > local.shape[0]
-            or state[NODES_NEEDED] > node_ids.shape[0]
-            or (shift != 0 and 2 * nodes > table.shape[0])
+        rows = row + last - first
+        if not has_room(
+            state, hop, rows, edge + more, nodes, row_ptr, local, node_ids, table, shift
         ):
             return False
         edge_ends[hop + 1], node_ends[hop + 1] = _expand_hop_without(
             indptr, indices, streams[hop], fanouts[hop], excluded, table, shift, base, node_ids,
             first, last, row, edge, row_ptr, positions, values, local,
         )  # fmt: skip
-        row_ends[hop + 1] = row + last - first
+        row_ends[hop + 1] = rows
     return True

@@ -15,16 +15,11 @@ import numpy as np
 from runtime.sampling.choose import choose_rows, edge_bound
 from runtime.sampling.choose_lanes import MAX_EDGES, MAX_FANOUT, choose_lanes, make_lanes
 from runtime.sampling.compiled import kernel
-from runtime.sampling.relabel import gather, relabel_chunk, relabel_dense, relabel_hashed
+from runtime.sampling.hop_room import HOP, has_room
+from runtime.sampling.relabel import gather, relabel_chunk, relabel_range
 
 CHUNK = 256
 """Edges per chunk, or one row where that is longer."""
-SPARE = 64
-"""Entries that buffers have beyond the last one used, which prefetches read ahead."""
-
-# Entries of the state vector shared with the workspace.
-HOP, ROWS_NEEDED, EDGES_NEEDED, NODES_NEEDED = 0, 1, 2, 3
-STATE_LENGTH = 4
 
 
 @kernel
@@ -109,14 +104,9 @@ def _expand_wide(
         done, gathered_before = relabelled, gathered
         gather(indices, positions, values, gathered, before, table, shift)
         gathered = before
-        if shift == 0:
-            known = relabel_dense(
-                values, local, done, gathered_before, node_ids, known, table, base
-            )
-        else:
-            known = relabel_hashed(
-                values, local, done, gathered_before, node_ids, known, table, shift, base
-            )
+        known = relabel_range(
+            values, local, done, gathered_before, node_ids, known, table, shift, base
+        )
         relabelled = gathered_before
     return chosen, np.int64(known)
 
@@ -140,24 +130,18 @@ def expand_hops(
     scratch = make_scratch(indices)
     num_nodes = indptr.shape[0] - 1
     for hop in range(state[HOP], fanouts.shape[0]):
-        state[HOP] = hop
         first = 0 if every_hop or hop == 0 else node_ends[hop - 1]
         last, row, edge = node_ends[hop], row_ends[hop], edge_ends[hop]
         more = edge_bound(indptr, fanouts[hop], node_ids, first, last)
         nodes = min(last + more, num_nodes)
-        state[ROWS_NEEDED] = row + last - first + 1
-        state[EDGES_NEEDED] = edge + more + SPARE
-        state[NODES_NEEDED] = nodes + SPARE
-        if (
-            state[ROWS_NEEDED] > row_ptr.shape[0]
-            or state[EDGES_NEEDED] > local.shape[0]
-            or state[NODES_NEEDED] > node_ids.shape[0]
-            or (shift != 0 and 2 * nodes > table.shape[0])
+        rows = row + last - first
+        if not has_room(
+            state, hop, rows, edge + more, nodes, row_ptr, local, node_ids, table, shift
         ):
             return False
         edge_ends[hop + 1], node_ends[hop + 1] = expand_hop(
             indptr, indices, streams[hop], fanouts[hop], table, shift, base, node_ids, first,
             last, row, edge, row_ptr, positions, values, local, keep_positions, scratch,
         )  # fmt: skip
-        row_ends[hop + 1] = row + last - first
+        row_ends[hop + 1] = rows
     return True

@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 
 from runtime.sampling.compiled import inlined_kernel, kernel
 from runtime.sampling.dependent import HopStreams, words_kernel
+from runtime.sampling.hop_room import EDGES_NEEDED, NODES_NEEDED, ROWS_NEEDED, SPARE
 from runtime.sampling.intrinsics import prefetch_read, prefetch_write
-from runtime.sampling.kernels import CHUNK, EDGES_NEEDED, NODES_NEEDED, ROWS_NEEDED, SPARE
+from runtime.sampling.kernels import CHUNK
 from runtime.sampling.relabel import add_seeds, relabel_dense, relabel_hashed
 from runtime.sampling.rng import ODD
 from runtime.sampling.workspace import Workspace

@@ -9,8 +9,8 @@ from typing import no_type_check
 import numpy as np
 
 from runtime.sampling.compiled import inlined_kernel, kernel
+from runtime.sampling.hop_room import SPARE
 from runtime.sampling.intrinsics import prefetch_read
-from runtime.sampling.kernels import SPARE
 from runtime.sampling.labor_scan import read_chosen
 from runtime.sampling.poisson import offer, share_word, unit
 

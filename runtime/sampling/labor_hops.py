@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runtime.sampling.dependent import HopStreams, StreamPolicy
-from runtime.sampling.kernels import EDGES_NEEDED, NODES_NEEDED, ROWS_NEEDED, SPARE
+from runtime.sampling.hop_room import EDGES_NEEDED, NODES_NEEDED, ROWS_NEEDED, SPARE
 from runtime.sampling.labor_candidates import relabel_values
 from runtime.sampling.labor_scan import read_chosen
 from runtime.sampling.minibatch import Block, Dialect, MiniBatch

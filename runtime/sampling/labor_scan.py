@@ -11,8 +11,8 @@ from typing import no_type_check
 import numpy as np
 
 from runtime.sampling.compiled import inlined_kernel, kernel
+from runtime.sampling.hop_room import SPARE
 from runtime.sampling.intrinsics import prefetch_read
-from runtime.sampling.kernels import SPARE
 from runtime.sampling.labor_intrinsics import LANES, below_threshold, trailing_zeros
 from runtime.sampling.poisson import offer, share_word
 from runtime.sampling.rng import key_kernel, value_kernel

@@ -20,7 +20,8 @@ from runtime.sampling.checks import (
     fits_densely,
     read_only as read_only,
 )
-from runtime.sampling.kernels import HOP, expand_hops
+from runtime.sampling.hop_room import HOP
+from runtime.sampling.kernels import expand_hops
 from runtime.sampling.minibatch import Block, Dialect, MiniBatch
 from runtime.sampling.relabel import add_seeds
 from runtime.sampling.rng import Purpose, stream

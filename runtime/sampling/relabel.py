@@ -123,3 +123,12 @@ def relabel_hashed(values, local, first, last, node_ids, known, table, shift, ba
         local[e] = name
         known += np.uint64(name == known)
     return known
+
+
+@kernel
+@no_type_check
+def relabel_range(values, local, first, last, node_ids, known, table, shift, base):
+    """`relabel_dense` or `relabel_hashed`, whichever the table is for."""
+    if shift == 0:
+        return relabel_dense(values, local, first, last, node_ids, known, table, base)
+    return relabel_hashed(values, local, first, last, node_ids, known, table, shift, base)

@@ -10,8 +10,9 @@ import numpy as np
 
 from runtime.sampling.choose import choose_rows
 from runtime.sampling.compiled import kernel
-from runtime.sampling.kernels import CHUNK, EDGES_NEEDED, HOP, NODES_NEEDED, ROWS_NEEDED, SPARE
-from runtime.sampling.relabel import gather, relabel_dense, relabel_hashed
+from runtime.sampling.hop_room import HOP, SPARE, has_room
+from runtime.sampling.kernels import CHUNK
+from runtime.sampling.relabel import gather, relabel_range
 
 
 @kernel
@@ -75,10 +76,7 @@ def _expand_hop(
                 row += 1
             i += 1
         gather(indices, positions, values, begin, edge, table, shift)
-        if shift == 0:
-            known = relabel_dense(values, local, begin, edge, node_ids, known, table, base)
-        else:
-            known = relabel_hashed(values, local, begin, edge, node_ids, known, table, shift, base)
+        known = relabel_range(values, local, begin, edge, node_ids, known, table, shift, base)
     return edge, np.int64(known)
 
 
@@ -92,24 +90,18 @@ def expand_hops_typed(
     num_types = fanouts.shape[1]
     scratch = np.zeros(SPARE, np.int64)
     for hop in range(state[HOP], fanouts.shape[0]):
-        state[HOP] = hop
         first = 0 if every_hop or hop == 0 else node_ends[hop - 1]
         last, row, edge = node_ends[hop], row_ends[hop], edge_ends[hop]
         more = _edge_bound(ends, fanouts[hop], num_types, node_ids, first, last)
         nodes = min(last + more, num_nodes)
-        state[ROWS_NEEDED] = row + (last - first) * num_types + 1
-        state[EDGES_NEEDED] = edge + more + SPARE
-        state[NODES_NEEDED] = nodes + SPARE
-        if (
-            state[ROWS_NEEDED] > row_ptr.shape[0]
-            or state[EDGES_NEEDED] > local.shape[0]
-            or state[NODES_NEEDED] > node_ids.shape[0]
-            or (shift != 0 and 2 * nodes > table.shape[0])
+        rows = row + (last - first) * num_types
+        if not has_room(
+            state, hop, rows, edge + more, nodes, row_ptr, local, node_ids, table, shift
         ):
             return False
         edge_ends[hop + 1], node_ends[hop + 1] = _expand_hop(
             ends, indices, streams[hop], fanouts[hop], num_types, scratch, table, shift, base,
             node_ids, first, last, row, edge, row_ptr, positions, values, local,
         )  # fmt: skip
-        row_ends[hop + 1] = row + (last - first) * num_types
+        row_ends[hop + 1] = rows
     return True

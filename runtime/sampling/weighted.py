@@ -27,7 +27,7 @@ from runtime.sampling.checks import (
     float32_weight,
     read_only,
 )
-from runtime.sampling.kernels import EDGES_NEEDED, NODES_NEEDED, ROWS_NEEDED, SPARE
+from runtime.sampling.hop_room import EDGES_NEEDED, NODES_NEEDED, ROWS_NEEDED, SPARE
 from runtime.sampling.minibatch import Dialect, MiniBatch
 from runtime.sampling.relabel import add_seeds
 from runtime.sampling.rng import Purpose, stream
