@@ -111,12 +111,14 @@ def test_the_explanation_shows_p_volume_and_memory(small_graph: Graph, tmp_path:
     text = render(told)
     for words in (
         "the whole graph on 2 ranks", "cut by kaminpar", "p 0.5", "volume", "p_var", "p_mem",
-        "fullest: rank", "activations", "another p", "not comparable", "nothing sent",
+        "fullest: rank", "activations", "nothing sent",
     ):  # fmt: skip
         assert words in text, words
     visible = sum(s.seconds for s in told.stages)
     assert visible == pytest.approx(told.step_seconds, rel=1e-6)
     assert told.steps_per_epoch == 1
+    assert any("another p" in other.why for other in told.alternatives)
+    assert "not comparable" in told.alternatives[-1].why
 
 
 @pytest.mark.usefixtures("by_hand")
