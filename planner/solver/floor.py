@@ -1,14 +1,14 @@
 """Step seconds below which no placement brings a candidate, within the cost model.
 
 For every shape of candidate (ranks, threads, depth) the feature reads of a batch are bounded by
-weak duality (`planner.solver.lagrange`) at the measured seconds per row and the rows that fit. The
-bound takes each half of the profile by itself, as a plan's hit rates do [A9]. A priced candidate's
-step is then predicted again with its reads scaled down to the bound.
+weak duality (`planner.solver.lagrange`) at the measured seconds per row and the rows that fit, on
+the whole profile. How far a placement is above the least is judged on that same profile; a plan's
+reads are those of one half of it under the placement of the other [A9], and a bound from a half
+would count its accidents as gains: no placement can know them. So the reads a plan is priced with
+are scaled by (least seconds) / (seconds of the shape's best placement), both on the whole profile.
 """
 
 from dataclasses import replace
-
-import numpy as np
 
 from planner.candidate import PlacedRows
 from planner.placement.costs import RowCosts
@@ -27,19 +27,33 @@ def reads_floor(
     """Least seconds of the rank that reads longest, per batch.
 
     Args:
-        hotness: of the batch size, in halves.
+        hotness: of the batch size.
         costs: seconds per row.
         own_rows: rows each rank may hold.
         host_rows: rows the host may hold; None: all.
         cliques: ranks that read each other.
     """
     num = sum(map(len, cliques))
-    shares: list[float] = []
-    for half in (hotness.first_half, hotness.second_half):
-        total = float(half.sum(dtype=np.float64))
-        instance = rows_instance(half, costs, [own_rows] * num, cliques, host_rows)
-        shares.append(bound_of(instance, "serial") / total if total > 0 else 0.0)
-    return float(hotness.features.sum(dtype=np.float64)) * sum(shares) / len(shares)
+    instance = rows_instance(hotness.features, costs, [own_rows] * num, cliques, host_rows)
+    return bound_of(instance, "serial")
+
+
+def least_share(floor_seconds: float, placed_seconds: float) -> float:
+    """What is left of a placement's reads at the least, both of the rank that reads longest.
+
+    >>> least_share(0.5, 2.0), least_share(0.0, 0.0)
+    (0.25, 1.0)
+    """
+    return min(1.0, max(0.0, floor_seconds) / placed_seconds) if placed_seconds > 0 else 1.0
+
+
+def scaled(placed: PlacedRows, share: float) -> PlacedRows:
+    """A share of the same reads."""
+    ranks = [
+        replace(r, rows={kind: count * share for kind, count in r.rows.items()})
+        for r in placed.ranks
+    ]
+    return replace(placed, ranks=ranks)
 
 
 def scaled_to(placed: PlacedRows, costs: RowCosts, floor_seconds: float) -> PlacedRows:
@@ -49,9 +63,4 @@ def scaled_to(placed: PlacedRows, costs: RowCosts, floor_seconds: float) -> Plac
         (sum(count * prices[kind] for kind, count in r.rows.items()) for r in placed.ranks),
         default=0.0,
     )
-    ratio = min(1.0, floor_seconds / now) if now > 0 else 1.0
-    ranks = [
-        replace(r, rows={kind: count * ratio for kind, count in r.rows.items()})
-        for r in placed.ranks
-    ]
-    return replace(placed, ranks=ranks)
+    return scaled(placed, least_share(floor_seconds, now))

@@ -39,7 +39,7 @@ def solve(linear: LinearProgram, *, seconds: float, solver: str = "") -> Point |
 
     Args:
         linear: the programme.
-        seconds: time limit given to the solver, which may overrun it.
+        seconds: elapsed time given to the solver, which may overrun it.
         solver: highs | cbc; empty: the first installed.
     """
     import pulp  # pyright: ignore[reportMissingTypeStubs]

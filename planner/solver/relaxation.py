@@ -19,7 +19,7 @@ from planner.solver.process import SHARED
 from planner.solver.program import Prices, Program, build_program, read_prices
 
 SECONDS = 20.0
-"""Time limit of one linear programme."""
+"""Processor seconds that one linear programme may take."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
