@@ -6,11 +6,11 @@ from typing import Any
 from numpy.typing import NDArray
 
 from planner.cost.model import row_bytes
-from planner.ranks import PIPELINES, planned_devices, planned_topology
+from planner.ranks import planned_devices, planned_pipeline, planned_topology
 from planner.solver.arrays import plan_arrays
 from planner.solver.choose import Priced, alternatives, certificate
 from planner.solver.sampling import plan_sampler, statistics_of
-from planner.solver.search import Search
+from planner.solver.search import Explored, Search
 from runtime.plan import DynamicCache, FeaturePlacement, MachineRef, Plan, Source, Strategy
 
 DISK_BUDGET_BYTES = 64 * 2**20
@@ -18,7 +18,7 @@ DISK_BUDGET_BYTES = 64 * 2**20
 
 
 def assemble(
-    search: Search, priced: list[Priced], chosen: Priced
+    search: Search, explored: Explored, chosen: Priced
 ) -> tuple[Plan, dict[str, NDArray[Any]]]:
     """The plan and its arrays."""
     request = search.request
@@ -37,10 +37,10 @@ def assemble(
         strategy=_strategy(search, chosen, listed),
         prediction=chosen.prediction,
         certificate=certificate(
-            chosen, search.lower_bound(priced), complete=search.settings.policy != "auto"
+            chosen, search.lower_bound(explored.priced), complete=search.settings.policy != "auto"
         ),
         shadow_prices=search.prices(chosen),
-        alternatives=alternatives(priced, chosen),
+        alternatives=alternatives(explored.priced, chosen, explored.left_out),
         statistics_class=statistics_of(search.settings, chosen.candidate).value,
     )
     return result, arrays
@@ -66,7 +66,7 @@ def _strategy(search: Search, chosen: Priced, listed: list[Source]) -> Strategy:
             cache=_cache(chosen),
         ),
         topology=planned_topology(candidate, request.graph.num_nodes),
-        pipeline=list(PIPELINES[candidate.kind]),
+        pipeline=planned_pipeline(candidate),
         prefetch_depth=candidate.prefetch_depth,
         devices=planned_devices(candidate, request.machine),
         threads=candidate.threads,

@@ -23,13 +23,15 @@ from planner.machine import MachineModel
 from planner.partition.partition import partition
 from planner.placement.baselines import count_out_degree
 from planner.profiling.cache import Profile
+from planner.profiling.draws import GraphDraws
 from planner.profiling.gpu_profile import gpu_profile
 from planner.profiling.presample import Progress
-from planner.profiling.profile import Combination, profile
+from planner.profiling.profile import profile
 from planner.record import PlanRecord, save_record
 from planner.settings import PlanSettings
-from planner.solver.candidates_gpu import machine_candidates, plans_gpus
+from planner.solver.candidates_gpu import plans_gpus
 from planner.solver.choose import Priced, choose
+from planner.solver.joined import combinations_of, joined_candidates
 from planner.solver.sampling import statistics_of
 from planner.solver.search import Search
 from planner.ways_out import advice, ways_out
@@ -78,10 +80,10 @@ def plan(
     say = progress or _silent
     factors = load_calibration(machine.fingerprint).factors() if calibrate else {}
     search = calibrated(search_for(graph, settings, machine, progress=progress), factors)
-    priced = search.run()
-    chosen = _choose(search, priced)
+    explored = search.explore()
+    chosen = _choose(search, explored.priced)
     say("writing the plan", 0.9)
-    written = save_plan(*assemble(search, priced, chosen), out)
+    written = save_plan(*assemble(search, explored, chosen), out)
     save_record(PlanRecord(settings=settings, machine=machine, factors=factors), written.plan_id)
     say("done", 1.0)
     return written
@@ -128,6 +130,7 @@ def search_for(
         hotness=found.hotness,
         out_degree=functools.cache(lambda: count_out_degree(graph.indices, graph.num_nodes)),
         parts=functools.cache(functools.partial(_parts, graph)),
+        draws=GraphDraws(graph=graph, settings=settings, measure=measure),
     )
 
 
@@ -140,18 +143,12 @@ def _profile(
     measure: bool,
 ) -> Profile:
     """Drawn batches, and the model timed on these cores or its roofline on the preset's GPUs."""
-    tried = machine_candidates(settings, machine, ("none",))
+    tried = joined_candidates(settings, machine, ("none",), task=str(graph.task))
     if plans_gpus(machine):
         ranks = [c.num_ranks for c in tried]
         return gpu_profile(graph, settings, machine, ranks, progress=progress, measure=measure)
-    combinations = sorted({(c.num_ranks, c.threads.compute) for c in tried})
     return profile(
-        graph,
-        settings,
-        machine,
-        [Combination(ranks=r, threads=t) for r, t in combinations],
-        progress=progress,
-        measure=measure,
+        graph, settings, machine, combinations_of(tried), progress=progress, measure=measure
     )
 
 

@@ -9,6 +9,9 @@ from planner.machine import MachineModel
 from planner.workload import BatchProfile, ModelTiming, ProcessCost
 from runtime.plan import GraphRef, MemoryUse
 
+SLOT_BYTES = 24
+"""Of each slot of a dynamic cache beside its row: the node, the batch of its last touch, and its
+neighbours in age."""
 TRAINING_BATCHES = 10_000
 """Batches times ranks that the memory of a batch must hold out for."""
 
@@ -27,6 +30,11 @@ def host_memory(machine: MachineModel) -> tuple[str, int]:
         if found.kind == "host":
             return found.name, found.capacity_bytes
     return "host0", 0
+
+
+def least_host_bytes(machine: MachineModel) -> int:
+    """Capacity of the smallest host's memory."""
+    return min((m.capacity_bytes for m in machine.memories if m.kind == "host"), default=0)
 
 
 def rank_parts(
@@ -73,6 +81,8 @@ def memory_use(
     row_bytes: int,
     machine: MachineModel,
     budgets: Budgets,
+    *,
+    mapped_topology: bool = True,
 ) -> dict[str, MemoryUse]:
     """Every memory's parts against its capacity.
 
@@ -83,6 +93,7 @@ def memory_use(
         row_bytes: bytes of a stored row.
         machine: capacity of the host.
         budgets: the user's limits.
+        mapped_topology: False where the adjacency lies in parts among the ranks' own bytes.
 
     Returns:
         By memory: rank0, rank1, ... (where a device budget was given) and the host.
@@ -93,13 +104,15 @@ def memory_use(
     private = 0
     for g, (rank, rows) in enumerate(zip(parts, placed.ranks, strict=True)):
         whole = {**rank, "own rows": rows.own_rows * row_bytes}
+        if rows.cache_rows:
+            whole["cache rows"] = rows.cache_rows * (row_bytes + SLOT_BYTES)
         limit = capacity if budgets.device_bytes is None else budgets.device_bytes
         found[f"rank{g}"] = memory.use(whole, limit)
         private += sum(whole.values())
     shared = {
         "ranks": private,
         "features": placed.host_rows * row_bytes,
-        "topology": topology_bytes(graph),
+        "topology": topology_bytes(graph) if mapped_topology else 0,
     }
     found[host] = memory.use(shared, capacity)
     return found

@@ -11,17 +11,31 @@ from dataclasses import dataclass
 from planner.candidate import Candidate, PlacedRows
 from planner.cost.all_reduce import gradient_bytes
 from planner.cost.budget import Budgets, memory_use, rank_parts
+from planner.cost.choices import choice_parts, with_choices
+from planner.cost.cooperative import (
+    Part,
+    cooperative_rank,
+    exchange_parts,
+    feature_bytes,
+    hidden_bytes,
+    id_bytes,
+    part_of,
+    part_profile,
+)
 from planner.cost.gpu_memory import gpu_memory_use, gpu_parts
 from planner.cost.gpu_model import gpu_ranks, gpu_traffic
 from planner.cost.gpu_reads import copy_seconds_per_byte
+from planner.cost.hosts import card_bytes, hosts_memory_use
 from planner.cost.interval import relative_half_width, spanned
+from planner.cost.partitioned import Fetched, fetched, grid_parts, grid_rank, sent_bytes
 from planner.cost.rank_seconds import RankSeconds, rank_seconds
-from planner.cost.rates import topology_bytes
+from planner.cost.rates import ranks_here, topology_bytes
 from planner.cost.startup import startup_seconds
 from planner.cost.step import StepSeconds, step_seconds
 from planner.errors import SettingsError
 from planner.machine import MachineModel
-from planner.workload import ProcessCost, WorkloadProfile
+from planner.machine_hosts import one_host
+from planner.workload import BatchProfile, ModelTiming, ProcessCost, WorkloadProfile, timing_key
 from runtime.plan import GraphRef, MemoryUse, Prediction, Workload
 
 ITEM_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
@@ -71,14 +85,7 @@ def predict(request: Request, candidate: Candidate, placed: PlacedRows) -> Predi
         SettingsError: this batch size was not profiled.
         MachineError: the machine was not measured for something the candidate needs.
     """
-    seeds = seeds_per_rank(request.workload.batch_size, candidate.num_ranks)
-    try:
-        batch = request.profile.batch(seeds)
-        timing = request.profile.timing[str(seeds)]
-    except KeyError:
-        raise SettingsError(
-            f"expected a profile of {seeds} seeds per rank, found none; profile the graph again"
-        ) from None
+    batch, timing = batch_and_timing(request, candidate)
     stored = row_bytes(request.graph)
     if candidate.kind == "cuda":
         ranks = gpu_ranks(
@@ -92,17 +99,8 @@ def predict(request: Request, candidate: Candidate, placed: PlacedRows) -> Predi
         )
     else:
         ranks = [
-            rank_seconds(
-                candidate,
-                request.graph,
-                batch,
-                timing,
-                request.machine,
-                rows,
-                stored,
-                sampler=request.sampler,
-            )
-            for rows in placed.ranks
+            _on_cores(request, candidate, placed, rank, batch, timing)
+            for rank in range(candidate.num_ranks)
         ]
     step = step_seconds(candidate, request.machine, ranks)
     half = relative_half_width(
@@ -132,12 +130,96 @@ def predict(request: Request, candidate: Candidate, placed: PlacedRows) -> Predi
     )
 
 
+def batch_and_timing(request: Request, candidate: Candidate) -> tuple[BatchProfile, ModelTiming]:
+    """One rank's batches, and the model's time on them.
+
+    Raises:
+        SettingsError: they were not profiled.
+    """
+    work, profile = request.workload, request.profile
+    seeds = seeds_per_rank(work.batch_size, candidate.num_ranks)
+    shared = candidate.batching == "cooperative"
+    hosts = candidate.hosts if candidate.kind == "cpu" else 1  # GPUs share nothing of a host
+    try:
+        timing = profile.timing[timing_key(seeds, shared=shared, hosts=hosts)]
+        if shared:
+            return part_profile(profile.batch(work.batch_size), _part(request, candidate)), timing
+        return profile.batch(seeds), timing
+    except KeyError:
+        raise SettingsError(
+            f"expected a profile of {seeds} seeds per rank, found none; profile the graph again"
+        ) from None
+
+
+def _part(request: Request, candidate: Candidate) -> Part:
+    """One rank's part of a batch that all share."""
+    profile = request.profile
+    if profile.shared is None:
+        raise KeyError(candidate.num_ranks)
+    return part_of(
+        profile.batch(request.workload.batch_size),
+        profile.shared,
+        candidate.num_ranks,
+        every_hop=request.every_hop,
+    )
+
+
+def _on_cores(
+    request: Request,
+    candidate: Candidate,
+    placed: PlacedRows,
+    rank: int,
+    batch: BatchProfile,
+    timing: ModelTiming,
+) -> RankSeconds:
+    """Price a rank on the cores of its host."""
+    machine, rows, stored = request.machine, placed.ranks[rank], row_bytes(request.graph)
+    if candidate.hosts > 1:
+        machine = one_host(machine, rank // ranks_here(candidate))
+    if candidate.batching == "cooperative":
+        return cooperative_rank(
+            candidate,
+            request.graph,
+            batch,
+            _part(request, candidate),
+            timing,
+            machine,
+            rows,
+            stored,
+            hidden=request.workload.hidden,
+            sampler=request.sampler,
+        )
+    found = rank_seconds(
+        candidate, request.graph, batch, timing, machine, rows, stored, sampler=request.sampler
+    )
+    if candidate.topology == "partitioned":
+        fetches = _fetched(request, candidate)
+        return grid_rank(found, candidate, request.graph, batch, fetches, machine)
+    return with_choices(found, candidate, machine, rows, batch, request.graph.num_nodes, stored)
+
+
+def _fetched(request: Request, candidate: Candidate) -> Fetched:
+    """What a process row of the candidate's grid fetches for a stack.
+
+    Raises:
+        SettingsError: stacks were not profiled.
+    """
+    work = request.workload
+    seeds = seeds_per_rank(work.batch_size, candidate.num_ranks)
+    stack = request.profile.stacks.get(str(seeds))
+    if stack is None:
+        raise SettingsError(
+            f"expected a profile of stacks of {seeds} seeds, found none; profile the graph again"
+        )
+    steps = steps_per_epoch(request.graph.num_train, work.batch_size)
+    return fetched(stack, candidate, steps)
+
+
 def fixed_parts(
     request: Request, candidate: Candidate, rank: int, code_bytes: int
 ) -> dict[str, int]:
     """Bytes of a rank's own memory before it keeps any feature row."""
-    seeds = seeds_per_rank(request.workload.batch_size, candidate.num_ranks)
-    batch, timing = request.profile.batch(seeds), request.profile.timing[str(seeds)]
+    batch, timing = batch_and_timing(request, candidate)
     graph, in_batch = request.graph, 4 * request.graph.feature_dim
     if candidate.kind == "cuda":
         machine = request.machine
@@ -146,7 +228,14 @@ def fixed_parts(
             candidate, graph, batch, timing, machine, rank, in_batch, code_bytes, limits
         )
     process = request.profile.process or ProcessCost(start_seconds=0.0, resident_bytes=0)
-    return rank_parts(candidate, graph, batch, timing, process, in_batch, code_bytes)
+    parts = rank_parts(candidate, graph, batch, timing, process, in_batch, code_bytes)
+    parts |= choice_parts(candidate, batch, graph.num_nodes, graph.feature_dim)
+    if candidate.topology == "partitioned":
+        parts |= grid_parts(candidate, graph, _fetched(request, candidate))
+    if candidate.batching == "cooperative":
+        part = _part(request, candidate)
+        parts |= exchange_parts(part, row_bytes(graph), graph.num_nodes)
+    return parts
 
 
 def _memory(
@@ -161,6 +250,8 @@ def _memory(
     ]
     if candidate.kind == "cuda":
         return gpu_memory_use(parts, candidate, request.graph, placed, stored, machine, budgets)
+    if candidate.hosts > 1:
+        return hosts_memory_use(parts, candidate, request.graph, placed, stored, machine, budgets)
     return memory_use(parts, request.graph, placed, stored, machine, budgets)
 
 
@@ -204,6 +295,7 @@ def link_of(machine: MachineModel, kind: str) -> str:
         source = kinds.get(link.source)
         crossed = {
             "own": source == "host" and link.target in cpus,
+            "cache": source == "host" and link.target in cpus,
             "host": source == "host" and link.target in cpus,
             "disk": source == "disk",
             "peer": source == "host" and link.target == link.source,
@@ -226,13 +318,32 @@ def _traffic(
     if candidate.kind == "cuda":
         return gpu_traffic(request.machine, candidate, placed, stored)
     moved = [(kind, rows * stored) for rank in placed.ranks for kind, rows in rank.rows.items()]
-    if len(ranks) > 1:
+    exchanged = _exchanged_bytes(request, candidate)
+    if candidate.hosts > 1:
+        remote = sum(size for kind, size in moved if kind in ("peer", "remote"))
+        total |= card_bytes(candidate, num_parameters, exchanged + remote)
+    elif len(ranks) > 1:
         # Ring: all ranks together send 2 (P - 1) times the gradient.
         moved.append(("all_reduce", 2.0 * (len(ranks) - 1) * gradient_bytes(num_parameters)))
+        moved += [("peer", exchanged)] if exchanged else []
     for kind, size in moved:
         link = link_of(request.machine, kind)
         total[link] = total.get(link, 0.0) + size
     return total
+
+
+def _exchanged_bytes(request: Request, candidate: Candidate) -> float:
+    """Bytes per step that all ranks send each other for a shared batch, or a shared topology."""
+    ranks = candidate.num_ranks
+    if candidate.batching == "cooperative":
+        part = _part(request, candidate)
+        rows = feature_bytes(part, row_bytes(request.graph))
+        rows += hidden_bytes(part, request.workload.hidden)
+        return ranks * (id_bytes(part, ranks) + rows)
+    if candidate.topology == "partitioned":
+        found = _fetched(request, candidate)
+        return ranks * sent_bytes(found, ranks, candidate.replication) / found.steps
+    return 0.0
 
 
 def _provenance(step: StepSeconds, candidate: Candidate, warmup_seconds: float) -> dict[str, str]:

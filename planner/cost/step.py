@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from planner.candidate import Candidate
+from planner.cost.choices import ordered_seconds
 from planner.cost.pipeline_time import beside, core_bound_seconds, stochastic_period
 from planner.cost.rank_seconds import RankSeconds
 from planner.cost.straggler import expected_maximum
@@ -58,25 +59,27 @@ def step_seconds(
 
     Source: formulas.md 8.1 [A1] and 8.2 [A2]; modelling.md 1, 5 and 11.
     """
-    slowest = max(ranks, key=lambda r: r.loader + r.forward_backward)
+    slowest = max(ranks, key=lambda r: r.loader + r.forward_backward + r.halo_exchange)
     slowed = _slowed(candidate, machine, slowest)
     straggling = _straggling(candidate, ranks)
     all_reduce = slowest.all_reduce + straggling
-    trainer = slowed.forward_backward + all_reduce + slowest.optimizer
+    trainer = slowed.forward_backward + slowest.halo_exchange + all_reduce + slowest.optimizer
     cores = _core_seconds(candidate, ranks)
     bound = core_bound_seconds(sum(cores.values()), max(1, machine.num_cores))
     if candidate.threads.sample == 0:
         alone, fill = slowed.loader_seconds + trainer, 0.0
     else:
-        alone, fill = (
+        fill = slowed.loader_seconds
+        alone = max(
             _pipelined(candidate, slowest, slowed.loader_seconds, trainer),
-            slowed.loader_seconds,
+            ordered_seconds(candidate, slowed.loader, trainer),
         )
     seconds = max(alone, bound)
     stages = {
         **{k: v for k, v in slowed.loader.items() if v > 0 or k in ("sample", "gather")},
         Stage.WAIT.value: max(0.0, seconds - trainer),
         Stage.FORWARD_BACKWARD.value: slowed.forward_backward,
+        **({Stage.HALO_EXCHANGE.value: halo} if (halo := slowest.halo_exchange) > 0 else {}),
         Stage.ALL_REDUCE.value: all_reduce,
         Stage.OPTIMIZER.value: slowest.optimizer,
     }
@@ -111,7 +114,7 @@ def _slowed(candidate: Candidate, machine: MachineModel, rank: RankSeconds) -> _
     if candidate.threads.sample == 0 or rank.loader == 0.0:
         return _Slowed(loader=stages, forward_backward=rank.forward_backward)
     slow_loader, slow_trainer = _slowdowns(candidate, machine)
-    busy = rank.forward_backward + rank.all_reduce + rank.optimizer
+    busy = rank.forward_backward + rank.halo_exchange + rank.all_reduce + rank.optimizer
     new_loader, new_busy = beside(
         rank.loader,
         busy,
@@ -161,6 +164,8 @@ def _core_seconds(candidate: Candidate, ranks: Sequence[RankSeconds]) -> dict[st
     found = {name: sum(float(getattr(r, name)) for r in ranks) for name in LOADER}
     found[Stage.GATHER.value] *= threads.gather
     found[Stage.FORWARD_BACKWARD.value] = sum(r.forward_backward for r in ranks) * threads.compute
+    if any(r.halo_exchange > 0 for r in ranks):
+        found[Stage.HALO_EXCHANGE.value] = sum(r.halo_exchange for r in ranks)
     # gloo's own threads copy and add while the exchange lasts (modelling.md 4).
     found[Stage.ALL_REDUCE.value] = sum(r.all_reduce_core for r in ranks)
     found[Stage.OPTIMIZER.value] = sum(r.optimizer for r in ranks)

@@ -8,6 +8,7 @@ from planner.cost.memory import require_fit, sum_text
 from planner.errors import PlanDoesNotFit
 from planner.machine import MachineModel, Table
 from planner.solver.placing import Placed
+from planner.solver.variants import LeftOut
 from runtime.plan import Alternative, Certificate, Prediction
 
 GIB = 2**30
@@ -45,12 +46,22 @@ class Priced:
 
     @property
     def own_rows(self) -> int:
-        """Copies of rows over all ranks."""
-        return sum(r.own_rows for r in self.placed.rows.ranks)
+        """Copies of rows over all ranks, slots of caches among them."""
+        return sum(r.own_rows + r.cache_rows for r in self.placed.rows.ranks)
+
+    @property
+    def changes(self) -> int:
+        """Choices that are not the plain ones: they must pay for being there."""
+        c = self.candidate
+        joined = (c.batching == "cooperative", c.topology == "partitioned", c.hosts > 1)
+        own = (c.bulk > 1, c.kappa is not None, c.las is not None, c.cache is not None)
+        return sum((*joined, *own))
 
 
 def choose(priced: Sequence[Priced], noise: float) -> Priced:
-    """The fastest that fits; copies of rows must win by more than the noise to be worth keeping.
+    """The fastest that fits; what is not plain must win by more than the noise to be worth it.
+
+    Plainer is: fewer of stacks, dependence, locality and caches, then fewer copies of rows.
 
     Args:
         priced: simplest candidates first, which wins ties.
@@ -68,33 +79,55 @@ def choose(priced: Sequence[Priced], noise: float) -> Priced:
             require_fit(name, memory)
         raise PlanDoesNotFit("no candidate was priced")
     best = min(feasible, key=lambda p: p.seconds)
-    lean = [
+    plainer = [
         p
         for p in feasible
-        if p.own_rows < best.own_rows and p.seconds <= best.seconds * (1.0 + noise)
+        if (p.changes, p.own_rows) < (best.changes, best.own_rows)
+        and p.seconds <= best.seconds * (1.0 + noise)
     ]
-    return min(lean, key=lambda p: (p.own_rows, p.seconds)) if lean else best
+    return min(plainer, key=lambda p: (p.changes, p.own_rows, p.seconds)) if plainer else best
 
 
-def alternatives(priced: Sequence[Priced], chosen: Priced) -> list[Alternative]:
-    """The others, fastest first and those that do not fit last, each with why it lost."""
+def alternatives(
+    priced: Sequence[Priced], chosen: Priced, left_out: Sequence[LeftOut] = ()
+) -> list[Alternative]:
+    """The others, fastest first and those that do not fit last, each with why it lost.
+
+    Of every kind of choice the best is named, however slow; last come kinds that were not priced.
+    """
     others = [p for p in priced if p.candidate != chosen.candidate]
     others.sort(key=lambda p: (bool(p.overflow), p.seconds))
     kept, seen = list[Priced](), set[Candidate]()
+    kinds, firsts = {_kind(chosen.candidate)}, list[Priced]()
     for p in others:
-        shape = replace(p.candidate, policy="")
+        shape, kind = replace(p.candidate, policy=""), _kind(p.candidate)
+        if kind not in kinds:
+            firsts.append(p)
         # The same ranks and threads once, but every policy on the chosen ones.
-        if shape not in seen or shape == replace(chosen.candidate, policy=""):
+        elif shape not in seen or shape == replace(chosen.candidate, policy=""):
             kept.append(p)
+        kinds.add(kind)
         seen.add(shape)
-    return [
+    named = firsts + kept[: max(0, MOST_ALTERNATIVES - len(firsts))]
+    named.sort(key=lambda p: (bool(p.overflow), p.seconds))
+    told = [
         Alternative(
             name=p.candidate.name,
             step_seconds=None if p.overflow else p.seconds,
             why=why_it_lost(p, chosen),
         )
-        for p in kept[:MOST_ALTERNATIVES]
+        for p in named
     ]
+    return told + [
+        Alternative(name=each.name, step_seconds=None, why=f"not priced: {each.why}")
+        for each in left_out
+    ]
+
+
+def _kind(candidate: Candidate) -> tuple[bool | str, ...]:
+    """Which of the choices beside ranks, threads and fixed placements a candidate takes."""
+    c = candidate
+    return c.bulk > 1, c.kappa is not None, c.las is not None, c.cache or "", c.batching
 
 
 def why_it_lost(other: Priced, chosen: Priced) -> str:
@@ -103,6 +136,8 @@ def why_it_lost(other: Priced, chosen: Priced) -> str:
         return f"does not fit: {other.overflow}"
     ratio = other.seconds / chosen.seconds - 1 if chosen.seconds > 0 else 0.0
     if ratio <= 0 or (abs(ratio) < 1e-9):
+        if other.changes > chosen.changes:
+            return _no_gain(other.candidate, -ratio)
         if other.own_rows > chosen.own_rows:
             copies = other.own_rows - chosen.own_rows
             return f"{-ratio:.1%} faster, which is within the noise, for {copies} copies of rows"
@@ -112,6 +147,18 @@ def why_it_lost(other: Priced, chosen: Priced) -> str:
     stage = max(names, key=lambda n: theirs.get(n, 0.0) - ours.get(n, 0.0))
     slower = (theirs.get(stage, 0.0) - ours.get(stage, 0.0)) * 1e3
     return f"{ratio:.1%} slower: {stage} takes {slower:.2f} ms more"
+
+
+def _no_gain(candidate: Candidate, gain: float) -> str:
+    """Why a choice that costs nothing is not taken all the same."""
+    found = "as fast" if gain < 1e-9 else f"{gain:.1%} faster, which is within the noise"
+    if candidate.kappa is not None and candidate.cache is None:
+        return f"{found}: rows at fixed places gain nothing from batches that hang together"
+    if candidate.bulk > 1:
+        return f"{found}, for {candidate.bulk_bytes / 1e6:.1f} MB of stacked batches on each rank"
+    if candidate.cache is not None:
+        return f"{found}, for a cache that fills itself"
+    return f"{found}; the simpler one is kept"
 
 
 def certificate(chosen: Priced, lower_bound: float, complete: bool) -> Certificate:

@@ -11,11 +11,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.candidate import Candidate, PlacedRows, RankRows
-from planner.cost.budget import host_memory
+from planner.cost.budget import least_host_bytes
 from planner.cost.gather import touched_rows
 from planner.cost.hit_rates import Shares, cross_validated
 from planner.cost.model import Request, fixed_parts, row_bytes
-from planner.cost.rates import exchange_rates, lookup, readers, row_rate, topology_bytes
+from planner.cost.rates import (
+    exchange_rates,
+    lookup,
+    ranks_here,
+    readers,
+    row_rate,
+    topology_bytes,
+)
 from planner.placement.costs import RowCosts
 from planner.placement.evaluate import evaluate
 from planner.placement.policy import Parts, Placement
@@ -37,6 +44,8 @@ class Capacity:
     """Rows each rank may keep."""
     host_rows: int | None
     """Rows the shared mapping may hold; None: all of them."""
+    own_bytes: int = 0
+    """Bytes of each rank that `own_rows` counts in whole rows."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,17 +77,20 @@ def capacity(request: Request, candidate: Candidate, *, shared_host: bool) -> Ca
     if candidate.kind == "cuda":
         own, host_rows = gpu_room(request, candidate, codes, shared_host=shared_host)
         return Capacity(own_rows=own, host_rows=None if host_rows >= nodes else host_rows)
-    private = sum(fixed_parts(request, candidate, 0, codes).values())
-    _, host = host_memory(request.machine)
+    private, here = sum(fixed_parts(request, candidate, 0, codes).values()), ranks_here(candidate)
+    host = least_host_bytes(request.machine)
     if request.budgets.host_bytes is not None:
         host = min(host, request.budgets.host_bytes)
-    left = max(0, host - topology_bytes(request.graph) - candidate.num_ranks * private)
+    mapped = 0 if candidate.topology == "partitioned" else topology_bytes(request.graph)
+    left = max(0, host - mapped - here * private)
     host_rows = min(nodes, left // stored) if shared_host else 0
-    own_bytes = (left - host_rows * stored) // candidate.num_ranks
+    own_bytes = (left - host_rows * stored) // here
     if request.budgets.device_bytes is not None:
         own_bytes = min(own_bytes, max(0, request.budgets.device_bytes - private))
     own = min(nodes, own_bytes // stored)
-    return Capacity(own_rows=own, host_rows=None if host_rows >= nodes else host_rows)
+    return Capacity(
+        own_rows=own, host_rows=None if host_rows >= nodes else host_rows, own_bytes=own_bytes
+    )
 
 
 def row_costs(request: Request, candidate: Candidate, hotness: Hotness, room: Capacity) -> RowCosts:
@@ -137,7 +149,7 @@ def place_rows(
         )
 
     placement = choose(hotness.features)
-    shares = _shares(choose, hotness, costs)
+    shares = shares_of(choose, hotness, costs)
     in_host = request.graph.num_nodes if room.host_rows is None else room.host_rows
     placed = PlacedRows(
         policy=candidate.policy,
@@ -151,7 +163,7 @@ def place_rows(
     return Placed(placement=placement, costs=costs, rows=placed)
 
 
-def _shares(
+def shares_of(
     choose: Callable[[NDArray[np.float32]], Placement],
     hotness: Hotness,
     costs: RowCosts,

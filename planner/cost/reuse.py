@@ -1,0 +1,129 @@
+"""Misses of an LRU cache by how long rows stay away: the working set of a batch sequence.
+
+A row leaves an LRU cache of C rows after tau batches without a touch, where the distinct rows of
+tau successive batches are C on average [A7]. So the misses of a batch are its rows that none of the
+last tau batches touched, and both follow from one curve:
+
+    m(n) = E[rows of a batch that none of the n batches before touched],  m(0) = E[rows]
+    F(n) = sum_{j<n} m(j),  F(tau) = C,  misses = m(tau)
+
+The curve is counted, either over successive batches as they are drawn (dependent ones too: the
+thresholds and hops that `dependent_hit_rate` has to simplify are then as they are), or over
+independent batches from how often each row was read. Longer than was counted, rows are taken to
+stay away for ever, which promises too little and never too much.
+
+Source: Denning, Schwartz, "Properties of the working-set model" (CACM 1972), with the batch as the
+unit of time; formulas.md 8.7 [A7], 5.5.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+PARTS = 4
+"""Counts of a row are told apart to this share of a batch."""
+LONGEST = 512
+"""Most batches back that the curve looks."""
+
+Misses = NDArray[np.float64]
+"""m(0), m(1), ...: rows per batch."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reuse:
+    """The curve of one rank's batches, apart by where missing rows come from."""
+
+    misses: dict[str, Misses]
+    """By source kind, all of one length."""
+
+    def hits(self, num_slots: int) -> tuple[dict[str, float], bool]:
+        """Rows per batch that an LRU cache saves, by the source they would come from.
+
+        Args:
+            num_slots: C, rows the cache keeps.
+
+        Returns:
+            Rows by source, and whether the curve ends before the cache is full (the rows are then
+            a lower bound).
+
+        >>> Reuse(misses={"disk": np.array([4.0, 2.0, 1.0])}).hits(5)
+        ({'disk': 2.5}, False)
+        """
+        total: Misses = np.sum(list(self.misses.values()), axis=0)
+        footprint: Misses = np.zeros(total.size)
+        footprint[1:] = np.cumsum(total)[:-1]
+        tau = float(np.interp(num_slots, footprint, np.arange(total.size)))
+        found = {
+            kind: float(m[0] - np.interp(tau, np.arange(m.size), m))
+            for kind, m in self.misses.items()
+        }
+        return found, bool(num_slots > footprint[-1] and total[-1] > 0)
+
+
+def of_frequencies(
+    p: NDArray[np.float32], num_batches: int, sources: Mapping[str, NDArray[np.bool_] | None]
+) -> Reuse:
+    """The curve of independent batches, from how often each row was read.
+
+    Of M batches x read the row. The chance that none of n of them did is
+    h(x, n) = C(M - x, n) / C(M, n), and m(n) = sum_v h(x_v, n) - h(x_v, n + 1): unbiased, where
+    1 - (1 - x/M)^n would promise rows that were read once a second time.
+
+    Args:
+        p: x / M of each row, shape (num_nodes,).
+        num_batches: M.
+        sources: the rows of each source as a mask of shape (num_nodes,); None: all rows.
+
+    Source: rarefaction, Hurlbert, Ecology 52 (1971).
+
+    >>> p = np.array([0.5, 0.5, 0.0], np.float32)  # two batches, each with a row of its own
+    >>> of_frequencies(p, 2, {"host": None}).misses["host"].tolist()
+    [1.0, 1.0]
+    """
+    largest = max(1, num_batches)
+    counts = np.rint(p.astype(np.float64) * (PARTS * largest)).astype(np.int64)
+    np.clip(counts, 0, PARTS * largest, out=counts)
+    rows = {
+        kind: np.bincount(counts if mask is None else counts[mask], minlength=PARTS * largest + 1)
+        for kind, mask in sources.items()
+    }
+    absent = largest - np.arange(PARTS * largest + 1) / PARTS
+    unseen = [np.ones(absent.size)]
+    for n in range(min(largest, LONGEST)):
+        unseen.append(unseen[-1] * np.maximum(absent - n, 0.0) / (largest - n))
+    fresh = -np.diff(np.array(unseen), axis=0)
+    return Reuse(misses={kind: fresh @ found for kind, found in rows.items()})
+
+
+def of_batches(
+    batches: Sequence[NDArray[np.integer]],
+    num_nodes: int,
+    sources: Mapping[str, NDArray[np.bool_] | None],
+) -> Reuse:
+    """The curve of successive batches.
+
+    Args:
+        batches: distinct ids of each, in the order in which they are read.
+        num_nodes: of the graph.
+        sources: as in `of_frequencies`.
+
+    Returns:
+        m(n) over the batches that have n before them, n up to half of them: fewer would tell of
+        one moment alone.
+    """
+    most = max(1, min(LONGEST, -(-len(batches) // 2)))
+    last = np.full(num_nodes, -1, np.int64)
+    found = {kind: np.zeros(most) for kind in sources}
+    for step, ids in enumerate(batches):
+        gaps = np.where(last[ids] < 0, step + most, step - last[ids])
+        for kind, mask in sources.items():
+            mine = gaps if mask is None else gaps[mask[ids]]
+            # A gap of g batches means that the g - 1 before did not touch the row.
+            longer = np.bincount(np.minimum(mine, most), minlength=most + 1)[::-1].cumsum()[::-1]
+            reach = min(step, most - 1) + 1
+            found[kind][:reach] += longer[1 : reach + 1]
+        last[ids] = step
+    seen = np.array([max(1, len(batches) - n) for n in range(most)], np.float64)
+    return Reuse(misses={kind: rows / seen for kind, rows in found.items()})

@@ -1,0 +1,212 @@
+"""What the search asks of the sampler beside the profile: sizes and sequences, never seconds.
+
+All are pure functions of the graph and the settings, so a repeated plan stays the same to the byte.
+Where something cannot be drawn, the answer is a sentence that says why.
+"""
+
+import contextlib
+import os
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.candidate import Candidate
+from planner.kinds import is_link
+from planner.profiling import cache
+from planner.profiling.draw import PROFILE_EPOCH
+from planner.settings import PlanSettings
+from planner.solver.drawn import LocalBatches
+from planner.solver.sampling import plan_sampler
+from runtime import codec
+from runtime.errors import SamplerError
+from runtime.graph.dataset import Graph
+from runtime.loader_typed import is_typed
+from runtime.plan import Sampler
+from runtime.sampling.build import BatchSampler, build_sampler
+from runtime.sampling.matrix_memory import BulkBytes
+from runtime.sampling.minibatch import MiniBatch
+from runtime.sampling.seeds import SeedSchedule
+
+PILOT = 4
+"""Batches whose bytes tell those of a stack."""
+SEQUENCE = 96
+"""Most successive batches that are drawn to see how soon rows come back."""
+SEQUENCE_ROWS = 8_000_000
+"""Most rows in them together: what is kept in the cache folder is four times as many bytes."""
+LOCAL_BATCHES = 8
+"""Batches drawn with a preference for local neighbours."""
+
+Batches = list[NDArray[np.int32]]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, slots=True)
+class GraphDraws:
+    """Draws on one dataset under one request (`planner.solver.drawn.Draws`)."""
+
+    graph: Graph
+    settings: PlanSettings
+    measure: bool = True
+    """False: sequences come from the cache folder or not at all."""
+    kept: dict[tuple[int, int | None], Batches | str] = field(
+        default_factory=dict[tuple[int, int | None], Batches | str]
+    )
+    """Sequences by ranks and kappa."""
+
+    def bulk(self, num_ranks: int) -> BulkBytes | str:
+        """Bytes of stacks of one rank's batches."""
+        why = self._unusual("sampled batch by batch")
+        if why:
+            return why
+        from runtime.sampling.matrix_bulk import BulkSampler
+
+        schedule = self._schedule(num_ranks)
+        try:
+            sampler = BulkSampler.of(self._sampler(plan_sampler(self.settings), schedule))
+        except SamplerError:
+            return f"sampler {self.settings.sampler} with these parameters has no bulk form"
+        steps = range(min(PILOT, schedule.num_steps))
+        seeds = [np.ascontiguousarray(schedule.share(PROFILE_EPOCH, s)[0]) for s in steps]
+        return sampler.predict_bytes(seeds, pilot=PILOT)
+
+    def batches(self, num_ranks: int, kappa: int | None) -> Batches | str:
+        """Successive batches of one rank, as ids, with that dependence."""
+        key = (num_ranks, kappa)
+        if key not in self.kept:
+            self.kept[key] = self._sequence(num_ranks, kappa)
+        return self.kept[key]
+
+    def local(self, num_ranks: int, factor: float, own: NDArray[np.int64]) -> LocalBatches | str:
+        """Sizes of batches that prefer neighbours among `own`."""
+        why = self._unusual("sampled without preference")
+        if why:
+            return why
+        schedule = self._schedule(num_ranks)
+        named = plan_sampler(self.settings, _with(las=factor, kappa=None))
+        try:
+            sampler = self._sampler(named, schedule, local=own)
+            steps = range(min(LOCAL_BATCHES, schedule.num_steps))
+            drawn = [_draw(sampler, schedule, step) for step in steps]
+        except SamplerError as error:
+            return str(error)
+        mine = np.zeros(self.graph.num_nodes, np.bool_)
+        mine[own] = True
+        rows = sum(len(b.n_id) for b in drawn)
+        return LocalBatches(
+            vertices=rows / len(drawn),
+            edges=sum(b.num_edges for b in drawn) / len(drawn),
+            own_share=sum(int(mine[b.n_id].sum()) for b in drawn) / max(1, rows),
+        )
+
+    def _sequence(self, num_ranks: int, kappa: int | None) -> Batches | str:
+        why = self._unusual("sampled from independent numbers")
+        if why:
+            return why
+        named = plan_sampler(self.settings, _with(las=None, kappa=kappa))
+        place = self._folder() / f"{self._key(named, num_ranks)}.npz"
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            return _read(place)
+        if not self.measure:
+            return "its batches were not drawn when the plan was made; plan again"
+        schedule = self._schedule(num_ranks)
+        try:
+            sampler = self._sampler(named, schedule)
+            found, rows = Batches(), 0
+            for step in range(SEQUENCE):
+                # Steps beyond the epoch's last one go on in the next, as training does.
+                ahead, at = divmod(step, schedule.num_steps)
+                batch = _draw(sampler, schedule, at, epoch=PROFILE_EPOCH + ahead)
+                found.append(batch.n_id.astype(np.int32))
+                rows += len(batch.n_id)
+                if rows > SEQUENCE_ROWS:
+                    break
+        except SamplerError as error:
+            return str(error)
+        _write(place, found)
+        return found
+
+    def _unusual(self, what: str) -> str:
+        """Why nothing of this dataset can be drawn otherwise than it is."""
+        if is_link(self.graph):
+            return f"task link is {what}"
+        return f"model rgcn is {what}" if is_typed(self.settings.workload) else ""
+
+    def _schedule(self, num_ranks: int) -> SeedSchedule:
+        work = self.settings.workload
+        return SeedSchedule(
+            self.graph.train_idx, work.batch_size, seed=work.seed, num_ranks=num_ranks, rank=0
+        )
+
+    def _sampler(
+        self,
+        named: Sampler,
+        schedule: SeedSchedule,
+        *,
+        local: NDArray[np.int64] | None = None,
+    ) -> BatchSampler:
+        work, graph = self.settings.workload, self.graph
+        return build_sampler(
+            named,
+            graph.indptr,
+            graph.indices,
+            work.fanouts,
+            work.seed,
+            edge_weight=graph.edge_weight,
+            local=local,
+            steps_per_epoch=schedule.num_steps,
+        )
+
+    def _key(self, named: Sampler, num_ranks: int) -> str:
+        work = self.settings.workload
+        decided = [
+            [self.graph.fingerprint, work.fanouts, work.seed, work.batch_size, num_ranks],
+            [SEQUENCE, SEQUENCE_ROWS],
+            named,
+        ]
+        return codec.content_hash(decided)[:32]
+
+    @staticmethod
+    def _folder() -> Path:
+        return cache.cache_folder().with_name("sequences")
+
+
+def _with(*, las: float | None, kappa: int | None) -> Candidate:
+    """A candidate with these choices of the sampler and nothing else to say."""
+    from runtime.plan import Threads
+
+    return Candidate(
+        num_ranks=1, threads=Threads(), prefetch_depth=2, policy="none", las=las, kappa=kappa
+    )
+
+
+def _draw(
+    sampler: BatchSampler, schedule: SeedSchedule, step: int, epoch: int = PROFILE_EPOCH
+) -> MiniBatch:
+    seeds, input_id, total = schedule.share(epoch, step)
+    return sampler.sample(seeds, epoch=epoch, step=step, input_id=input_id, global_num_seeds=total)
+
+
+def _read(place: Path) -> Batches:
+    with np.load(place, allow_pickle=False) as stored:
+        ends = stored["ends"]
+        return [np.asarray(ids) for ids in np.split(stored["ids"], ends[:-1])]
+
+
+def _write(place: Path, batches: Batches) -> None:
+    """Keep a sequence, as a whole or not at all.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
+    place.parent.mkdir(parents=True, exist_ok=True)
+    ends = np.cumsum([len(ids) for ids in batches])
+    handle, staging = tempfile.mkstemp(dir=place.parent, prefix=".sequence.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            np.savez(file, ids=np.concatenate(batches), ends=ends)
+        Path(staging).replace(place)
+    except BaseException:
+        Path(staging).unlink(missing_ok=True)
+        raise

@@ -1,0 +1,39 @@
+"""What the search may ask of the sampler: the interface that `planner.profiling.draws` fills.
+
+Importing the search must not import samplers or the graph.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from runtime.sampling.matrix_memory import BulkBytes
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LocalBatches:
+    """Batches that prefer a rank's own rows: means per batch."""
+
+    vertices: float
+    edges: float
+    """Over all blocks."""
+    own_share: float
+    """Share of the input vertices whose rows the rank holds."""
+
+
+class Draws(Protocol):
+    """Sizes and sequences of batches; a sentence where something cannot be drawn."""
+
+    def bulk(self, num_ranks: int) -> BulkBytes | str:
+        """Bytes of stacks of one rank's batches."""
+        ...
+
+    def batches(self, num_ranks: int, kappa: int | None) -> list[NDArray[np.int32]] | str:
+        """Successive batches of one rank, as ids; kappa None: as the user's sampler says."""
+        ...
+
+    def local(self, num_ranks: int, factor: float, own: NDArray[np.int64]) -> LocalBatches | str:
+        """Batches drawn with a preference for neighbours among `own`."""
+        ...

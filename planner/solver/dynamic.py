@@ -1,0 +1,112 @@
+"""Caches that fill themselves as placements: their slots, and the reads that they save.
+
+A row comes from the cache unless the batches since its last touch filled it with others
+(`planner.cost.reuse`); then it comes from where it would without a cache. Where the host does not
+hold every row, its memory goes to the caches or half to them and half to the hottest rows.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.candidate import RankRows
+from planner.cost.budget import SLOT_BYTES
+from planner.cost.reuse import Misses, Reuse, of_batches, of_frequencies
+from planner.placement.costs import RowCosts
+from planner.workload import Hotness
+
+Sequences = Sequence[NDArray[np.integer]]
+Masks = dict[str, NDArray[np.bool_] | None]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Split:
+    """Memory shared out between the host's mapping and the ranks' caches."""
+
+    slots: int
+    """Of each rank."""
+    host_rows: int | None
+    """Rows the mapping holds; None: all of them."""
+
+
+def splits(
+    own_bytes: int, host_rows: int | None, num_nodes: int, num_ranks: int, row_bytes: int
+) -> list[Split]:
+    """Ways to share out memory; one where the host holds every row.
+
+    Args:
+        own_bytes: what each rank has beside the mapping.
+        host_rows: rows that fit into the mapping if it gets all it can; None: all do.
+        num_nodes: rows there are.
+        num_ranks: caches.
+        row_bytes: of a stored row.
+
+    >>> [(s.slots, s.host_rows) for s in splits(0, 88, 1000, 1, 64)]
+    [(64, 0), (32, 44)]
+    """
+    each = row_bytes + SLOT_BYTES
+
+    def with_slots(size: int, kept: int | None) -> Split:
+        return Split(slots=min(num_nodes, max(0, size) // each), host_rows=kept)
+
+    if host_rows is None:
+        return [with_slots(own_bytes, None)]
+    found = [with_slots(own_bytes + host_rows * row_bytes // num_ranks, 0)]
+    if host_rows > 1:
+        half = host_rows // 2
+        freed = (host_rows - half) * row_bytes // num_ranks
+        found.append(with_slots(own_bytes + freed, half))
+    return found
+
+
+def reuse_of(hotness: Hotness, batches: Sequences | None, sources: Masks) -> Reuse:
+    """The curve of one rank's batches: counted where they hang together, else from frequencies."""
+    if batches is None:
+        return of_frequencies(hotness.features, hotness.num_batches, sources)
+    return of_batches(batches, hotness.features.size, sources)
+
+
+def cached_rows(
+    shares: dict[str, float], reuse: Reuse, slots: int, total: float, *, holds_all: bool
+) -> RankRows:
+    """What a rank reads from its cache and from below it.
+
+    Args:
+        shares: share of rows by source without the cache.
+        reuse: the curve, by the same sources.
+        slots: of the cache.
+        total: rows per batch.
+        holds_all: the cache has a slot for every row, so that none ever leaves.
+    """
+    saved, _ = reuse.hits(slots)
+    left = {kind: _missed(saved[kind], m, holds_all) for kind, m in reuse.misses.items()}
+    found = {kind: share * left.get(kind, 1.0) for kind, share in shares.items()}
+    found = {"cache": sum(shares.values()) - sum(found.values()), **found}
+    used = {kind: share for kind, share in found.items() if share > 0}
+    return RankRows(
+        rows={kind: total * share for kind, share in used.items()},
+        working_rows={},
+        shares=used,
+        cache_rows=slots,
+    )
+
+
+def gather_seconds(rows: RankRows, costs: RowCosts) -> float:
+    """Seconds of a batch's reads at plain row costs, to compare splits by."""
+    prices = {"cache": costs.local, "peer": costs.peer, "host": costs.host, "disk": costs.disk}
+    return sum(count * prices[kind] for kind, count in rows.rows.items())
+
+
+def with_working_rows(rows: RankRows, working: dict[str, float]) -> RankRows:
+    """The same rows, spread over their sources; the cache over its slots."""
+    spread = {**working, "cache": float(rows.cache_rows)}
+    return replace(rows, working_rows={kind: spread[kind] for kind in rows.rows})
+
+
+def _missed(saved: float, misses: Misses, holds_all: bool) -> float:
+    """Share of a source's rows that the cache does not save."""
+    if holds_all or misses[0] <= 0:
+        return 0.0 if holds_all else 1.0
+    return max(0.0, 1.0 - saved / float(misses[0]))

@@ -1,0 +1,82 @@
+"""A candidate's feature rows where ranks keep caches that fill themselves, and nothing else."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.candidate import Candidate, PlacedRows, RankRows
+from planner.cost.gather import touched_rows
+from planner.cost.model import Request, row_bytes
+from planner.errors import SettingsError
+from planner.placement.policy import Placement
+from planner.solver.dynamic import (
+    Masks,
+    Sequences,
+    cached_rows,
+    gather_seconds,
+    reuse_of,
+    splits,
+    with_working_rows,
+)
+from planner.solver.placing import KINDS, Placed, capacity, code_bytes, row_costs, shares_of
+from planner.solver.policies import place
+from planner.workload import Hotness
+
+
+def place_behind_caches(
+    request: Request,
+    candidate: Candidate,
+    hotness: Hotness,
+    batches: Sequences | None = None,
+    *,
+    shared_host: bool,
+) -> Placed:
+    """Every rank's rows behind a cache that fills itself, by the split of memory that reads best.
+
+    Args:
+        request: graph, machine and budgets.
+        candidate: its ranks, and which cache.
+        hotness: of its batches.
+        batches: one rank's successive batches, where they hang together.
+        shared_host: whether the host may map rows for all ranks.
+
+    Raises:
+        SettingsError: the ranks are GPUs.
+    """
+    if candidate.kind == "cuda":
+        raise SettingsError(
+            f"policy {candidate.policy}: expected ranks on cores (the cache lies in host memory), "
+            "found GPUs; choose another policy"
+        )
+    room = capacity(request, candidate, shared_host=shared_host)
+    costs = row_costs(request, candidate, hotness, room)
+    nodes, stored = request.graph.num_nodes, row_bytes(request.graph)
+    total = float(hotness.features.sum(dtype=np.float64))
+    tried: list[tuple[Placement, RankRows, int]] = []
+    for split in splits(room.own_bytes, room.host_rows, nodes, candidate.num_ranks, stored):
+
+        def choose(p: NDArray[np.float32], kept: int | None = split.host_rows) -> Placement:
+            nothing = [0] * candidate.num_ranks
+            return place("none", p, costs, nothing, cliques=candidate.groups, host_rows=kept)
+
+        placement = choose(hotness.features)
+        mask = placement.on_host
+        masks: Masks = {"host": None} if mask is None else {"host": mask, "disk": ~mask}
+        kept = shares_of(choose, hotness, costs)[0]
+        shares = {str(kind): float(share) for kind, share in zip(KINDS, kept, strict=True)}
+        reuse = reuse_of(hotness, batches, masks)
+        rows = cached_rows(shares, reuse, split.slots, total, holds_all=split.slots >= nodes)
+        touched = {k: touched_rows(_only(hotness.features, m)) for k, m in masks.items()}
+        in_host = nodes if split.host_rows is None else split.host_rows
+        tried.append((placement, with_working_rows(rows, touched), in_host))
+    placement, rows, in_host = min(tried, key=lambda each: gather_seconds(each[1], costs))
+    placed = PlacedRows(
+        policy=candidate.policy,
+        ranks=[rows] * candidate.num_ranks,
+        host_rows=in_host,
+        code_bytes=code_bytes(nodes),
+    )
+    return Placed(placement=placement, costs=costs, rows=placed)
+
+
+def _only(p: NDArray[np.float32], mask: NDArray[np.bool_] | None) -> NDArray[np.float32]:
+    return p if mask is None else p[mask]
