@@ -2,6 +2,7 @@
 
 from planner.candidate import Candidate
 from planner.machine import MachineModel
+from planner.machine_hosts import prefix_of
 from runtime.plan import Device, TopologyPlacement
 
 PIPELINES = {
@@ -24,7 +25,7 @@ def planned_topology(candidate: Candidate, num_nodes: int) -> TopologyPlacement:
 def planned_devices(candidate: Candidate, machine: MachineModel) -> list[Device]:
     """Every rank's place: a process on cores, or a GPU of its host and clique."""
     if candidate.kind == "cpu":
-        return [Device(rank=r, kind="cpu", index=r) for r in range(candidate.num_ranks)]
+        return [_on_cores(r, candidate) for r in range(candidate.num_ranks)]
     known = {gpu.name: gpu for gpu in machine.gpus}
     first = {
         h: [g.name for g in machine.gpus if g.host == h] for h in {g.host for g in machine.gpus}
@@ -41,3 +42,20 @@ def planned_devices(candidate: Candidate, machine: MachineModel) -> list[Device]
         )
         for r, name in enumerate(candidate.gpus)
     ]
+
+
+def _on_cores(rank: int, candidate: Candidate) -> Device:
+    """A process on the cores of its host; hosts hold equal numbers of ranks, one after another."""
+    here = candidate.num_ranks // candidate.hosts
+    host = rank // here
+    memory = f"{prefix_of(host)}host0"
+    return Device(rank=rank, kind="cpu", host=host, clique=host, memory=memory, index=rank % here)
+
+
+def planned_pipeline(candidate: Candidate) -> list[str]:
+    """The loader's stages, the exchanges of ranks that share a batch among them."""
+    stages = list(PIPELINES[candidate.kind])
+    if candidate.batching == "cooperative":
+        stages.insert(stages.index("sample") + 1, "exchange_ids")
+        stages.insert(stages.index("gather") + 1, "exchange_rows")
+    return stages
