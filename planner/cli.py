@@ -21,6 +21,7 @@ from planner.commands import (
     planning,
     report,
     training,
+    tuning,
 )
 from planner.errors import PlanDoesNotFit
 from runtime.errors import GnnplanError, InputError
@@ -36,7 +37,7 @@ app = typer.Typer(
 )
 app.add_typer(graphs.app, name="graph")
 app.add_typer(machines.app, name="machine")
-for module in (machines, planning, explaining, training, launching, report, demo):
+for module in (machines, planning, explaining, training, tuning, launching, report, demo):
     module.register(app)
 
 

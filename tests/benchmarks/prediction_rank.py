@@ -1,0 +1,94 @@
+"""One rank of `prediction`: runs a list of plans in turn, round after round, and writes seconds.
+
+python -m tests.benchmarks.prediction_rank RANK SIZE ADDRESS PORT JOBS.json OUT.json
+
+Every plan keeps its loader, model and pages between rounds; before each turn threads and cores are
+set as the worker sets them. A plan of one rank runs on rank 0 while the others wait.
+"""
+
+import json
+import os
+import sys
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch.distributed as dist
+
+from runtime.comm.collectives import Communicator
+from runtime.graph.dataset import open_graph
+from runtime.models.memory import keep_freed_memory
+from runtime.plan import load_plan
+from runtime.process import pin_to, usable_core_ids, use_threads
+from runtime.train.minibatch import STEP
+from tests.support.cooperative import open_rank
+
+
+class Job:
+    """One plan on this rank."""
+
+    def __init__(self, folder: Path, comm: Communicator) -> None:
+        self.plan, self.comm = load_plan(folder), comm
+        graph = open_graph(Path(self.plan.graph.path), validate=False)
+        self.loader, self.loop = open_rank(self.plan, folder, graph, comm)
+
+    def turn(self, steps: int, discard: int, cores: list[int]) -> dict[str, Any]:
+        """Take steps; seconds of those after the first `discard`."""
+        pin_to(cores)
+        use_threads(self.plan, self.comm.rank, pin=True)
+        first = self.loader.handed_out
+        last = first + steps
+        while self.loader.handed_out < last:
+            batches = self.loader.batches(last - self.loader.handed_out)
+            self.loop.run(batches, self.loader.handed_out, lambda _: None)
+        pin_to(cores)
+        meter, skip = self.loop.meter, first + discard
+        return {
+            "step": meter.seconds(STEP, skip_steps=skip),
+            "stages": {
+                str(name): float(np.median(meter.seconds(name, skip_steps=skip)))
+                for name in meter.stages(skip_steps=skip)
+                if str(name) != str(STEP)
+            },
+        }
+
+
+def main(arguments: list[str]) -> None:
+    rank, size, address, port, jobs, out = arguments
+    keep_freed_memory()
+    cores = usable_core_ids()
+    comm = alone = Communicator()
+    if int(size) > 1:
+        os.environ |= {"MASTER_ADDR": address, "MASTER_PORT": port}
+        dist.init_process_group(
+            "gloo", rank=int(rank), world_size=int(size), timeout=timedelta(seconds=900)
+        )
+        comm = Communicator()
+        alone = comm.split([[each] for each in range(int(size))])
+    asked = json.loads(Path(jobs).read_text())
+    opened: dict[str, Job] = {}
+    for name, job in asked["jobs"].items():
+        if job["ranks"] == int(size):
+            opened[name] = Job(Path(job["plan"]), comm)
+        elif int(rank) == 0:
+            opened[name] = Job(Path(job["plan"]), alone)
+    found: dict[str, list[dict[str, Any]]] = {name: [] for name in opened}
+    for number, order in enumerate(asked["rounds"]):
+        for name in order:
+            comm.barrier()
+            if name not in opened:
+                continue
+            job = asked["jobs"][name]
+            discard = asked["discard"] + (asked["warm_up"] if number == 0 else 0)
+            found[name].append(opened[name].turn(job["steps"] + discard, discard, cores))
+    comm.barrier()
+    for job in opened.values():
+        job.loader.close()
+    Path(out).write_text(json.dumps(found))
+    if int(size) > 1:
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
