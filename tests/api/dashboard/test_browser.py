@@ -1,0 +1,115 @@
+"""The dashboard in a real browser: made, watched, opened, compared, cancelled, by the keyboard."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("selenium", reason="selenium is not installed: pip install selenium")
+
+from api.app import create_app
+from api.schemas.requests import NoopRequest
+from api.service.context import Caller, Service
+from api.service.jobs import get_job, submit_noop
+from api.settings import ServiceSettings
+from runtime.graph.dataset import Graph
+from tests.api.dashboard.chromium import SIZES, Browser, chromium, served
+
+pytestmark = [pytest.mark.slow, pytest.mark.distributed]
+CALLER = Caller(principal="local")
+
+
+@pytest.fixture
+def running(
+    small_graph: Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[Service, str, Browser]]:
+    monkeypatch.setenv("GNNPLAN_CACHE", str(tmp_path / "cache"))
+    app = create_app(
+        ServiceSettings(data_dir=tmp_path / "data", graph_roots=(small_graph.path.parent,))
+    )
+    with served(app) as address, chromium() as browser:
+        yield app.state.service, address, browser
+
+
+def make_plan(browser: Browser, address: str, machine: str, ranks: int) -> None:
+    """From the first page to the plan's, with what a user does."""
+    browser.web.get(address)
+    browser.press("New plan")
+    browser.find(f"#machine option[value='{machine}']").click()
+    for name, value in (("devices", ranks), ("fanouts", "5,5"), ("hidden", 16)):
+        browser.find(f"#{name}").clear()
+        browser.find(f"#{name}").send_keys(str(value))
+    browser.press("Plan")
+    browser.wait_for("Open the plan")
+    browser.press("Open the plan")
+    browser.wait_for("The predicted step")
+
+
+def look_at(browser: Browser, name: str) -> None:
+    """Wide and narrow, light and dark: nothing serious, nothing beside the page, no complaint."""
+    for width in SIZES:
+        for dark in (False, True):
+            browser.look(width, dark=dark)
+            assert browser.violations() == [], (name, width, dark)
+            assert browser.overflow() <= 0, (name, width)
+            browser.shoot(f"{name}-{width}-{'dark' if dark else 'light'}")
+    browser.look(1440, dark=False)
+    assert browser.complaints() == []
+
+
+def test_a_plan_is_made_watched_opened_and_compared(running: tuple[Service, str, Browser]):
+    _, address, browser = running
+    browser.web.get(address)
+    look_at(browser, "empty")
+    browser.web.get(f"{address}/plans/new")
+    look_at(browser, "form")
+    make_plan(browser, address, "siton", 8)
+    look_at(browser, "plan")
+    make_plan(browser, address, "siton", 4)
+    browser.press("Compare")
+    browser.wait_for("Predicted differently")
+    look_at(browser, "compare")
+    browser.web.get(f"{address}/plans")
+    look_at(browser, "plans")
+    for machine in ("dgx-v100", "hgx-h100"):
+        browser.web.get(f"{address}/machines/{machine}")
+        look_at(browser, machine)
+    browser.web.get(f"{address}/machines")
+    look_at(browser, "machines")
+
+
+def test_a_running_job_is_cancelled(running: tuple[Service, str, Browser]):
+    service, address, browser = running
+    job = submit_noop(service, CALLER, NoopRequest(seconds=3000.0, steps=1000))
+    browser.web.get(f"{address}/jobs/{job.id}")
+    browser.wait_for("running")
+    look_at(browser, "job")
+    browser.web.get(f"{address}/jobs")
+    look_at(browser, "jobs")
+    browser.web.get(f"{address}/jobs/{job.id}")
+    browser.press("Cancel this job")
+    browser.wait_for("cancelled")
+    assert get_job(service, job.id).state == "cancelled"
+
+
+def test_a_run_is_watched(running: tuple[Service, str, Browser]):
+    _, address, browser = running
+    make_plan(browser, address, "cpu-2core", 1)
+    browser.find("#epochs").clear()
+    browser.find("#epochs").send_keys("6")
+    browser.press("Train")
+    browser.wait_for("The last steps as a table")
+    look_at(browser, "live")
+    browser.wait_for("succeeded")
+    browser.wait_for("Seconds per step by stage")
+    look_at(browser, "run")
+
+
+def test_the_first_tab_skips_to_the_content(running: tuple[Service, str, Browser]):
+    _, address, browser = running
+    browser.web.get(address)
+    browser.find("body").send_keys("\t")
+    focused = browser.web.switch_to.active_element
+    assert focused.text == "Skip to the content"
+    focused.send_keys("\n")
+    assert browser.web.current_url.endswith("#main")

@@ -1,0 +1,228 @@
+"""The dashboard without a browser: every page is whole, safe, and as guarded as its REST route."""
+
+import re
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from fastapi.testclient import TestClient
+
+from api.app import create_app
+from api.dashboard.planning import request_fields
+from api.jobs.context import EVENTS_FILE, append_line
+from api.jobs.recording import plan_row
+from api.schemas.requests import NoopRequest
+from api.security.keys import create_key
+from api.service.context import Caller, Service
+from api.service.jobs import get_job, list_jobs, submit, submit_noop
+from api.settings import ServiceSettings
+from planner.errors import SettingsError
+from runtime.graph.dataset import Graph
+from tests.support.plans import make_plan
+
+VOID = {"meta", "link", "input", "br", "wbr"}
+CALLER = Caller(principal="local")
+FORM = {"Content-Type": "application/x-www-form-urlencoded"}
+
+
+class Page(HTMLParser):
+    """Tags in balance, ids once, a label for every field, no script or style in the page."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open, self.ids = list[str](), list[str]()
+        self.labels, self.fields = set[str](), set[str]()
+        self.words = list[str]()
+        self.feed(text)
+        self.close()
+        assert self.open == []
+        assert len(self.ids) == len(set(self.ids))
+        assert self.fields <= self.labels
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        known = dict(attrs)
+        assert not [name for name in known if name.startswith("on") or name == "style"]
+        assert tag not in ("style", "iframe", "object")
+        for name in ("src", "href", "action", "hx-get"):
+            # Nothing from another host.
+            assert re.match(r"(/(?!/)|#|data:,$|$)", known.get(name) or "")
+        self.ids += [known["id"] or ""] if "id" in known else []
+        if tag == "label":
+            self.labels.add(known.get("for") or "")
+        if tag in ("input", "select") and known.get("type") != "hidden":
+            self.fields.add(known.get("id") or "a field without an id")
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.words.append(data)
+
+
+@pytest.fixture
+def service_client(
+    small_graph: Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[Service, TestClient]]:
+    """A service whose lanes do not run: a job stays as it was put."""
+    monkeypatch.setenv("GNNPLAN_CACHE", str(tmp_path / "cache"))
+    settings = ServiceSettings(data_dir=tmp_path / "data", graph_roots=(small_graph.path.parent,))
+    app = create_app(settings)
+    client = TestClient(app, base_url="http://localhost", follow_redirects=False)
+    yield app.state.service, client
+    client.close()
+    app.state.service.close()
+
+
+def keep_plan(service: Service, graph: Graph, folder: Path, seed: int = 0) -> str:
+    made = make_plan(graph, folder, seed=seed)
+    final = service.storage.catalogue.plan_folder(made.plan_id)
+    final.parent.mkdir(parents=True, exist_ok=True)
+    folder.rename(final)
+    with service.storage.database.writing() as session:
+        session.add(plan_row(final))
+    return made.plan_id
+
+
+def read(client: TestClient, address: str, status: int = 200) -> str:
+    answer = client.get(address)
+    assert answer.status_code == status, answer.text
+    policy = answer.headers["content-security-policy"]
+    assert "default-src 'none'" in policy
+    assert "unsafe" not in policy
+    return " ".join(Page(answer.text).words)
+
+
+def test_every_page_is_whole(
+    service_client: tuple[Service, TestClient], small_graph: Graph, tmp_path: Path
+):
+    service, client = service_client
+    assert "no plan yet" in read(client, "/")
+    a = keep_plan(service, small_graph, tmp_path / "a")
+    b = keep_plan(service, small_graph, tmp_path / "b", seed=1)
+    job = submit_noop(service, CALLER, NoopRequest(seconds=1.0))
+    assert a[:12] in read(client, "/plans")
+    assert "The predicted step" in read(client, f"/plans/{a}")
+    assert "workload.seed" in read(client, f"/compare?a={a}&b={b}")
+    assert "same plan" in read(client, f"/compare?a={a}&b={a}")
+    assert "siton" in read(client, "/machines")
+    assert "PCIe switch" in read(client, "/machines/siton")
+    assert "queued" in read(client, "/jobs")
+    assert "queued" in read(client, f"/jobs/{job.id}")
+    assert small_graph.path.name in read(client, "/plans/new")
+    for wrong in (f"/plans/{'0' * 32}", "/machines/nowhere", "/jobs/nothing", "/runs/nothing"):
+        assert "Not found" in read(client, wrong, 404)
+
+
+def test_the_report_is_taken_away_as_a_file(
+    service_client: tuple[Service, TestClient], small_graph: Graph, tmp_path: Path
+):
+    service, client = service_client
+    plan = keep_plan(service, small_graph, tmp_path / "a")
+    answer = client.get(f"/plans/{plan}/report.html")
+    assert answer.headers["content-disposition"].startswith("attachment")
+    assert "<style>" in answer.text
+    assert "<script" not in answer.text
+
+
+def test_the_form_makes_a_job_and_a_wrong_field_is_told_beside_it(
+    service_client: tuple[Service, TestClient], small_graph: Graph
+):
+    service, client = service_client
+    fields = {"graph": small_graph.path.name, "machine": "cpu-2core", "fanouts": "5,5"}
+    answer = client.post("/plans/new", data=fields)
+    assert answer.status_code == 303
+    (row,) = list_jobs(service).items
+    assert answer.headers["location"] == f"/jobs/{row.id}"
+    assert row.kind == "plan"
+    for wrong, words in (
+        ({"devices": "many"}, "whole number"),
+        ({"devices": "0"}, "greater than or equal to 1"),
+        ({"machine": "nowhere"}, "expected a preset"),
+        ({"graph": "../../etc"}, "graph"),
+        ({"device_memory": "lots"}, "expected a size"),
+        ({"policy": "astrology"}, "expected a policy"),
+    ):
+        refused = client.post("/plans/new", data={**fields, **wrong})
+        assert refused.status_code in (403, 422), wrong
+        assert words in " ".join(Page(refused.text).words)
+    assert len(list_jobs(service).items) == 1
+
+
+def test_form_fields_become_the_rest_request():
+    assert request_fields(
+        {"graph": "g", "devices": "2", "fanouts": "15, 10", "device_memory": "1GiB", "x": "y"}
+    ) == {"graph": "g", "devices": 2, "fanouts": [15, 10], "device_memory_bytes": 2**30}
+    with pytest.raises(SettingsError, match="whole number"):
+        request_fields({"fanouts": "5,x"})
+
+
+def test_a_job_is_cancelled_at_a_button(service_client: tuple[Service, TestClient]):
+    service, client = service_client
+    job = submit_noop(service, CALLER, NoopRequest(seconds=1.0))
+    assert client.post(f"/jobs/{job.id}/cancel").status_code == 303
+    assert get_job(service, job.id).state == "cancelled"
+    assert "Cancel this job" not in client.get(f"/jobs/{job.id}").text
+
+
+def test_a_run_shows_its_losses_as_they_come(
+    service_client: tuple[Service, TestClient], small_graph: Graph, tmp_path: Path
+):
+    service, client = service_client
+    plan = keep_plan(service, small_graph, tmp_path / "a")
+    row = submit(service, CALLER, "train", {"options": {"epochs": 1}}, subject=plan)
+    assert "No step was told of yet" in read(client, f"/runs/{row.id}")
+    folder = service.storage.job_folder(row.id)
+    folder.mkdir(parents=True, exist_ok=True)
+    for step, loss in enumerate((2.0, 1.5, 1.0)):
+        line = f'{{"event": "step", "data": {{"epoch": 1, "step": {step}, "loss": {loss}}}}}'
+        append_line(folder / EVENTS_FILE, line)
+    append_line(folder / EVENTS_FILE, '{"event": "st')
+    text = read(client, f"/runs/{row.id}")
+    assert "Loss 2.000 at epoch 1, step 0; 1.000 at epoch 1, step 2" in text
+    part = client.get(f"/runs/{row.id}", headers={"HX-Request": "true"}).text
+    assert "<html" not in part
+    assert "Loss per seed, as measured" in part
+
+
+def test_pages_are_guarded_as_their_routes_are(
+    service_client: tuple[Service, TestClient], small_graph: Graph, tmp_path: Path
+):
+    service, client = service_client
+    plan = keep_plan(service, small_graph, tmp_path / "a")
+    _, reader = create_key(service.storage.access, "reader", ["read"])
+    for address in ("/", "/plans/new", f"/plans/{plan}", "/jobs", "/machines"):
+        answer = client.get(address)
+        assert (answer.status_code, answer.headers.get("location")) == (303, "/login")
+    assert client.post("/login", data={"key": "gnnplan_wrong"}).status_code == 401
+    answer = client.post("/login", data={"key": reader})
+    assert answer.status_code == 303
+    cookie = answer.headers["set-cookie"].lower()
+    assert "httponly" in cookie
+    assert "samesite=strict" in cookie
+    assert client.get("/plans").status_code == 200
+    assert client.get("/plans/new").status_code == 403
+    assert client.post("/plans/new", data={"graph": "g"}).status_code == 403
+    assert client.post(f"/plans/{plan}/train", data={"epochs": "1"}).status_code == 403
+    assert client.post("/jobs/x/cancel").status_code == 403
+    assert list_jobs(service).items == []
+    assert client.post("/logout").status_code == 303
+    assert client.get("/plans").status_code == 303
+
+
+def test_another_sites_form_is_refused(service_client: tuple[Service, TestClient]):
+    service, client = service_client
+    job = submit_noop(service, CALLER, NoopRequest(seconds=1.0))
+    answer = client.post(f"/jobs/{job.id}/cancel", headers={"Origin": "http://evil.example"})
+    assert answer.status_code == 403
+    assert get_job(service, job.id).state == "queued"
+
+
+def test_files_of_the_pages_are_named_ones_only(service_client: tuple[Service, TestClient]):
+    _, client = service_client
+    assert "javascript" in client.get("/static/htmx.min.js").headers["content-type"]
+    assert client.get("/static/report.css").status_code == 200
+    for name in ("..%2Fpages.py", "htmx.LICENSE", "nothing"):
+        assert client.get(f"/static/{name}").status_code == 404
