@@ -1,0 +1,154 @@
+"""What batches of a graph look like by the law of its degrees alone: nothing generated or drawn.
+
+Nodes fall into classes of like weight w, the probability that an edge's end is that node; degrees
+are Poisson around w times the ends of all edges, and all that a batch touches is a sum over
+classes. Two laws:
+
+    rmat       Graph500's: w = .76^(L-k) .24^k for the C(L, k) nodes with k ones among L bits
+    lognormal  log w normal with standard deviation sigma: data sets are less skewed than R-MAT
+
+Repeated edges are not taken out, so hubs are a little hotter here than in a generated graph.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+UPPER = 0.57 + 0.19
+"""Probability that a bit is 0: a + b, which equals a + c (Graph500)."""
+CLASSES, LAST_SIGMA = 161, 5.0
+"""Classes of the log-normal law, and how many deviations they reach."""
+MOST_POISSON = 60.0
+"""Mean degree above which fan-outs are taken to be filled."""
+
+Numbers = NDArray[np.float64]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DegreeClasses:
+    """Nodes of like degree."""
+
+    nodes: Numbers
+    """[classes] nodes of each class."""
+    weight: Numbers
+    """[classes] probability that an edge's end is one given node of the class."""
+    degree: Numbers
+    """[classes] mean degree."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Frontiers:
+    """A batch, hop by hop; every hop expands all vertices so far."""
+
+    vertices: list[Numbers]
+    """Expected vertices by class up to each hop, seeds first."""
+    edges: list[float]
+    """Drawn at each hop."""
+    seen: Numbers
+    """[classes] probability that the last hop's lists name a given node, whether drawn or not."""
+
+    def count(self, hop: int) -> float:
+        """Expected vertices up to a hop."""
+        return float(self.vertices[hop].sum())
+
+
+def rmat_classes(num_nodes: int, num_edges: int) -> DegreeClasses:
+    """The classes of an R-MAT graph with so many stored (directed) edges.
+
+    >>> classes = rmat_classes(1 << 10, 10_240)
+    >>> round(classes.nodes.sum()), round(float(classes.nodes @ classes.degree))
+    (1024, 10240)
+    """
+    levels = max(1, (num_nodes - 1).bit_length())
+    ones = np.arange(levels + 1)
+    share = np.array([math.comb(levels, int(k)) for k in ones], dtype=np.float64) / 2.0**levels
+    nodes = share * num_nodes
+    weight = UPPER ** (levels - ones) * (1 - UPPER) ** ones * (2.0**levels / num_nodes)
+    return DegreeClasses(nodes=nodes, weight=weight, degree=weight * num_edges)
+
+
+def lognormal_classes(num_nodes: int, num_edges: int, sigma: float) -> DegreeClasses:
+    """Nodes in `CLASSES` classes whose degrees are log-normal around the mean degree.
+
+    >>> classes = lognormal_classes(1000, 20_000, 1.0)
+    >>> round(classes.nodes.sum()), round(float(classes.nodes @ classes.degree))
+    (1000, 20000)
+    """
+    z = np.linspace(-LAST_SIGMA, LAST_SIGMA, CLASSES)
+    share = np.exp(-(z**2) / 2)
+    nodes = num_nodes * share / share.sum()
+    weight = np.exp(sigma * z)
+    weight /= float(nodes @ weight)
+    return DegreeClasses(nodes=nodes, weight=weight, degree=weight * num_edges)
+
+
+def mean_drawn(degree: Numbers, fanout: int) -> Numbers:
+    """E min(d, fanout) for Poisson degrees.
+
+    >>> [round(float(x), 3) for x in mean_drawn(np.array([0.5, 1e6]), 10)]
+    [0.5, 10.0]
+    """
+    low = np.minimum(degree, MOST_POISSON)
+    term, total = np.exp(-low), np.full_like(low, float(fanout))
+    for d in range(fanout):
+        total -= term * (fanout - d)
+        term = term * low / (d + 1)
+    return np.where(degree > MOST_POISSON, min(float(fanout), MOST_POISSON), total)
+
+
+def frontiers(
+    classes: DegreeClasses, num_seeds: float, fanouts: Sequence[int], sampler: str
+) -> Frontiers:
+    """Expected frontiers of a batch of uniform seeds among the nodes with an edge.
+
+    NS       S_{l+1} = n (1 - (1 - S_l/n) exp(-m w)),  m edges drawn in the hop
+    LABOR-0  the same with P(hit) = integral_0^1 1 - exp(-w sum of degrees whose k/d >= x) dx
+
+    Args:
+        classes: the graph's.
+        num_seeds: of the batch.
+        fanouts: per hop, next to the seeds first.
+        sampler: neighbor | labor.
+
+    Source: formulas.md 1.4 (b) for Poisson numbers of edges between a frontier and a node.
+    """
+    connected = classes.nodes * -np.expm1(-classes.degree)
+    start = num_seeds * connected / connected.sum()
+    return expand(classes, np.minimum(start, classes.nodes), fanouts, sampler)
+
+
+def expand(
+    classes: DegreeClasses, start: Numbers, fanouts: Sequence[int], sampler: str
+) -> Frontiers:
+    """As `frontiers`, from given vertices by class."""
+    held, edges = [start], list[float]()
+    seen = np.zeros_like(start)
+    for fanout in fanouts:
+        now = held[-1]
+        drawn = mean_drawn(classes.degree, fanout)
+        edges.append(float(now @ drawn))
+        ends = float(now @ classes.degree)
+        seen = -np.expm1(-ends * classes.weight)
+        if sampler == "labor":
+            hit = _labor_hit(classes, now, fanout)
+        else:
+            hit = -np.expm1(-edges[-1] * classes.weight)
+        share = np.divide(now, classes.nodes, out=np.zeros_like(now), where=classes.nodes > 0)
+        held.append(classes.nodes * (1 - (1 - np.minimum(1.0, share)) * (1 - hit)))
+    return Frontiers(vertices=held, edges=edges, seen=seen)
+
+
+def _labor_hit(classes: DegreeClasses, now: Numbers, fanout: int) -> Numbers:
+    """Expected largest min(1, k/d) over the frontier's nodes that a node stands in the list of."""
+    # As drawn on average, which for Poisson degrees near the fan-out is a little below min(1, k/d).
+    q = mean_drawn(classes.degree, fanout) / np.maximum(classes.degree, 1e-300)
+    q = np.minimum(1.0, q)
+    order = np.argsort(-q, kind="stable")
+    reach = np.cumsum((now * classes.degree)[order])  # edge ends of nodes with at least that q
+    upper = q[order]
+    width = upper - np.append(upper[1:], 0.0)
+    chance = -np.expm1(-np.outer(classes.weight, reach))
+    return chance @ width

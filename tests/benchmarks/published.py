@@ -1,0 +1,240 @@
+"""Published tables against what our models say of the same machines and graphs; nothing is run.
+
+The cooperative table (24 rows, 12 speed-ups), BNS-GCN's tables and Tripathy's efficiencies, each
+from the machine presets, the cost models and the sizes of graph presets. One number is calibrated,
+the spread of degrees, on published vertex counts of other graphs; no row is fitted. A value further
+than 25% from the published one says why.
+
+    python -m tests.benchmarks.published --json [--only cooperative|bns|tripathy]
+"""
+
+import argparse
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from planner.cost.full_graph import epoch_bytes
+from planner.graph_presets import graph_preset
+from tests.benchmarks.common import record
+from tests.benchmarks.published_cooperative import Row, model_row, sigma
+from tests.benchmarks.published_parts import (
+    FEWEST,
+    MOST,
+    bns_epoch,
+    bns_method,
+    cut_share,
+    random_boundary,
+    tripathy_epoch,
+)
+from tests.benchmarks.published_tables import (
+    BNS_EPOCHS,
+    BNS_GAINS,
+    BNS_MODELS,
+    EFFICIENCY,
+    RUNTIMES,
+    SAMPLING_SHARE,
+    SPEEDUPS,
+    rows,
+)
+
+WITHIN = 0.25
+TELLING = 0.01
+WHY_RUNTIME = {
+    "samp": "published sampling has milliseconds per hop that are neither link nor memory time "
+    "(the framework's launches and waits); our stage is transactions over links",
+    "feat": "vertices per batch follow a degree law, not the data set; the cache starts as [A7]",
+    "fb": "hidden width, layers' extras and R-GCN's relations are not in the text at hand; ours is "
+    "the roofline of one assumed width",
+}
+WHY_BNS = (
+    "computed from sizes and the degree law: the released code's gloo copies over host memory, its "
+    "per-epoch sampling of boundary nodes and the parts of the real graph are not in the text"
+)
+WHY_TRIPATHY = (
+    f"numbers of GPUs, c and k of the published figures are not in the text at hand; {FEWEST} to "
+    f"{MOST} GPUs assumed, steps rounded up to whole bulks"
+)
+Emit = Callable[..., Any]
+
+
+def same_order(ours: Sequence[float], published: Sequence[float]) -> bool:
+    """Whether both sequences sort alike; published ties may fall either way.
+
+    Ours that differ by less than `TELLING` have no order: a tie is not a right verdict.
+
+    >>> same_order([1.0, 3.0, 2.0], [10, 30, 20]), same_order([1.0, 1.001], [1, 2])
+    (True, False)
+    """
+    pairs = [(i, j) for i in range(len(published)) for j in range(i)]
+    return all(
+        abs(ours[i] - ours[j]) > TELLING * max(abs(ours[i]), abs(ours[j]))
+        and (ours[i] > ours[j]) == (published[i] > published[j])
+        for i, j in pairs
+        if published[i] != published[j]
+    )
+
+
+def compared(
+    emit: Emit, name: str, ours: float, published: float, unit: str, why: str, **extra: Any
+) -> bool:
+    """Emit one line; whether it is within 25%."""
+    ratio = ours / published
+    near = abs(ratio - 1) <= WITHIN
+    words = {} if near else {"why": why}
+    emit(name, ours, unit, baseline=published, ratio=ratio, within=near, **words, **extra)
+    return near
+
+
+def cooperative(emit: Emit = record, row_of: Callable[..., Row] = model_row) -> dict[str, bool]:
+    """24 rows and 12 speed-ups; the order verdicts by name."""
+    lines = rows(RUNTIMES)
+    found = [row_of(int(r["pes"]), r["dataset"], r["sampler"], r["mode"]) for r in lines]
+    for line, row in zip(lines, found, strict=True):
+        feat = float(line["feat_cache_kappa"] or line["feat_cache"])
+        parts = {"samp": float(line["samp"]), "feat": feat, "fb": float(line["fb"])}
+        off = {k: 1e3 * getattr(row, k) - v for k, v in parts.items()}
+        worst = max(off, key=lambda k: abs(off[k]))
+        compared(
+            emit,
+            "cooperative_" + "_".join(line[k] for k in ("pes", "dataset", "sampler", "mode")),
+            1e3 * row.total,
+            float(line["total"]),
+            "ms",
+            f"{worst} is {off[worst]:+.1f} ms off: {WHY_RUNTIME[worst]}",
+            parts={k: [round(1e3 * getattr(row, k), 2), v] for k, v in parts.items()},
+        )
+    verdicts: dict[str, bool] = {}
+    gains: dict[tuple[str, str], list[float]] = {}
+    for line, alone, together in zip(lines[::2], found[::2], found[1::2], strict=True):
+        key = (line["dataset"], line["sampler"])
+        gain = 100 * (alone.total / together.total - 1)
+        gains.setdefault(key, []).append(gain)
+        published = SPEEDUPS[key][len(gains[key]) - 1]
+        name = f"{line['pes']}_{line['dataset']}_{line['sampler']}"
+        verdicts[f"pays_{name}"] = (gain > 0) == (published > 0)
+        compared(
+            emit,
+            f"speedup_{name}",
+            gain,
+            published,
+            "%",
+            "a difference of totals: " + WHY_RUNTIME["samp"],
+            order=verdicts[f"pays_{name}"],
+        )
+    for key, mine in gains.items():
+        verdicts["rises_with_pes_" + "_".join(key)] = same_order(mine, SPEEDUPS[key])
+    return verdicts
+
+
+def case_of(text: str) -> tuple[str, int]:
+    """Data set and number of parts.
+
+    >>> case_of("products10")
+    ('products', 10)
+    """
+    name = text.rstrip("0123456789")
+    return name, int(text[len(name) :])
+
+
+def bns(emit: Emit = record) -> dict[str, bool]:
+    """Throughput, memory and boundary of p = 0.1, bytes and seconds beside edge variants."""
+    verdicts: dict[str, bool] = {}
+    for line in rows(BNS_GAINS):
+        name, parts = case_of(line["case"])
+        ours: dict[str, list[float]] = {"thr": [], "mem": []}
+        for kind in ("METIS", "Random"):
+            boundary = 1e3 * float(line[f"boundary_{kind}"])
+            kept = 1 - 0.9 * cut_share(name, parts, boundary)
+            full = bns_epoch(name, parts, boundary, rows=1.0, edges_kept=1.0, memory_keep=1.0)
+            some = bns_epoch(name, parts, boundary, rows=0.1, edges_kept=kept, memory_keep=0.1)
+            ours["thr"].append(full.seconds / some.seconds)
+            ours["mem"].append(some.memory_bytes / full.memory_bytes)
+            for what, values in ours.items():
+                label = f"bns_{what}_{line['case']}_{kind}"
+                compared(emit, label, values[-1], float(line[f"{what}_{kind}"]), "x", WHY_BNS)
+        for what, values in ours.items():
+            published = [float(line[f"{what}_{kind}"]) for kind in ("METIS", "Random")]
+            verdicts[f"{what}_{line['case']}"] = same_order(values, published)
+        boundary = random_boundary(name, parts)
+        published_boundary = 1e3 * float(line["boundary_Random"])
+        label = f"bns_boundary_{line['case']}_Random"
+        compared(emit, label, boundary, published_boundary, "nodes", WHY_BNS)
+        verdicts[f"boundary_{line['case']}"] = boundary > 1e3 * float(line["boundary_METIS"])
+    lines = rows(BNS_EPOCHS)
+    for first in range(0, len(lines), 3):
+        group = lines[first : first + 3]
+        name, parts = case_of(group[0]["case"])
+        sent = next(float(r["comm_MB"]) for r in group if r["method"] == "BNS")
+        layers, hidden = BNS_MODELS[name]
+        like = graph_preset(name)
+        widths = [like.feature_dim, *[hidden] * (layers - 1), like.classes]
+        # The parts' boundary is not printed: it is what BNS's own bytes imply, and BNS's bytes are
+        # therefore given, not predicted.
+        boundary = 1e6 * sent / float(epoch_bytes(0.1, widths, id_bytes=8))
+        found = [bns_method(name, parts, boundary, r["method"]) for r in group]
+        for line, epoch in zip(group, found, strict=True):
+            label = f"{line['case']}_{line['method']}"
+            given = {"given": True} if line["method"] == "BNS" else {}
+            megabytes, seconds = epoch.sent_bytes / 1e6, float(line["epoch_s"])
+            compared(
+                emit, f"bns_comm_{label}", megabytes, float(line["comm_MB"]), "MB", WHY_BNS, **given
+            )
+            compared(emit, f"bns_epoch_{label}", epoch.seconds, seconds, "s", WHY_BNS)
+        for what, values in (
+            ("comm_MB", [e.sent_bytes for e in found]),
+            ("epoch_s", [e.seconds for e in found]),
+        ):
+            verdicts[f"{what}_{group[0]['case']}"] = same_order(
+                values, [float(r[what]) for r in group]
+            )
+    return verdicts
+
+
+def tripathy(emit: Emit = record) -> dict[str, bool]:
+    """Three parallel efficiencies, and the share of sampling on Papers."""
+    ours: list[float] = []
+    for name, published in EFFICIENCY.items():
+        few, many = tripathy_epoch(name, FEWEST), tripathy_epoch(name, MOST)
+        ours.append(few.seconds * FEWEST / (many.seconds * MOST))
+        others = {g: tripathy_epoch(name, g).seconds * g for g in (8, 16, 32, 64, 128)}
+        copies = {
+            "c": [few.replication, many.replication],
+            "gpus": [FEWEST, MOST],
+            "by_gpus": {g: round(few.seconds * FEWEST / s, 3) for g, s in others.items()},
+        }
+        compared(
+            emit, f"tripathy_efficiency_{name}", ours[-1], published, "1", WHY_TRIPATHY, **copies
+        )
+    few = tripathy_epoch("papers100m", FEWEST)
+    share = few.sample_seconds / few.seconds
+    compared(emit, "tripathy_sampling_share", share, SAMPLING_SHARE, "1", WHY_TRIPATHY)
+    return {"efficiencies": same_order(ours, list(EFFICIENCY.values()))}
+
+
+def main() -> None:
+    """Print every line, then the order verdicts."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", action="store_true", help="accepted; output is always JSON")
+    parser.add_argument("--only", choices=["cooperative", "bns", "tripathy"])
+    args = parser.parse_args()
+    record(
+        "bns_accuracy",
+        0.0,
+        "rows",
+        why="scores of formulas 3.7 follow from training on the data sets, not from presets",
+    )
+    record("degree_sigma", sigma(), "1", why="calibrated on V3 of four graphs (formulas 5.8)")
+    for name, table in (("cooperative", cooperative), ("bns", bns), ("tripathy", tripathy)):
+        if args.only not in (None, name):
+            continue
+        verdicts = table()
+        wrong = sorted(k for k, right in verdicts.items() if not right)
+        right = len(verdicts) - len(wrong)
+        words = {"wrong": wrong} if wrong else {}
+        record(
+            f"{name}_order", right, "verdicts", baseline=len(verdicts),
+            ratio=right / len(verdicts), **words,
+        )  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,83 @@
+"""Published numbers, as printed; each table names where it stands in the specification."""
+
+import csv
+import io
+
+RUNTIMES = """\
+pes,dataset,sampler,mode,samp,feat_nocache,feat_cache,feat_cache_kappa,fb,total
+4,papers100M,LABOR-0,Indep,21.7,18.4,16.8,11.2,8.9,41.8
+4,papers100M,LABOR-0,Coop,17.7,14.0,10.1,5.8,13.0,36.5
+4,papers100M,NS,Indep,16.1,26.5,22.1,,10.1,48.3
+4,papers100M,NS,Coop,11.9,21.3,12.9,,15.0,39.8
+4,mag240M,LABOR-0,Indep,26.0,57.9,56.0,41.0,199.9,266.9
+4,mag240M,LABOR-0,Coop,20.0,51.1,36.9,23.4,183.3,226.7
+4,mag240M,NS,Indep,14.4,78.0,71.2,,223.0,308.6
+4,mag240M,NS,Coop,12.3,73.9,47.5,,215.6,275.4
+8,papers100M,LABOR-0,Indep,21.3,21.1,18.7,12.0,9.3,42.6
+8,papers100M,LABOR-0,Coop,16.5,12.4,7.1,4.0,13.5,34.0
+8,papers100M,NS,Indep,15.8,31.0,24.5,,10.3,50.6
+8,papers100M,NS,Coop,12.5,19.4,9.0,,15.6,37.1
+8,mag240M,LABOR-0,Indep,30.6,70.1,66.2,46.8,202.1,279.5
+8,mag240M,LABOR-0,Coop,21.6,50.6,29.0,19.3,172.2,213.1
+8,mag240M,NS,Indep,15.0,94.9,80.9,,224.8,320.7
+8,mag240M,NS,Coop,14.9,71.6,39.6,,209.0,263.5
+16,papers100M,LABOR-0,Indep,39.1,44.5,40.2,29.4,15.1,83.6
+16,papers100M,LABOR-0,Coop,26.9,22.7,10.4,4.9,19.1,50.9
+16,papers100M,NS,Indep,18.0,61.3,52.0,,16.2,86.2
+16,papers100M,NS,Coop,19.2,34.9,13.0,,21.3,53.5
+16,mag240M,LABOR-0,Indep,50.8,128.8,121.3,96.2,156.1,303.1
+16,mag240M,LABOR-0,Coop,29.2,78.1,42.8,23.5,133.3,186.0
+16,mag240M,NS,Indep,19.3,167.3,152.6,,170.9,342.8
+16,mag240M,NS,Coop,19.3,116.1,53.1,,160.4,232.8
+"""
+"""formulas 5.8: milliseconds per mini-batch, Balin et al."""
+SPEEDUPS = {
+    ("papers100M", "LABOR-0"): (14.5, 25.3, 64.2),
+    ("papers100M", "NS"): (21.4, 36.4, 61.1),
+    ("mag240M", "LABOR-0"): (17.7, 31.2, 63.0),
+    ("mag240M", "NS"): (12.1, 21.7, 47.3),
+}
+"""formulas 5.8: per cent on 4, 8 and 16 processors."""
+INPUT_VERTICES = {"reddit": 167e3, "products": 513e3, "yelp": 188e3, "flickr": 73e3}
+"""formulas 5.8, column V3 of NS: 1000 seeds, fan-out 10, three layers."""
+COOPERATIVE_FANOUTS, COOPERATIVE_CACHE = (10, 10, 10), 2_000_000
+"""formulas 5.8: cache 2M rows; fan-out 10 and three layers inferred there."""
+GLOBAL_BATCH = {4: 1 << 12, 8: 1 << 13, 16: 1 << 13}
+"""formulas 5.8, |S^0|, inferred there."""
+
+BNS_GAINS = """\
+case,thr_METIS,thr_Random,mem_METIS,mem_Random,boundary_METIS,boundary_Random
+reddit8,3.1,5.0,0.47,0.36,460,1016
+products10,3.4,7.3,0.75,0.31,1848,16797
+yelp10,3.1,5.1,0.83,0.49,649,2026
+"""
+"""formulas 3.7: p = 0.1 against p = 1; boundary nodes in thousands."""
+BNS_EPOCHS = """\
+case,method,comm_MB,epoch_s
+reddit2,DropEdge,301.3,0.613
+reddit2,BES,207.9,0.484
+reddit2,BNS,30.4,0.319
+products5,DropEdge,1364.0,0.938
+products5,BES,521.1,0.551
+products5,BNS,138.7,0.388
+yelp3,DropEdge,718.7,0.606
+yelp3,BES,195.3,0.328
+yelp3,BNS,75.7,0.270
+"""
+"""formulas 3.7, p = 0.1."""
+BNS_MODELS = {"reddit": (4, 256), "products": (3, 128), "yelp": (4, 512)}
+"""formulas 3.7, hyper-parameters: SAGE layers and hidden width."""
+
+EFFICIENCY = {"products": 0.88, "papers100m": 0.47, "protein": 0.61}
+"""formulas 4.9: parallel efficiencies of Tripathy et al.; the numbers of GPUs are not at hand."""
+SAMPLING_SHARE = 0.10
+"""formulas 4.9: sampling of the total on Papers at the smallest number of GPUs."""
+BATCHES = {"products": 196, "papers100m": 1172, "protein": 1024}
+"""formulas 4.9."""
+TRIPATHY_BATCH, TRIPATHY_FANOUTS, TRIPATHY_HIDDEN = 1024, (15, 10, 5), 256
+"""formulas 4.9, SAGE."""
+
+
+def rows(table: str) -> list[dict[str, str]]:
+    """A table's lines by column."""
+    return list(csv.DictReader(io.StringIO(table)))
