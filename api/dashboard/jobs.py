@@ -4,7 +4,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Path, Query, Request, Response
 
-from api.dashboard.pages import PageRoute, page, see
+from api.dashboard.pages import PageRoute, page, part_status, see
 from api.routes.common import ServiceIn
 from api.schemas.resources import Job
 from api.security.auth import Planner, Reader
@@ -35,7 +35,9 @@ def show_job(request: Request, service: ServiceIn, _who: Reader, job: JobId) -> 
     found = Job.of(jobs.get_job(service, job))
     log = jobs.job_log(service, job).decode(errors="replace").splitlines()[-LOG_LINES:]
     template = "job_state.html" if "hx-request" in request.headers else "job.html"
-    return page(request, template, job=found, attempts=jobs.list_attempts(service, job), log=log)
+    attempts = jobs.list_attempts(service, job)
+    status = part_status(request, found.state)
+    return page(request, template, status=status, job=found, attempts=attempts, log=log)
 
 
 @router.post("/jobs/{job}/cancel")

@@ -21,11 +21,13 @@ from runtime.errors import InputError
 
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
-    "img-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+    "img-src 'self' data:; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
 )
 ASSETS = Path(__file__).parent / "assets"
 ENDED: tuple[JobState, ...] = ("succeeded", "failed", "cancelled")
 MOST_FIELDS = 100
+STOP_ASKING = 286
+"""Status at which htmx takes the answer and asks no more."""
 
 
 @cache
@@ -69,6 +71,11 @@ def page(request: Request, template: str, *, status: int = 200, **values: Any) -
         )
     )
     return HTMLResponse(text, status_code=status, headers=headers())
+
+
+def part_status(request: Request, state: str) -> int:
+    """Status of a page that htmx may ask for again and again until its job has ended."""
+    return STOP_ASKING if "hx-request" in request.headers and state in ENDED else 200
 
 
 def headers() -> dict[str, str]:

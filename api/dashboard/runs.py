@@ -7,7 +7,7 @@ from pydantic import ValidationError
 from starlette.concurrency import run_in_threadpool
 
 from api.dashboard.live import draw_losses, losses
-from api.dashboard.pages import PageRoute, form, page, see
+from api.dashboard.pages import PageRoute, form, page, part_status, see
 from api.errors import ConflictError
 from api.routes.common import CallerIn, ServiceIn
 from api.schemas.requests import RunRequest
@@ -56,6 +56,7 @@ def show_run(request: Request, service: ServiceIn, _who: Reader, run: RunId) -> 
     return page(
         request,
         template,
+        status=part_status(request, row.state),
         job=Job.of(row),
         plan=plan,
         run=found,

@@ -98,7 +98,7 @@ def test_a_run_is_watched(running: tuple[Service, str, Browser]):
     browser.find("#epochs").clear()
     browser.find("#epochs").send_keys("6")
     browser.press("Train")
-    browser.wait_for("The last steps as a table")
+    browser.wait_for("Measured loss per seed, the last steps")
     look_at(browser, "live")
     browser.wait_for("succeeded")
     browser.wait_for("Seconds per step by stage")
