@@ -1,50 +1,73 @@
 """RFC 9457 problem details for every error the service answers."""
 
+import json
 from http import HTTPStatus
+from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
+from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
-from api.schemas import Problem
+from api.errors import ServiceError
 from runtime.errors import InputError
 
 MEDIA_TYPE = "application/problem+json"
 
 
-def problem_response(request: Request, status: int, detail: str, kind: str = "about:blank"):
+def problem_response(
+    path: str,
+    status: int,
+    detail: str,
+    kind: str = "about:blank",
+    headers: dict[str, str] | None = None,
+    **extensions: Any,
+) -> Response:
     """One problem as a response."""
-    problem = Problem(
-        type=kind,
-        title=HTTPStatus(status).phrase,
-        status=status,
-        detail=detail,
-        instance=request.url.path,
+    problem = {
+        "type": kind,
+        "title": HTTPStatus(status).phrase,
+        "status": status,
+        "detail": detail,
+        "instance": path,
+        **extensions,
+    }
+    return Response(json.dumps(problem), status, headers, MEDIA_TYPE)
+
+
+def of_service_error(path: str, error: ServiceError) -> Response:
+    """A refusal of the service as a response."""
+    return problem_response(
+        path, error.status, error.detail, error.kind, error.headers, **error.extensions
     )
-    return JSONResponse(problem.model_dump(), status_code=status, media_type=MEDIA_TYPE)
 
 
 def install(app: FastAPI) -> None:
     """Answer every failure with a problem document."""
 
-    async def on_http(request: Request, error: Exception) -> JSONResponse:
-        assert isinstance(error, HTTPException)
-        response = problem_response(request, error.status_code, str(error.detail))
-        response.headers.update(error.headers or {})
-        return response
+    async def on_service(request: Request, error: Exception) -> Response:
+        assert isinstance(error, ServiceError)
+        return of_service_error(request.url.path, error)
 
-    async def on_validation(request: Request, error: Exception) -> JSONResponse:
+    async def on_http(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        headers = dict(error.headers or {})
+        return problem_response(
+            request.url.path, error.status_code, str(error.detail), headers=headers
+        )
+
+    async def on_validation(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
         parts = [
             f"{'.'.join(str(p) for p in e['loc'][1:]) or 'body'}: {e['msg']}"
-            for e in error.errors()
+            for e in error.errors()[:20]
         ]
-        return problem_response(request, 422, "; ".join(parts), "invalid-request")
+        return problem_response(request.url.path, 422, "; ".join(parts), "invalid-request")
 
-    async def on_input(request: Request, error: Exception) -> JSONResponse:
-        return problem_response(request, 422, str(error), "invalid-request")
+    async def on_input(request: Request, error: Exception) -> Response:
+        return problem_response(request.url.path, 422, str(error), "invalid-request")
 
+    app.add_exception_handler(ServiceError, on_service)
     app.add_exception_handler(HTTPException, on_http)
     app.add_exception_handler(RequestValidationError, on_validation)
     app.add_exception_handler(InputError, on_input)

@@ -1,14 +1,24 @@
-"""The `gnnplan-serve` command."""
+"""The `gnnplan-serve` command: serve, or make, list and revoke API keys."""
 
 import argparse
 import ipaddress
+import json
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
 import uvicorn
 
 from api.app import create_app
+from api.logs import log_json
+from api.security.keys import SCOPES, create_key
+from api.settings import LOOPBACK_HOSTS, ServiceSettings
+from api.storage.storage import Storage
+from runtime.errors import InputError
+
+GRACE_SECONDS = 3
+"""Open streams of events are cut this long after the service was asked to stop."""
 
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -16,12 +26,57 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="gnnplan-serve", description="REST service that plans multi-GPU GNN training."
     )
-    parser.add_argument("--host", default="127.0.0.1", help="loopback address to bind")
+    _add_storage(parser)
+    parser.add_argument(
+        "--host", default="127.0.0.1", help="address to bind; others than loopback need a key"
+    )
     parser.add_argument("--port", type=int, default=8000)
     parser.add_argument(
-        "--data-dir", type=Path, default=Path("gnnplan-data"), help="database and plans"
+        "--graph-root",
+        type=Path,
+        action="append",
+        help="folder whose datasets requests may name, repeatable; default: the current folder",
     )
+    parser.add_argument(
+        "--allow-model",
+        action="append",
+        default=[],
+        help="module or module:factory that requests may name as a model, repeatable",
+    )
+    parser.add_argument(
+        "--allow-host",
+        action="append",
+        default=[],
+        help="name that clients call this service by, repeatable; * for any",
+    )
+    parser.add_argument("--retention-days", type=float, default=30.0, help="of ended jobs")
+    parser.add_argument("--planning-workers", type=int, default=1, help="planning jobs at once")
+    parser.add_argument("--max-body-bytes", type=int, default=4 * 2**20)
+    parser.add_argument("--reads-per-second", type=float, default=2000.0, help="of a client or key")
+    parser.add_argument("--writes-per-second", type=float, default=20.0, help="of a client or key")
+    _add_keys(parser)
     return parser.parse_args(argv)
+
+
+def _add_storage(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--data-dir", type=Path, default=Path("gnnplan-data"), help="database, plans and logs"
+    )
+    parser.add_argument(
+        "--database-url", help="postgresql://USER@HOST/NAME; default: SQLite in the data folder"
+    )
+
+
+def _add_keys(parser: argparse.ArgumentParser) -> None:
+    command = parser.add_subparsers(dest="command").add_parser("keys", help="API keys")
+    keys = command.add_subparsers(dest="verb", required=True)
+    create = keys.add_parser("create", help="make a key and print it, once")
+    create.add_argument("--name", default="key", help="whose it is")
+    create.add_argument(
+        "--scope", action="append", choices=SCOPES, help="repeatable; default: read"
+    )
+    keys.add_parser("list", help="all keys, without the keys themselves")
+    keys.add_parser("revoke", help="make a key useless").add_argument("id")
 
 
 def is_loopback(host: str) -> bool:
@@ -35,22 +90,92 @@ def is_loopback(host: str) -> bool:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Serve until interrupted; exit code 2 for an address that is not loopback."""
+    """Serve until interrupted; exit code 2 where the input is wrong."""
     options = parse(argv)
-    if not is_loopback(options.host):
-        # There are no API keys yet, so nobody but this machine may plan on it.
-        sys.stderr.write(
-            f"gnnplan-serve: expected a loopback address (127.0.0.1, ::1, localhost), found "
-            f"{options.host!r}; put an authenticating proxy in front of the service\n"
-        )
+    try:
+        if options.command == "keys":
+            return run_keys(options)
+        return serve(options)
+    except InputError as error:
+        sys.stderr.write(f"gnnplan-serve: {error}\n")
         return 2
+
+
+def run_keys(options: argparse.Namespace) -> int:
+    """Make, list or revoke keys, in the database of the service.
+
+    Raises:
+        InputError: no such key, scope or database.
+    """
+    storage = Storage(options.data_dir.resolve(), options.database_url)
+    try:
+        if options.verb == "create":
+            row, text = create_key(storage.access, options.name, options.scope or ["read"])
+            sys.stderr.write(f"key {row.id} ({row.scopes}); it is not shown again:\n")
+            sys.stdout.write(f"{text}\n")
+        elif options.verb == "list":
+            for row in storage.access.list_keys():
+                made = time.strftime("%Y-%m-%d", time.gmtime(row.created_seconds))
+                state = "valid" if row.revoked_seconds is None else "revoked"
+                sys.stdout.write(f"{row.id}  {row.name}  {row.scopes}  {made}  {state}\n")
+        elif not storage.access.revoke(options.id):
+            raise InputError(f"expected the id of a key, found {options.id!r}; see keys list")
+    finally:
+        storage.close()
+    return 0
+
+
+def serve(options: argparse.Namespace) -> int:
+    """Run the service.
+
+    Raises:
+        InputError: an address for others without a key, or a database that does not answer.
+    """
+    settings = settings_of(options)
+    app = create_app(settings)
+    if settings.require_key and not app.state.service.storage.access.has_keys():
+        app.state.service.close()
+        raise InputError(
+            f"expected a loopback address (127.0.0.1, ::1, localhost) or a key, found "
+            f"{options.host!r} and no key; make one with `gnnplan-serve keys create --scope admin`"
+        )
+    log_json()
+    sys.stderr.write(json.dumps({"message": f"http://{options.host}:{options.port}"}) + "\n")
     uvicorn.run(
-        create_app(options.data_dir.resolve()),
+        app,
         host=options.host,
         port=options.port,
-        log_level="info",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=GRACE_SECONDS,
     )
     return 0
+
+
+def settings_of(options: argparse.Namespace) -> ServiceSettings:
+    """The settings that a command line means.
+
+    Raises:
+        InputError: a graph root that is no folder.
+    """
+    roots = [Path(root).resolve() for root in options.graph_root or [Path.cwd()]]
+    for root in roots:
+        if not root.is_dir():
+            raise InputError(f"--graph-root: expected a folder, found {str(root)!r}")
+    return ServiceSettings(
+        data_dir=options.data_dir.resolve(),
+        database_url=options.database_url,
+        graph_roots=tuple(roots),
+        allowed_models=tuple(options.allow_model),
+        require_key=not is_loopback(options.host),
+        allowed_hosts=(*LOOPBACK_HOSTS, options.host, *options.allow_host),
+        max_body_bytes=options.max_body_bytes,
+        reads_per_second=options.reads_per_second,
+        writes_per_second=options.writes_per_second,
+        planning_workers=options.planning_workers,
+        retention_days=options.retention_days,
+    )
 
 
 if __name__ == "__main__":

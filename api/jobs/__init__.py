@@ -1,0 +1,1 @@
+"""Long work: lanes that claim jobs, and one process group per job."""

@@ -1,0 +1,82 @@
+"""Entry of a job's process: main([FOLDER, ATTEMPT, MODULE]).
+
+It leads a process group of its own, ends with the service that started it, and works only while it
+holds the job's lock. The outcome is a file that appears whole, once: when it is there the work is
+done, whoever was killed since. Only the standard library is imported here; a kind imports its own.
+"""
+
+import ctypes
+import fcntl
+import importlib
+import json
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+from api.jobs.context import (
+    EVENTS_FILE,
+    LOCK_FILE,
+    OUTCOME_FILE,
+    REQUEST_FILE,
+    JobContext,
+    end_torn_line,
+)
+
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+
+def main(argv: list[str]) -> int:
+    """Do a job's work and write its outcome; 0 where there is one."""
+    folder, attempt, module = Path(argv[0]), int(argv[1]), argv[2]
+    end_with_parent()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    descriptor = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o644)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)  # until an attempt that is being killed is gone
+    if (folder / OUTCOME_FILE).is_file():
+        return 0
+    end_torn_line(folder / EVENTS_FILE)
+    request: dict[str, Any] = json.loads((folder / REQUEST_FILE).read_text())
+    job = JobContext(folder=folder, attempt=attempt)
+    try:
+        work = importlib.import_module(f"api.jobs.work.{module}")
+        outcome: dict[str, Any] = {"result": work.run(request, job)}
+    except KeyboardInterrupt:
+        return 130
+    except Exception as error:
+        from api.jobs.failures import problem_of
+
+        problem = problem_of(error)
+        if problem["status"] == 500:
+            import traceback
+
+            traceback.print_exc()
+        outcome = {"problem": problem}
+    write_outcome(folder, {"attempt": attempt, **outcome})
+    return 0
+
+
+def end_with_parent() -> None:
+    """Let the kernel end this process with the service, and end the whole group then too."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL))
+    threading.Thread(target=_end_at_eof, daemon=True).start()
+
+
+def _end_at_eof() -> None:
+    # The service holds the other end of standard input and never writes to it.
+    while os.read(0, 1):
+        continue
+    os.killpg(0, signal.SIGKILL)
+
+
+def write_outcome(folder: Path, outcome: dict[str, Any]) -> None:
+    """Write the outcome so that it is there whole, or not at all, also after a power cut."""
+    staging = folder / f".{OUTCOME_FILE}"
+    with staging.open("w") as file:
+        file.write(json.dumps(outcome))
+        file.flush()
+        os.fsync(file.fileno())
+    staging.replace(folder / OUTCOME_FILE)

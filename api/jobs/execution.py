@@ -1,0 +1,171 @@
+"""One attempt at a job: start its process, follow it, end it, and read its outcome."""
+
+import contextlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal, cast
+
+from api.jobs.context import EVENTS_FILE, LOG_FILE, OUTCOME_FILE, REQUEST_FILE
+from api.jobs.registry import KINDS
+from api.jobs.tail import Tail
+from api.storage.job_queue import JobQueue
+from api.storage.tables import JobRow
+from runtime import codec
+
+TICK_SECONDS = 0.2
+RENEW_SECONDS = 5.0
+PROGRESS_SECONDS = 0.5
+"""Least time between two writes of a job's progress to the database."""
+STOP_SECONDS = 15.0
+"""Grace between asking a job to end and killing it; training needs ten to stop its ranks."""
+ENTRY = "import sys; from api.jobs.child import main; sys.exit(main(sys.argv[1:]))"
+"""Run so, and not with -m, which costs a short job half its time."""
+ROOT = Path(__file__).resolve().parents[2]
+
+Ended = Literal["exited", "cancelled", "timeout", "stopped", "lost"]
+
+
+class Execution:
+    """A running job.
+
+    Args:
+        queue: where progress goes and the lease is kept.
+        job: as claimed.
+        folder: of the job.
+        asked: tells whether the service is stopping, or the job cancelled ("stopped", "cancelled").
+    """
+
+    def __init__(
+        self, queue: JobQueue, job: JobRow, folder: Path, asked: Callable[[], Ended | None]
+    ) -> None:
+        self._queue, self._job, self._folder, self._asked = queue, job, folder, asked
+        self._events = Tail(folder / EVENTS_FILE)
+        self._wrote_progress = 0.0
+        self.exit_code = 0
+
+    def run(self) -> Ended:
+        """Do the work, unless an earlier attempt has done it; says what ended it."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        codec.write_text_atomically(self._folder / REQUEST_FILE, self._job.request)
+        if self.outcome() is not None:
+            return "exited"
+        self._events.skip_to_end()
+        process = self._spawn()
+        try:
+            ended = self._follow(process)
+            if ended != "exited":
+                ask_to_end(process)
+        finally:
+            self.exit_code = end_group(process)
+        # What was finished in the meantime is kept; only a job that was to end stays unfinished.
+        return ended
+
+    def outcome(self) -> dict[str, Any] | None:
+        """What the work came to; None where it is not done."""
+        try:
+            return json.loads((self._folder / OUTCOME_FILE).read_text())
+        except (OSError, ValueError):
+            return None
+
+    def _spawn(self) -> "subprocess.Popen[bytes]":
+        job = self._job
+        module = KINDS[job.kind].module
+        command = [sys.executable, "-c", ENTRY, str(self._folder)]
+        paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
+        with (self._folder / LOG_FILE).open("ab") as log:
+            return subprocess.Popen(
+                [*command, str(job.attempt), module],
+                stdin=subprocess.PIPE,  # the leash: it ends the job when this process is gone
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                env=os.environ
+                | {
+                    "PYTHONPATH": os.pathsep.join(p for p in paths if p),
+                    "PYTHONUNBUFFERED": "1",
+                },
+            )
+
+    def _follow(self, process: "subprocess.Popen[bytes]") -> Ended:
+        deadline = time.monotonic() + self._job.time_limit_seconds
+        renewed = time.monotonic()
+        with waiting_for(process.pid) as has_ended:
+            while not has_ended(TICK_SECONDS):
+                self._relay()
+                if (asked := self._asked()) is not None:
+                    return asked
+                if time.monotonic() > deadline:
+                    return "timeout"
+                if time.monotonic() - renewed > RENEW_SECONDS:
+                    renewed = time.monotonic()
+                    kept = self._queue.renew(self._job)
+                    if kept is None:
+                        return "lost"
+                    if kept:
+                        return "cancelled"
+        return "exited"
+
+    def _relay(self) -> None:
+        """Write the newest progress to the job's row, not more often than is of use."""
+        if time.monotonic() - self._wrote_progress < PROGRESS_SECONDS:
+            return
+        newest: dict[str, Any] | None = None
+        for _, line in self._events.lines():
+            event = event_of(line)
+            if event is not None and event.get("event") == "progress":
+                newest = event["data"]
+        if newest is not None:
+            self._wrote_progress = time.monotonic()
+            self._queue.progress(self._job, str(newest["stage"]), float(newest["share"]))
+
+
+def event_of(line: str) -> dict[str, Any] | None:
+    """An event of a job; None for a line that was cut short."""
+    try:
+        event: Any = json.loads(line)
+    except ValueError:
+        return None
+    if not isinstance(event, dict) or "event" not in event:
+        return None
+    return cast("dict[str, Any]", event)
+
+
+@contextlib.contextmanager
+def waiting_for(pid: int):
+    """A function that waits some seconds for a process of ours and says whether it has ended."""
+    descriptor = os.pidfd_open(pid)
+    try:
+        poll = select.poll()
+        poll.register(descriptor, select.POLLIN)
+
+        def has_ended(seconds: float) -> bool:
+            return bool(poll.poll(seconds * 1000))
+
+        yield has_ended
+    finally:
+        os.close(descriptor)
+
+
+def ask_to_end(process: "subprocess.Popen[bytes]") -> None:
+    """Give a job's process the time to stop what it has started elsewhere."""
+    process.send_signal(signal.SIGTERM)
+    with waiting_for(process.pid) as has_ended:
+        has_ended(STOP_SECONDS)
+
+
+def end_group(process: "subprocess.Popen[bytes]") -> int:
+    """Kill what is left of a job's group; returns the exit code of its first process."""
+    # The first process is not reaped yet, so nobody else can have its number.
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+    code = process.wait()
+    if process.stdin is not None:
+        process.stdin.close()
+    return code

@@ -1,0 +1,185 @@
+"""Lanes: threads that claim jobs and see each to its end."""
+
+import fcntl
+import logging
+import os
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+
+from api.jobs.execution import Ended, Execution
+from api.jobs.failures import crashed, timed_out
+from api.jobs.recording import recorded
+from api.jobs.registry import KINDS, LANES, PLANNING
+from api.storage.job_queue import Ending
+from api.storage.storage import Storage
+from api.storage.tables import JobRow
+from runtime.errors import InputError
+
+LOOK_SECONDS = 1.0
+"""Longest time until jobs are seen that another service has queued or lost."""
+LOG = logging.getLogger("gnnplan.jobs")
+
+OnEnd = Callable[[JobRow, str, float], None]
+"""Told of each job that has ended: the job, its state, and the seconds it ran."""
+
+
+class Lanes:
+    """The service's workers.
+
+    Args:
+        storage: where jobs are.
+        planning_workers: jobs of the planning lane that may run at once.
+        on_end: told of each ended job.
+    """
+
+    def __init__(
+        self, storage: Storage, *, planning_workers: int = 1, on_end: OnEnd | None = None
+    ) -> None:
+        self._storage = storage
+        self._on_end = on_end
+        self._owner = uuid.uuid4().hex
+        self._stopping = threading.Event()
+        self._wake = {lane: threading.Event() for lane in LANES}
+        self._cancelled: set[str] = set()
+        self._lock: int | None = None
+        widths = {lane: planning_workers if lane == PLANNING else 1 for lane in LANES}
+        self._threads = [
+            threading.Thread(target=self._serve, args=(lane,), name=f"{lane}-{i}", daemon=True)
+            for lane, width in widths.items()
+            for i in range(width)
+        ]
+
+    def start(self) -> None:
+        """Take over what an earlier service on this data folder left, then serve the queue.
+
+        Raises:
+            InputError: another service works on the data folder.
+        """
+        self._lock, former = lock_folder(self._storage.data_dir, self._owner)
+        if former:
+            taken = self._storage.jobs.take_over(former)
+            LOG.info("taken over", extra={"jobs": taken})
+        for thread in self._threads:
+            thread.start()
+
+    def notify(self, lane: str) -> None:
+        """Say that a job was queued."""
+        self._wake[lane].set()
+
+    def cancel(self, job_id: str) -> None:
+        """End a job that runs here soon; its row says already that it is to be cancelled."""
+        self._cancelled.add(job_id)
+
+    def stop(self) -> None:
+        """Stop the running jobs, which are queued again, and return."""
+        self._stopping.set()
+        for event in self._wake.values():
+            event.set()
+        for thread in self._threads:
+            if thread.is_alive():
+                thread.join()
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    @property
+    def alive(self) -> bool:
+        """Whether every worker is there to take jobs."""
+        return all(thread.is_alive() for thread in self._threads)
+
+    def _serve(self, lane: str) -> None:
+        while not self._stopping.is_set():
+            self._wake[lane].wait(timeout=LOOK_SECONDS)
+            self._wake[lane].clear()
+            try:
+                while not self._stopping.is_set():
+                    job = self._storage.jobs.claim(lane, self._owner)
+                    if job is None:
+                        break
+                    self._wake[lane].set()  # there may be one more for a neighbour
+                    self._attempt(job)
+            except Exception:
+                # The database may be away for a while: the lease runs out, nothing is lost.
+                LOG.exception("a job could not be seen to its end", extra={"lane": lane})
+                self._stopping.wait(LOOK_SECONDS)
+
+    def _asked(self, job: JobRow) -> Ended | None:
+        if job.id in self._cancelled:
+            return "cancelled"
+        return "stopped" if self._stopping.is_set() else None
+
+    def _attempt(self, job: JobRow) -> None:
+        started = time.monotonic()
+        LOG.info("started", extra=_words(job))
+        if job.cancel:
+            self._finish(job, Ending(state="cancelled"), started)
+            return
+        folder = self._storage.job_folder(job.id)
+        execution = Execution(self._storage.jobs, job, folder, lambda: self._asked(job))
+        ended = execution.run()
+        outcome = execution.outcome()
+        if outcome is not None and ended != "lost":
+            self._finish(job, recorded(self._storage, job, outcome), started)
+        elif ended == "cancelled":
+            self._finish(job, Ending(state="cancelled"), started)
+        elif ended == "timeout":
+            problem = timed_out(job.time_limit_seconds)
+            self._finish(job, Ending(state="failed", problem=problem), started)
+        elif ended == "exited":
+            self._crashed(job, execution.exit_code, started)
+        elif ended == "stopped":
+            self._storage.jobs.give_back(job, "interrupted")
+        self._cancelled.discard(job.id)
+
+    def _crashed(self, job: JobRow, exit_code: int, started: float) -> None:
+        LOG.warning("process died", extra={**_words(job), "exit_code": exit_code})
+        crashes = job.crashes + 1
+        if crashes < KINDS[job.kind].most_crashes:
+            self._storage.jobs.give_back(job, "crashed")
+            return
+        problem = crashed(exit_code, crashes)
+        self._finish(job, Ending(state="failed", problem=problem), started)
+
+    def _finish(self, job: JobRow, ending: Ending, started: float) -> None:
+        if not self._storage.jobs.finish(job, ending):
+            LOG.warning("another attempt has taken over", extra=_words(job))
+            return
+        seconds = time.monotonic() - started
+        LOG.info(
+            "ended", extra={**_words(job), "state": ending.state, "seconds": round(seconds, 3)}
+        )
+        if self._on_end is not None:
+            self._on_end(job, ending.state, seconds)
+
+
+def _words(job: JobRow) -> dict[str, object]:
+    return {
+        "job_id": job.id,
+        "kind": job.kind,
+        "attempt": job.attempt,
+        "request_id": job.request_id,
+    }
+
+
+def lock_folder(data_dir: Path, owner: str) -> tuple[int, str]:
+    """Hold a data folder for one service; returns the lock and the name of the one before.
+
+    Raises:
+        InputError: another service holds it.
+    """
+    descriptor = os.open(data_dir / "service.lock", os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        raise InputError(
+            f"{data_dir}: expected a data folder of its own, found another service on it; stop "
+            "that or choose another --data-dir"
+        ) from None
+    former = os.pread(descriptor, 64, 0).decode(errors="replace").strip()
+    os.ftruncate(descriptor, 0)
+    os.pwrite(descriptor, owner.encode(), 0)
+    return descriptor, former

@@ -1,0 +1,32 @@
+"""Kinds of jobs: which lane runs them, what does the work, and for how long it may."""
+
+from dataclasses import dataclass
+
+PLANNING = "planning"
+EXCLUSIVE = "exclusive"
+LANES = (PLANNING, EXCLUSIVE)
+"""Planning, profiling and simulation wait for each other; so do jobs that need every rank."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Kind:
+    """One kind of job."""
+
+    lane: str
+    module: str
+    """Of api.jobs.work; imported by the job's process alone."""
+    limit_seconds: float
+    """Longest time an attempt may take, unless the request says less."""
+    most_crashes: int = 3
+    """Attempts that may end without an outcome before the job fails."""
+
+
+KINDS = {
+    "noop": Kind(lane=PLANNING, module="noop", limit_seconds=600.0, most_crashes=20),
+    "plan": Kind(lane=PLANNING, module="plan", limit_seconds=3600.0),
+    "profile": Kind(lane=PLANNING, module="profile", limit_seconds=3600.0),
+    "simulate": Kind(lane=PLANNING, module="simulate", limit_seconds=3600.0),
+    "why-not": Kind(lane=PLANNING, module="why_not", limit_seconds=3600.0),
+    "what-if": Kind(lane=PLANNING, module="what_if", limit_seconds=3600.0),
+    "train": Kind(lane=EXCLUSIVE, module="train", limit_seconds=7 * 86400.0),
+}

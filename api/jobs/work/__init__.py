@@ -1,0 +1,1 @@
+"""What job processes do, one module per kind: `run(request, job)` returns the outcome's result."""

@@ -1,0 +1,47 @@
+"""What planning jobs are given: a graph, a machine and settings, checked again before they open."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from api.jobs.context import JobContext
+from api.jobs.recording import RESULT_FILE
+from api.security.paths import dataset_folder
+from planner.calibrate import load_calibration
+from planner.machine import MachineModel, load_machine
+from planner.probe.presets import load_preset
+from planner.settings import PlanSettings
+from runtime import codec
+
+
+def graph_of(request: dict[str, Any]) -> Path:
+    """The dataset's folder; what has become a way out of the roots since is refused."""
+    return dataset_folder([Path(root) for root in request["roots"]], request["graph"])
+
+
+def settings_of(request: dict[str, Any]) -> PlanSettings:
+    """The request's settings."""
+    return codec.decode(PlanSettings, request["settings"])
+
+
+def machine_of(request: dict[str, Any], job: JobContext) -> MachineModel:
+    """A preset, an uploaded machine, or the one the service runs on, probed once."""
+    machine = request["machine"]
+    if machine is None:
+        from planner.probe.probe import load_or_probe
+
+        return load_or_probe(quick=False, progress=job.progress)
+    if "preset" in machine:
+        return load_preset(machine["preset"])
+    return load_machine(Path(machine["file"]))
+
+
+def factors_of(request: dict[str, Any], machine: MachineModel) -> dict[str, float]:
+    """What `compare` has learnt of the machine, where the request asks for it."""
+    return load_calibration(machine.fingerprint).factors() if request["calibrated"] else {}
+
+
+def write_result(job: JobContext, document: Any) -> None:
+    """Write a job's document for the service to keep."""
+    text = json.dumps(codec.to_plain(document), sort_keys=True, allow_nan=False)
+    codec.write_text_atomically(job.folder / RESULT_FILE, text)

@@ -1,0 +1,24 @@
+"""Profile a graph under a workload."""
+
+from typing import Any
+
+from api.jobs.context import JobContext
+from api.jobs.work.inputs import graph_of, machine_of, settings_of, write_result
+from planner.pipeline import search_for
+from runtime import codec
+from runtime.graph.dataset import open_graph
+
+
+def run(request: dict[str, Any], job: JobContext) -> dict[str, Any]:
+    """Draw batches and time the model, or read what was measured before."""
+    graph = open_graph(graph_of(request))
+    machine = machine_of(request, job)
+    search = search_for(graph, settings_of(request), machine, progress=job.progress)
+    numbers = search.request.profile
+    write_result(job, numbers)
+    return {
+        "profile_id": codec.content_hash(numbers)[:32],
+        "graph": graph.name,
+        "graph_fingerprint": graph.fingerprint,
+        "machine": machine.name[:128],
+    }

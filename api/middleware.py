@@ -1,0 +1,233 @@
+"""What happens to every request before and after its route: one gate, in the order of this file.
+
+name it -> its host and origin -> who asks -> how often -> how large -> route
+        -> security headers -> log, count, audit
+"""
+
+import asyncio
+import contextlib
+import logging
+import re
+import time
+import uuid
+from typing import Any
+from urllib.parse import urlsplit
+
+from fastapi import HTTPException
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from api.errors import ForbiddenError, ServiceError, TooManyError
+from api.logs import REQUEST_ID
+from api.problems import of_service_error, problem_response
+from api.security.headers import with_security
+from api.security.keys import Principal
+from api.service.context import Service
+from api.storage.tables import AuditRow
+
+LOG = logging.getLogger("gnnplan.requests")
+SAFE = ("GET", "HEAD", "OPTIONS")
+FORMS = "application/x-www-form-urlencoded"
+
+
+class Gate:
+    """The one middleware.
+
+    Args:
+        app: what is behind it.
+        service: whose settings count; its state `service` is found in the application.
+    """
+
+    def __init__(self, app: ASGIApp, service: Service) -> None:
+        self._app = app
+        self._service = service
+        self._hosts = {h.lower() for h in service.settings.allowed_hosts}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Let a request through, or answer it with a problem."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        await _Passage(self, scope).run(receive, send)
+
+    async def check(self, scope: Scope, headers: Headers) -> None:
+        """Put who asks into the scope.
+
+        Raises:
+            ServiceError: the request is refused.
+            HTTPException: its body is too large or of a wrong kind.
+        """
+        self._check_host(scope, headers)
+        client = client_of(scope)
+        try:
+            principal = await self._service.auth.principal(headers)
+        except ServiceError:
+            self._check_rate(f"refused {client}", scope, strict=True)
+            raise
+        scope["principal"] = principal
+        name = client if principal is None or principal.name == "local" else principal.name
+        self._check_rate(name, scope)
+        self._check_body(scope, headers)
+
+    def _check_host(self, scope: Scope, headers: Headers) -> None:
+        host = host_of(headers.get("host", ""))
+        if "*" not in self._hosts and host not in self._hosts:
+            raise HTTPException(421, f"expected a host of this service, found {host[:100]!r}")
+        origin = headers.get("origin")
+        if scope["method"] in SAFE or origin is None:
+            return
+        if origin == "null" or urlsplit(origin).netloc.lower() != headers.get("host", "").lower():
+            raise ForbiddenError(
+                "expected a request of this service's own pages, found one of another site",
+                kind="cross-origin",
+            )
+
+    def _check_rate(self, name: str, scope: Scope, *, strict: bool = False) -> None:
+        safe = scope["method"] in SAFE and not strict
+        limit = self._service.reads if safe else self._service.writes
+        wait = limit.wait_seconds(name)
+        if wait > 0:
+            raise TooManyError(
+                "expected fewer requests a second; try later",
+                headers={"Retry-After": str(max(1, round(wait)))},
+            )
+
+    def _check_body(self, scope: Scope, headers: Headers) -> None:
+        length = headers.get("content-length", "0")
+        most = self._service.settings.max_body_bytes
+        if not length.isascii() or not length.isdigit():
+            raise HTTPException(400, "expected a number as Content-Length")
+        if int(length) > most:
+            raise HTTPException(413, f"expected at most {most} bytes, found {length}")
+        if int(length) == 0 and "transfer-encoding" not in headers:
+            return
+        kind = headers.get("content-type", "").partition(";")[0].strip().lower()
+        form = kind == FORMS and not scope["path"].startswith("/v1/")
+        if kind != "application/json" and not form:
+            raise HTTPException(415, f"expected application/json, found {kind[:100] or 'no type'}")
+
+    @property
+    def service(self) -> Service:
+        """The service behind it."""
+        return self._service
+
+
+class _Passage:
+    """One request on its way."""
+
+    def __init__(self, gate: Gate, scope: Scope) -> None:
+        self._gate, self._scope = gate, scope
+        self._service = gate.service
+        headers = Headers(scope=scope)
+        given = headers.get("x-request-id", "")
+        self._id = given if re.fullmatch(r"[\w.-]{1,64}", given) else uuid.uuid4().hex
+        self._headers = headers
+        self._status, self._job = 0, ""
+        self._started = time.perf_counter()
+
+    async def run(self, receive: Receive, send: Send) -> None:
+        token = REQUEST_ID.set(self._id)
+        self._scope["request_id"] = self._id
+
+        async def answer(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                self._note(message)
+            await send(message)
+
+        try:
+            await self._pass(receive, answer)
+        finally:
+            await self._after()
+            REQUEST_ID.reset(token)
+
+    async def _pass(self, receive: Receive, answer: Send) -> None:
+        path = self._scope["path"]
+        try:
+            await self._gate.check(self._scope, self._headers)
+            most = self._service.settings.max_body_bytes
+            await self._gate._app(self._scope, limited(receive, most), answer)  # pyright: ignore[reportPrivateUsage]
+            return
+        except ServiceError as error:
+            response = of_service_error(path, error)
+        except HTTPException as error:
+            response = problem_response(path, error.status_code, str(error.detail))
+        except asyncio.CancelledError:
+            raise
+        except Exception:
+            LOG.exception("a request failed", extra={"path": path})
+            response = problem_response(path, 500, "the service failed; its log says why")
+        if self._status == 0:
+            await response(self._scope, receive, answer)
+
+    def _note(self, message: Message) -> None:
+        """Complete a response's headers, and remember what is logged."""
+        headers: list[tuple[bytes, bytes]] = list(message.get("headers", []))
+        headers.append((b"x-request-id", self._id.encode()))
+        message["headers"] = with_security(headers)
+        self._status = message["status"]
+        location = dict(headers).get(b"location", b"").decode()
+        if location.startswith("/v1/jobs/"):
+            self._job = location.rpartition("/")[2][:32]
+        route = getattr(self._scope.get("route"), "path", "unmatched")
+        metrics, method = self._service.metrics, self._scope["method"]
+        method = method if method in (*SAFE, "POST", "DELETE") else "other"
+        metrics.requests.labels(method, route, self._status).inc()
+        metrics.request_seconds.labels(method, route).observe(time.perf_counter() - self._started)
+        if self._status >= 400:
+            metrics.refusals.labels(str(self._status)).inc()
+
+    async def _after(self) -> None:
+        scope, principal = self._scope, self._scope.get("principal")
+        name = principal.name if isinstance(principal, Principal) else "unknown"
+        words: dict[str, Any] = {
+            "method": scope["method"],
+            "path": scope["path"],
+            "status": self._status,
+            "principal": name,
+            "client": client_of(scope),
+            "seconds": round(time.perf_counter() - self._started, 5),
+        }
+        if self._job:
+            words["job_id"] = self._job
+        LOG.info("answered", extra=words)
+        if scope["method"] not in SAFE:
+            row = AuditRow(
+                time_seconds=time.time(),
+                principal=name,
+                client=client_of(scope)[:64],
+                method=scope["method"][:8],
+                path=scope["path"][:2000].replace("\0", "?"),
+                status=self._status,
+                request_id=self._id,
+                job_id=self._job,
+            )
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.to_thread(self._service.storage.access.write_audit, row)
+
+
+def limited(receive: Receive, most_bytes: int) -> Receive:
+    """Receive a body, refused once it is larger than a number of bytes."""
+    seen = 0
+
+    async def receive_some() -> Message:
+        nonlocal seen
+        message = await receive()
+        seen += len(message.get("body", b""))
+        if seen > most_bytes:
+            raise HTTPException(413, f"expected at most {most_bytes} bytes, found more")
+        return message
+
+    return receive_some
+
+
+def host_of(header: str) -> str:
+    """The host of a Host header, without port and brackets."""
+    if header.startswith("["):
+        return header[1:].partition("]")[0].lower()
+    return header.partition(":")[0].lower()
+
+
+def client_of(scope: Scope) -> str:
+    """The address that a request came from."""
+    client = scope.get("client")
+    return str(client[0]) if client else "unknown"

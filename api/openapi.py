@@ -1,0 +1,63 @@
+"""The OpenAPI document, committed beside this file: `python -m api.openapi` writes it anew."""
+
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+
+COMMITTED = Path(__file__).with_name("openapi.json")
+METHODS = ("get", "put", "post", "delete", "patch", "head", "options")
+
+
+def document(app: FastAPI) -> dict[str, Any]:
+    """The document of an application: every refusal is a problem document."""
+    if app.openapi_schema is None:
+        found = get_openapi(
+            title=app.title,
+            version=app.version,
+            description=app.description,
+            routes=app.routes,
+            openapi_version=app.openapi_version,
+        )
+        _with_problems(found)
+        app.openapi_schema = found
+    return app.openapi_schema
+
+
+def _with_problems(found: dict[str, Any]) -> None:
+    from api.schemas.common import Problem
+
+    schemas = found.setdefault("components", {}).setdefault("schemas", {})
+    schemas["Problem"] = Problem.model_json_schema(ref_template="#/components/schemas/{model}")
+    for unused in ("HTTPValidationError", "ValidationError"):
+        schemas.pop(unused, None)
+    problem = {"schema": {"$ref": "#/components/schemas/Problem"}}
+    for path in found["paths"].values():
+        for method in METHODS:
+            if method in path:
+                responses = path[method]["responses"]
+                responses.pop("422", None)
+                responses["default"] = {
+                    "description": "A problem document (RFC 9457).",
+                    "content": {"application/problem+json": problem},
+                }
+
+
+def text_of(app: FastAPI) -> str:
+    """The document as it is committed."""
+    return json.dumps(document(app), indent=1, sort_keys=True) + "\n"
+
+
+def write() -> None:
+    """Write the committed document."""
+    from api.app import create_app
+
+    with tempfile.TemporaryDirectory() as folder:
+        COMMITTED.write_text(text_of(create_app(Path(folder))))
+
+
+if __name__ == "__main__":
+    write()

@@ -1,0 +1,1 @@
+"""The routes: bytes in, one call of the service, bytes out."""

@@ -1,0 +1,95 @@
+"""What routes share: the service, the caller, pages, and documents with an ETag."""
+
+import hashlib
+from collections.abc import Callable
+from typing import Annotated, Any, TypeVar
+
+from fastapi import Depends, Header, Query, Request, Response
+from pydantic import BaseModel
+
+from api.schemas.common import PageOf
+from api.schemas.resources import Job
+from api.security.auth import principal_in
+from api.service.context import Caller, Service
+from api.storage.paging import Page
+from api.storage.tables import JobRow
+
+Row = TypeVar("Row")
+Shown = TypeVar("Shown", bound=BaseModel)
+JSON = "application/json"
+
+
+async def service_of(request: Request) -> Service:
+    """The running service."""
+    return request.app.state.service
+
+
+async def caller_of(
+    request: Request,
+    idempotency_key: Annotated[
+        str | None,
+        Header(
+            min_length=1,
+            max_length=255,
+            pattern=r"^[!-~]+$",
+            description="The same key with the same request makes no second job.",
+        ),
+    ] = None,
+) -> Caller:
+    """Who asks for something that makes a job."""
+    return Caller(
+        principal=principal_in(request).name,
+        request_id=request.scope["request_id"],
+        idempotency_key=idempotency_key,
+    )
+
+
+async def page_of(
+    cursor: Annotated[
+        str | None, Query(max_length=512, description="next_cursor of the page before.")
+    ] = None,
+    limit: Annotated[int, Query(ge=1, le=200, description="Most items of the page.")] = 50,
+) -> dict[str, Any]:
+    """Which page is asked for."""
+    return {"cursor": cursor, "limit": limit}
+
+
+ServiceIn = Annotated[Service, Depends(service_of)]
+CallerIn = Annotated[Caller, Depends(caller_of)]
+PageIn = Annotated[dict[str, Any], Depends(page_of)]
+
+
+def shown(page: Page[Row], show: Callable[[Row], Shown]) -> PageOf[Shown]:
+    """A page of rows as resources."""
+    return PageOf(items=[show(row) for row in page.items], next_cursor=page.next_cursor)
+
+
+def accepted(response: Response, row: JobRow) -> Job:
+    """202 with the job's address."""
+    response.status_code = 202
+    response.headers["Location"] = f"/v1/jobs/{row.id}"
+    response.headers["Retry-After"] = "1"
+    return Job.of(row)
+
+
+def tagged(
+    request: Request,
+    body: bytes,
+    *,
+    tag: str | None = None,
+    media_type: str = JSON,
+    cache: str = "private, no-cache",
+) -> Response:
+    """A document with its ETag; 304 where the client has it already."""
+    name = f'"{tag or hashlib.sha256(body).hexdigest()[:32]}"'
+    headers = {"ETag": name, "Cache-Control": cache}
+    known = request.headers.get("if-none-match", "")
+    wanted = {each.strip().removeprefix("W/") for each in known.split(",")}
+    if name in wanted or "*" in wanted:
+        return Response(status_code=304, headers=headers)
+    return Response(body, headers=headers, media_type=media_type)
+
+
+def tagged_model(request: Request, model: BaseModel) -> Response:
+    """A resource with its ETag."""
+    return tagged(request, model.model_dump_json().encode())

@@ -1,0 +1,156 @@
+"""Plans: made, read, explained, compared and asked about."""
+
+import asyncio
+from typing import Annotated
+
+from fastapi import APIRouter, Path, Query, Request, Response
+from fastapi.responses import FileResponse
+
+from api.routes.common import CallerIn, PageIn, ServiceIn, accepted, shown, tagged
+from api.schemas.common import PageOf
+from api.schemas.requests import PlanRequest, SimulationRequest, WhatIfRequest, WhyNotRequest
+from api.schemas.resources import ArtefactSummary, Job, PlanSummary
+from api.security.auth import Planner, Reader
+from api.service import artefacts, planning, plans
+from planner.diff import PlanDiff
+from planner.explain import Explanation
+from runtime import codec
+from runtime.plan import Plan
+
+router = APIRouter(prefix="/v1/plans", tags=["plans"])
+PlanId = Annotated[str, Path(max_length=64)]
+Filter = Query(max_length=4096)
+UNCHANGING = "private, max-age=3600, immutable"
+
+
+@router.get("")
+def list_plans(
+    service: ServiceIn,
+    _who: Reader,
+    page: PageIn,
+    graph: Annotated[str | None, Filter] = None,
+    machine: Annotated[str | None, Filter] = None,
+    policy: Annotated[str | None, Filter] = None,
+) -> PageOf[PlanSummary]:
+    """Plans, newest first; filters compare whole names."""
+    found = plans.list_plans(service, graph=graph, machine=machine, policy=policy, **page)
+    return shown(found, PlanSummary.of)
+
+
+@router.post(
+    "",
+    status_code=202,
+    responses={200: {"model": Job, "description": "The plan was there: the job is done."}},
+)
+def create_plan(
+    service: ServiceIn, _who: Planner, caller: CallerIn, body: PlanRequest, response: Response
+) -> Job:
+    """Accept a planning request; follow the job at Location.
+
+    With the same fingerprints and request as a plan that is there, 200 and a job that is done.
+    """
+    row, done = planning.create_plan(service, caller, body)
+    job = accepted(response, row)
+    if done:
+        response.status_code = 200
+        del response.headers["Retry-After"]
+    return job
+
+
+@router.get("/{plan}", response_model=Plan)
+async def get_plan(request: Request, service: ServiceIn, _who: Reader, plan: PlanId) -> Response:
+    """A plan, exactly as plan.json holds it."""
+    document = service.documents.get(f"{plan}/plan")
+    if document is None:
+        document = await asyncio.to_thread(plans.plan_document, service, plan)
+    return tagged(request, document, tag=plan, cache=UNCHANGING)
+
+
+@router.delete("/{plan}", status_code=204)
+def delete_plan(service: ServiceIn, _who: Planner, plan: PlanId) -> None:
+    """Remove a plan that no job is about."""
+    plans.delete_plan(service, plan)
+
+
+@router.get("/{plan}/explain", response_model=Explanation)
+def explain_plan(request: Request, service: ServiceIn, _who: Reader, plan: PlanId) -> Response:
+    """Where the time goes, where rows live, and why the runner-up lost."""
+    document = plans.explanation_document(service, plan)
+    return tagged(request, document, cache=UNCHANGING)
+
+
+@router.get("/{plan}/diff", response_model=PlanDiff)
+def diff_plans(
+    request: Request,
+    service: ServiceIn,
+    _who: Reader,
+    plan: PlanId,
+    other: Annotated[str, Query(max_length=64, description="Id of the other plan.")],
+) -> Response:
+    """What two plans decide and predict differently."""
+    return tagged(request, codec.dumps(plans.compare_plans(service, plan, other)).encode())
+
+
+@router.post("/{plan}/why-not", status_code=202)
+def why_not(
+    service: ServiceIn,
+    _who: Planner,
+    caller: CallerIn,
+    plan: PlanId,
+    body: WhyNotRequest,
+    response: Response,
+) -> Job:
+    """Price the plan under another policy; the answer is the job's result."""
+    return accepted(response, plans.ask_why_not(service, caller, plan, body))
+
+
+@router.post("/{plan}/what-if", status_code=202)
+def what_if(
+    service: ServiceIn,
+    _who: Planner,
+    caller: CallerIn,
+    plan: PlanId,
+    body: WhatIfRequest,
+    response: Response,
+) -> Job:
+    """Plan again with something changed; the answer is the job's result."""
+    return accepted(response, plans.ask_what_if(service, caller, plan, body))
+
+
+@router.post("/{plan}/simulations", status_code=202)
+def simulate(
+    service: ServiceIn,
+    _who: Planner,
+    caller: CallerIn,
+    plan: PlanId,
+    body: SimulationRequest,
+    response: Response,
+) -> Job:
+    """Replay the plan's batches on a machine model; the answer is the job's result."""
+    return accepted(response, plans.ask_simulation(service, caller, plan, body))
+
+
+@router.get("/{plan}/artefacts")
+def list_artefacts(service: ServiceIn, _who: Reader, plan: PlanId) -> PageOf[ArtefactSummary]:
+    """Files of the plan, and job files for schedulers."""
+    return PageOf(items=artefacts.list_artefacts(service, plan))
+
+
+@router.get(
+    "/{plan}/artefacts/{name}",
+    response_class=Response,
+    responses={200: {"content": {"*/*": {"schema": {"type": "string", "format": "binary"}}}}},
+)
+def get_artefact(
+    request: Request,
+    service: ServiceIn,
+    _who: Reader,
+    plan: PlanId,
+    name: Annotated[str, Path(max_length=255)],
+) -> Response:
+    """One file of the plan."""
+    path = artefacts.stored_artefact(service, plan, name)
+    if path is not None:
+        return FileResponse(path, media_type=artefacts.media_type(name))
+    data, kind = artefacts.made_artefact(service, plan, name)
+    return tagged(request, data, media_type=kind)

@@ -1,0 +1,85 @@
+"""Runs: training under a plan, on the service's machine."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Path, Query, Request, Response
+from fastapi.sse import EventSourceResponse
+from starlette.concurrency import run_in_threadpool
+
+from api.routes.common import CallerIn, PageIn, ServiceIn, accepted, shown, tagged, tagged_model
+from api.routes.jobs import EVENTS, TEXT, LastEventId, stream
+from api.schemas.common import PageOf
+from api.schemas.requests import RunRequest
+from api.schemas.resources import Job, JobState, Run
+from api.security.auth import Reader, Runner
+from api.service import jobs, runs
+from planner.compare import Comparison
+from runtime import codec
+from runtime.report import RunReport
+
+router = APIRouter(prefix="/v1/runs", tags=["runs"])
+RunId = Annotated[str, Path(max_length=64)]
+
+
+@router.get("")
+def list_runs(
+    service: ServiceIn,
+    _who: Reader,
+    page: PageIn,
+    plan: Annotated[str | None, Query(max_length=64, description="Id of a plan.")] = None,
+    state: JobState | None = None,
+) -> PageOf[Run]:
+    """Runs, newest first."""
+    return shown(runs.list_runs(service, plan=plan, state=state, **page), Run.of)
+
+
+@router.post("", status_code=202)
+def start_run(
+    service: ServiceIn, _who: Runner, caller: CallerIn, body: RunRequest, response: Response
+) -> Job:
+    """Train under a plan; the run has the id of its job."""
+    return accepted(response, runs.start_run(service, caller, body))
+
+
+@router.get("/{run}", response_model=Run)
+def get_run(request: Request, service: ServiceIn, _who: Reader, run: RunId) -> Response:
+    """State and progress of a run."""
+    return tagged_model(request, Run.of(runs.get_run(service, run)))
+
+
+@router.get("/{run}/events", response_class=EventSourceResponse, responses=EVENTS)
+async def follow_run(
+    request: Request,
+    service: ServiceIn,
+    _who: Reader,
+    run: RunId,
+    last_event_id: LastEventId = None,
+) -> Response:
+    """Steps, epochs and log lines as they come; `end` is the last event."""
+    await run_in_threadpool(runs.get_run, service, run)
+    return stream(request, service, run, last_event_id)
+
+
+@router.post("/{run}/cancel", status_code=202)
+def cancel_run(service: ServiceIn, _who: Runner, run: RunId) -> Job:
+    """End a run; its checkpoints and what it measured stay."""
+    runs.get_run(service, run)
+    return Job.of(jobs.cancel_job(service, run))
+
+
+@router.get("/{run}/report", response_model=RunReport)
+def get_report(request: Request, service: ServiceIn, _who: Reader, run: RunId) -> Response:
+    """What the run has measured, up to its last epoch."""
+    return tagged(request, codec.dumps(runs.run_report(service, run)).encode())
+
+
+@router.get("/{run}/comparison", response_model=Comparison)
+def get_comparison(request: Request, service: ServiceIn, _who: Reader, run: RunId) -> Response:
+    """Predicted against measured, per stage."""
+    return tagged(request, codec.dumps(runs.run_comparison(service, run)).encode())
+
+
+@router.get("/{run}/log", response_class=Response, responses=TEXT)
+def get_log(service: ServiceIn, _who: Reader, run: RunId) -> Response:
+    """The last mebibyte of what the ranks printed."""
+    return Response(runs.run_log(service, run), media_type="text/plain; charset=utf-8")

@@ -1,0 +1,119 @@
+"""From a request's headers to who asks, and from a route's scope to yes or no."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from http.cookies import CookieError, SimpleCookie
+from typing import Annotated, Any
+
+from fastapi import Depends, Request, Security
+from fastapi.security import HTTPBearer
+from starlette.datastructures import Headers
+
+from api.errors import ForbiddenError, UnauthorizedError
+from api.security.keys import LOCAL, Principal, hash_of, principal_of
+from api.storage.access import Access
+
+COOKIE = "gnnplan_key"
+"""Where a browser keeps its key; set by whoever shows a login, HttpOnly and SameSite=Strict."""
+REMEMBERED_SECONDS = 1.0
+"""A revoked key may be answered for so long after it was last looked up."""
+MOST_REMEMBERED = 10_000
+
+bearer = HTTPBearer(auto_error=False, description="Key made by `gnnplan-serve keys create`.")
+
+
+class Authenticator:
+    """Looks keys up, and remembers the answers for a second."""
+
+    def __init__(self, access: Access, *, require_key: bool) -> None:
+        self._access = access
+        self._require_key = require_key
+        self._known: dict[str, tuple[float, Principal | None]] = {}
+
+    async def principal(self, headers: Headers) -> Principal | None:
+        """Who asks; None where a key is needed and there is none.
+
+        Raises:
+            UnauthorizedError: the key is wrong or revoked.
+        """
+        text = key_of(headers)
+        found = await self._look_up(text or "")
+        if found is None and text:
+            raise UnauthorizedError(
+                "expected a valid key, found one that is unknown or revoked",
+                headers={
+                    "WWW-Authenticate": 'Bearer error="invalid_token"',
+                    # A browser forgets it, and is shown the login when it asks again.
+                    "Set-Cookie": f"{COOKIE}=; Max-Age=0; Path=/; HttpOnly; SameSite=Strict",
+                },
+            )
+        return found
+
+    async def _look_up(self, text: str) -> Principal | None:
+        now, name = time.monotonic(), hash_of(text)
+        known = self._known.get(name)
+        if known is not None and now - known[0] < REMEMBERED_SECONDS:
+            return known[1]
+        found = await asyncio.to_thread(self._ask, text)
+        if len(self._known) >= MOST_REMEMBERED:
+            self._known.clear()
+        self._known[name] = (now, found)
+        return found
+
+    def _ask(self, text: str) -> Principal | None:
+        if text:
+            return principal_of(self._access, text)
+        needed = self._require_key or self._access.has_keys()
+        return None if needed else LOCAL
+
+
+def key_of(headers: Headers) -> str | None:
+    """The key that a request carries, in its Authorization header or its cookie."""
+    scheme, _, text = headers.get("authorization", "").partition(" ")
+    if scheme.lower() == "bearer":
+        return text.strip()
+    if scheme:
+        return "an authorization that is no bearer key"
+    try:
+        cookie = SimpleCookie(headers.get("cookie", "")).get(COOKIE)
+    except CookieError:
+        return None
+    return None if cookie is None else cookie.value
+
+
+def principal_in(request: Request) -> Principal:
+    """Who asks.
+
+    Raises:
+        UnauthorizedError: a key is needed and there is none.
+    """
+    found: Principal | None = request.scope.get("principal")
+    if found is None:
+        raise UnauthorizedError(
+            "expected a key: Authorization: Bearer gnnplan_..., found none",
+            headers={"WWW-Authenticate": "Bearer"},
+        )
+    return found
+
+
+def require(scope: str) -> Callable[..., Any]:
+    """A dependency that lets through who holds a scope."""
+
+    async def check(request: Request, _shown: Annotated[Any, Security(bearer)]) -> Principal:
+        principal = principal_in(request)
+        if scope not in principal.scopes:
+            raise ForbiddenError(
+                f"expected a key with scope {scope}, found {', '.join(sorted(principal.scopes))}",
+                kind="wrong-scope",
+                scope=scope,
+            )
+        return principal
+
+    return check
+
+
+Reader = Annotated[Principal, Depends(require("read"))]
+Planner = Annotated[Principal, Depends(require("plan"))]
+Runner = Annotated[Principal, Depends(require("run"))]
+Admin = Annotated[Principal, Depends(require("admin"))]

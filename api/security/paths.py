@@ -1,0 +1,59 @@
+"""Folders that requests may name: inside configured roots, with no way out of them."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from runtime.errors import InputError
+
+
+class OutsideRootsError(PermissionError, InputError):
+    """A path that leaves the configured roots; its text never says what lies outside."""
+
+
+def dataset_folder(roots: Sequence[Path], name: str) -> Path:
+    """The folder of a dataset that a request names, every file of it inside the roots.
+
+    Args:
+        roots: folders that may be read.
+        name: relative to a root, or absolute.
+
+    Raises:
+        OutsideRootsError: the path, or a file in the folder, leads out of the roots.
+        InputError: there is no such folder.
+    """
+    folder = confined(roots, name)
+    if not folder.is_dir():
+        raise InputError(f"{name}: expected a dataset folder, found none")
+    real = [root.resolve() for root in roots]
+    for path in folder.iterdir():
+        if not _inside(path.resolve(), real):
+            raise OutsideRootsError(f"{name}/{path.name}: expected a file inside the graph roots")
+    return folder
+
+
+def confined(roots: Sequence[Path], name: str) -> Path:
+    """A path with every link followed, inside one of the roots.
+
+    Raises:
+        OutsideRootsError: it leads out of all of them, or is no path.
+    """
+    if "\0" in name or len(name) > 4096:
+        raise OutsideRootsError(
+            "expected a path, found one with a zero byte or over 4096 characters"
+        )
+    real = [root.resolve() for root in roots]
+    found: Path | None = None
+    for root in real:
+        try:
+            path = (root / name).resolve()
+        except (OSError, RuntimeError, ValueError):
+            continue  # a loop of links, or a name that no file can have
+        if _inside(path, real):
+            found = path if found is None or (path.exists() and not found.exists()) else found
+    if found is None:
+        raise OutsideRootsError(f"{name}: expected a path inside the graph roots of the service")
+    return found
+
+
+def _inside(path: Path, roots: Sequence[Path]) -> bool:
+    return any(path.is_relative_to(root) for root in roots)

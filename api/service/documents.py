@@ -1,0 +1,48 @@
+"""Documents of plans kept ready in memory: plans never change, so they are read once."""
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+
+MOST_BYTES = 64 * 2**20
+
+
+class Documents:
+    """The documents asked for last, up to a number of bytes. Safe to use from several threads."""
+
+    def __init__(self, most_bytes: int = MOST_BYTES) -> None:
+        self._most = most_bytes
+        self._size = 0
+        self._kept: OrderedDict[str, bytes] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, name: str) -> bytes | None:
+        """The document of that name, if it is here."""
+        with self._lock:
+            found = self._kept.get(name)
+            if found is not None:
+                self._kept.move_to_end(name)
+            return found
+
+    def get_or_make(self, name: str, make: Callable[[], bytes]) -> bytes:
+        """The document of that name, made where it is not here."""
+        found = self.get(name)
+        if found is None:
+            found = make()
+            self._put(name, found)
+        return found
+
+    def forget(self, prefix: str) -> None:
+        """Drop every document whose name begins so."""
+        with self._lock:
+            for name in [n for n in self._kept if n.startswith(prefix)]:
+                self._size -= len(self._kept.pop(name))
+
+    def _put(self, name: str, document: bytes) -> None:
+        with self._lock:
+            old = self._kept.pop(name, b"")
+            self._kept[name] = document
+            self._size += len(document) - len(old)
+            while self._size > self._most:
+                _, dropped = self._kept.popitem(last=False)
+                self._size -= len(dropped)

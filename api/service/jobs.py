@@ -1,0 +1,165 @@
+"""Jobs: accept, look at, cancel, and read what they left."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from api.errors import ConflictError, NotFoundError, TooManyError, UnprocessableError
+from api.jobs.context import LOG_FILE
+from api.jobs.registry import KINDS
+from api.schemas.requests import NoopRequest
+from api.service.context import Caller, Service
+from api.storage.job_queue import ENDED, KeyReusedError, NewJob
+from api.storage.paging import Page
+from api.storage.tables import AttemptRow, JobRow
+
+LONGEST_LOG_BYTES = 1 << 20
+RETRY_SECONDS = 5
+
+
+def submit(
+    service: Service,
+    caller: Caller,
+    kind: str,
+    request: dict[str, Any],
+    *,
+    subject: str = "",
+    time_limit_seconds: float | None = None,
+    result: str | None = None,
+) -> JobRow:
+    """Accept a job; with an Idempotency-Key that was used before, the job it made.
+
+    Raises:
+        TooManyError: too many jobs wait.
+        UnprocessableError: the key was used for another request.
+    """
+    if result is None and service.storage.jobs.num_waiting() >= service.settings.max_queued_jobs:
+        raise TooManyError(
+            f"expected fewer than {service.settings.max_queued_jobs} jobs in the queue; try later",
+            kind="queue-full",
+            headers={"Retry-After": str(RETRY_SECONDS)},
+        )
+    spec = KINDS[kind]
+    limit = spec.limit_seconds if time_limit_seconds is None else time_limit_seconds
+    job = NewJob(
+        kind=kind,
+        lane=spec.lane,
+        request=request,
+        time_limit_seconds=min(limit, spec.limit_seconds),
+        subject=subject,
+        principal=caller.principal,
+        request_id=caller.request_id,
+        idempotency_key=caller.idempotency_key,
+        result=result,
+    )
+    try:
+        row, _ = service.storage.jobs.add(job)
+    except KeyReusedError:
+        raise UnprocessableError(
+            f"Idempotency-Key {caller.idempotency_key!r}: expected the request it was first used "
+            "with, found another; choose a new key",
+            kind="idempotency-key-reused",
+        ) from None
+    service.lanes.notify(spec.lane)
+    return row
+
+
+def submit_noop(service: Service, caller: Caller, request: NoopRequest) -> JobRow:
+    """Accept a job that waits and does nothing."""
+    return submit(
+        service,
+        caller,
+        "noop",
+        {"seconds": request.seconds, "steps": request.steps},
+        time_limit_seconds=request.time_limit_seconds,
+    )
+
+
+def get_job(service: Service, job_id: str) -> JobRow:
+    """The job of that id.
+
+    Raises:
+        NotFoundError: there is none.
+    """
+    row = service.storage.jobs.get(job_id)
+    if row is None:
+        raise NotFoundError(f"no job {job_id}")
+    return row
+
+
+def list_jobs(
+    service: Service,
+    *,
+    kind: str | None = None,
+    state: str | None = None,
+    subject: str | None = None,
+    cursor: str | None = None,
+    limit: int = 50,
+) -> Page[JobRow]:
+    """Jobs, newest first."""
+    return service.storage.jobs.page(
+        kind=kind, state=state, subject=subject, cursor=cursor, limit=limit
+    )
+
+
+def list_attempts(service: Service, job_id: str) -> list[AttemptRow]:
+    """What was tried for a job."""
+    get_job(service, job_id)
+    return service.storage.jobs.attempts(job_id)
+
+
+def cancel_job(service: Service, job_id: str) -> JobRow:
+    """Cancel a job; one that runs ends soon.
+
+    Raises:
+        NotFoundError: there is none.
+        ConflictError: it has ended already.
+    """
+    before = get_job(service, job_id)
+    if before.state in ENDED and before.state != "cancelled":
+        raise ConflictError(f"job {job_id} has {before.state} already", kind="job-ended")
+    row = service.storage.jobs.cancel(job_id)
+    if row is None:
+        raise NotFoundError(f"no job {job_id}")
+    if row.state == "running":
+        service.lanes.cancel(job_id)
+    return row
+
+
+def job_result(service: Service, job_id: str) -> tuple[bytes, str]:
+    """The document that a job made, and its hash.
+
+    Raises:
+        NotFoundError: no such job, or it makes no document.
+        ConflictError: it has not succeeded.
+    """
+    row = get_job(service, job_id)
+    if row.state != "succeeded":
+        raise ConflictError(f"job {job_id} is {row.state}, there is no result", kind="no-result")
+    digest = row.result_sha256
+    data = None if digest is None else service.storage.artefacts.get(digest)
+    if digest is None or data is None:
+        raise NotFoundError(f"job {job_id} keeps no document; see its result {row.result}")
+    return data, digest
+
+
+def result_document(service: Service, job_id: str) -> dict[str, Any]:
+    """The document that a job made, read."""
+    return json.loads(job_result(service, job_id)[0])
+
+
+def job_log(service: Service, job_id: str) -> bytes:
+    """The end of what a job's processes printed."""
+    get_job(service, job_id)
+    return end_of(service.storage.job_folder(job_id) / LOG_FILE)
+
+
+def end_of(path: Path) -> bytes:
+    """The last mebibyte of a file; empty where there is none."""
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, 2)
+            file.seek(max(0, size - LONGEST_LOG_BYTES))
+            return file.read()
+    except OSError:
+        return b""

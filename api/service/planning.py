@@ -1,0 +1,104 @@
+"""Requests that plan: check them, answer from what is there, or make a job."""
+
+from pathlib import Path
+from typing import Any
+
+from api.errors import ForbiddenError
+from api.fingerprints import graph_fingerprint, request_key
+from api.schemas.requests import PlanRequest, ProfileRequest, WorkloadRequest
+from api.security.models import check_model
+from api.service.context import Caller, Service
+from api.service.graphs import graph_folder
+from api.service.jobs import submit
+from api.service.machines import machine_reference
+from api.storage.tables import JobRow
+from planner.calibrate import load_calibration
+from planner.machine import MachineModel, load_machine
+from planner.probe.presets import load_preset
+from planner.probe.probe import cache_folder
+from runtime import codec
+from runtime.device import machine_fingerprint
+from runtime.errors import InputError
+
+
+def create_plan(service: Service, caller: Caller, request: PlanRequest) -> tuple[JobRow, bool]:
+    """Accept a planning request; True where a plan was there already and the job is done.
+
+    Raises:
+        ForbiddenError: the graph or the model may not be used.
+        SettingsError: the fields contradict each other.
+        UnprocessableError: no such machine.
+    """
+    wanted = _checked(service, request) | {"calibrated": request.calibrated}
+    known = _known_plan(service, wanted, request)
+    result = None if known is None else f"/v1/plans/{known}"
+    row = submit(
+        service,
+        caller,
+        "plan",
+        wanted,
+        subject=known or "",
+        time_limit_seconds=request.time_limit_seconds,
+        result=result,
+    )
+    if known is not None:
+        service.metrics.cached_plans.inc()
+    return row, row.state == "succeeded"
+
+
+def create_profile(service: Service, caller: Caller, request: ProfileRequest) -> JobRow:
+    """Accept a request to profile a graph.
+
+    Raises:
+        ForbiddenError: as for `create_plan`, and the other errors too.
+    """
+    return submit(
+        service,
+        caller,
+        "profile",
+        _checked(service, request),
+        time_limit_seconds=request.time_limit_seconds,
+    )
+
+
+def _checked(service: Service, request: WorkloadRequest) -> dict[str, Any]:
+    """What the job is told, once all of it may be used."""
+    settings = request.settings()
+    check_model(request.model, service.settings.allowed_models)
+    roots = [str(root.resolve()) for root in service.graph_roots]
+    try:
+        graph = str(graph_folder(service, request.graph))
+    except InputError:
+        # The job says what is missing: a graph may appear until it runs.
+        graph = request.graph
+    return {
+        "graph": graph,
+        "roots": roots,
+        "machine": machine_reference(service, request.machine),
+        "settings": codec.to_plain(settings),
+    }
+
+
+def _known_plan(service: Service, wanted: dict[str, Any], request: PlanRequest) -> str | None:
+    """Id of the plan that answers the request, where fingerprints are known without measuring."""
+    try:
+        machine = _known_machine(wanted["machine"])
+        if machine is None:
+            return None
+        graph = graph_fingerprint(graph_folder(service, request.graph))
+    except (InputError, ForbiddenError, OSError):
+        return None  # the job finds the same, and says so
+    factors = load_calibration(machine.fingerprint).factors() if request.calibrated else {}
+    key = request_key(graph, machine, request.settings(), factors)
+    return service.storage.catalogue.plan_of_request(key)
+
+
+def _known_machine(reference: dict[str, str] | None) -> MachineModel | None:
+    """The machine, where it need not be probed."""
+    if reference is None:
+        path = cache_folder() / f"machine-{machine_fingerprint()}.json"
+        machine = load_machine(path) if path.is_file() else None
+        return machine if machine is not None and machine.extent == "full" else None
+    if "preset" in reference:
+        return load_preset(reference["preset"])
+    return load_machine(Path(reference["file"]))

@@ -1,0 +1,114 @@
+"""Runs: training jobs under a plan, and what they measured."""
+
+import json
+from pathlib import Path
+
+from api.errors import ConflictError, NotFoundError
+from api.schemas.requests import RunRequest
+from api.service.context import Caller, Service
+from api.service.jobs import end_of, submit
+from api.service.plans import get_plan
+from api.storage.paging import Page
+from api.storage.tables import JobRow
+from planner.compare import Comparison, compare
+from runtime import codec
+from runtime.errors import InputError
+from runtime.report import RunReport, load_report
+
+RANKS_LOG_FILE = "ranks.log"
+"""As runtime.launch names it; importing that would bring torch into this process."""
+
+
+def start_run(service: Service, caller: Caller, request: RunRequest) -> JobRow:
+    """Accept a training job.
+
+    Raises:
+        NotFoundError: there is no such plan.
+    """
+    get_plan(service, request.plan)
+    folder = service.storage.catalogue.plan_folder(request.plan).resolve()
+    # The job's own id names the run; it is known only once the job is accepted.
+    return submit(
+        service,
+        caller,
+        "train",
+        {
+            "plan_folder": str(folder),
+            "runs": str(service.storage.run_folder("").resolve()),
+            "options": request.options(),
+        },
+        subject=request.plan,
+        time_limit_seconds=request.time_limit_seconds,
+    )
+
+
+def list_runs(
+    service: Service,
+    *,
+    plan: str | None = None,
+    state: str | None = None,
+    cursor: str | None = None,
+    limit: int = 50,
+) -> Page[JobRow]:
+    """Training jobs, newest first."""
+    return service.storage.jobs.page(
+        kind="train", subject=plan, state=state, cursor=cursor, limit=limit
+    )
+
+
+def get_run(service: Service, run_id: str) -> JobRow:
+    """The training job of that id.
+
+    Raises:
+        NotFoundError: there is none.
+    """
+    row = service.storage.jobs.get(run_id)
+    if row is None or row.kind != "train":
+        raise NotFoundError(f"no run {run_id}")
+    return row
+
+
+def run_report(service: Service, run_id: str) -> RunReport:
+    """What a run has measured, up to its last epoch.
+
+    Raises:
+        NotFoundError: there is no such run.
+        ConflictError: it has not finished an epoch.
+    """
+    row = get_run(service, run_id)
+    digest = row.result_sha256
+    data = None if digest is None else service.storage.artefacts.get(digest)
+    try:
+        return load_report(_folder(service, run_id)) if data is None else _decoded(data)
+    except InputError:
+        raise ConflictError(
+            f"run {run_id} is {row.state} and has finished no epoch", kind="no-report"
+        ) from None
+
+
+def run_comparison(service: Service, run_id: str) -> Comparison:
+    """Predicted against measured.
+
+    Raises:
+        NotFoundError: there is no such run.
+        ConflictError: it has measured too little.
+    """
+    row, report = get_run(service, run_id), run_report(service, run_id)
+    try:
+        return compare(get_plan(service, row.subject), report)
+    except InputError as error:
+        raise ConflictError(str(error), kind="no-report") from None
+
+
+def run_log(service: Service, run_id: str) -> bytes:
+    """The end of what the run's ranks printed."""
+    get_run(service, run_id)
+    return end_of(_folder(service, run_id) / RANKS_LOG_FILE)
+
+
+def _folder(service: Service, run_id: str) -> Path:
+    return service.storage.run_folder(run_id)
+
+
+def _decoded(data: bytes) -> RunReport:
+    return codec.decode(RunReport, json.loads(data))

@@ -1,0 +1,36 @@
+"""What whoever runs the service decides; each knob is documented where it is declared."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "::1")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServiceSettings:
+    """One service."""
+
+    data_dir: Path
+    """Database, plans, logs and artefacts."""
+    database_url: str | None = None
+    """SQLAlchemy URL; None: SQLite in the data folder."""
+    graph_roots: tuple[Path, ...] = field(default_factory=lambda: (Path.cwd(),))
+    """Folders whose datasets requests may name."""
+    allowed_models: tuple[str, ...] = ()
+    """Modules, or module:factory, that requests may name as a model."""
+    require_key: bool = False
+    """True where others than this machine can connect; else keys are asked for once one exists."""
+    allowed_hosts: tuple[str, ...] = LOOPBACK_HOSTS
+    """Names that requests may call the service by; * for any. Keeps other sites' names, which point
+    at this machine, from being used by a browser."""
+    max_body_bytes: int = 4 * 2**20
+    reads_per_second: float = 2000.0
+    """Requests of one client or key that change nothing; bursts of twice as many."""
+    writes_per_second: float = 20.0
+    max_queued_jobs: int = 2000
+    planning_workers: int = 1
+    """Jobs of the planning lane at once. Profiling measures: more than one disturb each other."""
+    retention_days: float = 30.0
+    """Jobs that ended earlier are removed with their logs and results; plans stay."""
+    max_followers: int = 1000
+    """Streams of events that may be open at once."""

@@ -1,0 +1,1 @@
+"""What the service keeps: tables, migrations, and files named by their content."""

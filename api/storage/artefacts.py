@@ -1,0 +1,58 @@
+"""Files named by the sha256 of their content: written once, as a whole or not at all."""
+
+import hashlib
+import os
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+from runtime import codec
+
+
+class Artefacts:
+    """A folder of content-addressed files."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def put(self, data: bytes) -> str:
+        """Keep bytes; returns their sha256. Equal content is kept once.
+
+        Raises:
+            OSError: the disk is full or the folder cannot be written.
+        """
+        digest = hashlib.sha256(data).hexdigest()
+        path = self.path(digest)
+        if path.is_file():
+            os.utime(path)  # a sweep that has just begun must see that it is wanted again
+            return digest
+        path.parent.mkdir(parents=True, exist_ok=True)
+        codec.write_bytes_atomically(path, data)
+        return digest
+
+    def get(self, digest: str) -> bytes | None:
+        """The bytes of that hash; None where there are none, or they were altered."""
+        try:
+            data = self.path(digest).read_bytes()
+        except OSError:
+            return None
+        return data if hashlib.sha256(data).hexdigest() == digest else None
+
+    def path(self, digest: str) -> Path:
+        """Where the bytes of that hash lie.
+
+        Raises:
+            ValueError: not a sha256.
+        """
+        if not re.fullmatch(r"[0-9a-f]{64}", digest):
+            raise ValueError(f"expected a sha256 in hexadecimal, found {digest!r}")
+        return self._folder / digest[:2] / digest
+
+    def sweep(self, wanted: Iterable[str], *, older_than_seconds: float) -> int:
+        """Remove what nobody refers to and was written before a time; returns how many."""
+        keep, removed = set(wanted), 0
+        for path in self._folder.glob("??/*"):
+            if path.name not in keep and path.stat().st_mtime < older_than_seconds:
+                path.unlink(missing_ok=True)
+                removed += 1
+        return removed

@@ -1,0 +1,116 @@
+"""Plans, machines and profiles: rows that describe what lies in files."""
+
+from pathlib import Path
+
+from sqlalchemy import delete, select
+
+from api.storage.database import Database
+from api.storage.paging import Page, page_of
+from api.storage.tables import JobRow, MachineRow, PlanRequestRow, PlanRow, ProfileRow
+
+
+class Catalogue:
+    """Every method is one short transaction.
+
+    Args:
+        database: where the rows are.
+        plans: folder whose folders are the plans.
+    """
+
+    def __init__(self, database: Database, plans: Path) -> None:
+        self._database = database
+        self._plans = plans
+
+    def plan_folder(self, plan_id: str) -> Path:
+        """Where a plan lies, or would."""
+        return self._plans / plan_id
+
+    def plan(self, plan_id: str) -> PlanRow | None:
+        """The plan of that id, if there is one."""
+        with self._database.reading() as session:
+            return session.get(PlanRow, plan_id)
+
+    def plan_of_request(self, key: str) -> str | None:
+        """Id of the plan that answers a request; None where none does."""
+        with self._database.reading() as session:
+            row = session.get(PlanRequestRow, key)
+        if row is None or not self.plan_folder(row.plan_id).is_dir():
+            return None
+        return row.plan_id
+
+    def plans(
+        self,
+        *,
+        graph: str | None = None,
+        machine: str | None = None,
+        policy: str | None = None,
+        cursor: str | None = None,
+        limit: int = 50,
+    ) -> Page[PlanRow]:
+        """Plans, newest first."""
+        named = {PlanRow.graph: graph, PlanRow.machine: machine, PlanRow.policy: policy}
+        with self._database.reading() as session:
+            return page_of(
+                session,
+                PlanRow,
+                order=(PlanRow.created_seconds, PlanRow.id),
+                where=[column == value for column, value in named.items() if value is not None],
+                cursor=cursor,
+                limit=limit,
+            )
+
+    def plan_in_use(self, plan_id: str) -> bool:
+        """Whether a job that has not ended is about the plan."""
+        query = select(JobRow.id).where(
+            JobRow.subject == plan_id, JobRow.state.in_(("queued", "running"))
+        )
+        with self._database.reading() as session:
+            return session.execute(query.limit(1)).first() is not None
+
+    def forget_plan(self, plan_id: str) -> None:
+        """Remove a plan's row and what points at it."""
+        with self._database.writing() as session:
+            session.execute(delete(PlanRequestRow).where(PlanRequestRow.plan_id == plan_id))
+            session.execute(delete(PlanRow).where(PlanRow.id == plan_id))
+
+    def add_machine(self, row: MachineRow) -> None:
+        """Keep an uploaded machine; the same content again changes nothing."""
+        with self._database.writing() as session:
+            if session.get(MachineRow, row.id) is None:
+                session.add(row)
+
+    def machine(self, machine_id: str) -> MachineRow | None:
+        """The uploaded machine of that id, if there is one."""
+        with self._database.reading() as session:
+            return session.get(MachineRow, machine_id)
+
+    def machines(self, *, cursor: str | None = None, limit: int = 50) -> Page[MachineRow]:
+        """Uploaded machines, newest first."""
+        with self._database.reading() as session:
+            return page_of(
+                session,
+                MachineRow,
+                order=(MachineRow.created_seconds, MachineRow.id),
+                where=[],
+                cursor=cursor,
+                limit=limit,
+            )
+
+    def profile(self, profile_id: str) -> ProfileRow | None:
+        """The profile of that id, if there is one."""
+        with self._database.reading() as session:
+            return session.get(ProfileRow, profile_id)
+
+    def profiles(
+        self, *, graph: str | None = None, cursor: str | None = None, limit: int = 50
+    ) -> Page[ProfileRow]:
+        """Profiles, newest first."""
+        with self._database.reading() as session:
+            return page_of(
+                session,
+                ProfileRow,
+                order=(ProfileRow.created_seconds, ProfileRow.id),
+                where=[] if graph is None else [ProfileRow.graph == graph],
+                cursor=cursor,
+                limit=limit,
+            )

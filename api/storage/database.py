@@ -1,0 +1,141 @@
+"""The engine: SQLite with a write-ahead log by default, PostgreSQL by URL; migrated when opened."""
+
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from alembic import command
+from alembic.config import Config
+from sqlalchemy import Connection, Engine, create_engine, event, make_url
+from sqlalchemy.exc import ArgumentError, NoSuchModuleError, OperationalError
+from sqlalchemy.orm import Session, sessionmaker
+
+from runtime.errors import InputError
+
+BUSY_SECONDS = 60
+MIGRATIONS = Path(__file__).with_name("migrations")
+SQLITE_FILE = "service.sqlite3"
+
+
+class Database:
+    """One database; `reading` and `writing` are short transactions.
+
+    Args:
+        url: SQLAlchemy URL.
+
+    Raises:
+        InputError: no such kind of database, or it does not answer.
+    """
+
+    def __init__(self, url: str) -> None:
+        self.url = normal_url(url)
+        self.engine = _engine(self.url)
+        self._read = sessionmaker(self.engine, expire_on_commit=False)
+        writer = self.engine.execution_options(writes=True)
+        self._write = sessionmaker(writer, expire_on_commit=False)
+
+    @contextmanager
+    def reading(self) -> Generator[Session]:
+        """A transaction that changes nothing."""
+        with self._read() as session:
+            yield session
+
+    @contextmanager
+    def writing(self) -> Generator[Session]:
+        """A transaction that is committed at the end of the block, or not at all."""
+        with self._write.begin() as session:
+            yield session
+
+    def migrate(self, revision: str = "head") -> None:
+        """Bring the tables to a revision (`head` or `base` or one by name).
+
+        Raises:
+            InputError: the database cannot be reached.
+        """
+        # One connection for both questions: a second one would wait for the first's lock.
+        try:
+            with self.engine.execution_options(writes=True).begin() as connection:
+                _run_alembic(connection, revision)
+        except OperationalError as error:
+            reason = str(error.orig).strip().splitlines()[0]
+            raise InputError(
+                f"{make_url(self.url).render_as_string()}: expected a database that answers, "
+                f"found: {reason}"
+            ) from None
+
+    def close(self) -> None:
+        """Release every connection."""
+        self.engine.dispose()
+
+
+def sqlite_url(data_dir: Path) -> str:
+    """URL of the embedded database of a data folder."""
+    return f"sqlite:///{data_dir / SQLITE_FILE}"
+
+
+def normal_url(url: str) -> str:
+    """The URL with psycopg as PostgreSQL's driver where none is named.
+
+    Raises:
+        InputError: not a URL of SQLite or PostgreSQL.
+    """
+    try:
+        parsed = make_url(url)
+    except ArgumentError:
+        raise InputError(
+            f"expected a database URL such as postgresql://user@host/name, found {url!r}"
+        ) from None
+    backend = parsed.get_backend_name()
+    if backend not in ("sqlite", "postgresql"):
+        raise InputError(f"expected a URL of sqlite or postgresql, found {backend}")
+    if parsed.drivername == "postgresql":
+        parsed = parsed.set(drivername="postgresql+psycopg")
+    return parsed.render_as_string(hide_password=False)
+
+
+def _run_alembic(connection: Connection, revision: str) -> None:
+    config = Config()
+    config.set_main_option("script_location", str(MIGRATIONS))
+    config.attributes["connection"] = connection
+    if revision == "base":
+        command.downgrade(config, revision)
+    else:
+        command.upgrade(config, revision)
+
+
+def _engine(url: str) -> Engine:
+    if url.startswith("sqlite"):
+        return _sqlite_engine(url)
+    try:
+        return create_engine(url, pool_pre_ping=True, pool_size=10, max_overflow=20)
+    except (ImportError, NoSuchModuleError):
+        raise InputError(
+            "expected psycopg for a PostgreSQL URL, found none; pip install gnnplan[postgres]"
+        ) from None
+
+
+def _sqlite_engine(url: str) -> Engine:
+    engine = create_engine(
+        url, connect_args={"timeout": BUSY_SECONDS}, pool_size=10, max_overflow=40
+    )
+
+    @event.listens_for(engine, "connect")
+    def configure(connection: Any, _record: Any) -> None:
+        # Transactions are begun below: the driver's own would begin after the first read.
+        connection.isolation_level = None
+        # Readers never block the one writer, and a writer waits instead of failing.
+        connection.execute("PRAGMA journal_mode=WAL")
+        connection.execute(f"PRAGMA busy_timeout={BUSY_SECONDS * 1000}")
+        # An accepted job survives a power cut.
+        connection.execute("PRAGMA synchronous=FULL")
+        connection.execute("PRAGMA foreign_keys=ON")
+
+    @event.listens_for(engine, "begin")
+    def begin(connection: Connection) -> None:
+        # A transaction that reads before it writes would fail where another wrote in between.
+        writes = connection.get_execution_options().get("writes", False)
+        connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+
+    del configure, begin
+    return engine

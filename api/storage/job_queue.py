@@ -1,0 +1,314 @@
+"""Jobs that wait and run: accepted once, claimed by one, ended once.
+
+Every write of a running job names its attempt: a writer whose lease was lost changes nothing.
+"""
+
+import json
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from sqlalchemy import func, or_, select, update
+from sqlalchemy.orm import Session
+
+from api.storage.database import Database
+from api.storage.paging import Page, page_of
+from api.storage.tables import AttemptRow, IdempotencyRow, JobRow
+from runtime import codec
+
+LEASE_SECONDS = 30.0
+"""A running job whose owner has not been heard of for so long is taken over."""
+ENDED = ("succeeded", "failed", "cancelled")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NewJob:
+    """What a client wants done."""
+
+    kind: str
+    lane: str
+    request: dict[str, Any]
+    time_limit_seconds: float
+    subject: str = ""
+    principal: str = ""
+    request_id: str = ""
+    idempotency_key: str | None = None
+    result: str | None = None
+    """Of a job that is done when it is accepted: the resource that was there already."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ending:
+    """How an attempt ended for good."""
+
+    state: str
+    result: str | None = None
+    result_sha256: str | None = None
+    problem: dict[str, Any] | None = None
+    subject: str | None = None
+    rows: Sequence[Any] = field(default_factory=tuple)
+    """Further rows of the same transaction, merged by their key."""
+
+
+class KeyReusedError(Exception):
+    """An Idempotency-Key came again with another request."""
+
+
+class JobQueue:
+    """The jobs table. Every method is one short transaction."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def add(self, job: NewJob) -> tuple[JobRow, bool]:
+        """Accept a job, or find the one its Idempotency-Key has made.
+
+        Returns:
+            The job, and whether it was there before.
+
+        Raises:
+            KeyReusedError: the key was used for another request.
+        """
+        digest = codec.content_hash([job.kind, job.request])
+        with self._database.writing() as session:
+            if job.idempotency_key is not None:
+                known = session.get(IdempotencyRow, (job.principal, job.idempotency_key))
+                if known is not None:
+                    if known.request_hash != digest:
+                        raise KeyReusedError(job.idempotency_key)
+                    return _row(session, known.job_id), True
+            row = _new_row(job)
+            session.add(row)
+            session.flush()
+            if job.idempotency_key is not None:
+                session.add(
+                    IdempotencyRow(
+                        principal=job.principal,
+                        key=job.idempotency_key,
+                        request_hash=digest,
+                        job_id=row.id,
+                        created_seconds=row.created_seconds,
+                    )
+                )
+        return row, False
+
+    def get(self, job_id: str) -> JobRow | None:
+        """The job of that id, if there is one."""
+        with self._database.reading() as session:
+            return session.get(JobRow, job_id)
+
+    def attempts(self, job_id: str) -> list[AttemptRow]:
+        """What was tried for a job, first attempt first."""
+        query = select(AttemptRow).where(AttemptRow.job_id == job_id).order_by(AttemptRow.id)
+        with self._database.reading() as session:
+            return list(session.scalars(query))
+
+    def page(
+        self,
+        *,
+        kind: str | None = None,
+        state: str | None = None,
+        subject: str | None = None,
+        cursor: str | None = None,
+        limit: int = 50,
+    ) -> Page[JobRow]:
+        """Jobs, newest first."""
+        named = {JobRow.kind: kind, JobRow.state: state, JobRow.subject: subject}
+        with self._database.reading() as session:
+            return page_of(
+                session,
+                JobRow,
+                order=(JobRow.created_seconds, JobRow.id),
+                where=[column == value for column, value in named.items() if value is not None],
+                cursor=cursor,
+                limit=limit,
+            )
+
+    def counts(self) -> dict[tuple[str, str], int]:
+        """Number of jobs by kind and state."""
+        query = select(JobRow.kind, JobRow.state, func.count()).group_by(JobRow.kind, JobRow.state)
+        with self._database.reading() as session:
+            return {(kind, state): count for kind, state, count in session.execute(query)}
+
+    def num_waiting(self) -> int:
+        """Jobs that are queued."""
+        with self._database.reading() as session:
+            query = select(func.count()).select_from(JobRow).where(JobRow.state == "queued")
+            return session.execute(query).scalar_one()
+
+    def claim(self, lane: str, owner: str) -> JobRow | None:
+        """Take the oldest job that waits or whose owner is gone; at most one caller gets it."""
+        now = time.time()
+        gone = (JobRow.state == "running") & (JobRow.lease_until_seconds < now)
+        oldest = (
+            select(JobRow.id)
+            .where(JobRow.lane == lane, or_(JobRow.state == "queued", gone))
+            .order_by(JobRow.created_seconds, JobRow.id)
+            .limit(1)
+            .with_for_update(skip_locked=True)
+            .scalar_subquery()
+        )
+        with self._database.writing() as session:
+            claimed = session.execute(
+                update(JobRow)
+                .where(JobRow.id == oldest)
+                .values(
+                    state="running",
+                    attempt=JobRow.attempt + 1,
+                    started_seconds=now,
+                    lease_owner=owner,
+                    lease_until_seconds=now + LEASE_SECONDS,
+                    stage="",
+                    share=0.0,
+                )
+                .returning(JobRow.id)
+            ).scalar_one_or_none()
+            if claimed is None:
+                return None
+            row = _row(session, claimed)
+            _end_attempts(session, row.id, row.attempt, "interrupted")
+            session.add(
+                AttemptRow(job_id=row.id, attempt=row.attempt, owner=owner, started_seconds=now)
+            )
+            return row
+
+    def renew(self, job: JobRow) -> bool | None:
+        """Keep a job; True where it is to be cancelled, None where another has taken it over."""
+        with self._database.writing() as session:
+            return session.execute(
+                update(JobRow)
+                .where(*_is_mine(job))
+                .values(lease_until_seconds=time.time() + LEASE_SECONDS)
+                .returning(JobRow.cancel)
+            ).scalar_one_or_none()
+
+    def progress(self, job: JobRow, stage: str, share: float) -> None:
+        """Write down how far a running job is."""
+        with self._database.writing() as session:
+            session.execute(
+                update(JobRow).where(*_is_mine(job)).values(stage=stage[:200], share=share)
+            )
+
+    def finish(self, job: JobRow, ending: Ending) -> bool:
+        """End a job with everything it made; False where it was no longer this attempt's."""
+        now = time.time()
+        values: dict[str, Any] = {
+            "state": ending.state,
+            "finished_seconds": now,
+            "result": ending.result,
+            "result_sha256": ending.result_sha256,
+            "problem": None if ending.problem is None else json.dumps(ending.problem),
+            "lease_owner": None,
+            "lease_until_seconds": None,
+        }
+        if ending.state == "succeeded":
+            values["share"] = 1.0
+        if ending.subject is not None:
+            values["subject"] = ending.subject
+        with self._database.writing() as session:
+            mine = session.execute(
+                update(JobRow).where(*_is_mine(job)).values(**values).returning(JobRow.id)
+            ).scalar_one_or_none()
+            if mine is None:
+                return False
+            _end_attempts(session, job.id, job.attempt + 1, ending.state)
+            for row in ending.rows:
+                session.merge(row)
+                session.flush()
+        return True
+
+    def give_back(self, job: JobRow, outcome: str) -> bool:
+        """Queue a job again whose attempt ended without an outcome (crashed, interrupted)."""
+        crashed = 1 if outcome == "crashed" else 0
+        with self._database.writing() as session:
+            mine = session.execute(
+                update(JobRow)
+                .where(*_is_mine(job))
+                .values(
+                    state="queued",
+                    crashes=JobRow.crashes + crashed,
+                    lease_owner=None,
+                    lease_until_seconds=None,
+                )
+                .returning(JobRow.id)
+            ).scalar_one_or_none()
+            if mine is not None:
+                _end_attempts(session, job.id, job.attempt + 1, outcome)
+        return mine is not None
+
+    def take_over(self, owner: str) -> int:
+        """Let the running jobs of an owner that is known to be gone be claimed at once."""
+        with self._database.writing() as session:
+            ids = session.execute(
+                update(JobRow)
+                .where(JobRow.state == "running", JobRow.lease_owner == owner)
+                .values(lease_until_seconds=0.0)
+                .returning(JobRow.id)
+            ).all()
+        return len(ids)
+
+    def cancel(self, job_id: str) -> JobRow | None:
+        """Cancel a job that waits; ask a running one to end. None where there is no such job."""
+        with self._database.writing() as session:
+            session.execute(
+                update(JobRow)
+                .where(JobRow.id == job_id, JobRow.state == "queued")
+                .values(state="cancelled", finished_seconds=time.time(), cancel=True)
+            )
+            session.execute(
+                update(JobRow)
+                .where(JobRow.id == job_id, JobRow.state == "running")
+                .values(cancel=True)
+            )
+            return session.get(JobRow, job_id, populate_existing=True)
+
+
+def _new_row(job: NewJob) -> JobRow:
+    now = time.time()
+    done = job.result is not None
+    return JobRow(
+        id=uuid.uuid4().hex,
+        kind=job.kind,
+        lane=job.lane,
+        state="succeeded" if done else "queued",
+        request=json.dumps(job.request),
+        subject=job.subject,
+        principal=job.principal,
+        request_id=job.request_id,
+        time_limit_seconds=job.time_limit_seconds,
+        created_seconds=now,
+        started_seconds=now if done else None,
+        finished_seconds=now if done else None,
+        result=job.result,
+        stage="",
+        share=1.0 if done else 0.0,
+        attempt=0,
+        crashes=0,
+        cancel=False,
+    )
+
+
+def _is_mine(job: JobRow) -> tuple[Any, ...]:
+    return (JobRow.id == job.id, JobRow.state == "running", JobRow.attempt == job.attempt)
+
+
+def _end_attempts(session: Session, job_id: str, before: int, outcome: str) -> None:
+    """Close the open attempts of a job below a number."""
+    session.execute(
+        update(AttemptRow)
+        .where(
+            AttemptRow.job_id == job_id,
+            AttemptRow.attempt < before,
+            AttemptRow.outcome.is_(None),
+        )
+        .values(outcome=outcome, ended_seconds=time.time())
+    )
+
+
+def _row(session: Session, job_id: str) -> JobRow:
+    row = session.get(JobRow, job_id, populate_existing=True)
+    if row is None:
+        raise LookupError(job_id)
+    return row

@@ -1,0 +1,80 @@
+"""Everything the service keeps, opened together: rows in a database, files in the data folder.
+
+DATA/service.sqlite3     tables, where no other database is named
+DATA/plans/ID            plan folders
+DATA/jobs/ID             request, log, events and outcome of a job
+DATA/runs/ID             run folders of training jobs
+DATA/artefacts/ab/ab...  documents named by their content
+"""
+
+import shutil
+import time
+from pathlib import Path
+
+from sqlalchemy import delete, select
+
+from api.storage.access import Access
+from api.storage.artefacts import Artefacts
+from api.storage.catalogue import Catalogue
+from api.storage.database import Database, sqlite_url
+from api.storage.job_queue import ENDED, JobQueue
+from api.storage.tables import AuditRow, JobRow, MachineRow, ProfileRow
+
+DAY_SECONDS = 86400.0
+GRACE_SECONDS = 3600.0
+"""Files younger than this are never swept: the row that will name them may not be written yet."""
+
+
+class Storage:
+    """The service's state.
+
+    Args:
+        data_dir: folder of its files.
+        url: database; None: SQLite in the folder.
+
+    Raises:
+        InputError: the database is none we know, or does not answer.
+    """
+
+    def __init__(self, data_dir: Path, url: str | None = None) -> None:
+        data_dir.mkdir(parents=True, exist_ok=True)
+        self.data_dir = data_dir
+        self.database = Database(url or sqlite_url(data_dir))
+        self.database.migrate()
+        self.jobs = JobQueue(self.database)
+        self.catalogue = Catalogue(self.database, data_dir / "plans")
+        self.access = Access(self.database)
+        self.artefacts = Artefacts(data_dir / "artefacts")
+
+    def job_folder(self, job_id: str) -> Path:
+        """Where a job's request, log, events and outcome lie."""
+        return self.data_dir / "jobs" / job_id
+
+    def run_folder(self, job_id: str) -> Path:
+        """Where a training job's checkpoints and report lie."""
+        return self.data_dir / "runs" / job_id
+
+    def sweep(self, retention_days: float) -> int:
+        """Remove jobs that ended longer ago, their files, and artefacts that nobody names.
+
+        Plans, machines and profiles stay. Returns the number of jobs removed.
+        """
+        now = time.time()
+        before = now - retention_days * DAY_SECONDS
+        with self.database.writing() as session:
+            ended = (JobRow.state.in_(ENDED), JobRow.finished_seconds < before)
+            ids = list(session.scalars(delete(JobRow).where(*ended).returning(JobRow.id)))
+            session.execute(delete(AuditRow).where(AuditRow.time_seconds < before))
+        for job_id in ids:
+            shutil.rmtree(self.job_folder(job_id), ignore_errors=True)
+            shutil.rmtree(self.run_folder(job_id), ignore_errors=True)
+        with self.database.reading() as session:
+            wanted: set[str] = set()
+            for column in (JobRow.result_sha256, MachineRow.sha256, ProfileRow.sha256):
+                wanted |= {each for each in session.scalars(select(column)) if each}
+        self.artefacts.sweep(wanted, older_than_seconds=min(before, now - GRACE_SECONDS))
+        return len(ids)
+
+    def close(self) -> None:
+        """Release the database."""
+        self.database.close()

@@ -1,0 +1,74 @@
+"""A service on a folder of its own, and a PostgreSQL server of its own where there is one."""
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from fastapi.testclient import TestClient
+
+from runtime.graph.dataset import Graph
+from tests.support.service import make_client
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
+    """A running service without keys."""
+    with make_client(tmp_path_factory.mktemp("service")) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def planner(
+    small_graph: Graph, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[TestClient]:
+    """A running service whose root holds the small graph."""
+    root = small_graph.path.parent
+    folder = tmp_path_factory.mktemp("planner")
+    before = os.environ.get("GNNPLAN_CACHE")
+    os.environ["GNNPLAN_CACHE"] = str(folder / "cache")
+    try:
+        with make_client(folder, graph_roots=(root,)) as client:
+            yield client
+    finally:
+        if before is None:
+            del os.environ["GNNPLAN_CACHE"]
+        else:
+            os.environ["GNNPLAN_CACHE"] = before
+
+
+def _postgres_tool(name: str) -> str | None:
+    found = sorted(Path("/usr/lib/postgresql").glob(f"*/bin/{name}"))
+    return str(found[-1]) if found else shutil.which(name)
+
+
+@pytest.fixture(scope="session")
+def postgres_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """URL of a server that is started for the tests alone, on a socket in a temporary folder."""
+    initdb, pg_ctl = _postgres_tool("initdb"), _postgres_tool("pg_ctl")
+    if initdb is None or pg_ctl is None:
+        pytest.skip("no PostgreSQL (Debian: apt-get install postgresql)")
+    folder = tmp_path_factory.mktemp("pg")
+    user: dict = {}
+    if os.getuid() == 0:
+        # PostgreSQL refuses to run as root.
+        user = {"user": "nobody", "group": "nogroup"}
+        for each in (folder, *folder.parents[:2]):
+            each.chmod(0o755)
+        shutil.chown(folder, "nobody", "nogroup")
+    data = folder / "data"
+
+    def call(*words: str) -> None:
+        done = subprocess.run(words, capture_output=True, text=True, cwd="/", **user, check=False)
+        if done.returncode != 0:
+            pytest.skip(f"PostgreSQL does not start here: {done.stderr.strip()[-300:]}")
+
+    call(initdb, "-D", str(data), "-U", "gnnplan", "-A", "trust", "-N")
+    options = f"-k {folder} -c listen_addresses='' -c fsync=off"
+    call(pg_ctl, "-D", str(data), "-w", "-t", "300", "-l", str(folder / "log"), "-o", options, "start")
+    try:
+        yield f"postgresql://gnnplan@/postgres?host={folder}"
+    finally:
+        call(pg_ctl, "-D", str(data), "-m", "immediate", "stop")

@@ -1,0 +1,244 @@
+"""The service accepts, follows and answers, and says no in one shape."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from fastapi.testclient import TestClient
+
+from planner.errors import PlanDoesNotFit
+from planner.probe.presets import load_preset
+from runtime import codec
+from runtime.graph.dataset import Graph
+from tests.support.service import follow, make_client
+
+PLAN = {"machine": "cpu-2core", "devices": 1, "fanouts": [5, 5], "batch_size": 256, "hidden": 16}
+
+
+def events_of(client: TestClient, path: str, **headers: str) -> list[dict[str, str]]:
+    """Server-sent events, keep-alives left out."""
+    text = client.get(path, headers=headers).text
+    blocks = [block for block in text.split("\n\n") if block and not block.startswith(":")]
+    return [dict(line.split(": ", 1) for line in block.split("\n")) for block in blocks]
+
+
+def test_health_and_readiness(client: TestClient):
+    assert client.get("/healthz").json()["status"] == "ok"
+    assert client.get("/readyz").status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ({}, "graph"),
+        ({"graph": "g", "unknown": 1}, "unknown"),
+        ({"graph": "g", "batch_size": 0}, "batch_size"),
+        ({"graph": "g", "policy": "astrology"}, "expected a policy"),
+        ({"graph": "g", "fanouts": [0]}, "fan-outs"),
+        ({"graph": "g", "machine": "abacus"}, "expected a preset"),
+    ],
+)
+def test_a_wrong_request_is_a_problem_document(client: TestClient, body: dict, words: str):
+    response = client.post("/v1/plans", json=body)
+    assert response.status_code == 422
+    assert response.headers["content-type"] == "application/problem+json"
+    assert words in response.json()["detail"]
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/v1/jobs/none",
+        "/v1/jobs/none/events",
+        "/v1/jobs/none/log",
+        "/v1/jobs/none/result",
+        "/v1/plans/none",
+        "/v1/plans/none/explain",
+        "/v1/plans/none/artefacts",
+        "/v1/runs/none",
+        "/v1/runs/none/report",
+        "/v1/machines/none",
+        "/v1/profiles/none",
+        "/v1/graphs/none",
+        "/elsewhere",
+    ],
+)
+def test_what_is_not_there_is_a_problem_document(client: TestClient, path: str):
+    response = client.get(path)
+    assert response.status_code == 404
+    assert response.headers["content-type"] == "application/problem+json"
+    assert response.json()["instance"] == path
+
+
+@pytest.mark.distributed
+def test_a_job_is_followed_to_its_end_and_from_any_event_on(client: TestClient):
+    accepted = client.post("/v1/jobs", json={"steps": 5}, headers={"x-request-id": "mine"})
+    assert accepted.status_code == 202
+    location = accepted.headers["location"]
+    assert accepted.headers["x-request-id"] == "mine"
+    whole = events_of(client, f"{location}/events")
+    shares = [json.loads(e["data"])["share"] for e in whole if e["event"] == "progress"]
+    assert shares == [0.2, 0.4, 0.6, 0.8, 1.0]
+    assert whole[-1]["event"] == "end"
+    assert json.loads(whole[-1]["data"])["state"] == "succeeded"
+    third = [e for e in whole if e["event"] == "progress"][2]
+    rest = events_of(client, f"{location}/events", **{"Last-Event-ID": third["id"]})
+    assert [json.loads(e["data"])["share"] for e in rest if e["event"] == "progress"] == [0.8, 1.0]
+    attempts = client.get(f"{location}/attempts").json()["items"]
+    assert [(a["attempt"], a["outcome"]) for a in attempts] == [(1, "succeeded")]
+
+
+@pytest.mark.distributed
+def test_a_running_job_is_cancelled(client: TestClient):
+    location = client.post("/v1/jobs", json={"seconds": 600}).headers["location"]
+    while client.get(location).json()["state"] == "queued":
+        continue
+    assert client.post(f"{location}/cancel").status_code == 202
+    assert follow(client, location)["state"] == "cancelled"
+    assert client.post(f"{location}/cancel").status_code == 202
+    assert events_of(client, f"{location}/events")[-1]["event"] == "end"
+
+
+@pytest.mark.distributed
+def test_a_job_that_takes_too_long_fails_with_the_reason(client: TestClient):
+    body = {"seconds": 600, "time_limit_seconds": 0.5}
+    job = follow(client, client.post("/v1/jobs", json=body).headers["location"])
+    assert job["state"] == "failed"
+    assert job["problem"]["type"] == "job-timeout"
+
+
+def test_an_idempotency_key_makes_one_job(client: TestClient):
+    headers = {"Idempotency-Key": "once"}
+    first = client.post("/v1/jobs", json={"steps": 2}, headers=headers)
+    again = client.post("/v1/jobs", json={"steps": 2}, headers=headers)
+    assert again.headers["location"] == first.headers["location"]
+    other = client.post("/v1/jobs", json={"steps": 3}, headers=headers)
+    assert other.status_code == 422
+    assert other.json()["type"] == "idempotency-key-reused"
+
+
+def test_lists_have_pages_and_filters(client: TestClient):
+    made = {client.post("/v1/jobs", json={}).json()["id"] for _ in range(3)}
+    first = client.get("/v1/jobs", params={"limit": 2, "kind": "noop"}).json()
+    assert len(first["items"]) == 2
+    second = client.get("/v1/jobs", params={"cursor": first["next_cursor"], "limit": 200}).json()
+    ids = [j["id"] for j in [*first["items"], *second["items"]]]
+    assert made <= set(ids)
+    assert len(ids) == len(set(ids))
+    assert client.get("/v1/jobs", params={"kind": "train"}).json()["items"] == []
+    assert client.get("/v1/jobs", params={"cursor": "bad"}).status_code == 422
+    assert client.get("/v1/jobs", params={"limit": 0}).status_code == 422
+
+
+def test_a_machine_is_uploaded_once_and_read_back(client: TestClient):
+    machine = load_preset("cpu-2core")
+    document = codec.to_plain(machine)
+    first = client.post("/v1/machines", json=document)
+    assert first.status_code == 201
+    again = client.post("/v1/machines", json=document)
+    assert again.json() == first.json()
+    found = client.get(first.headers["location"])
+    assert found.json() == document
+    known = client.get(first.headers["location"], headers={"If-None-Match": found.headers["etag"]})
+    assert known.status_code == 304
+    listed = client.get("/v1/machines").json()["items"]
+    assert [m["id"] for m in listed if m["origin"] == "uploaded"] == [first.json()["id"]]
+    damaged = client.post("/v1/machines", json={**document, "links": 3})
+    assert damaged.status_code == 422
+
+
+def test_metrics_count_requests_and_jobs(client: TestClient):
+    client.get("/v1/plans/none")
+    text = client.get("/metrics").text
+    assert 'route="/v1/plans/{plan}",status="404"' in text
+    assert 'gnnplan_jobs{kind="noop"' in text
+
+
+def test_the_web_process_has_not_imported_torch():
+    import subprocess
+
+    code = "import sys, api.app, api.serve; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.distributed
+def test_a_plan_is_made_served_cached_and_asked_about(planner: TestClient, small_graph: Graph):
+    listed = planner.get("/v1/graphs").json()["items"]
+    assert small_graph.path.name in [g["id"] for g in listed]
+    body = {"graph": small_graph.path.name, **PLAN}
+    response = planner.post("/v1/plans", json=body)
+    assert response.status_code == 202
+    assert response.headers["location"] == f"/v1/jobs/{response.json()['id']}"
+    job = follow(planner, response.headers["location"])
+    assert job["state"] == "succeeded", job
+    at = job["result"]
+    answer = planner.get(at)
+    plan = answer.json()
+    assert plan["graph"]["num_nodes"] == small_graph.num_nodes
+    assert plan["prediction"]["step_seconds"]["value"] > 0
+    known = planner.get(at, headers={"If-None-Match": answer.headers["etag"]})
+    assert known.status_code == 304
+
+    again = planner.post("/v1/plans", json=body)
+    assert again.status_code == 200
+    assert (again.json()["state"], again.json()["result"]) == ("succeeded", at)
+
+    assert planner.get(f"{at}/explain").json()["plan_id"] == plan["plan_id"]
+    assert planner.get(f"{at}/diff", params={"other": plan["plan_id"]}).json()["numbers"] == []
+    names = [a["name"] for a in planner.get(f"{at}/artefacts").json()["items"]]
+    assert {"plan.json", "slurm.sh", "kubernetes.yaml"} <= set(names)
+    assert planner.get(f"{at}/artefacts/slurm.sh").text.startswith("#!/bin/bash")
+    assert planner.get(f"{at}/artefacts/plan.json").content == answer.content
+    assert planner.get(f"{at}/artefacts/..%2Fservice.lock").status_code == 404
+    assert planner.get("/v1/plans", params={"graph": plan["graph"]["name"]}).json()["items"]
+    why = planner.post(f"{at}/why-not", json={"policy": "naive"}).headers["location"]
+    done = follow(planner, why)
+    assert done["state"] == "succeeded", done
+    assert planner.get(done["result"]).json()["policy"] == "naive"
+
+
+@pytest.mark.distributed
+def test_a_plan_that_does_not_fit_names_constraint_and_bytes(
+    planner: TestClient, small_graph: Graph
+):
+    body = {"graph": small_graph.path.name, **PLAN, "device_memory_bytes": 100_000_000}
+    job = follow(planner, planner.post("/v1/plans", json=body).headers["location"])
+    problem = job["problem"]
+    assert (problem["type"], problem["status"]) == ("plan-does-not-fit", 409)
+    assert problem["constraint"] == "rank0"
+    assert problem["needed_bytes"] > problem["available_bytes"] > 0
+
+
+def test_a_refusal_carries_its_sum():
+    error = PlanDoesNotFit("sum", constraint="rank0", needed_bytes=2, available_bytes=1)
+    from api.jobs.failures import problem_of
+
+    found = problem_of(error)
+    assert [found[k] for k in ("constraint", "needed_bytes", "available_bytes")] == ["rank0", 2, 1]
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+def test_a_run_trains_reports_and_compares(planner: TestClient, small_graph: Graph):
+    # A plan of this machine can run here: the graph is planned for the server itself.
+    body = {"graph": small_graph.path.name, **PLAN, "machine": None}
+    job = follow(planner, planner.post("/v1/plans", json=body).headers["location"])
+    assert job["state"] == "succeeded", job
+    plan = job["result"].rpartition("/")[2]
+    location = planner.post("/v1/runs", json={"plan": plan, "epochs": 4}).headers["location"]
+    run = location.rpartition("/")[2]
+    assert follow(planner, location)["state"] == "succeeded"
+    report = planner.get(f"/v1/runs/{run}/report").json()
+    assert [e["epoch"] for e in report["epochs"]] == [1, 2, 3, 4]
+    assert planner.get(f"/v1/runs/{run}/comparison").json()["plan_id"] == plan
+    names = {e["event"] for e in events_of(planner, f"/v1/runs/{run}/events")}
+    assert {"epoch", "end"} <= names
+
+
+def test_too_many_waiting_jobs_are_refused(tmp_path: Path):
+    with make_client(tmp_path, max_queued_jobs=0) as client:
+        response = client.post("/v1/jobs", json={})
+    assert response.status_code == 429
+    assert response.json()["type"] == "queue-full"
+    assert int(response.headers["retry-after"]) > 0

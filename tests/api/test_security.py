@@ -1,0 +1,224 @@
+"""Every refusal: its status, its type, and nothing changed."""
+
+import pickle
+import time
+from pathlib import Path
+
+import pytest
+from fastapi.testclient import TestClient
+
+from api.security.auth import REMEMBERED_SECONDS
+from api.security.keys import create_key, hash_of
+from api.security.limits import RateLimit
+from api.security.paths import OutsideRootsError, confined, dataset_folder
+from api.serve import is_loopback, main
+from api.storage.storage import Storage
+from tests.support.service import make_client
+
+
+def jobs_of(client: TestClient, **headers: str) -> list[dict]:
+    return client.get("/v1/jobs", headers=headers).json()["items"]
+
+
+def bearer(text: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {text}"}
+
+
+@pytest.fixture
+def keyed(tmp_path: Path):
+    """A service with a key of each scope."""
+    with make_client(tmp_path) as client:
+        access = client.app.state.service.storage.access  # pyright: ignore[reportAttributeAccessIssue, reportFunctionMemberAccess]
+        keys = {s: create_key(access, s, [s])[1] for s in ("read", "plan", "run", "admin")}
+        time.sleep(REMEMBERED_SECONDS)
+        yield client, keys
+
+
+def test_once_there_is_a_key_it_is_asked_for(keyed: tuple[TestClient, dict[str, str]]):
+    client, keys = keyed
+    missing = client.get("/v1/jobs")
+    assert missing.status_code == 401
+    assert missing.headers["www-authenticate"].startswith("Bearer")
+    for wrong in ("gnnplan_x", "", "ä"):
+        headers = {"Authorization": f"Bearer {wrong}".encode()}
+        assert client.get("/v1/jobs", headers=headers).status_code == 401
+    assert client.get("/v1/jobs", headers={"Authorization": "Basic eA=="}).status_code == 401
+    assert client.get("/v1/jobs", headers=bearer(keys["read"])).status_code == 200
+    assert client.get("/healthz").status_code == 200
+
+
+def test_scopes_allow_what_they_name(keyed: tuple[TestClient, dict[str, str]]):
+    client, keys = keyed
+    run = {"plan": "none"}
+    for scope, noop, start, audit in (
+        ("read", 403, 403, 403),
+        ("plan", 202, 403, 403),
+        ("run", 403, 404, 403),
+        ("admin", 202, 404, 200),
+    ):
+        headers = bearer(keys[scope])
+        assert client.get("/v1/jobs", headers=headers).status_code == 200
+        assert client.post("/v1/jobs", json={}, headers=headers).status_code == noop
+        assert client.post("/v1/runs", json=run, headers=headers).status_code == start
+        assert client.get("/v1/audit", headers=headers).status_code == audit
+    refused = client.post("/v1/jobs", json={}, headers=bearer(keys["read"])).json()
+    assert (refused["type"], refused["scope"]) == ("wrong-scope", "plan")
+    assert len(jobs_of(client, **bearer(keys["read"]))) == 2
+
+
+def test_a_revoked_key_is_refused(keyed: tuple[TestClient, dict[str, str]]):
+    client, keys = keyed
+    headers = bearer(keys["plan"])
+    assert client.post("/v1/jobs", json={}, headers=headers).status_code == 202
+    access = client.app.state.service.storage.access  # pyright: ignore[reportAttributeAccessIssue, reportFunctionMemberAccess]
+    row = access.key_of_hash(hash_of(keys["plan"]))
+    assert access.revoke(row.id)
+    time.sleep(REMEMBERED_SECONDS)
+    assert client.post("/v1/jobs", json={}, headers=headers).status_code == 401
+    assert len(jobs_of(client, **bearer(keys["read"]))) == 1
+
+
+def test_who_asked_for_what_is_written_down(keyed: tuple[TestClient, dict[str, str]]):
+    client, keys = keyed
+    job = client.post("/v1/jobs", json={}, headers=bearer(keys["plan"])).json()["id"]
+    client.post("/v1/jobs", json={}, headers=bearer("gnnplan_wrong"))
+    lines = client.get("/v1/audit", headers=bearer(keys["admin"])).json()["items"]
+    found = [(line["principal"] != "unknown", line["status"], line["job_id"]) for line in lines]
+    assert found == [(False, 401, ""), (True, 202, job)]
+
+
+def test_keys_are_stored_as_hashes_and_shown_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    words = ["--data-dir", str(tmp_path), "keys"]
+    assert main([*words, "create", "--name", "ci", "--scope", "plan"]) == 0
+    text = capsys.readouterr().out.strip()
+    assert len(text) == len("gnnplan_") + 43  # 256 bits, 6 to a character
+    assert text.encode() not in (tmp_path / "service.sqlite3").read_bytes()
+    assert main([*words, "list"]) == 0
+    listed = capsys.readouterr().out
+    assert "ci" in listed
+    assert text not in listed
+    assert main([*words, "revoke", listed.split()[0]]) == 0
+    assert main([*words, "revoke", "nobody"]) == 2
+    assert "expected the id of a key" in capsys.readouterr().err
+
+
+def test_other_addresses_are_refused_without_a_key(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    assert is_loopback("127.0.0.1")
+    assert is_loopback("::1")
+    assert not is_loopback("0.0.0.0")
+    assert main(["--host", "0.0.0.0", "--data-dir", str(tmp_path)]) == 2
+    assert "expected a loopback address" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("graph", ["/etc", "../..", "a/../../..", "a\u0000b", "~root/../../etc"])
+def test_paths_out_of_the_roots_are_refused(client: TestClient, graph: str):
+    before = len(jobs_of(client))
+    response = client.post("/v1/plans", json={"graph": graph, "machine": "cpu-2core"})
+    assert (response.status_code, response.json()["type"]) == (403, "outside-roots")
+    assert len(jobs_of(client)) == before
+
+
+def test_links_out_of_the_roots_are_refused(tmp_path: Path):
+    root, secret = tmp_path / "root", tmp_path / "secret"
+    for folder in (root / "graph", secret):
+        folder.mkdir(parents=True)
+    (secret / "x.npy").write_bytes(b"secret")
+    (root / "way-out").symlink_to(secret)
+    (root / "loop").symlink_to(root / "loop")
+    with pytest.raises(OutsideRootsError):
+        confined([root], "way-out")
+    with pytest.raises(OutsideRootsError):
+        confined([root], "way-out/x.npy")
+    assert dataset_folder([root], "graph") == root / "graph"
+    (root / "graph" / "x.npy").symlink_to(secret / "x.npy")
+    with pytest.raises(OutsideRootsError, match="inside the graph roots"):
+        dataset_folder([root], "graph")
+
+
+def test_bodies_over_the_limit_are_refused(tmp_path: Path):
+    with make_client(tmp_path, max_body_bytes=1000) as client:
+        large = b'{"links": "' + b"x" * 2000 + b'"}'
+        headers = {"content-type": "application/json"}
+        said = client.post("/v1/machines", content=large, headers=headers)
+        unsaid = client.post("/v1/machines", content=iter([large]), headers=headers)
+        uploads = [m for m in client.get("/v1/machines").json()["items"] if "uploaded" in m.values()]
+    assert (said.status_code, unsaid.status_code) == (413, 413)
+    assert uploads == []
+
+
+def test_pickles_are_never_loaded(client: TestClient, tmp_path: Path):
+    touched = tmp_path / "touched"
+
+    class Bomb:
+        def __reduce__(self):
+            return (Path.touch, (touched,))
+
+    data = pickle.dumps(Bomb())
+    for kind, status in (("application/octet-stream", 415), ("application/json", 400)):
+        response = client.post("/v1/machines", content=data, headers={"content-type": kind})
+        assert response.status_code in (status, 422)
+        assert response.headers["content-type"] == "application/problem+json"
+    assert not touched.exists()
+
+
+def test_models_are_imported_only_from_the_list(tmp_path: Path):
+    body = {"graph": "g", "machine": "cpu-2core", "model": "os:system"}
+    with make_client(tmp_path, allowed_models=("my_models",)) as client:
+        refused = client.post("/v1/plans", json=body)
+        near = client.post("/v1/plans", json={**body, "model": "my_models_evil:make"})
+        allowed = client.post("/v1/plans", json={**body, "model": "my_models:make"})
+    assert (refused.status_code, refused.json()["type"]) == (403, "model-not-allowed")
+    assert near.status_code == 403
+    assert allowed.status_code == 202
+
+
+def test_other_sites_cannot_use_a_browser_against_it(client: TestClient):
+    before = len(jobs_of(client))
+    evil = client.post("/v1/jobs", json={}, headers={"Origin": "https://evil.example"})
+    assert (evil.status_code, evil.json()["type"]) == (403, "cross-origin")
+    rebound = client.get("/v1/jobs", headers={"Host": "evil.example"})
+    assert rebound.status_code == 421
+    own = client.post("/v1/jobs", json={}, headers={"Origin": "http://127.0.0.1"})
+    assert own.status_code == 202
+    assert len(jobs_of(client)) == before + 1
+
+
+def test_responses_carry_a_strict_policy(client: TestClient):
+    for path in ("/healthz", "/elsewhere", "/v1/jobs"):
+        headers = client.get(path).headers
+        assert headers["content-security-policy"].startswith("default-src 'none'")
+        assert headers["x-content-type-options"] == "nosniff"
+
+
+def test_clients_that_ask_too_often_wait(tmp_path: Path):
+    with make_client(tmp_path, writes_per_second=1.0) as client:
+        answers = [client.post("/v1/jobs", json={}) for _ in range(10)]
+        refused = [a for a in answers if a.status_code == 429]
+        assert refused
+        assert int(refused[0].headers["retry-after"]) >= 1
+        assert len(jobs_of(client)) == 10 - len(refused)
+
+
+def test_a_bucket_refills_at_its_rate(monkeypatch: pytest.MonkeyPatch):
+    now = 0.0
+    monkeypatch.setattr("api.security.limits.time.monotonic", lambda: now)
+    limit = RateLimit(2.0)
+    # Twice a second's worth at once, then one each half second.
+    assert [limit.wait_seconds("a") for _ in range(5)] == [0, 0, 0, 0, 0.5]
+    assert limit.wait_seconds("b") == 0
+    now = 0.5
+    assert limit.wait_seconds("a") == 0
+    assert limit.wait_seconds("a") == 0.5
+
+
+def test_a_key_of_another_database_is_unknown(tmp_path: Path):
+    storage = Storage(tmp_path / "one")
+    row, text = create_key(storage.access, "x", ["admin"])
+    assert storage.access.key_of_hash(hash_of(text)).id == row.id  # pyright: ignore[reportOptionalMemberAccess]
+    storage.close()
+    with make_client(tmp_path) as client:
+        assert client.get("/v1/jobs", headers=bearer(text)).status_code == 401

@@ -1,0 +1,177 @@
+"""State survives: accepted once, claimed by one, ended once; the same on both databases."""
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from sqlalchemy import inspect, update
+
+from api.jobs.lanes import lock_folder
+from api.storage.artefacts import Artefacts
+from api.storage.database import Database, normal_url
+from api.storage.job_queue import Ending, KeyReusedError, NewJob
+from api.storage.paging import decode_cursor
+from api.storage.storage import Storage
+from api.storage.tables import Base, JobRow
+from runtime.errors import InputError
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Storage]:
+    url = request.getfixturevalue("postgres_url") if request.param == "postgresql" else None
+    storage = Storage(tmp_path, url)
+    yield storage
+    storage.database.migrate("base")
+    storage.close()
+
+
+def job(**changes) -> NewJob:
+    return NewJob(
+        **{
+            "kind": "noop",
+            "lane": "planning",
+            "request": {"seconds": 0, "steps": 1},
+            "time_limit_seconds": 60.0,
+            **changes,
+        }
+    )
+
+
+def test_migrations_give_the_tables_that_the_code_declares(storage: Storage):
+    with storage.database.engine.connect() as connection:
+        context = MigrationContext.configure(connection)
+        assert compare_metadata(context, Base.metadata) == []
+
+
+def test_migrations_can_be_taken_back(storage: Storage):
+    storage.database.migrate("base")
+    with storage.database.engine.connect() as connection:
+        assert inspect(connection).get_table_names() == ["alembic_version"]
+    storage.database.migrate()
+
+
+def test_a_job_is_claimed_once_oldest_first(storage: Storage):
+    ids = [storage.jobs.add(job())[0].id for _ in range(3)]
+    claimed = [storage.jobs.claim("planning", "a") for _ in range(4)]
+    assert [None if c is None else c.id for c in claimed] == [*ids, None]
+    assert storage.jobs.claim("exclusive", "a") is None
+
+
+def test_only_the_attempt_that_holds_a_job_can_end_it(storage: Storage):
+    storage.jobs.add(job())
+    first = storage.jobs.claim("planning", "a")
+    assert first is not None
+    assert storage.jobs.take_over("a") == 1
+    second = storage.jobs.claim("planning", "b")
+    assert second is not None
+    assert (second.id, second.attempt) == (first.id, 2)
+    assert storage.jobs.renew(first) is None
+    assert not storage.jobs.finish(first, Ending(state="succeeded"))
+    assert storage.jobs.finish(second, Ending(state="succeeded"))
+    assert not storage.jobs.finish(second, Ending(state="failed"))
+    outcomes = [a.outcome for a in storage.jobs.attempts(first.id)]
+    assert outcomes == ["interrupted", "succeeded"]
+
+
+def test_a_lease_that_has_run_out_is_taken_over(storage: Storage):
+    row, _ = storage.jobs.add(job())
+    assert storage.jobs.claim("planning", "a") is not None
+    assert storage.jobs.claim("planning", "b") is None
+    with storage.database.writing() as session:
+        session.execute(update(JobRow).values(lease_until_seconds=time.time() - 1))
+    again = storage.jobs.claim("planning", "b")
+    assert again is not None
+    assert again.id == row.id
+
+
+def test_an_idempotency_key_makes_one_job_for_each_principal(storage: Storage):
+    first, known = storage.jobs.add(job(idempotency_key="k", principal="p"))
+    again, known_again = storage.jobs.add(job(idempotency_key="k", principal="p"))
+    other, _ = storage.jobs.add(job(idempotency_key="k", principal="q"))
+    assert (known, known_again) == (False, True)
+    assert again.id == first.id
+    assert other.id != first.id
+    with pytest.raises(KeyReusedError):
+        storage.jobs.add(job(idempotency_key="k", principal="p", request={"seconds": 1}))
+
+
+def test_cancelling_ends_a_waiting_job_and_asks_a_running_one(storage: Storage):
+    waiting, running = (storage.jobs.add(job())[0] for _ in range(2))
+    cancelled = storage.jobs.cancel(waiting.id)
+    assert cancelled is not None
+    assert cancelled.state == "cancelled"
+    claimed = storage.jobs.claim("planning", "a")
+    assert claimed is not None
+    assert claimed.id == running.id
+    storage.jobs.cancel(running.id)
+    assert storage.jobs.renew(claimed) is True
+
+
+def test_pages_hold_every_job_once(storage: Storage):
+    ids = {storage.jobs.add(job())[0].id for _ in range(7)}
+    seen: list[str] = []
+    cursor = None
+    while True:
+        page = storage.jobs.page(cursor=cursor, limit=3)
+        seen += [row.id for row in page.items]
+        cursor = page.next_cursor
+        if cursor is None:
+            break
+    assert len(seen) == 7
+    assert set(seen) == ids
+
+
+def test_retention_removes_ended_jobs_and_their_files_alone(storage: Storage):
+    storage.jobs.add(job())
+    ended = storage.jobs.claim("planning", "a")
+    assert ended is not None
+    digest = storage.artefacts.put(b"{}")
+    storage.jobs.finish(ended, Ending(state="succeeded", result_sha256=digest))
+    waiting, _ = storage.jobs.add(job())
+    folder = storage.job_folder(ended.id)
+    folder.mkdir(parents=True)
+    assert storage.sweep(retention_days=1.0) == 0
+    assert storage.artefacts.get(digest) == b"{}"
+    assert storage.sweep(retention_days=0.0) == 1
+    assert not folder.exists()
+    assert storage.jobs.get(ended.id) is None
+    assert storage.jobs.get(waiting.id) is not None
+
+
+def test_artefacts_are_kept_once_and_found_by_content(tmp_path: Path):
+    artefacts = Artefacts(tmp_path)
+    digest = artefacts.put(b"abc")
+    # FIPS 180-2, B.1: SHA-256 of "abc".
+    assert digest == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+    assert artefacts.put(b"abc") == digest
+    assert artefacts.get(digest) == b"abc"
+    artefacts.path(digest).write_bytes(b"abd")
+    assert artefacts.get(digest) is None
+    with pytest.raises(ValueError, match="sha256"):
+        artefacts.path("../../etc/passwd")
+
+
+def test_a_data_folder_serves_one_service(tmp_path: Path):
+    _, former = lock_folder(tmp_path, "first")
+    assert former == ""
+    with pytest.raises(InputError, match="another service"):
+        lock_folder(tmp_path, "second")
+
+
+@pytest.mark.parametrize("url", ["mysql://x/y", "no url", ""])
+def test_other_databases_are_refused(url: str):
+    with pytest.raises(InputError, match="expected a"):
+        Database(url)
+
+
+def test_psycopg_is_the_driver_of_a_postgresql_url():
+    assert normal_url("postgresql://u@h/d") == "postgresql+psycopg://u@h/d"
+
+
+@pytest.mark.parametrize("text", ["", "x", "bm90IGpzb24", "W10", "e30", "WyJhIiwgMV0"])
+def test_a_cursor_that_is_none_of_ours_is_refused(text: str):
+    with pytest.raises(InputError, match="cursor"):
+        decode_cursor(text)
