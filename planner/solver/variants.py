@@ -51,7 +51,11 @@ def variants(
     """
     found: list[Candidate] = []
     left_out: dict[str, LeftOut] = {}
-    plain = [b for b in bases if b.batching == "independent" and b.topology != "partitioned"]
+    plain = [
+        b
+        for b in bases
+        if b.batching == "independent" and b.topology != "partitioned" and b.hosts == 1
+    ]
     for base in plain:
         for each in (
             *_stacked(draws, base, num_steps),
