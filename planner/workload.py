@@ -142,6 +142,31 @@ def timing_key(seeds_per_rank: int, *, shared: bool = False, hosts: int = 1) -> 
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Combination:
+    """One way to share the cores that the model is timed in."""
+
+    ranks: int
+    """Processes that compute at once on a host."""
+    threads: int
+    hosts: int = 1
+    """Machines that share the batch besides."""
+    shared: bool = False
+    """The ranks share the work of one batch (cooperative batching)."""
+    parts: bool = False
+    """The ranks share the topology too, so that rows of stacks are asked for."""
+
+    @property
+    def num_ranks(self) -> int:
+        """Over all hosts."""
+        return self.ranks * self.hosts
+
+    def key(self, batch_size: int) -> str:
+        """Where the model's timing is kept."""
+        seeds = -(-batch_size // self.num_ranks)
+        return timing_key(seeds, shared=self.shared, hosts=self.hosts)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Hotness:
     """Access frequencies of one batch size; arrays of length num_nodes."""
 

@@ -6,76 +6,29 @@ a static cache of hot rows (own rows per rank). All are priced by the same few s
 shared capacity, so prefetching on a full machine is not predicted to be free.
 """
 
-from dataclasses import dataclass
-
 from planner.candidate import Candidate, PlacedRows
 from planner.cost.all_reduce import gradient_bytes
-from planner.cost.budget import Budgets, memory_use, rank_parts
-from planner.cost.choices import choice_parts, with_choices
-from planner.cost.cooperative import (
-    Part,
-    cooperative_rank,
-    exchange_parts,
-    feature_bytes,
-    hidden_bytes,
-    id_bytes,
-    part_of,
-    part_profile,
-)
+from planner.cost.budget import memory_use, rank_parts
+from planner.cost.choices import choice_parts
 from planner.cost.gpu_memory import gpu_memory_use, gpu_parts
 from planner.cost.gpu_model import gpu_ranks, gpu_traffic
 from planner.cost.gpu_reads import copy_seconds_per_byte
 from planner.cost.hosts import card_bytes, hosts_memory_use
 from planner.cost.interval import relative_half_width, spanned
-from planner.cost.partitioned import Fetched, fetched, grid_parts, grid_rank, sent_bytes
-from planner.cost.rank_seconds import RankSeconds, rank_seconds
-from planner.cost.rates import ranks_here, topology_bytes
+from planner.cost.on_cores import batch_and_timing, exchanged_bytes, joined_parts, on_cores
+from planner.cost.rank_seconds import RankSeconds
+from planner.cost.rates import topology_bytes
+from planner.cost.request import (
+    Request as Request,
+    row_bytes as row_bytes,
+    seeds_per_rank as seeds_per_rank,
+    steps_per_epoch as steps_per_epoch,
+)
 from planner.cost.startup import startup_seconds
 from planner.cost.step import StepSeconds, step_seconds
-from planner.errors import SettingsError
 from planner.machine import MachineModel
-from planner.machine_hosts import one_host
-from planner.workload import BatchProfile, ModelTiming, ProcessCost, WorkloadProfile, timing_key
-from runtime.plan import GraphRef, MemoryUse, Prediction, Workload
-
-ITEM_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
-
-
-def row_bytes(graph: GraphRef) -> int:
-    """Bytes of one stored feature row."""
-    return graph.feature_dim * ITEM_BYTES.get(graph.feature_dtype, 4)
-
-
-def seeds_per_rank(batch_size: int, num_ranks: int) -> int:
-    """The largest share of the global batch, which is what a step waits for.
-
-    >>> seeds_per_rank(1024, 3)
-    342
-    """
-    return -(-batch_size // num_ranks)
-
-
-def steps_per_epoch(num_train: int, batch_size: int) -> int:
-    """Optimiser steps that show each training seed once.
-
-    >>> steps_per_epoch(2500, 1024)
-    3
-    """
-    return -(-num_train // batch_size)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Request:
-    """What every candidate of one planning request has in common."""
-
-    graph: GraphRef
-    workload: Workload
-    profile: WorkloadProfile
-    machine: MachineModel
-    budgets: Budgets
-    sampler: str = "neighbor"
-    every_hop: bool = False
-    """Each hop expands every vertex so far (dialect every_hop)."""
+from planner.workload import ProcessCost
+from runtime.plan import MemoryUse, Prediction
 
 
 def predict(request: Request, candidate: Candidate, placed: PlacedRows) -> Prediction:
@@ -99,7 +52,7 @@ def predict(request: Request, candidate: Candidate, placed: PlacedRows) -> Predi
         )
     else:
         ranks = [
-            _on_cores(request, candidate, placed, rank, batch, timing)
+            on_cores(request, candidate, placed, rank, batch, timing)
             for rank in range(candidate.num_ranks)
         ]
     step = step_seconds(candidate, request.machine, ranks)
@@ -130,91 +83,6 @@ def predict(request: Request, candidate: Candidate, placed: PlacedRows) -> Predi
     )
 
 
-def batch_and_timing(request: Request, candidate: Candidate) -> tuple[BatchProfile, ModelTiming]:
-    """One rank's batches, and the model's time on them.
-
-    Raises:
-        SettingsError: they were not profiled.
-    """
-    work, profile = request.workload, request.profile
-    seeds = seeds_per_rank(work.batch_size, candidate.num_ranks)
-    shared = candidate.batching == "cooperative"
-    hosts = candidate.hosts if candidate.kind == "cpu" else 1  # GPUs share nothing of a host
-    try:
-        timing = profile.timing[timing_key(seeds, shared=shared, hosts=hosts)]
-        if shared:
-            return part_profile(profile.batch(work.batch_size), _part(request, candidate)), timing
-        return profile.batch(seeds), timing
-    except KeyError:
-        raise SettingsError(
-            f"expected a profile of {seeds} seeds per rank, found none; profile the graph again"
-        ) from None
-
-
-def _part(request: Request, candidate: Candidate) -> Part:
-    """One rank's part of a batch that all share."""
-    profile = request.profile
-    if profile.shared is None:
-        raise KeyError(candidate.num_ranks)
-    return part_of(
-        profile.batch(request.workload.batch_size),
-        profile.shared,
-        candidate.num_ranks,
-        every_hop=request.every_hop,
-    )
-
-
-def _on_cores(
-    request: Request,
-    candidate: Candidate,
-    placed: PlacedRows,
-    rank: int,
-    batch: BatchProfile,
-    timing: ModelTiming,
-) -> RankSeconds:
-    """Price a rank on the cores of its host."""
-    machine, rows, stored = request.machine, placed.ranks[rank], row_bytes(request.graph)
-    if candidate.hosts > 1:
-        machine = one_host(machine, rank // ranks_here(candidate))
-    if candidate.batching == "cooperative":
-        return cooperative_rank(
-            candidate,
-            request.graph,
-            batch,
-            _part(request, candidate),
-            timing,
-            machine,
-            rows,
-            stored,
-            hidden=request.workload.hidden,
-            sampler=request.sampler,
-        )
-    found = rank_seconds(
-        candidate, request.graph, batch, timing, machine, rows, stored, sampler=request.sampler
-    )
-    if candidate.topology == "partitioned":
-        fetches = _fetched(request, candidate)
-        return grid_rank(found, candidate, request.graph, batch, fetches, machine)
-    return with_choices(found, candidate, machine, rows, batch, request.graph.num_nodes, stored)
-
-
-def _fetched(request: Request, candidate: Candidate) -> Fetched:
-    """What a process row of the candidate's grid fetches for a stack.
-
-    Raises:
-        SettingsError: stacks were not profiled.
-    """
-    work = request.workload
-    seeds = seeds_per_rank(work.batch_size, candidate.num_ranks)
-    stack = request.profile.stacks.get(str(seeds))
-    if stack is None:
-        raise SettingsError(
-            f"expected a profile of stacks of {seeds} seeds, found none; profile the graph again"
-        )
-    steps = steps_per_epoch(request.graph.num_train, work.batch_size)
-    return fetched(stack, candidate, steps)
-
-
 def fixed_parts(
     request: Request, candidate: Candidate, rank: int, code_bytes: int
 ) -> dict[str, int]:
@@ -230,12 +98,7 @@ def fixed_parts(
     process = request.profile.process or ProcessCost(start_seconds=0.0, resident_bytes=0)
     parts = rank_parts(candidate, graph, batch, timing, process, in_batch, code_bytes)
     parts |= choice_parts(candidate, batch, graph.num_nodes, graph.feature_dim)
-    if candidate.topology == "partitioned":
-        parts |= grid_parts(candidate, graph, _fetched(request, candidate))
-    if candidate.batching == "cooperative":
-        part = _part(request, candidate)
-        parts |= exchange_parts(part, row_bytes(graph), graph.num_nodes)
-    return parts
+    return parts | joined_parts(request, candidate)
 
 
 def _memory(
@@ -318,7 +181,7 @@ def _traffic(
     if candidate.kind == "cuda":
         return gpu_traffic(request.machine, candidate, placed, stored)
     moved = [(kind, rows * stored) for rank in placed.ranks for kind, rows in rank.rows.items()]
-    exchanged = _exchanged_bytes(request, candidate)
+    exchanged = exchanged_bytes(request, candidate)
     if candidate.hosts > 1:
         remote = sum(size for kind, size in moved if kind in ("peer", "remote"))
         total |= card_bytes(candidate, num_parameters, exchanged + remote)
@@ -330,20 +193,6 @@ def _traffic(
         link = link_of(request.machine, kind)
         total[link] = total.get(link, 0.0) + size
     return total
-
-
-def _exchanged_bytes(request: Request, candidate: Candidate) -> float:
-    """Bytes per step that all ranks send each other for a shared batch, or a shared topology."""
-    ranks = candidate.num_ranks
-    if candidate.batching == "cooperative":
-        part = _part(request, candidate)
-        rows = feature_bytes(part, row_bytes(request.graph))
-        rows += hidden_bytes(part, request.workload.hidden)
-        return ranks * (id_bytes(part, ranks) + rows)
-    if candidate.topology == "partitioned":
-        found = _fetched(request, candidate)
-        return ranks * sent_bytes(found, ranks, candidate.replication) / found.steps
-    return 0.0
 
 
 def _provenance(step: StepSeconds, candidate: Candidate, warmup_seconds: float) -> dict[str, str]:

@@ -1,7 +1,7 @@
 """Graph -> profile: pre-sample for every number of ranks, then time the model on those shapes."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -20,13 +20,13 @@ from planner.profiling.team import Team
 from planner.settings import PlanSettings
 from planner.workload import (
     BatchProfile,
+    Combination as Combination,
     Hotness,
     ModelTiming,
     SharedBatch,
     Spread,
     StackProfile,
     WorkloadProfile,
-    timing_key,
 )
 from runtime import codec
 from runtime.graph.dataset import Graph
@@ -42,31 +42,6 @@ STEPS = 20
 """Measured steps of each scale."""
 MOST_SAMPLED = 3
 """Numbers of ranks that are pre-sampled; those between are interpolated [A5]."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Combination:
-    """One way to share the cores that the model is timed in."""
-
-    ranks: int
-    """Processes that compute at once on a host."""
-    threads: int
-    hosts: int = 1
-    """Machines that share the batch besides."""
-    shared: bool = False
-    """The ranks share the work of one batch (cooperative batching)."""
-    parts: bool = False
-    """The ranks share the topology too, so that rows of stacks are asked for."""
-
-    @property
-    def num_ranks(self) -> int:
-        """Over all hosts."""
-        return self.ranks * self.hosts
-
-    def key(self, batch_size: int) -> str:
-        """Where the model's timing is kept."""
-        seeds = -(-batch_size // self.num_ranks)
-        return timing_key(seeds, shared=self.shared, hosts=self.hosts)
 
 
 def profile_key(

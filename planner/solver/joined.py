@@ -14,11 +14,10 @@ from planner.candidate import Candidate
 from planner.errors import SettingsError
 from planner.machine import MachineModel
 from planner.machine_hosts import first_hosts, joins_hosts, num_hosts, one_host
-from planner.profiling.profile import Combination
 from planner.settings import PlanSettings
 from planner.solver.candidates import candidates
 from planner.solver.candidates_gpu import machine_candidates, plans_gpus
-from planner.workload import WorkloadProfile
+from planner.workload import Combination, WorkloadProfile
 from runtime.errors import SamplerError
 from runtime.plan import Sampler
 from runtime.sampling.parameters import number, parameters_of

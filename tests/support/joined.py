@@ -25,7 +25,7 @@ MESSAGE_SECONDS = 1e-4
 
 def host_rates(hosts: int, card: float = CARD_BYTES_PER_SECOND) -> HostRates:
     """Links of one rate; a collective takes 100 us and its bytes over the card."""
-    sizes = [1_000, 1_000_000, 100_000_000]
+    sizes = [1_000, 40_000, 1_000_000, 100_000_000]
     points = [summarize([MESSAGE_SECONDS + size / card]) for size in sizes]
     counts = list(range(2, hosts + 1))
     link = card * (1 - np.eye(hosts))
