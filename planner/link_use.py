@@ -62,6 +62,11 @@ class Ways:
         }
         self._found: dict[tuple[str, str], list[Route]] = {}
 
+    @property
+    def processors(self) -> list[str]:
+        """Names of the machine's processors by rank."""
+        return [processor.name for processor in self._processors]
+
     def _processor(self, device: Device) -> Processor:
         """GPUs in order where the machine has any; cores else."""
         machine = self.machine
@@ -114,7 +119,7 @@ class Ways:
         self,
         use: dict[str, LinkUse],
         rank: int,
-        rows: Mapping[tuple[str, int], int],
+        rows: Mapping[tuple[str, int], int | float],
         row_bytes: Mapping[str, float],
     ) -> None:
         """Let a rank's rows, by (kind, server), cross their links."""

@@ -17,7 +17,9 @@ from planner.link_use import LinkUse, Ways
 from planner.machine import MachineModel
 from planner.profiling.presample import Progress
 from planner.replay import Replay, RowCounter, RowCounts, check_replayable
+from planner.simulate_gpu import DeviceUse, device_uses, gpu_step_times, topology_links
 from planner.simulate_time import BatchWork, StepTimes, step_times
+from planner.solver.candidates_gpu import plans_gpus
 from runtime.errors import PlanError
 from runtime.graph.dataset import Graph, open_graph
 from runtime.plan import Plan, load_plan
@@ -56,6 +58,10 @@ class Simulation:
     ranks: list[RankCounts]
     links: dict[str, LinkUse]
     """Feature rows by link, over all ranks and batches."""
+    devices: list[DeviceUse]
+    """Feature rows by rank's device."""
+    topology_links: dict[str, LinkUse]
+    """Reads of adjacency lists by link, where GPUs draw the batches."""
     times: StepTimes
     provenance: dict[str, str]
     notes: list[str]
@@ -96,6 +102,7 @@ def simulate(
         ranks.append(counts)
         work.append(mine)
         ways.add(links, rank, _by_server(counts), _row_bytes(counts))
+    on_gpus = plans_gpus(machine)
     return Simulation(
         plan_id=plan.plan_id,
         machine=machine.name,
@@ -103,13 +110,17 @@ def simulate(
         batches=ranks[0].batches,
         ranks=ranks,
         links=dict(sorted(links.items())),
-        times=step_times(plan, machine, ways, work),
+        devices=device_uses(ways, work),
+        topology_links=topology_links(plan, ways, work) if on_gpus else {},
+        times=(gpu_step_times if on_gpus else step_times)(plan, machine, ways, work),
         provenance={
             "ranks": "counted: the plan's own seeds, sampler and location tables",
             "links": "counted rows over the machine's routes; seconds derived from "
             f"{machine.provenance} bandwidths",
-        },
-        notes=_notes(plan, machine),
+            "devices": "counted rows, by the processor of each rank",
+        }
+        | ({"topology_links": "derived: counted edges at the sizes GPUs read"} if on_gpus else {}),
+        notes=_notes(plan, machine, on_gpus=on_gpus),
     )
 
 
@@ -160,6 +171,10 @@ def _replay_rank(
                     rows=read.rows,
                     bytes=read.bytes,
                     rows_of_rank=read.rows_of_rank,
+                    hop_vertices=np.cumsum(batch.num_sampled_nodes).tolist(),
+                    hop_edges=list(batch.num_sampled_edges),
+                    block_edges=[block.num_edges for block in batch.blocks],
+                    lists=dict(batch.lists_by_source),
                 )
             )
     finally:
@@ -195,9 +210,9 @@ def _row_bytes(counts: RankCounts) -> dict[str, float]:
     return {k: counts.bytes_by_source[k] / n for k, n in counts.rows_by_source.items() if n}
 
 
-def _notes(plan: Plan, machine: MachineModel) -> list[str]:
+def _notes(plan: Plan, machine: MachineModel, *, on_gpus: bool) -> list[str]:
     notes: list[str] = []
-    if machine.fingerprint != plan.machine.fingerprint:
+    if machine.fingerprint != plan.machine.fingerprint and not on_gpus:
         notes.append(
             f"the plan was made for {plan.machine.name}; its compute seconds are of that machine"
         )

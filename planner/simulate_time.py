@@ -30,6 +30,13 @@ class BatchWork:
     """By source."""
     bytes: dict[str, int]
     rows_of_rank: dict[int, int]
+    hop_vertices: list[int] = field(default_factory=list[int])
+    """Distinct vertices up to each hop, seeds first."""
+    hop_edges: list[int] = field(default_factory=list[int])
+    block_edges: list[int] = field(default_factory=list[int])
+    """Of each block, outermost first."""
+    lists: dict[str, int] = field(default_factory=dict[str, int])
+    """Adjacency lists visited, by source; empty with topology on the host."""
     working_rows: int = 0
     """Distinct rows that the rank's batches are spread over."""
 
@@ -42,7 +49,8 @@ class StepTimes:
     """Mean over steps of the busiest link's seconds for feature rows, all ranks together."""
     busiest_link: str
     step_seconds: float | None = None
-    """Mean over steps; None where the machine has no rates for the loader's stages."""
+    """Mean over steps; None where the machine has no rates for the loader's stages, or no model of
+    the compute."""
     total_seconds: float | None = None
     stages: dict[str, float] = field(default_factory=dict[str, float])
     """Mean seconds of a rank, by stage."""
@@ -63,12 +71,10 @@ def step_times(
     Raises:
         MachineError: a route or a table is missing.
     """
-    movement, busiest = _movement(ways, work)
+    moving, busiest = movement(ways, work)
     if any(name not in machine.tables for name in RATES):
         words = "not modelled: the machine has no measured rates for sampling and gathering"
-        return StepTimes(
-            movement_seconds=movement, busiest_link=busiest, provenance={"step": words}
-        )
+        return StepTimes(movement_seconds=moving, busiest_link=busiest, provenance={"step": words})
     loader = np.array(
         [[_loader_seconds(plan, machine, b) for b in mine] for mine in work], dtype=np.float64
     )  # [ranks, steps, stages]
@@ -79,7 +85,7 @@ def step_times(
     stages = dict(zip(names, loader.mean(axis=(0, 1)).tolist(), strict=True))
     stages |= {s.value: plan.prediction.stages.get(s.value, 0.0) for s in compute}
     return StepTimes(
-        movement_seconds=movement,
+        movement_seconds=moving,
         busiest_link=busiest,
         step_seconds=total / trainer.shape[1],
         total_seconds=total,
@@ -92,13 +98,13 @@ def step_times(
     )
 
 
-def _movement(ways: Ways, work: Sequence[Sequence[BatchWork]]) -> tuple[float, str]:
+def movement(ways: Ways, work: Sequence[Sequence[BatchWork]]) -> tuple[float, str]:
     """Mean seconds of the busiest link per step, and the link that is busiest most often."""
     seconds, names = list[float](), dict[str, int]()
     for step in range(len(work[0])):
         use: dict[str, LinkUse] = {}
         for rank, mine in enumerate(work):
-            ways.add(use, rank, _served(mine[step]), _widths(mine[step]))
+            ways.add(use, rank, served(mine[step]), widths(mine[step]))
         if use:
             name = max(sorted(use), key=lambda n: use[n].seconds)
             seconds.append(use[name].seconds)
@@ -108,13 +114,15 @@ def _movement(ways: Ways, work: Sequence[Sequence[BatchWork]]) -> tuple[float, s
     return float(np.mean(seconds)), max(sorted(names), key=lambda n: names[n])
 
 
-def _served(batch: BatchWork) -> dict[tuple[str, int], int]:
+def served(batch: BatchWork) -> dict[tuple[str, int], int]:
+    """Rows by (source, rank that serves them, or -1)."""
     exchanged = "remote" if "remote" in batch.rows else "peer"
     found = {(exchanged, rank): rows for rank, rows in batch.rows_of_rank.items()}
     return found | {(k, -1): n for k, n in batch.rows.items() if k not in ("peer", "remote")}
 
 
-def _widths(batch: BatchWork) -> dict[str, float]:
+def widths(batch: BatchWork) -> dict[str, float]:
+    """Mean bytes of a row by source."""
     return {k: batch.bytes[k] / n for k, n in batch.rows.items() if n}
 
 

@@ -72,11 +72,21 @@ def simulate_command(
         moved, busy = bytes_text(use.moved_bytes), seconds_text(use.seconds)
         links.add_row(name, bytes_text(use.bytes), moved, lines, busy)
     screen.print(links)
+    devices = Grid("rank", "processor", "read", "served", "PCIe lines", "busiest link", box=None)
+    for rank, use in enumerate(result.devices):
+        lines = f"{use.pcie_lines:.0f}" if use.pcie_lines else ""
+        read = bytes_text(sum(use.read_bytes.values()))
+        busy = f"{use.busiest_link} {seconds_text(use.link_seconds)}" if use.busiest_link else ""
+        row = (str(rank), use.processor, read, bytes_text(use.served_bytes), lines, busy)
+        devices.add_row(*row)
+    screen.print(devices)
     times = result.times
     moving = f"{seconds_text(times.movement_seconds)} per step on {times.busiest_link}"
     screen.print(f"{result.batches} steps on {result.machine}; busiest link, modelled: {moving}")
     if times.step_seconds is not None:
         screen.print(f"modelled step {seconds_text(times.step_seconds)}")
+        for stage, seconds in times.stages.items():
+            screen.print(f"  {stage}: {seconds_text(seconds)}")
     for source, words in {**result.provenance, **times.provenance}.items():
         screen.print(f"  {source}: {words}", markup=False, soft_wrap=True)
     for note in result.notes:

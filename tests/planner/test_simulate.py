@@ -133,8 +133,69 @@ def test_rows_cross_the_links_of_a_machine_one_does_not_have(
     pcie = [use for name, use in found.links.items() if name in ("pcie0.h2d", "pcie1.h2d")]
     assert sum(u.pcie_lines for u in pcie) == pytest.approx(rows["host"] * lines(64, 64))
     assert sum(u.bytes for u in pcie) == pytest.approx(rows["host"] * 64)
-    assert found.times.step_seconds is None  # nothing was measured there: nothing is invented
     assert found.times.movement_seconds > 0
+
+
+def test_a_presets_gpus_get_step_seconds_marked_as_derived(
+    small_graph: Graph, tmp_path: Path
+) -> None:
+    folder = tmp_path / "plan"
+    make_plan(small_graph, folder, ranks=2, own_rows=700, peers=True)
+    preset = load_preset("dgx-v100")
+    found = simulate(folder, preset)
+    times = found.times
+    assert times.step_seconds is not None
+    assert times.step_seconds > times.movement_seconds
+    assert set(times.stages) == {
+        "sample", "gather", "copy", "batch", "forward_backward", "all_reduce", "optimizer"
+    }  # fmt: skip
+    # The slowest rank of each step is no faster than the mean rank.
+    assert times.step_seconds >= sum(times.stages.values()) * (1 - 1e-9)
+    assert all("derived" in words for words in times.provenance.values())
+    halved = [
+        replace(link, gather_bytes_per_second=link.gather_bytes_per_second / 2)
+        if "h2d" in link.name or "dram" in link.name or "bridge" in link.name
+        else link
+        for link in preset.links
+    ]
+    slow = simulate(folder, replace(preset, links=halved))
+    assert slow.ranks == found.ranks
+    # Kernels' starts stay, the reads over the halved links take longer.
+    assert slow.times.stages["gather"] > times.stages["gather"]
+    assert slow.times.stages["forward_backward"] == times.stages["forward_backward"]
+
+
+def test_devices_and_topology_reads_add_up_to_what_was_counted(
+    small_graph: Graph, tmp_path: Path
+) -> None:
+    folder = tmp_path / "plan"
+    make_plan(small_graph, folder, ranks=2, own_rows=700, peers=True)
+    found = simulate(folder, load_preset("siton"))
+    for rank, device in zip(found.ranks, found.devices, strict=True):
+        assert device.read_bytes == rank.bytes_by_source
+        # [C7]: one line for each row of 64 bytes; siton's bridged pair reads peers over NVLink.
+        assert device.pcie_lines == pytest.approx(rank.rows_by_source["host"] * lines(64, 64))
+    assert [d.served_bytes for d in found.devices] == [
+        found.ranks[1 - g].bytes_by_source["peer"] for g in (0, 1)
+    ]
+    edges = sum(r.edges for r in found.ranks)
+    slots = [u for name, u in found.topology_links.items() if name in ("pcie0.h2d", "pcie1.h2d")]
+    # A neighbour's id of 4 bytes moves one line; every expanded list's offsets one more.
+    assert sum(u.pcie_lines for u in slots) > edges
+    assert sum(u.rows for u in slots) == pytest.approx(sum(u.pcie_lines for u in slots))
+
+
+def test_a_model_without_a_roofline_gets_counts_and_no_seconds(
+    small_graph: Graph, tmp_path: Path
+) -> None:
+    folder = tmp_path / "plan"
+    plan = make_plan(small_graph, folder)
+    arrays = {name: np.load(folder / ref.file) for name, ref in plan.arrays.items()}
+    own_model = replace(plan.workload, model="somewhere:factory")
+    save_plan(replace(plan, workload=own_model), arrays, tmp_path / "own")
+    times = simulate(tmp_path / "own", load_preset("siton")).times
+    assert times.step_seconds is None
+    assert "has no roofline" in times.provenance["step"]
 
 
 def test_modelled_time_follows_the_machines_rates(small_graph: Graph, tmp_path: Path) -> None:
