@@ -39,14 +39,14 @@ class Gate:
     """
 
     def __init__(self, app: ASGIApp, service: Service) -> None:
-        self._app = app
+        self.app = app
         self._service = service
         self._hosts = {h.lower() for h in service.settings.allowed_hosts}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Let a request through, or answer it with a problem."""
         if scope["type"] != "http":
-            await self._app(scope, receive, send)
+            await self.app(scope, receive, send)
             return
         await _Passage(self, scope).run(receive, send)
 
@@ -58,6 +58,8 @@ class Gate:
             HTTPException: its body is too large or of a wrong kind.
         """
         self._check_host(scope, headers)
+        if "\0" in scope["path"] or b"%00" in scope["query_string"]:
+            raise HTTPException(400, "expected an address without zero bytes")
         client = client_of(scope)
         try:
             principal = await self._service.auth.principal(headers)
@@ -97,8 +99,8 @@ class Gate:
         most = self._service.settings.max_body_bytes
         if not length.isascii() or not length.isdigit():
             raise HTTPException(400, "expected a number as Content-Length")
-        if int(length) > most:
-            raise HTTPException(413, f"expected at most {most} bytes, found {length}")
+        if len(length) > 18 or int(length) > most:
+            raise HTTPException(413, f"expected at most {most} bytes, found {length[:18]}")
         if int(length) == 0 and "transfer-encoding" not in headers:
             return
         kind = headers.get("content-type", "").partition(";")[0].strip().lower()
@@ -145,7 +147,7 @@ class _Passage:
         try:
             await self._gate.check(self._scope, self._headers)
             most = self._service.settings.max_body_bytes
-            await self._gate._app(self._scope, limited(receive, most), answer)  # pyright: ignore[reportPrivateUsage]
+            await self._gate.app(self._scope, limited(receive, most), answer)
             return
         except ServiceError as error:
             response = of_service_error(path, error)

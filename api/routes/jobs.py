@@ -78,7 +78,7 @@ def get_log(service: ServiceIn, _who: Reader, job: JobId) -> Response:
     return Response(jobs.job_log(service, job), media_type="text/plain; charset=utf-8")
 
 
-@router.get("/{job}/events", response_class=EventSourceResponse, responses=EVENTS)
+@router.get("/{job}/events", response_class=Response, responses=EVENTS)
 async def follow_job(
     request: Request,
     service: ServiceIn,
@@ -94,6 +94,7 @@ async def follow_job(
 def stream(request: Request, service: ServiceIn, job: str, last_event_id: str | None) -> Response:
     """The events of a job that is there."""
     states: JobStates = request.app.state.job_states
+    states.refuse_more()
     return EventSourceResponse(
         follow(service, states, job, Position.parse(last_event_id)),
         headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"},

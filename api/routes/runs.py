@@ -3,7 +3,6 @@
 from typing import Annotated
 
 from fastapi import APIRouter, Path, Query, Request, Response
-from fastapi.sse import EventSourceResponse
 from starlette.concurrency import run_in_threadpool
 
 from api.routes.common import CallerIn, PageIn, ServiceIn, accepted, shown, tagged, tagged_model
@@ -47,7 +46,7 @@ def get_run(request: Request, service: ServiceIn, _who: Reader, run: RunId) -> R
     return tagged_model(request, Run.of(runs.get_run(service, run)))
 
 
-@router.get("/{run}/events", response_class=EventSourceResponse, responses=EVENTS)
+@router.get("/{run}/events", response_class=Response, responses=EVENTS)
 async def follow_run(
     request: Request,
     service: ServiceIn,

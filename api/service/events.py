@@ -47,7 +47,19 @@ class JobStates:
 
     def __init__(self, service: Service) -> None:
         self._service = service
+        self.followers = 0
+        """Streams that are open."""
         self._known: dict[str, tuple[float, asyncio.Task[JobRow | None]]] = {}
+
+    def refuse_more(self) -> None:
+        """Let one more follower in.
+
+        Raises:
+            UnavailableError: too many follow already.
+        """
+        most = self._service.settings.max_followers
+        if self.followers >= most:
+            raise UnavailableError(f"expected fewer than {most} followers; try later")
 
     async def get(self, job_id: str) -> JobRow | None:
         """The job, at most half a second old."""
@@ -64,20 +76,15 @@ class JobStates:
 async def follow(
     service: Service, states: JobStates, job_id: str, start: Position
 ) -> AsyncIterator[bytes]:
-    """Events and log lines of a job until it has ended, and then its end.
-
-    Raises:
-        UnavailableError: too many follow already.
-    """
-    gauge, most = service.metrics.followers, service.settings.max_followers
-    if gauge._value.get() >= most:  # pyright: ignore[reportPrivateUsage] - it has no other reader
-        raise UnavailableError(f"expected fewer than {most} followers; try later")
-    gauge.inc()
+    """Events and log lines of a job until it has ended, and then its end."""
+    states.followers += 1
+    service.metrics.followers.set(states.followers)
     try:
         async for chunk in _follow(service, states, job_id, start):
             yield chunk
     finally:
-        gauge.dec()
+        states.followers -= 1
+        service.metrics.followers.set(states.followers)
 
 
 async def _follow(

@@ -45,8 +45,8 @@ def upload_machine(service: Service, document: dict[str, Any]) -> MachineSummary
         )
     row = MachineRow(
         id=codec.content_hash(machine)[:32],
-        name=machine.name[:200],
-        fingerprint=machine.fingerprint[:128],
+        name=storable(machine.name)[:200],
+        fingerprint=storable(machine.fingerprint)[:128],
         provenance=machine.provenance,
         sha256=service.storage.artefacts.put(codec.dumps(machine).encode()),
         created_seconds=time.time(),
@@ -54,6 +54,11 @@ def upload_machine(service: Service, document: dict[str, Any]) -> MachineSummary
     service.storage.catalogue.add_machine(row)
     kept = service.storage.catalogue.machine(row.id)
     return MachineSummary.of(kept or row)
+
+
+def storable(text: str) -> str:
+    """A text that every database takes: no halves of characters, no zero bytes."""
+    return text.encode(errors="replace").decode().replace("\0", "?")
 
 
 def machine_model(service: Service, name: str) -> MachineModel:

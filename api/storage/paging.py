@@ -3,6 +3,7 @@
 import base64
 import binascii
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -37,11 +38,19 @@ def decode_cursor(text: str) -> tuple[float, str]:
     try:
         found: Any = json.loads(base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)))
         time_seconds, row_id = found
+        if not re.fullmatch(r"[0-9a-z]{1,64}", str(row_id)):
+            raise ValueError(row_id)
         return float(time_seconds), str(row_id)
-    except (ValueError, TypeError, binascii.Error, RecursionError):
+    except (ValueError, TypeError, OverflowError, binascii.Error, RecursionError):
         raise InputError(
             "cursor: expected the next_cursor of an earlier page, found something else"
         ) from None
+
+
+def _number(row_id: str) -> int:
+    if not re.fullmatch(r"[0-9]{1,18}", row_id):
+        raise InputError(f"cursor: expected that of the same list, found {row_id!r}")
+    return int(row_id)
 
 
 def page_of(
@@ -69,7 +78,7 @@ def page_of(
     query = select(table).where(*where).order_by(order[0].desc(), order[1].desc())
     if cursor is not None:
         time_seconds, row_id = decode_cursor(cursor)
-        number = int(row_id) if order[1].type.python_type is int else row_id
+        number = _number(row_id) if order[1].type.python_type is int else row_id
         query = query.where(tuple_(order[0], order[1]) < tuple_(time_seconds, number))
     found = list(session.scalars(query.limit(limit + 1)))
     more = len(found) > limit

@@ -21,9 +21,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
 
 
 @pytest.fixture(scope="module")
-def planner(
-    small_graph: Graph, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[TestClient]:
+def planner(small_graph: Graph, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
     """A running service whose root holds the small graph."""
     root = small_graph.path.parent
     folder = tmp_path_factory.mktemp("planner")
@@ -67,7 +65,19 @@ def postgres_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
     call(initdb, "-D", str(data), "-U", "gnnplan", "-A", "trust", "-N")
     options = f"-k {folder} -c listen_addresses='' -c fsync=off"
-    call(pg_ctl, "-D", str(data), "-w", "-t", "300", "-l", str(folder / "log"), "-o", options, "start")
+    call(
+        pg_ctl,
+        "-D",
+        str(data),
+        "-w",
+        "-t",
+        "300",
+        "-l",
+        str(folder / "log"),
+        "-o",
+        options,
+        "start",
+    )
     try:
         yield f"postgresql://gnnplan@/postgres?host={folder}"
     finally:
