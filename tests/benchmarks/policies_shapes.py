@@ -91,7 +91,7 @@ def song_jiang(name: str) -> None:
             hottest_fifth=short(top),
             published=f"{low} to {high}",
             agrees=agrees,
-            why="" if agrees else reason(ratios, top, len(candidate.cliques[0])),
+            why="" if agrees else reason(ratios, scored),
         )
 
 
@@ -101,22 +101,16 @@ def from_host(other: Score, ours: Score) -> float | None:
     return short(float(other.bytes[0][:, HOST].sum() / mine)) if mine > 0 else None
 
 
-def reason(ratios: dict[str, float], top: float, clique: int) -> str:
+def reason(ratios: dict[str, float], scored: dict[str, Score]) -> str:
     """What explains a ratio outside the published range."""
-    if min(ratios.values()) < PUBLISHED[0]:
-        if clique * BUFFER_SHARE >= 1:
-            return (
-                f"{clique} GPUs with room for a fifth each hold every row under any policy; what "
-                "is left to gain is reading a peer less often"
-            )
-        return (
-            f"hotness is flat: the hottest fifth of the rows takes {top:.0%} of the reads, so any "
-            "fifth serves nearly as well"
-        )
-    return (
-        f"hotness is more skewed than on the paper's graphs: the hottest fifth takes {top:.0%} of "
-        "the reads, and the best placement leaves hardly any to the host"
+    served = {policy: float(each.hit_rates().mean()) for policy, each in scored.items()}
+    shares = (
+        f"of the reads the clique serves {served['random']:.1%} under random, "
+        f"{served['naive']:.1%} under naive, {served['song-jiang']:.1%} under Song-Jiang"
     )
+    if min(ratios.values()) < PUBLISHED[0]:
+        return f"naive and random keep their ranges' hottest rows, which leaves little: {shares}"
+    return f"hardly a row is missed, so ratios of misses are large: {shares}"
 
 
 def las(name: str) -> None:
