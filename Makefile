@@ -43,9 +43,10 @@ format: $(STAMP)  ## format and fix what can be fixed
 bench: $(STAMP)  ## every benchmark, one JSON object per line
 	for name in placement sampling gather end_to_end; do $(BIN)/python -m tests.benchmarks.$$name --json || exit 1; done
 
-soak: $(STAMP)  ## long runs: 50 injected faults; learning against full-batch training on real graphs
+soak: $(STAMP)  ## long runs: 50 injected faults; learning on real graphs; the service loaded and killed
 	$(TEST_ENV) $(BIN)/python -m tests.benchmarks.soak_failures --json
 	$(BIN)/python -m tests.benchmarks.learning --json
+	$(TEST_ENV) $(BIN)/python -m tests.benchmarks.service --json
 
 clean:  ## remove the virtual environment and caches
 	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis .import_linter_cache
