@@ -26,6 +26,7 @@ from planner.cost.rates import (
 from planner.placement.costs import RowCosts
 from planner.placement.evaluate import evaluate
 from planner.placement.policy import Parts, Placement
+from planner.solver.network_gpu import contended_network
 from planner.solver.placing_gpu import gpu_room, gpu_row_costs
 from planner.solver.policies import place
 from planner.workload import Hotness
@@ -133,6 +134,8 @@ def place_rows(
     room = capacity(request, candidate, shared_host=shared_host)
     costs = row_costs(request, candidate, hotness, room)
     stored = row_bytes(request.graph)
+    gpus = candidate.kind == "cuda"
+    network = contended_network(request.machine, candidate, stored) if gpus else None
 
     def choose(p: NDArray[np.float32]) -> Placement:
         return place(
@@ -146,6 +149,7 @@ def place_rows(
             parts=parts,
             row_bytes=stored,
             seed=request.workload.seed,
+            network=network,
         )
 
     placement = choose(hotness.features)

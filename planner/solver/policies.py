@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from planner.placement import policy as published
 from planner.placement.costs import RowCosts
 from planner.placement.evaluate import evaluate
-from planner.placement.layout import Instance, Layout, Reason
-from planner.placement.network import Goal
+from planner.placement.layout import Instance, Layout, Reason, read_nearest
+from planner.placement.network import Goal, Network
 from planner.placement.order import Probabilities
 from planner.placement.policies import NAMED, Knowledge, place_named, rows_instance
 from planner.placement.policy import Parts, Placement
@@ -81,8 +81,12 @@ def place(
     row_bytes: int = 0,
     seed: int = 0,
     objective: Objective = "max",
+    network: Network | None = None,
 ) -> Placement:
     """Place feature rows by name; as `planner.placement.policy.place`, and `joint`.
+
+    With a `network`, seconds per row of each device, joint is placed and held against the others
+    on it: devices that share a link with more readers wait longer. None: `costs` hold for all.
 
     Raises:
         SettingsError: the policy is unknown or lacks its input.
@@ -106,7 +110,10 @@ def place(
     published.check_hotness(hotness)
     groups = [list(c) for c in ([range(len(capacity_rows))] if cliques is None else cliques)]
     limit = None if host_rows is None or host_rows >= hotness.shape[-1] else host_rows
-    found = place_joint(rows_instance(hotness, costs, capacity_rows, groups, limit), "serial")
+    instance = rows_instance(hotness, costs, capacity_rows, groups, limit)
+    if network is not None:
+        instance = replace(instance, network=network)
+    found = place_joint(instance, "serial")
     held = found.layout.held[0]
     result = evaluate(
         hotness, held.own, costs, cliques=groups, on_host=held.on_host, row_bytes=row_bytes
@@ -121,6 +128,16 @@ def place(
         variants=(as_variant(found.relaxed.solver, result),),
     )
     tried = [own, *(again(name) for name in WARM)]
-    best = min(tried, key=lambda each: sort_key(each.evaluation, objective))
+    best = min(tried, key=lambda each: _worth(instance, network, each, objective))
     variants = tuple(as_variant(p.variant, p.evaluation) for p in tried)
     return replace(best, policy=JOINT, variants=variants)
+
+
+def _worth(
+    instance: Instance, network: Network | None, found: Placement, objective: Objective
+) -> tuple[float, ...]:
+    """What placements are ranked by, least first."""
+    if network is None:
+        return tuple(sort_key(found.evaluation, objective))
+    held = read_nearest(instance, 0, found.own, found.on_host)
+    return (score(instance, Layout(policy="", held=(held,)), "serial", check=False).seconds,)
