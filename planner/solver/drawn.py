@@ -4,7 +4,7 @@ Importing the search must not import samplers or the graph.
 """
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +23,7 @@ class LocalBatches:
     """Share of the input vertices whose rows the rank holds."""
 
 
+@runtime_checkable
 class Draws(Protocol):
     """Sizes and sequences of batches; a sentence where something cannot be drawn."""
 
