@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from planner.cli import main
 from planner.machine import MachineModel
 from planner.probe.presets import load_preset
 from planner.report.links import link_rows
@@ -265,21 +264,3 @@ def test_a_run_of_another_plan_is_refused_in_words(cpu_plan: Plan):
     text = report_html(cpu_plan, None, other)
     Page(text)
     assert "expected a report of plan" in text
-
-
-def test_the_command_writes_the_page_and_says_so(
-    small_graph: Graph,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-):
-    monkeypatch.setenv("GNNPLAN_CACHE", str(tmp_path / "cache"))
-    monkeypatch.chdir(tmp_path)
-    made = make_plan(small_graph, tmp_path / "plan")
-    assert main(["report", "plan"]) == 0
-    assert made.plan_id[:12] in capsys.readouterr().out
-    Page((tmp_path / "report.html").read_text())
-    assert main(["report", "plan", "--out", "plan"]) == 2
-    assert main(["report", "plan", "--machine", "siton"]) == 2
-    assert main(["report", "plan", "--run", "nowhere"]) == 2
-    assert "expected the machine of the plan" in capsys.readouterr().err
