@@ -15,7 +15,7 @@ import numpy as np
 from planner.assemble import assemble
 from planner.calibrate import calibrated
 from planner.compare import factor_names
-from planner.cost.model import fixed_parts, predict, row_bytes
+from planner.cost.model import fixed_parts, row_bytes
 from planner.machine import MachineModel
 from planner.pipeline import search_for
 from planner.settings import PlanSettings
@@ -124,7 +124,7 @@ def options_of(
     choices: list[Option] = []
     for settings in case.settings(budget_bytes=budget):
         raw = search_for(graph, settings, machine)
-        search = calibrated(raw, factors)
+        search = calibrated(raw, factors) if factors else raw
         priced = search.run()
         wanted = [choose(priced, machine.noise), *grid(case, search, settings, machine)]
         kept = distinct([p for p in wanted if not p.overflow])
@@ -132,7 +132,7 @@ def options_of(
         choices.append(mine[0])
         found += mine
     best = min(choices, key=lambda option: option.priced.seconds)
-    return found, found.index(best)
+    return found, next(i for i, option in enumerate(found) if option is best)
 
 
 def grid(case: Case, search: Search, settings: PlanSettings, machine: MachineModel) -> list[Priced]:
@@ -238,7 +238,9 @@ def line(option: Option, plan: Plan, ranks: list[list[dict[str, Any]]]) -> dict[
     first = ranks[0]
     names = sorted({name for turn in first for name in turn["stages"]})
     predicted = plan.prediction
-    raw = predict(option.raw.request, option.priced.candidate, option.priced.placed.rows)
+    raw = predicted
+    if option.search is not option.raw:
+        raw = option.raw.price(option.priced.candidate).prediction
     return {
         **option.key,
         "keys": factor_names(plan),
