@@ -91,7 +91,13 @@ class Search:
     """Placements made so far: candidates that differ elsewhere share them."""
 
     def price(self, candidate: Candidate) -> Priced:
-        """Place and price one candidate."""
+        """Place and price one candidate.
+
+        Ranks that share a batch keep rows of their own vertices or none: with any other placement
+        the candidate is priced, and named, as one of independent batches.
+        """
+        if candidate.batching == "cooperative" and candidate.policy not in ("none", OWNED):
+            candidate = replace(candidate, batching="independent")
         request, placed = self._request(candidate), self._place(candidate)
         if candidate.las is not None and self.draws is not None:
             own = placed.placement.own[0]
