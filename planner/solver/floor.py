@@ -54,13 +54,3 @@ def scaled(placed: PlacedRows, share: float) -> PlacedRows:
         for r in placed.ranks
     ]
     return replace(placed, ranks=ranks)
-
-
-def scaled_to(placed: PlacedRows, costs: RowCosts, floor_seconds: float) -> PlacedRows:
-    """The same reads, as many as take `floor_seconds` on the rank that reads longest."""
-    prices = {"own": costs.local, "peer": costs.peer, "host": costs.host, "disk": costs.disk}
-    now = max(
-        (sum(count * prices[kind] for kind, count in r.rows.items()) for r in placed.ranks),
-        default=0.0,
-    )
-    return scaled(placed, least_share(floor_seconds, now))
