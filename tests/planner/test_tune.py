@@ -133,7 +133,7 @@ def test_candidates_run_in_turn_and_the_fastest_is_kept(folder: Path) -> None:
     assert told["candidates"][0]["measured"]["median"] == 0.030
     # It can be asked about as any plan can, and its runs taught factors.
     assert load_record(kept).settings == SETTINGS
-    assert found.factors["gather"] == pytest.approx(1.0)
+    assert found.factors["forward_backward"] == pytest.approx(1.0)
 
 
 def test_where_the_model_is_right_the_plan_stays_as_it_was(folder: Path) -> None:
