@@ -15,6 +15,7 @@ stages of a column go in one all-to-all, which is never slower than one after an
 Source: formulas.md 4.6, 4.7 [M8], [C15].
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -79,8 +80,9 @@ def _at(sizes: Sequence[float], values: Sequence[float], batches: float) -> floa
     """Between two sizes on log scales; beyond the largest in proportion: an upper bound."""
     if batches > sizes[-1]:
         return values[-1] * batches / sizes[-1]
-    logs = np.log(np.maximum(values, 1e-9))
-    return float(np.exp(np.interp(np.log(batches), np.log(sizes), logs)))
+    logs = [math.log(max(value, 1e-9)) for value in values]
+    places = [math.log(size) for size in sizes]
+    return math.exp(float(np.interp(math.log(batches), places, logs)))
 
 
 def sent_bytes(found: Fetched, ranks: int, replication: int) -> float:
