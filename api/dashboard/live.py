@@ -4,7 +4,7 @@ import json
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from markupsafe import Markup
 
@@ -48,7 +48,7 @@ def _event(line: bytes) -> dict[str, Any]:
         event = json.loads(line)
     except ValueError:
         return {}
-    return event if isinstance(event, dict) else {}
+    return cast(dict[str, Any], event) if isinstance(event, dict) else {}
 
 
 def draw_losses(found: list[Loss]) -> Markup:

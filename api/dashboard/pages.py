@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Coroutine
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from urllib.parse import parse_qsl
 
 from fastapi import HTTPException, Request, Response
@@ -40,8 +40,8 @@ def environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.filters.update(filters())  # pyright: ignore[reportUnknownMemberType] - jinja2 leaves it open
-    made.filters["when"] = when
+    known = cast(dict[str, Any], made.filters)  # pyright: ignore[reportUnknownMemberType] - jinja2 leaves it open
+    known.update(filters(), when=when)
     return made
 
 

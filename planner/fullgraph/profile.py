@@ -119,7 +119,7 @@ def profile_cuts(
         SettingsError: nothing may be measured and a profile is not cached.
         WorkerFailed: a part could not be timed; the text is its own error.
     """
-    say = progress or (lambda _words, _share: None)
+    say = progress or _silent
     found: dict[Cut, FullProfile] = {}
     for cut in cuts:
         kept = _load(_key(graph, settings, machine, cut, draws))
@@ -224,3 +224,8 @@ def _save(key: str, made: FullProfile) -> None:
             staging.rename(place)
     finally:
         shutil.rmtree(staging, ignore_errors=True)
+
+
+def _silent(words: str, share: float) -> None:
+    """Progress that nobody watches."""
+    del words, share

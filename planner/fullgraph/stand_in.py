@@ -33,7 +33,7 @@ class StandIn(Communicator):
     ) -> None:
         super().__init__()
         self.rank, self.size = rank, size
-        self._wanted = (torch.from_numpy(wanted), wanted_counts)
+        self._wanted = (torch.as_tensor(wanted), wanted_counts)
         self._rows: dict[int, Tensor] = {}
 
     def all_to_all_ids(

@@ -88,7 +88,7 @@ def _loop(request: PartRequest, case: Case) -> Any:
             model, learning_rate=work.learning_rate, weight_decay=work.weight_decay
         ),
         gradients=GradientBuffer(model), comm=comm, meter=StageMeter(), task=request.task,
-        seed=work.seed, full=full, x=x, seeds=torch.from_numpy(seeds),
+        seed=work.seed, full=full, x=x, seeds=torch.as_tensor(seeds),
         y=_labels(request, len(seeds), generator), num_seeds=max(1, graph.num_train),
     )  # fmt: skip
 

@@ -8,10 +8,11 @@ Source: formulas.md 3.3 and 3.6.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.sparse import csr_array
+from scipy import sparse  # pyright: ignore[reportMissingTypeStubs]
 
 from planner.cost.full_graph_rate import p_variance
 from runtime.errors import DatasetError
@@ -83,5 +84,7 @@ def measure_variance(graph: Graph, found: NDArray[np.int32], model: str) -> Vari
     outside = found[sources] != found[nodes[row]]
     boundary = float((weight**2 * squares[where] * outside).sum()) / len(nodes)
     shape = (len(nodes), len(unique))
-    z = csr_array((weight.astype(np.float32), (row, where)), shape=shape) @ x
+    entries = (weight.astype(np.float32), (row, where))
+    weights: Any = sparse.csr_array(entries, shape=shape)
+    z: NDArray[np.float32] = np.asarray(weights @ x)
     return Variance(boundary=boundary, signal=float((z**2).sum() / len(nodes)), nodes=len(nodes))

@@ -40,7 +40,7 @@ def test_once_there_is_a_key_it_is_asked_for(keyed: tuple[TestClient, dict[str, 
     assert missing.status_code == 401
     assert missing.headers["www-authenticate"].startswith("Bearer")
     for wrong in ("gnnplan_x", "", "ä"):
-        headers = {"Authorization": f"Bearer {wrong}".encode()}
+        headers = [(b"Authorization", f"Bearer {wrong}".encode())]
         assert client.get("/v1/jobs", headers=headers).status_code == 401
     assert client.get("/v1/jobs", headers={"Authorization": "Basic eA=="}).status_code == 401
     assert client.get("/v1/jobs", headers=bearer(keys["read"])).status_code == 200

@@ -64,6 +64,7 @@ def counted(graph: Graph, plan: Plan, folder: Path) -> list[dict[str, float]]:
                 own += batch.exchanges[0].num_own
                 loop.step(batch, number)
                 number += 1
+        assert loader.cooperation is not None
         traffic = [loader.cooperation.ids.traffic, loader.cooperation.rows.traffic, comm.traffic]
         sent = {str(k): t.sent_bytes / number for each in traffic for k, t in each.items()}
         loader.close()

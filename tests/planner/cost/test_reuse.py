@@ -44,7 +44,7 @@ def test_frequencies_of_few_batches_do_not_flatter(num_slots: int) -> None:
     counts = np.zeros(NODES, np.float32)
     for ids in drawn(32, 3):
         counts[ids] += 1
-    found = rate(of_frequencies(counts / 32, 32, {"host": None}), num_slots)
+    found = rate(of_frequencies(counts / np.float32(32), 32, {"host": None}), num_slots)
     assert found == pytest.approx(lru_hit_rate(LAW, num_slots), abs=0.03)
 
 

@@ -10,12 +10,25 @@ from runtime.errors import DatasetError
 from runtime.graph import generate_large
 from runtime.graph.dataset import Graph, open_graph
 from runtime.graph.generate import generate_rmat
-from runtime.graph.generate_large import generate_rmat_topology
+from runtime.graph.generate_large import BLOCK_BYTES, generate_rmat_topology
 
 
-def make(folder: Path, **changes: int) -> Graph:
-    settings = {"num_nodes": 3000, "degree": 12, "feature_dim": 100, "seed": 7} | changes
-    return generate_rmat_topology(folder, **settings)
+def make(
+    folder: Path,
+    *,
+    num_nodes: int = 3000,
+    degree: int = 12,
+    seed: int = 7,
+    block_bytes: int = BLOCK_BYTES,
+) -> Graph:
+    return generate_rmat_topology(
+        folder,
+        num_nodes=num_nodes,
+        degree=degree,
+        feature_dim=100,
+        seed=seed,
+        block_bytes=block_bytes,
+    )
 
 
 def matrix(graph: Graph) -> csr_matrix:
