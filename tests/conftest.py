@@ -3,11 +3,18 @@
 import os
 from pathlib import Path
 
+import jaxtyping
 import pytest
 import torch
 
-from runtime.graph.dataset import Graph
-from runtime.graph.generate import generate_sbm
+# Arguments are checked while tests run; an int passes for a float, as type checkers have it.
+jaxtyping.install_import_hook(
+    ["planner", "runtime"],
+    "beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))",
+)
+
+from runtime.graph.dataset import Graph  # noqa: E402 - after the hook
+from runtime.graph.generate import generate_sbm  # noqa: E402
 
 torch.set_num_threads(1)
 

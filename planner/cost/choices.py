@@ -41,7 +41,7 @@ def stack_bytes(pilot: BulkBytes, bulk: int, depth: int) -> int:
     Source: `runtime.sampling.matrix_memory`, solved for the budget.
 
     >>> stack_bytes(BulkBytes(table_bytes=1000, moments=((100.0, 50),)), 4, 2)
-    2312
+    2310
     """
     held = HEADROOM * (bulk + 2 * (depth + IN_USE))
     peak = max(held * batch + scratch for batch, scratch in pilot.moments)

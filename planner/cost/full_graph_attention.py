@@ -34,7 +34,7 @@ def attention_topology(
         edges_dropped: inner edges are sampled too (DropEdge).
 
     >>> attention_topology(PartSizes(inner=1, halo=1, sent=1, inner_edges=2, halo_edges=1), 1.0, 0)
-    96
+    96.0
     """
     n, inner, halo = sizes.inner, sizes.inner_edges, sizes.halo_edges
     ids = 8 * (n + sizes.halo + sizes.sent)

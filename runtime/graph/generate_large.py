@@ -9,6 +9,7 @@ import json
 import shutil
 import typing
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 import numba
@@ -119,29 +120,28 @@ def _spill(
     state = json.loads(record.read_text()) if record.is_file() else {"pairs": 0, "bytes": []}
     if state["pairs"] == num_pairs:
         return
-    files = [(parts / f"edges-{b}.bin").open("ab") for b in range(blocks)]
-    lengths: list[int] = state["bytes"] or [0] * blocks
-    for file, length in zip(files, lengths, strict=True):
-        file.truncate(length)  # what a broken run wrote after its last record
-        file.seek(length)
-    key, quadrants = _key(seed), _quadrants()
-    chunk = min(CHUNK_EDGES, num_pairs)
-    drawn, sorted_ = np.empty((2 * chunk, 2), np.int32), np.empty((2 * chunk, 2), np.int32)
-    for first in range(state["pairs"], num_pairs, chunk):
-        say("drawing edges", first / num_pairs)
-        count = min(chunk, num_pairs - first)
-        ends = np.zeros(blocks + 1, np.int64)
-        _draw(drawn, sorted_, ends, first, count, num_nodes, size, key, quadrants)
-        for b, file in enumerate(files):
-            sorted_[ends[b] : ends[b + 1]].tofile(file)
-        for file in files:
-            file.flush()
-        done = {"pairs": first + count, "bytes": [f.tell() for f in files]}
-        fresh = record.with_suffix(".fresh")
-        fresh.write_text(json.dumps(done))
-        fresh.rename(record)
-    for file in files:
-        file.close()
+    with ExitStack() as held:
+        files = [held.enter_context((parts / f"edges-{b}.bin").open("ab")) for b in range(blocks)]
+        lengths: list[int] = state["bytes"] or [0] * blocks
+        for file, length in zip(files, lengths, strict=True):
+            file.truncate(length)  # what a broken run wrote after its last record
+            file.seek(length)
+        key, quadrants = _key(seed), _quadrants()
+        chunk = min(CHUNK_EDGES, num_pairs)
+        drawn, sorted_ = np.empty((2 * chunk, 2), np.int32), np.empty((2 * chunk, 2), np.int32)
+        for first in range(state["pairs"], num_pairs, chunk):
+            say("drawing edges", first / num_pairs)
+            count = min(chunk, num_pairs - first)
+            ends = np.zeros(blocks + 1, np.int64)
+            _draw(drawn, sorted_, ends, first, count, num_nodes, size, key, quadrants)
+            for b, file in enumerate(files):
+                sorted_[ends[b] : ends[b + 1]].tofile(file)
+            for file in files:
+                file.flush()
+            done = {"pairs": first + count, "bytes": [f.tell() for f in files]}
+            fresh = record.with_suffix(".fresh")
+            fresh.write_text(json.dumps(done))
+            fresh.rename(record)
 
 
 def _sort_block(parts: Path, number: int, num_nodes: int, low: int) -> None:

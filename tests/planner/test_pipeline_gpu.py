@@ -101,7 +101,7 @@ def test_the_number_of_gpus_is_chosen_and_the_others_are_listed(graph: Graph, tm
     made = make(graph, tmp_path / "p", "siton")
     step = made.prediction.step_seconds.value
     listed = [a for a in made.alternatives if a.step_seconds is not None]
-    counts = {int(a.name.split(" GPU")[0]) for a in made.alternatives}
+    counts = {int(a.name.split(" GPU")[0]) for a in made.alternatives if " GPU" in a.name}
     assert len(counts | {made.num_ranks}) >= 3
     assert all(a.step_seconds >= step * (1 - 0.11) for a in listed if a.step_seconds is not None)
 

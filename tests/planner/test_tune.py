@@ -257,7 +257,7 @@ def test_a_score_that_none_reaches_keeps_the_plan(folder: Path) -> None:
         (["--steps", "0"], "--steps: expected"),
         (["--rounds", "0"], "--rounds: expected"),
         (["--to-accuracy", "1.5"], "--to-accuracy: expected a score"),
-        (["--to-accuracy", "much"], "much"),
+        (["--to-accuracy", "much"], "'--to-accuracy': Input should be a valid number"),
         (["--output", "OTHER"], "expected an empty folder or an earlier plan"),
     ],
 )

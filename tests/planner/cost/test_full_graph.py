@@ -157,5 +157,5 @@ def test_memory_falls_with_p_and_its_topology_is_c12() -> None:
         for keep in (1.0, 0.5, 0.1, 0.0)
     ]
     assert totals == sorted(totals, reverse=True)
-    with pytest.raises(ValueError, match="expected model sage or gcn"):
-        rank_bytes(sizes, [64, 8], model="gat")
+    with pytest.raises(ValueError, match="expected model sage, gcn or gat"):
+        rank_bytes(sizes, [64, 8], model="gin")
