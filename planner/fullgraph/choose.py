@@ -19,6 +19,8 @@ from runtime.plan import Alternative
 from runtime.sampling.statistics import StatisticsClass
 
 MOST_ALTERNATIVES = 12
+OTHER_KEEPS = 3
+"""Alternatives that may be of another p: a reader asks what they would have cost."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -142,7 +144,10 @@ def alternatives(choice: Choice) -> list[Alternative]:
             step_seconds=None if p.overflow else p.seconds,
             why=why_it_lost(p, chosen),
         )
-        for p in kept[:MOST_ALTERNATIVES]
+        for p in (
+            *[p for p in kept if _comparable(p, chosen)][: MOST_ALTERNATIVES - OTHER_KEEPS],
+            *[p for p in kept if not _comparable(p, chosen)][:OTHER_KEEPS],
+        )
     ]
     batches = "not comparable by epoch time: many updates per epoch where this has one"
     return [*found, Alternative(name="mini-batches", step_seconds=None, why=batches)]

@@ -22,7 +22,7 @@ from runtime.sampling.seeds import SeedSchedule
 from runtime.stages import Stage
 from tests.support.inprocess import run_in_process
 
-BATCH, FANOUTS = 256, [6, 4]
+BATCH, FANOUTS = 100, [6, 4]
 
 
 def counted(graph: Graph, ranks: int, copies: int, steps: int) -> list[float]:
