@@ -38,7 +38,7 @@ def opened(monkeypatch: pytest.MonkeyPatch, small_graph: Graph, tmp_path: Path):
     monkeypatch.setenv("GNNPLAN_CACHE", str(tmp_path / "cache"))
 
     def search(model: MachineModel = SLOW, **settings: object) -> tuple[Search, Explored]:
-        asked = PlanSettings(**{"workload": WORK, "devices": 1, **settings})  # type: ignore[arg-type]
+        asked = PlanSettings(**{"workload": WORK, "devices": 1, **settings})
         sampler = Sampler(name=asked.sampler, parameters=asked.sampler_parameters)
         batch, hot = presample(small_graph, asked.workload, sampler, 1)
         numbers = replace(profile(small_graph.num_nodes, BATCH, (1,)).numbers, batches=[batch])

@@ -9,7 +9,7 @@ from planner.placement.layout import Instance, check_layout
 from planner.placement.network import objective_rows, undominated
 from planner.placement.score import read_bytes, score
 from planner.solver.groups import find_groups
-from planner.solver.joint import place_joint
+from planner.solver.joint import bound_of, place_joint
 from planner.solver.lagrange import lagrangian_bound
 from planner.solver.priced import binding, can_fill, fill_priced
 from planner.solver.program import Prices
@@ -52,6 +52,28 @@ def test_the_price_of_the_last_byte_bounds_best_at_given_weights():
     for factor in (0.0, 0.5, 0.9, 1.1, 2.0):
         other = replace(prices, device=prices.device * factor)
         assert lagrangian_bound(instance, rows, other) <= best * (1 + 1e-3)
+
+
+@pytest.mark.parametrize(
+    "seed",
+    [
+        pytest.param(
+            20,
+            marks=pytest.mark.xfail(
+                reason="gap 23%: DRAM and HBM both bind, and the programme's weights of rows, from "
+                "buckets, bound badly; other weights between them have to be tried"
+            ),
+        ),
+        21,
+        22,
+    ],
+)
+def test_joint_is_within_a_hundredth_of_its_bound_where_cliques_differ(seed: int):
+    # buckets alone left 1.4% on real graphs with four laws
+    instance = sharded(seed)
+    found = place_joint(instance)
+    assert found.gap <= 0.01
+    assert found.bound >= bound_of(instance, "pipelined") * (1 - 1e-9)
 
 
 def test_what_cliques_share_besides_links_is_left_to_the_programme():
