@@ -58,7 +58,8 @@ def one_process(graph: Graph, folder: Path, **settings: Any) -> RunReport:
 
 @pytest.mark.distributed
 @pytest.mark.parametrize(
-    ("ranks", "name"), [(2, "all"), (4, "all"), pytest.param(4, "drawn", marks=pytest.mark.slow)]
+    ("ranks", "name"),
+    [(2, "all"), *(pytest.param(4, n, marks=pytest.mark.slow) for n in ("all", "drawn"))],
 )
 def test_ranks_and_one_process_have_the_same_losses(
     small_graph: Graph, tmp_path: Path, ranks: int, name: str

@@ -289,7 +289,7 @@ KINDS: dict[str, Pick] = {
 @needs_root
 @pytest.mark.distributed
 @pytest.mark.parametrize(
-    "kind", ["parts", *(pytest.param(k, marks=pytest.mark.slow) for k in ("hosts", "batch"))]
+    "kind", [pytest.param(k, marks=pytest.mark.slow) for k in ("parts", "hosts", "batch")]
 )
 def test_plans_of_two_hosts_are_carried_out(
     small_graph: Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str

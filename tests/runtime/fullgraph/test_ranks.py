@@ -63,7 +63,7 @@ def _on_rank(rank: int, size: int, port: int, folder: Path) -> None:
 
 
 @pytest.mark.distributed
-@pytest.mark.parametrize("size", [1, 2, 4])
+@pytest.mark.parametrize("size", [1, 2, pytest.param(4, marks=pytest.mark.slow)])
 def test_gradients_on_real_ranks_are_those_of_one_process(size: int, tmp_path: Path) -> None:
     mp.spawn(_on_rank, (size, _free_port(), tmp_path), nprocs=size)  # type: ignore[attr-defined]
     assert len(list(tmp_path.glob("done-*"))) == size
