@@ -6,8 +6,8 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Generator
-from contextlib import contextmanager
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import pytest
 import uvicorn
 from fastapi import FastAPI
 from selenium import webdriver
+from selenium.common.exceptions import StaleElementReferenceException
 from selenium.webdriver.chrome.options import Options
 from selenium.webdriver.chrome.service import Service as Driver
 from selenium.webdriver.common.by import By
@@ -110,14 +111,21 @@ class Browser:
     def press(self, words: str) -> None:
         """The button or link of those words, by the keyboard's Enter."""
         xpath = f"//main//*[self::button or self::a][normalize-space()='{words}']"
-        self.web.find_element(By.XPATH, xpath).send_keys("\n")
+        self._steady(lambda: self.web.find_element(By.XPATH, xpath).send_keys("\n"))
 
     def wait_for(self, words: str) -> None:
         """Until the page says so."""
         deadline = time.monotonic() + PATIENCE_SECONDS
-        while words not in self.find("body").text:
-            assert time.monotonic() < deadline, self.find("body").text
+        while words not in (text := self._steady(lambda: self.find("body").text)):
+            assert time.monotonic() < deadline, text
             time.sleep(0.2)
+
+    def _steady(self, act: Callable[[], Any]) -> Any:
+        """Again where a refresh replaced the element between finding and using it."""
+        for _ in range(4):
+            with suppress(StaleElementReferenceException):
+                return act()
+        return act()
 
     def complaints(self) -> list[str]:
         """What the console said: refused by the policy, not found, script errors."""
