@@ -5,6 +5,7 @@ layers, same parameter names, so a state dictionary moves either way.
 """
 
 import importlib
+import threading
 from collections.abc import Callable, Sequence
 
 import torch
@@ -15,6 +16,9 @@ from runtime.graph.types import GraphTypes
 from runtime.models.adjacency import TorchBlock
 from runtime.models.rgcn import build_rgcn
 from runtime.plan import Workload
+
+# The generator the weights come from is the process's: ranks that are threads take turns at it.
+_drawing = threading.Lock()
 
 
 class BlockModel(nn.Module):
@@ -149,7 +153,7 @@ def build_model(
             f"{workload.num_layers} layers"
         )
     num_outputs = {"binary": 1, "link": workload.hidden}.get(task, num_classes)
-    with torch.random.fork_rng(devices=[]):
+    with _drawing, torch.random.fork_rng(devices=[]):
         torch.manual_seed(workload.seed)
         if ":" in workload.model:
             return _from_import_path(workload, in_dim, num_outputs, task)

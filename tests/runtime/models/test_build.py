@@ -1,3 +1,4 @@
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -151,6 +152,17 @@ def test_the_same_seed_builds_the_same_parameters_and_leaves_the_global_generato
     assert torch.equal(before, torch.get_rng_state())
     for a, b in zip(models[0].parameters(), models[1].parameters(), strict=True):
         assert torch.equal(a, b)
+
+
+def test_threads_that_build_at_once_get_the_same_parameters():
+    def build(_: int) -> list[torch.Tensor]:
+        model = build_model(workload("sage", [2, 2, 2]), 64, 40, "multiclass")
+        return [p.detach() for p in model.parameters()]
+
+    with ThreadPoolExecutor(8) as pool:
+        first, *others = pool.map(build, range(64))
+    for other in others:
+        assert all(torch.equal(a, b) for a, b in zip(first, other, strict=True))
 
 
 def test_dropout_acts_in_training_only(make_csc, make_batch):
