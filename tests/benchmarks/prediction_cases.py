@@ -82,6 +82,8 @@ class Case:
                 device_memory_bytes=budget_bytes,
                 sampler=name,
                 sampler_parameters=dict(parameters),
+                # A layer is drawn for all vertices so far.
+                dialect="every_hop" if name == "ladies" else "first_seen",
                 # In memory nothing is gained by copies: placements would only take time to try.
                 policy="none" if in_memory else "auto",
                 shared_host=in_memory,
