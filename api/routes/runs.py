@@ -1,6 +1,6 @@
 """Runs: training under a plan, on the service's machine."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Query, Request, Response
 from starlette.concurrency import run_in_threadpool
@@ -11,12 +11,16 @@ from api.schemas.common import PageOf
 from api.schemas.requests import RunRequest
 from api.schemas.resources import Job, JobState, Run
 from api.security.auth import Reader, Runner
-from api.service import jobs, runs
+from api.service import jobs, pages, runs
+from api.service.artefacts import HTML
 from planner.compare import Comparison
 from runtime import codec
 from runtime.report import RunReport
 
 router = APIRouter(prefix="/v1/runs", tags=["runs"])
+PAGE: dict[int | str, dict[str, Any]] = {
+    200: {"content": {"text/html": {"schema": {"type": "string"}}}}
+}
 RunId = Annotated[str, Path(max_length=64)]
 
 
@@ -76,6 +80,12 @@ def get_report(request: Request, service: ServiceIn, _who: Reader, run: RunId) -
 def get_comparison(request: Request, service: ServiceIn, _who: Reader, run: RunId) -> Response:
     """Predicted against measured, per stage."""
     return tagged(request, codec.dumps(runs.run_comparison(service, run)).encode())
+
+
+@router.get("/{run}/report.html", response_class=Response, responses=PAGE)
+def get_page(request: Request, service: ServiceIn, _who: Reader, run: RunId) -> Response:
+    """The plan as one self-contained page, beside what the run measured."""
+    return tagged(request, pages.run_page(service, run).encode(), media_type=HTML)
 
 
 @router.get("/{run}/log", response_class=Response, responses=TEXT)

@@ -1,4 +1,4 @@
-"""Files that belong to a plan: its own, and job files made for a scheduler when asked for."""
+"""Files that belong to a plan: its own, and those made when asked for, such as its page."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -6,6 +6,7 @@ from pathlib import Path
 from api.errors import NotFoundError
 from api.schemas.resources import ArtefactSummary
 from api.service.context import Service
+from api.service.pages import plan_page
 from api.service.plans import get_plan
 from planner.executors.job import JobSpec
 from planner.executors.kubernetes import kubernetes_job
@@ -14,6 +15,7 @@ from runtime.plan import PLAN_FILE, Plan
 
 IMAGE = "gnnplan:latest"
 CLAIM = "gnnplan-data"
+HTML = "text/html; charset=utf-8"
 
 
 def list_artefacts(service: Service, plan_id: str) -> list[ArtefactSummary]:
@@ -93,5 +95,6 @@ def _kubernetes(service: Service, plan: Plan) -> str:
 MADE: dict[str, tuple[str, Callable[[Service, Plan], str]]] = {
     "slurm.sh": ("text/x-shellscript", _slurm),
     "kubernetes.yaml": ("application/yaml", _kubernetes),
+    "report.html": (HTML, plan_page),
 }
 """By name: media type, and what makes it."""

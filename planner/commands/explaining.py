@@ -1,11 +1,12 @@
 """`gnnplan simulate`, `why-not`, `diff` and `whatif`."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table as Grid
 
+from planner.commands import remote
 from planner.commands.common import (
     JsonFlag,
     bytes_text,
@@ -14,10 +15,18 @@ from planner.commands.common import (
     progress_bar,
     seconds_text,
 )
+from planner.commands.remote import ServerOption
 from planner.errors import SettingsError
 from runtime.plan import load_plan
 
-PlanArgument = Annotated[Path, typer.Argument(help="Plan folder.")]
+if TYPE_CHECKING:
+    from planner.diff import PlanDiff
+    from planner.inverse import Cheapest
+    from planner.simulate import Simulation
+    from planner.whatif import WhatIf
+    from planner.whynot import WhyNot
+
+PlanArgument = Annotated[Path, typer.Argument(help="Plan folder (with --server also an id).")]
 
 
 def register(parent: typer.Typer) -> None:
@@ -37,9 +46,25 @@ def simulate_command(
     batches: Annotated[
         int | None, typer.Option(help="Optimiser steps from epoch 0 on; default: one epoch.")
     ] = None,
+    server: ServerOption = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Count exactly what the plan's batches read, and model their time on a machine."""
+    if server is None:
+        result = _simulated(plan, machine, batches)
+    else:
+        with remote.service(server) as client, progress_bar("simulate") as progress:
+            name = remote.machine_name(client, machine)
+            result = client.plans.simulate(
+                remote.plan_id(plan), machine=name, batches=batches, progress=progress
+            )
+    if as_json:
+        emit_json(result)
+        return
+    print_simulation(result)
+
+
+def _simulated(plan: Path, machine: str | None, batches: int | None) -> "Simulation":
     from planner.simulate import simulate
 
     found = load_plan(plan)
@@ -52,10 +77,11 @@ def simulate_command(
 
         model = find_machine(machine)
     with progress_bar("simulate") as progress:
-        result = simulate(plan, model, batches=batches, progress=progress)
-    if as_json:
-        emit_json(result)
-        return
+        return simulate(plan, model, batches=batches, progress=progress)
+
+
+def print_simulation(result: "Simulation") -> None:
+    """Print what was counted by rank, link and device, and the modelled times."""
     screen = console()
     counted = Grid("rank", "source", "rows", "bytes", box=None, title="counted")
     for rank in result.ranks:
@@ -96,12 +122,18 @@ def simulate_command(
 def why_not_command(
     plan: PlanArgument,
     policy: Annotated[str, typer.Option(help="Placement policy that the plan did not take.")],
+    server: ServerOption = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Price the plan with another placement policy, and say what it would cost."""
     from planner.whynot import render, why_not
 
-    found = why_not(load_plan(plan), policy)
+    found: WhyNot
+    if server is None:
+        found = why_not(load_plan(plan), policy)
+    else:
+        with remote.service(server) as client, progress_bar("why-not") as progress:
+            found = client.plans.why_not(remote.plan_id(plan), policy, progress=progress)
     if as_json:
         emit_json(found)
         return
@@ -109,14 +141,20 @@ def why_not_command(
 
 
 def diff_command(
-    plan_a: Annotated[Path, typer.Argument(help="Plan folder.")],
-    plan_b: Annotated[Path, typer.Argument(help="Plan folder.")],
+    plan_a: PlanArgument,
+    plan_b: PlanArgument,
+    server: ServerOption = None,
     as_json: JsonFlag = False,
 ) -> None:
     """What two plans decide and predict differently."""
     from planner.diff import diff, render
 
-    found = diff(load_plan(plan_a), load_plan(plan_b))
+    found: PlanDiff
+    if server is None:
+        found = diff(load_plan(plan_a), load_plan(plan_b))
+    else:
+        with remote.service(server) as client:
+            found = client.plans.diff(remote.plan_id(plan_a), remote.plan_id(plan_b))
     if as_json:
         emit_json(found)
         return
@@ -137,19 +175,19 @@ def whatif_command(
         float | None,
         typer.Option(help="Instead: fewest devices and least memory for an epoch this short."),
     ] = None,
+    server: ServerOption = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Plan again from the cached profile with something changed; nothing is measured or written."""
-    from planner.inverse import cheapest_for, render_cheapest
-    from planner.whatif import render, whatif
+    from planner.inverse import render_cheapest
+    from planner.whatif import render
 
-    found = load_plan(plan)
     if target_epoch_seconds is not None:
         if not target_epoch_seconds > 0:
             raise SettingsError(
                 f"--target-epoch-seconds: expected seconds above 0, found {target_epoch_seconds:g}"
             )
-        answer = cheapest_for(found, target_epoch_seconds, changes or [])
+        answer = _cheapest(plan, target_epoch_seconds, changes or [], server)
         if as_json:
             emit_json(answer)
             return
@@ -159,8 +197,26 @@ def whatif_command(
         raise SettingsError(
             "whatif: expected --set KEY=VALUE or --target-epoch-seconds, found none"
         )
-    result = whatif(found, changes)
+    result = _changed(plan, changes, server)
     if as_json:
         emit_json(result)
         return
     console().print(render(result), markup=False, soft_wrap=True)
+
+
+def _cheapest(plan: Path, target: float, changes: list[str], server: str | None) -> "Cheapest":
+    if server is None:
+        from planner.inverse import cheapest_for
+
+        return cheapest_for(load_plan(plan), target, changes)
+    with remote.service(server) as client, progress_bar("whatif") as progress:
+        return client.plans.cheapest(remote.plan_id(plan), target, changes, progress=progress)
+
+
+def _changed(plan: Path, changes: list[str], server: str | None) -> "WhatIf":
+    if server is None:
+        from planner.whatif import whatif
+
+        return whatif(load_plan(plan), changes)
+    with remote.service(server) as client, progress_bar("whatif") as progress:
+        return client.plans.what_if(remote.plan_id(plan), changes, progress=progress)

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from planner.commands import remote
 from planner.commands.common import (
     JsonFlag,
     console,
@@ -15,11 +16,12 @@ from planner.commands.common import (
     parse_type_fanouts,
     progress_bar,
 )
+from planner.commands.remote import ServerOption
 from planner.errors import SettingsError
 from planner.machine import MachineModel
 from planner.settings import PlanSettings
 from planner.units import parse_bytes
-from runtime.plan import Links, Workload, load_plan, refuse_foreign_folder
+from runtime.plan import Links, Plan, Workload, load_plan, refuse_foreign_folder
 
 
 class Allow(StrEnum):
@@ -142,6 +144,7 @@ def plan_command(
         bool,
         typer.Option("--calibrated", help="Scale stages by what compare learnt on this machine."),
     ] = False,
+    server: ServerOption = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Find the plan with the lowest predicted time per step."""
@@ -183,6 +186,12 @@ def plan_command(
         oversubscribe=oversubscribe,
     )
     refuse_foreign_folder(output)
+    if server is not None:
+        made = remote.make_plan(
+            server, graph, output, settings, machine=machine, calibrated=calibrated
+        )
+        print_plan(made, output, as_json=as_json)
+        return
     make_plan(graph, output, settings, machine=machine, as_json=as_json, calibrated=calibrated)
 
 
@@ -203,6 +212,11 @@ def make_plan(
         result = plan(
             graph, settings, machine=model, out=output, progress=progress, calibrate=calibrated
         )
+    print_plan(result, output, as_json=as_json)
+
+
+def print_plan(result: Plan, output: Path, *, as_json: bool) -> None:
+    """Print a plan that was written: as it is, or explained."""
     if as_json:
         emit_json(result)
         return
@@ -242,15 +256,18 @@ def _devices(text: str) -> int | None:
 
 
 def explain_command(
-    plan: Annotated[Path, typer.Argument(help="Plan folder.")], as_json: JsonFlag = False
+    plan: Annotated[Path, typer.Argument(help="Plan folder (with --server also an id).")],
+    server: ServerOption = None,
+    as_json: JsonFlag = False,
 ) -> None:
     """Where the time goes, where rows live, and why the runner-up lost."""
-    if as_json:
-        from planner.explain import explain
+    from planner.explain import explain, render
 
-        emit_json(explain(load_plan(plan)))
+    found = explain(load_plan(plan)) if server is None else remote.explain(server, plan)
+    if as_json:
+        emit_json(found)
         return
-    print_explanation(plan)
+    console().print(render(found), markup=False, soft_wrap=True)
 
 
 def print_explanation(folder: Path) -> None:

@@ -9,6 +9,7 @@ from typing import Annotated, Any, cast
 import typer
 from rich.table import Table as Grid
 
+from planner.commands import remote
 from planner.commands.cluster import (
     DEFAULT_CLAIM,
     DEFAULT_IMAGE,
@@ -30,9 +31,10 @@ from planner.commands.common import (
     progress_bar,
     seconds_text,
 )
+from planner.commands.remote import ServerOption
 from planner.compare import Comparison, compare
 from runtime.plan import Plan, load_plan
-from runtime.report import RunReport, load_report
+from runtime.report import REPORT_FILE, RunReport, load_report
 
 
 class Executor(StrEnum):
@@ -49,7 +51,7 @@ def register(parent: typer.Typer) -> None:
 
 
 def train_command(
-    plan: Annotated[Path, typer.Argument(help="Plan folder.")],
+    plan: Annotated[Path, typer.Argument(help="Plan folder (with --server also an id).")],
     epochs: Annotated[int, typer.Option(help="Epochs to train.")] = 10,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoint.")] = (
         False
@@ -87,6 +89,7 @@ def train_command(
     output: EmitOutput = None,
     image: Image = DEFAULT_IMAGE,
     claim: Claim = DEFAULT_CLAIM,
+    server: ServerOption = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Train under a plan on its ranks; writes report.json into the plan folder.
@@ -106,8 +109,18 @@ def train_command(
         "max_restarts": max_restarts,
         "hang_seconds": hang_seconds,
     }
-    found = load_plan(plan)
-    if emit is not None:
+    if server is not None:
+        of_this_machine = {
+            "--resume": resume,
+            "--emit": emit is not None,
+            "--executor": executor is not Executor.TORCHRUN,
+            "--address": address is not None,
+            "--node-rank": node_rank != 0,
+            "--rdzv-endpoint": bool(rdzv_endpoint),
+        }
+        remote.refuse_local(server, of_this_machine)
+    elif emit is not None:
+        found = load_plan(plan)
         to = EmitTo(scheduler=emit, output=output, image=image, claim=claim)
         before = [*train_words(options), f"--rdzv-timeout={rdzv_timeout:g}"]
         emit_job(to, found, plan, verb="train", before=before, script=[])
@@ -123,7 +136,9 @@ def train_command(
             if isinstance(share, float):
                 progress(f"epoch {event.get('epoch')}", share)
 
-        if executor is Executor.RAY:
+        if server is not None:
+            report = remote.train(server, plan, options, on_event)
+        elif executor is Executor.RAY:
             from runtime.launch_ray import train_on_ray
 
             report = train_on_ray(plan, address=address, progress=on_event, **options)
@@ -136,7 +151,8 @@ def train_command(
     if as_json:
         emit_json(report)
         return
-    screen.print(f"measured step {seconds_text(report.step_seconds.median)}; report in {plan}")
+    place = f"report in {plan}" if (plan / REPORT_FILE).is_file() else f"run of plan {plan}"
+    screen.print(f"measured step {seconds_text(report.step_seconds.median)}; {place}")
 
 
 def train_words(options: dict[str, Any]) -> list[str]:

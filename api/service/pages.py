@@ -1,0 +1,41 @@
+"""A plan as one self-contained HTML page, beside what a run of it measured."""
+
+from api.service import runs
+from api.service.context import Service
+from api.service.plans import get_plan
+from planner.machine import MachineModel
+from planner.report.machine import machine_of
+from planner.report.page import report_html
+from runtime.errors import InputError
+from runtime.plan import Plan
+from runtime.report import RunReport
+
+
+def plan_page(service: Service, plan: Plan) -> str:
+    """The page of a plan, with the newest run that has succeeded, if any."""
+    done = runs.list_runs(service, plan=plan.plan_id, state="succeeded", limit=1).items
+    return _page(plan, runs.run_report(service, done[0].id) if done else None)
+
+
+def run_page(service: Service, run_id: str) -> str:
+    """The page of a run's plan, with what that run measured.
+
+    Raises:
+        NotFoundError: there is no such run, or its plan is gone.
+        ConflictError: it has not finished an epoch.
+    """
+    row = runs.get_run(service, run_id)
+    report = runs.run_report(service, run_id)
+    return _page(get_plan(service, row.subject), report)
+
+
+def _page(plan: Plan, report: RunReport | None) -> str:
+    return report_html(plan, _machine(plan), report)
+
+
+def _machine(plan: Plan) -> MachineModel | None:
+    """The machine, or None: a page without its picture is better than none."""
+    try:
+        return machine_of(plan)
+    except InputError:
+        return None
