@@ -144,6 +144,8 @@ class FeaturePlacement:
     disk_budget_bytes: int = 0
     """Most bytes the disk tier may hold in flight and staged, per rank."""
     cache: DynamicCache = field(default_factory=DynamicCache)
+    peer_way: Literal["mapped", "exchange"] = "mapped"
+    """How GPUs of one host read each other's rows: in place, or by all-to-all."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -192,7 +194,12 @@ class Threads:
     """Prefetch threads that run the loader's stages; 0 runs them on the training thread."""
     gather: int = 1
     """Threads one gather call uses."""
+    gather_programs: int = 0
+    """On a GPU: most programs of one gather's grid, so that compute runs beside it; 0: as many as
+    fill the device."""
     comm: int = 0
+    """Above 0, exchanges are under way beside compute: boundary rows in full-graph training, and the
+    gradient's all-reduce in mini-batches, in parts that follow the backward pass."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -2,9 +2,11 @@
 
 A source is an array that the device can address: this GPU's own rows, a mapping of a peer's memory,
 or page-locked host memory, read in place over the bus. The kernel finds each id's source and slot
-in the table, copies the row (in words of 16 bytes where every address allows it) and counts the
-rows of each source; the host waits for nothing. The grid is capped and strides over the batch, so
-that other kernels find room beside it.
+in the table, copies the row and counts the rows of each source; the host waits for nothing. The
+grid is capped and strides over the batch, so that other kernels find room beside it.
+
+Rows that begin at multiples of 16 bytes (`device_rows.padded_rows`) are read, and written, in words
+of 16 bytes whatever their length; others in the widest words that their addresses allow.
 
 Rows of one dtype are one launch; sources of several dtypes take a launch each, and a row that no
 source holds keeps what the output held.
@@ -20,6 +22,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from runtime.features.device_rows import (
+    WORD_BYTES,
+    DeviceRows as DeviceRows,
+    owns_padding,
+    word_multiple,
+)
 from runtime.features.location import MAX_SOURCES, SOURCE_BITS, SOURCE_MASK, Codes
 
 BITS: Any = tl.constexpr(SOURCE_BITS)
@@ -40,8 +48,8 @@ _UNITS = {4: (torch.int32, tl.int32), 2: (torch.int16, tl.int16)}
 @no_type_check
 def _gather_kernel(
     ids, codes, places, out, counts, count, num_nodes,
-    WIDTH: tl.constexpr, UNIT: tl.constexpr, ALIGN: tl.constexpr, ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr, LANES: tl.constexpr,
+    WIDTH: tl.constexpr, READ: tl.constexpr, STRIDE: tl.constexpr, UNIT: tl.constexpr,
+    ALIGN: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
     columns, lanes = tl.arange(0, COLUMNS), tl.arange(0, LANES)
     seen, bad = tl.zeros((LANES,), tl.int64), tl.zeros((ROWS,), tl.int64)
@@ -63,28 +71,14 @@ def _gather_kernel(
         seen += tl.sum(((number[:, None] == lanes[None, :]) & held[:, None]).to(tl.int64), axis=0)
         source = (base + slot * stride).to(tl.pointer_type(UNIT))[:, None]
         source = tl.multiple_of(source, [ALIGN, ALIGN])
-        target = out + row[:, None] * WIDTH
-        for first in range(0, WIDTH, COLUMNS):
+        target = out + row[:, None] * STRIDE
+        for first in range(0, READ, COLUMNS):
             column = first + columns[None, :]
-            mask = held[:, None] & (column < WIDTH)
-            value = tl.load(source + column, mask=mask, other=0)
-            tl.store(target + column, value.to(out.dtype.element_ty), mask=mask)
+            value = tl.load(source + column, mask=held[:, None] & (column < READ), other=0)
+            written = held[:, None] & (column < WIDTH)
+            tl.store(target + column, value.to(out.dtype.element_ty), mask=written)
     tl.atomic_add(counts + lanes, seen, mask=seen > 0)
     tl.atomic_add(counts + TABLE, tl.sum(bad, axis=0))
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceRows:
-    """Rows that the device can address, and the kind of their source."""
-
-    kind: str
-    table: Tensor
-    """Shape (num_rows, feature_dim), rows contiguous: on the device, or page-locked on the host."""
-
-    @property
-    def row_bytes(self) -> int:
-        """Bytes of one row."""
-        return self.table.shape[1] * self.table.element_size()
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +90,8 @@ class _Group:
     """int64 (3, 256): address of row 0 (0: not of this group), bytes between rows, rows."""
     align: int
     """A power of two, at most 16, that divides every address of a row."""
+    padded: bool
+    """Whether every row may be read in whole words of 16 bytes."""
     lanes: int
 
 
@@ -145,7 +141,8 @@ class DeviceTable:
 
         Args:
             ids: int64 [n] on the device, contiguous; repeated ids are allowed.
-            out: float32, float16 or bfloat16 [n, feature_dim] on the device, contiguous.
+            out: float32, float16 or bfloat16 [n, feature_dim] on the device, rows contiguous. Gaps
+                between rows (`device_rows.padded_rows`) are overwritten.
             counts: from `new_counts`; rows by source are added. Entry 256 counts ids outside the
                 graph and slots outside their source, whose rows are not written.
             max_programs: most programs of the grid; None: four per multiprocessor.
@@ -162,30 +159,36 @@ class DeviceTable:
     def _launch(
         self, group: _Group, ids: Tensor, out: Tensor, counts: Tensor, programs: int
     ) -> None:
-        width, target, unit, align = self.feature_dim, out, _DTYPES[group.dtype], 1
+        size = group.dtype.itemsize
+        whole = word_multiple(self.feature_dim * size) // size
+        read = whole if group.padded else self.feature_dim
+        width, target, unit = self.feature_dim, out, _DTYPES[group.dtype]
+        stride = out.stride(0) if out.shape[0] > 1 else whole
         if group.dtype == out.dtype:
-            row_bytes = width * out.element_size()
-            align = _divisor(group.align, row_bytes, out.data_ptr())
-            of_torch, unit = _UNITS[min(align, 4)]
-            target = out.view(of_torch) if out.dtype != of_torch else out
-            width = target.shape[1]
-        else:
-            align = group.align
-        columns = min(triton.next_power_of_2(width), _MAX_COLUMNS)
+            width = whole if group.padded and owns_padding(out) else width
+            address = out.data_ptr()
+            of_torch, unit = _UNITS[_divisor(4, width * size, stride * size, address, group.align)]
+            if of_torch != out.dtype:
+                # Bytes are copied, so as integers; whole rows, gaps included, are whole integers.
+                target = out.as_strided(((out.shape[0] - 1) * stride + width,), (1,)).view(of_torch)
+            width, read, stride = (n * size // of_torch.itemsize for n in (width, read, stride))
+        columns = min(triton.next_power_of_2(read), _MAX_COLUMNS)
         rows = min(max(_TILE // columns, 1), _MAX_ROWS)
         grid = (min(triton.cdiv(ids.numel(), rows), programs),)
         _gather_kernel[grid](
             ids, self.codes, group.places, target, counts, ids.numel(), self.num_nodes,
-            WIDTH=width, UNIT=unit, ALIGN=align, ROWS=rows, COLUMNS=columns, LANES=group.lanes,
+            WIDTH=width, READ=read, STRIDE=stride, UNIT=unit, ALIGN=group.align, ROWS=rows,
+            COLUMNS=columns, LANES=group.lanes,
         )  # fmt: skip
 
     def _check_call(self, ids: Tensor, out: Tensor, counts: Tensor) -> None:
         if ids.dtype != torch.int64 or ids.ndim != 1 or not ids.is_contiguous():
             raise ValueError(f"expected ids as contiguous int64 [n], found {_said(ids)}")
-        if out.shape != (ids.numel(), self.feature_dim) or not out.is_contiguous():
+        gaps = out.ndim == 2 and out.shape[1] > 1 and out.stride(1) != 1
+        if out.shape != (ids.numel(), self.feature_dim) or gaps:
             raise ValueError(
-                f"expected a contiguous output of {(ids.numel(), self.feature_dim)}, found "
-                f"{_said(out)}"
+                f"expected an output of {(ids.numel(), self.feature_dim)} with contiguous rows, "
+                f"found {_said(out)}"
             )
         if out.dtype not in _DTYPES:
             raise ValueError(f"expected float32, float16 or bfloat16 output, found {out.dtype}")
@@ -207,7 +210,7 @@ def default_programs(device: torch.device) -> int:
 def _group(dtype: torch.dtype, sources: Mapping[int, DeviceRows], device: torch.device) -> _Group:
     places = torch.zeros((3, MAX_SOURCES), dtype=torch.int64)
     numbers: list[int] = []
-    align = 16
+    align, padded = WORD_BYTES, True
     for number, source in sources.items():
         if source.table.dtype != dtype or source.table.shape[0] == 0:
             continue
@@ -217,8 +220,9 @@ def _group(dtype: torch.dtype, sources: Mapping[int, DeviceRows], device: torch.
             [source.table.data_ptr(), stride_bytes, source.table.shape[0]]
         )
         align = _divisor(align, stride_bytes, source.table.data_ptr())
+        padded = padded and owns_padding(source.table)
     lanes = triton.next_power_of_2(max(numbers, default=0) + 1)
-    return _Group(dtype, places.to(device), align, lanes)
+    return _Group(dtype, places.to(device), align, padded, lanes)
 
 
 def _divisor(align: int, *numbers: int) -> int:

@@ -42,13 +42,13 @@ class ServedArray(AbstractServed):
     """Rows of an array in memory: own rows, or the host's dense mapping."""
 
     def __init__(self, table: NDArray[Any], *, threads: int = 1) -> None:
-        self._table = np.asarray(table).view(np.ndarray)
+        self.table = np.asarray(table).view(np.ndarray)
         self._threads = threads
-        self.dtype, self.width = self._table.dtype, int(self._table.shape[1])
+        self.dtype, self.width = self.table.dtype, int(self.table.shape[1])
 
     def take(self, slots: NDArray[np.int64], rows: NDArray[Any]) -> None:
         """See `AbstractServed.take`."""
-        addresses = addresses_of(self._table, slots, np.empty(slots.size, np.int64))
+        addresses = addresses_of(self.table, slots, np.empty(slots.size, np.int64))
         copy_from_addresses(addresses, self.dtype, rows, threads=self._threads)
 
 
@@ -87,7 +87,7 @@ class Peer(AbstractTier):
             threads: threads of one copy.
         """
         self.kind = kind
-        self._served = served
+        self.served = served
         self._ranks = ranks
         self._comm = comm
         self._threads = threads
@@ -134,7 +134,7 @@ class Peer(AbstractTier):
     def _serve(self, asked: NDArray[np.int64]) -> NDArray[Any]:
         """The rows that the others asked for, in the order asked, as stored."""
         rows = self._sent[: asked.size]
-        self._served.take(asked, rows)
+        self.served.take(asked, rows)
         return rows
 
     def _count_seconds(self, before: dict[Stage, Any], counters: Counters) -> None:

@@ -1,5 +1,6 @@
 """The device's store reads what the host's store reads, and counts the same."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -7,11 +8,17 @@ import numpy as np
 import pytest
 import torch
 
-from runtime.errors import PlanError
+from runtime.errors import BudgetExceeded
+from runtime.fallback import SlowerPathWarning, forget_warnings
+from runtime.features.cache import CachedFeatureStore
 from runtime.features.store import open_store
-from runtime.plan import Source
+from runtime.plan import DynamicCache, Source
+from tests.support.inprocess import run_in_process
 
 pytest.importorskip("triton")
+
+from runtime.features import device_open
+from runtime.features.device_open import open_device_store
 
 OWN_AND_HOST = [Source(kind="own"), Source(kind="host")]
 
@@ -22,8 +29,6 @@ def test_rows_and_counters_equal_the_host_stores(
     make_graph: Any, make_plan: Any, tmp_path: Path, dtype: Any, dim: int,
     kernel_device: torch.device,
 ) -> None:  # fmt: skip
-    from runtime.features.device_store import open_device_store
-
     graph = make_graph(num_nodes=120, dim=dim, dtype=dtype)
     plan = make_plan(graph, OWN_AND_HOST)
     store = open_device_store(graph, plan, tmp_path / "plan", 0, kernel_device)
@@ -39,8 +44,6 @@ def test_rows_and_counters_equal_the_host_stores(
 def test_gathers_count_on_the_device_until_asked(
     make_graph: Any, make_plan: Any, tmp_path: Path, kernel_device: torch.device
 ) -> None:
-    from runtime.features.device_store import open_device_store
-
     graph = make_graph(num_nodes=50, dim=4)
     plan = make_plan(graph, OWN_AND_HOST)
     store = open_device_store(graph, plan, tmp_path / "plan", 0, kernel_device)
@@ -59,8 +62,6 @@ def test_gathers_count_on_the_device_until_asked(
 def test_ids_outside_the_graph_are_refused(
     make_graph: Any, make_plan: Any, tmp_path: Path, kernel_device: torch.device
 ) -> None:
-    from runtime.features.device_store import open_device_store
-
     graph = make_graph(num_nodes=10, dim=4)
     store = open_device_store(
         graph, make_plan(graph, OWN_AND_HOST), tmp_path / "plan", 0, kernel_device
@@ -69,12 +70,142 @@ def test_ids_outside_the_graph_are_refused(
         store.read(np.array([-1, 3, 10]), np.empty((3, 4), np.float32))
 
 
-def test_sources_that_the_device_cannot_address_are_named(
+MIXES = [
+    [Source(kind="disk")],
+    [Source(kind="own"), Source(kind="disk")],
+    [Source(kind="disk"), Source(kind="own"), Source(kind="host")],
+]
+
+
+@pytest.mark.parametrize("mix", range(len(MIXES)))
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_rows_on_disk_are_staged_and_counted_as_the_host_stores(
+    make_graph: Any, make_plan: Any, tmp_path: Path, mix: int, dtype: Any,
+    kernel_device: torch.device,
+) -> None:  # fmt: skip
+    graph = make_graph(num_nodes=200, dim=7, dtype=dtype)
+    plan = make_plan(graph, MIXES[mix])
+    store = open_device_store(graph, plan, tmp_path / "plan", 0, kernel_device)
+    host = open_store(graph, plan, tmp_path / "plan", 0)
+    ids = np.concatenate([[0, 199, 0], np.random.default_rng().integers(0, 200, 60)])
+    for count in (0, 1, ids.size):
+        found, expected = (np.full((count, 7), np.nan, np.float32) for _ in range(2))
+        mine, theirs = store.read(ids[:count], found), host.read(ids[:count], expected)
+        np.testing.assert_array_equal(found, expected)
+        for kind in theirs.rows:
+            assert mine.rows.get(kind, 0) == theirs.rows[kind]
+            assert mine.bytes.get(kind, 0) == theirs.bytes[kind]
+        assert mine.disk_read_bytes == theirs.disk_read_bytes
+    store.close()
+    host.close()
+
+
+@pytest.mark.parametrize("policy", ["lru", "clock"])
+@pytest.mark.parametrize("mix", [0, 2])
+@pytest.mark.parametrize("slots", [1, 9, 60, 400])
+def test_a_dynamic_cache_decides_what_the_hosts_decides(
+    make_graph: Any, make_plan: Any, tmp_path: Path, policy: Any, mix: int, slots: int,
+    kernel_device: torch.device,
+) -> None:  # fmt: skip
+    graph = make_graph(num_nodes=90, dim=3)
+    plan = make_plan(graph, MIXES[mix], cache=DynamicCache(policy=policy, rows=[slots]))
+    store = open_device_store(graph, plan, tmp_path / "plan", 0, kernel_device)
+    host = open_store(graph, plan, tmp_path / "plan", 0)
+    assert isinstance(host, CachedFeatureStore)
+    assert store.cache is not None
+    store.cache.rows.fill_(np.nan)
+    rng = np.random.default_rng()
+    for step in range(25):
+        # Repeated ids, empty batches, and batches of more distinct rows than the cache has slots.
+        ids = np.minimum(rng.zipf(1.3, rng.integers(0, 60)) - 1, 89).astype(np.int64)
+        found, expected = (np.full((ids.size, 3), np.nan, np.float32) for _ in range(2))
+        mine, theirs = store.read(ids, found), host.read(ids, expected)
+        np.testing.assert_array_equal(found, expected, err_msg=f"step {step}")
+        assert store.cache.totals.tolist() == [host.num_touched, host.num_hits]
+        for kind in theirs.rows:
+            assert (kind, mine.rows.get(kind, 0)) == (kind, theirs.rows[kind])
+        nodes, rows = store.cache.held()
+        held, _ = host.cached()
+        assert nodes.tolist() == held.tolist()  # in the same slots too
+        np.testing.assert_array_equal(rows.numpy(), np.asarray(graph.x)[nodes.numpy()])
+    store.close()
+    host.close()
+
+
+def test_a_gather_that_fails_leaves_an_empty_cache(
     make_graph: Any, make_plan: Any, tmp_path: Path, kernel_device: torch.device
 ) -> None:
-    from runtime.features.device_store import open_device_store
+    graph = make_graph(num_nodes=40, dim=3)
+    plan = make_plan(graph, MIXES[0], cache=DynamicCache(policy="lru", rows=[20]))
+    store = open_device_store(graph, plan, tmp_path / "plan", 0, kernel_device)
+    assert store.cache is not None
+    ids, rows = np.arange(15), np.empty((15, 3), np.float32)
+    store.read(ids, rows)
+    tier = store._others[0]._tiers[0][0]  # type: ignore[union-attr]
+    tier.rows = replace(tier.rows, num_rows=1)  # type: ignore[attr-defined]
+    with pytest.raises(IndexError, match="expected rows"):
+        store.read(np.arange(10, 30), np.empty((20, 3), np.float32))
+    assert store.cache.held()[0].numel() == 0
+    tier.rows = replace(tier.rows, num_rows=40)  # type: ignore[attr-defined]
+    store.read(ids, rows)
+    np.testing.assert_array_equal(rows, np.asarray(graph.x)[:15])
+    store.close()
 
-    graph = make_graph(num_nodes=30, dim=4)
+
+def test_rows_that_find_no_room_are_read_from_the_host_with_one_warning(
+    make_graph: Any, make_plan: Any, tmp_path: Path, kernel_device: torch.device,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    graph = make_graph(num_nodes=80, dim=5)
     plan = make_plan(graph, [Source(kind="own"), Source(kind="disk")])
-    with pytest.raises(PlanError, match="found disk"):
-        open_device_store(graph, plan, tmp_path / "plan", 0, kernel_device)
+    whole = open_device_store(graph, plan, tmp_path / "plan", 0, kernel_device)
+    real = device_open.on_device
+
+    def small(rows: Any, device: torch.device) -> torch.Tensor:
+        if rows.shape[0] > 12:
+            raise torch.OutOfMemoryError("no room")
+        return real(rows, device)
+
+    monkeypatch.setattr(device_open, "on_device", small)
+    forget_warnings()
+    with pytest.warns(SlowerPathWarning, match=r"own rows: \d+ of \d+ find room.*plan"):
+        store = open_device_store(graph, plan, tmp_path / "plan", 0, kernel_device)
+    open_device_store(graph, plan, tmp_path / "plan", 0, kernel_device).close()  # warns no more
+    ids = np.arange(80)
+    rows = np.full((80, 5), np.nan, np.float32)
+    counted, before = store.read(ids, rows), whole.read(ids, rows.copy())
+    np.testing.assert_array_equal(rows, np.asarray(graph.x))
+    assert 0 < counted.rows["own"] <= 12 < before.rows["own"]
+    assert counted.rows["own"] + counted.rows["host"] == before.rows["own"]
+    assert counted.rows["disk"] == before.rows["disk"]
+    for each in (store, whole):
+        each.close()
+
+
+def test_rows_that_find_no_room_and_are_nowhere_else_stop_the_run_with_the_sum(
+    make_graph: Any, make_plan: Any, tmp_path: Path, kernel_device: torch.device,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    graph = make_graph(num_nodes=30, dim=5)
+    held = {0: np.arange(25), 1: np.arange(30)}
+    plan = make_plan(
+        graph, [Source(kind="own"), Source(kind="host"), Source(kind="remote", rank=1)],
+        num_ranks=2, hosts=[0, 1], host_rows=held,
+    )  # fmt: skip
+
+    def nothing(rows: Any, device: torch.device) -> torch.Tensor:
+        if rows.shape[0]:
+            raise torch.OutOfMemoryError("no room")
+        return torch.empty((0, 5))
+
+    monkeypatch.setattr(device_open, "on_device", nothing)
+    forget_warnings()
+
+    def rank(comm: Any) -> None:
+        open_device_store(graph, plan, tmp_path / "plan", comm.rank, kernel_device, comm=comm)
+
+    with (
+        pytest.warns(SlowerPathWarning),
+        pytest.raises(BudgetExceeded, match="no memory prediction"),
+    ):
+        run_in_process(2, rank)

@@ -74,6 +74,33 @@ class Case:
         np.testing.assert_array_equal(counts.cpu().numpy(), by_source)
 
 
+@pytest.mark.parametrize("width", [1, 3, 7, 8, 101, 602])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("gaps", [False, True])
+def test_padded_rows_come_back_bit_for_bit_and_no_other_row_is_touched(
+    width: int, dtype: torch.dtype, gaps: bool, kernel_device: torch.device
+) -> None:
+    from runtime.features.device_rows import DeviceRows, owns_padding, padded_rows
+    from runtime.features.gather_triton import DeviceTable
+
+    num_nodes, count = 23, 19
+    rows = torch.randn((num_nodes, width)).to(dtype)
+    table = padded_rows(num_nodes, width, dtype, kernel_device)
+    table.copy_(rows)
+    assert owns_padding(table)
+    codes = encode(np.zeros(num_nodes, np.uint8), np.arange(num_nodes))
+    device_table = DeviceTable(codes, {0: DeviceRows("own", table)}, kernel_device)
+    make = padded_rows if gaps else lambda n, w, t, d: torch.empty((n, w), dtype=t, device=d)
+    guarded = make(count + 2, width, dtype, kernel_device)
+    guarded[:] = POISON
+    ids = torch.from_numpy(fresh_ids(num_nodes, count)).to(kernel_device)
+    counts = device_table.new_counts()
+    device_table.gather(ids, guarded[1:-1], counts)
+    assert torch.equal(guarded[1:-1].cpu(), rows[ids.cpu()])
+    assert (guarded[[0, -1]].float() == torch.tensor(POISON).to(dtype).float()).all()
+    assert int(counts[0]) == count
+
+
 def fresh_ids(num_nodes: int, count: int) -> np.ndarray:
     """Random ids with repetitions, both ends among them where there is room."""
     rng = np.random.default_rng()

@@ -1,0 +1,305 @@
+"""A plan's feature store on a rank's GPU: where rows lie, and what to do where they do not fit.
+
+Own rows that find no room in the GPU's memory are read from the host instead, with one warning
+that shows the plan's sum; other ranks are told. Peers' rows are mapped where the plan says so and
+the devices can, and exchanged otherwise.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from runtime.comm.collectives import Communicator
+from runtime.errors import BudgetExceeded, PlanError
+from runtime.fallback import warn_once
+from runtime.features import tiers as building
+from runtime.features.device_cache import DeviceCache
+from runtime.features.device_exchange import DeviceExchange
+from runtime.features.device_rows import DeviceRows, lock, on_device, on_host, word_multiple
+from runtime.features.device_staging import Staged
+from runtime.features.device_store import DeviceFeatureStore
+from runtime.features.gather_triton import DeviceTable
+from runtime.features.location import MAX_SOURCES, LocationTable, encode
+from runtime.features.peer import Peer, ServedArray
+from runtime.features.shared_rows import NotSharedError, SharedRows, share_host_rows, share_rows
+from runtime.features.tier import Dense
+from runtime.graph.dataset import Graph
+from runtime.memory_sum import planned_sum, sum_text
+from runtime.plan import Plan, Source
+
+T = TypeVar("T")
+_SMALLER = 0.75
+"""What is left of the rows after each try that found no room."""
+
+
+def open_device_store(
+    graph: Graph,
+    plan: Plan,
+    plan_folder: Path,
+    rank: int,
+    device: torch.device,
+    *,
+    comm: Communicator | None = None,
+    max_programs: int | None = None,
+    threads: int = 1,
+) -> DeviceFeatureStore:
+    """Open a plan's sources where the device reads them. Collective where ranks read each other's.
+
+    Args:
+        graph: the dataset, with dense features.
+        plan: the plan.
+        plan_folder: where its arrays lie.
+        rank: this rank.
+        device: where gathers run; on the CPU (tests) nothing is page-locked.
+        comm: all ranks of the plan; None takes the default group.
+        max_programs: cap of the gather's grid; None: the plan's, or four per multiprocessor.
+        threads: threads of one copy of the tiers that the host reads.
+
+    Raises:
+        PlanError: the plan's arrays do not fit, or the graph's features are sparse.
+        PinError: the host's rows cannot be page-locked (a limit on locked memory).
+        BudgetExceeded: own rows do not fit and are nowhere else.
+    """
+    if graph.x is None:
+        raise PlanError(
+            f"{graph.path}: expected dense features for a gather by the GPU, found sparse ones; "
+            "import the graph with --features dense, or gather on the host"
+        )
+    opening = _Opening(graph, plan, plan_folder, rank, device, comm, threads)
+    return opening.store(max_programs or plan.strategy.threads.gather_programs or None)
+
+
+class _Opening:
+    """What is known while a store is put together."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        plan: Plan,
+        folder: Path,
+        rank: int,
+        device: torch.device,
+        comm: Communicator | None,
+        threads: int,
+    ) -> None:
+        self.graph, self.plan, self.rank, self.device = graph, plan, rank, device
+        self.location, self.own_ids = building.read_location(graph, plan, folder, rank)
+        self.dense, self.tiers = building.build_tiers(
+            graph, plan, folder, rank, self.location, self.own_ids, comm, threads
+        )
+        self.whole_dataset = f"host_rows_{plan.strategy.devices[rank].host}" not in plan.arrays
+        self.comm = Communicator() if comm is None else comm
+        hosts = [each.host for each in plan.strategy.devices]
+        self.mates = [r for r, host in enumerate(hosts) if host == hosts[rank]]
+        self.peers = {
+            number: source.rank
+            for number, source in enumerate(self.location.sources)
+            if source.kind == "peer" and source.rank != rank
+        }
+        # Ranks agree on what they do together from the plan alone.
+        self.together = len(hosts) > 1 and self.comm.size == len(hosts)
+        self.exchanging = any(s.kind == "peer" for s in self.location.sources)
+        self.pooled = self.together and any(hosts.count(host) > 1 for host in set(hosts))
+
+    def store(self, max_programs: int | None) -> DeviceFeatureStore:
+        """The store; own rows first, since what does not fit is read from elsewhere."""
+        own = self._own()
+        others: list[Staged | DeviceExchange] = []
+        rows: dict[int, DeviceRows] = {}
+        shared = self._peers(own, rows, others)
+        own = own if shared is None else shared.own
+        host = self._host()
+        for number, each in self.dense.items():
+            if each.kind == "own":
+                rows[number] = DeviceRows("own", own)
+            elif host is not None:
+                rows[number] = DeviceRows("host", host)
+        spare = len(self.location.sources)
+        if not rows:  # a kernel wants a place to read, if only an empty one
+            rows[spare] = DeviceRows("own", own[:0])
+        staged = [(t, numbers) for t, numbers in self.tiers if t.kind != "peer"]
+        for tier, _ in self.tiers:
+            if tier.kind == "peer":
+                tier.close()
+        if staged:
+            pinned = self.device.type == "cuda"
+            others.append(Staged(staged, self.graph.feature_dim, self.device, pinned=pinned))
+        cache = self._cache(spare + 1)
+        if cache is not None:
+            rows[cache.number] = DeviceRows("cache", cache.rows)
+        table = DeviceTable(self.location.codes, rows, self.device)
+        if cache is not None:
+            table.codes = cache.codes[:-1]
+        release: Callable[[], None] | None = None if shared is None else shared.close
+        return DeviceFeatureStore(
+            table, max_programs=max_programs, others=others, cache=cache, release=release
+        )
+
+    def _own(self) -> Tensor:
+        """This rank's rows on its device, as many as find room; the ranks tell each other."""
+        held = self._own_rows()
+        planned = held.shape[0]
+        table = _as_much_as_fits(
+            planned, self._room(word_multiple(held.shape[1] * held.itemsize)),
+            lambda count: on_device(held[:count], self.device),
+        )  # fmt: skip
+        kept = {self.rank: table.shape[0]}
+        if self.exchanging and self.together:
+            kept = dict(enumerate(self.comm.all_gather_objects(table.shape[0])))
+        if table.shape[0] < planned:
+            self._say(f"own rows: {table.shape[0]} of {planned} find room on {self.device}")
+        self._relocate(kept)
+        return table
+
+    def _own_rows(self) -> NDArray[np.float32] | NDArray[np.float16]:
+        """This rank's rows as the tiers loaded them; none where nobody reads them."""
+        served = [t.served.table for t, _ in self.tiers if isinstance(t, Peer) and t.kind == "peer"
+                  and isinstance(t.served, ServedArray)]  # fmt: skip
+        held = served + [d.table for d in self.dense.values() if d.kind == "own"]
+        return held[0] if held else np.empty((0, self.graph.feature_dim), np.float32)
+
+    def _room(self, row_bytes: int) -> int | None:
+        """Rows that the device has room for beside everything else that the plan has it hold."""
+        if self.device.type != "cuda":
+            return None
+        free, _ = torch.cuda.mem_get_info(self.device)
+        use = self.plan.prediction.memory_bytes.get(f"rank{self.rank}")
+        parts = {} if use is None else dict(use.parts)
+        for held_already in ("own rows", "cache", "context", "reserve"):
+            parts.pop(held_already, None)
+        return max(0, free - sum(parts.values())) // max(1, row_bytes)
+
+    def _say(self, what: str) -> None:
+        use = self.plan.prediction.memory_bytes.get(f"rank{self.rank}")
+        total = planned_sum(self.plan) if use is None else "planned " + sum_text("GPU", use)
+        warn_once(
+            f"room on {self.device}",
+            f"rank {self.rank}: {what}; the others are read from the host ({total}); plan again "
+            "on this machine, or with --device-memory, for what fits",
+        )
+
+    def _relocate(self, kept: dict[int, int]) -> None:
+        """Point the rows that found no room to the host, or to disk."""
+        codes, sources = self.location.codes, list(self.location.sources)
+        numbers, slots = self.location.decode(np.arange(codes.size))
+        lost = np.zeros(codes.size, np.bool_)
+        for number, source in enumerate(sources):
+            holder = self.rank if source.kind == "own" else source.rank
+            if source.kind in ("own", "peer") and holder in kept:
+                lost |= (numbers == number) & (slots >= kept[holder])
+        if not lost.any():
+            return
+        kinds = [source.kind for source in sources]
+        if self.whole_dataset and "host" not in kinds:
+            sources.append(Source(kind="host"))
+            kinds.append("host")
+        instead = next((kinds.index(kind) for kind in ("host", "disk") if kind in kinds), -1)
+        if instead < 0 or not self.whole_dataset:
+            raise BudgetExceeded(
+                f"rank {self.rank}: {int(lost.sum())} rows find no room on {self.device} and this "
+                f"host does not hold them; {planned_sum(self.plan, self.rank)}; plan again with a "
+                "smaller --device-memory"
+            )
+        numbers, slots = numbers.astype(np.int64), slots.copy()
+        numbers[lost], slots[lost] = instead, np.flatnonzero(lost)
+        self.location = LocationTable(encode(numbers, slots), sources)
+        if kinds[instead] == "host" and instead not in self.dense:
+            assert self.graph.x is not None
+            self.dense[instead] = Dense("host", self.graph.x, private=False)
+
+    def _peers(
+        self, own: Tensor, rows: dict[int, DeviceRows], others: list[Staged | DeviceExchange]
+    ) -> SharedRows | None:
+        """Map the peers' rows, or join an exchange of them."""
+        if not self.exchanging or not self.together:
+            return None
+        near = all(rank in self.mates for rank in self.peers.values())
+        mapped = self.plan.strategy.features.peer_way == "mapped"
+        if all(self.comm.all_gather_objects(near and mapped)):
+            wanted = sorted(set(self.peers.values()))
+            shared = self._mapped(own, wanted)
+            if shared is not None:
+                for number, rank in self.peers.items():
+                    rows[number] = DeviceRows("peer", shared.peers[rank])
+                return shared
+        others.append(DeviceExchange(own, self.peers, self.comm.duplicate()))
+        return None
+
+    def _mapped(self, own: Tensor, wanted: list[int]) -> SharedRows | None:
+        """The peers' memory, or None on every rank where it cannot be mapped on one of them."""
+        try:
+            return share_rows(own, wanted, self.comm)
+        except NotSharedError as error:
+            warn_once(
+                "peer memory",
+                "rows of other ranks are exchanged, because their memory cannot be mapped "
+                f"({error}); run gnnplan doctor",
+            )
+        return None
+
+    def _host(self) -> Tensor | None:
+        """The host's rows, page-locked: one copy per host where it has room, or one per rank."""
+        numbers = [n for n, each in self.dense.items() if each.kind == "host"]
+        used = bool(self.location.count()[numbers].any()) if numbers else False
+        table = None
+        if self.pooled:
+            wanted = any(self.comm.all_gather_objects(used))
+            if wanted:
+                table = share_host_rows(self.graph.x, self.mates[0], self.comm, used=used)
+        if not used:
+            return None
+        assert self.graph.x is not None
+        if table is None:
+            return on_host(np.asarray(self.graph.x), self.device)
+        whole = table.as_strided((table.shape[0] * table.stride(0),), (1,))
+        lock(whole, self.device)
+        return table
+
+    def _cache(self, number: int) -> DeviceCache | None:
+        """The plan's dynamic cache, with as many slots as find room."""
+        settings = self.plan.strategy.features.cache
+        if settings.policy == "none" or not settings.rows or settings.rows[self.rank] == 0:
+            return None
+        assert self.graph.x is not None
+        dtype = torch.from_numpy(np.empty(0, self.graph.x.dtype)).dtype
+        bypass = np.zeros(MAX_SOURCES, np.bool_)
+        for place, source in enumerate(self.location.sources):
+            own = source.kind == "own" or (source.kind == "peer" and source.rank == self.rank)
+            bypass[place] = own
+        planned = min(settings.rows[self.rank], self.graph.num_nodes)
+        width = self.graph.feature_dim
+
+        def make(slots: int) -> DeviceCache:
+            return DeviceCache(
+                self.location.codes, bypass, width, dtype, self.device,
+                policy=settings.policy, num_slots=max(1, slots), number=number,
+            )  # fmt: skip
+
+        room = self._room(word_multiple(width * dtype.itemsize))
+        cache = _as_much_as_fits(planned, room, make)
+        if cache.num_slots < planned:
+            self._say(f"cache: {cache.num_slots} of {planned} rows find room on {self.device}")
+        return cache
+
+
+def _as_much_as_fits(planned: int, room: int | None, make: Callable[[int], T]) -> T:
+    """make(count) with the largest count tried that the device has memory for.
+
+    Raises:
+        torch.OutOfMemoryError: not even make(0).
+    """
+    count = planned if room is None else min(planned, room)
+    while True:
+        try:
+            return make(count)
+        except torch.OutOfMemoryError:
+            if count == 0:
+                raise
+            count = int(count * _SMALLER)
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()

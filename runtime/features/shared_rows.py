@@ -1,0 +1,207 @@
+"""Rows that several processes of a host address: a peer's own, and the host's one copy.
+
+On the host they lie in a file without a name in shared memory, mapped by all. On GPUs a rank maps
+its peer's memory by CUDA IPC and reads it over the link between them (or in place, where two ranks
+share a GPU). Whoever maps needs the owner alive: ranks of a job live and end together.
+"""
+
+import mmap
+import os
+import tempfile
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from runtime.comm.collectives import Communicator
+from runtime.errors import GnnplanError
+from runtime.features.device_rows import padded_rows, word_multiple
+
+SHARED_MEMORY = Path("/dev/shm")
+
+
+class NotSharedError(GnnplanError):
+    """Some rank's rows cannot be mapped by another; raised on all ranks, with the first reason."""
+
+
+@dataclass(slots=True)
+class SharedRows:
+    """This rank's rows and its peers', each in its owner's memory."""
+
+    own: Tensor
+    """[num_rows, feature_dim], as the others see them."""
+    peers: dict[int, Tensor] = field(default_factory=dict[int, Tensor])
+    """By rank; the same kind of tensors, mapped."""
+
+    def close(self) -> None:
+        """Let go of the peers' memory."""
+        self.peers.clear()
+
+
+@dataclass(frozen=True, slots=True)
+class _Offer:
+    """What a rank tells the others of its rows; picklable."""
+
+    rows: int
+    width: int
+    dtype: torch.dtype
+    path: str = ""
+    handle: Any = None
+    """What torch makes of a GPU's memory for another process: (function, arguments)."""
+    fault: str = ""
+
+
+def share_rows(rows: Tensor, ranks: list[int], comm: Communicator) -> SharedRows:
+    """Offer this rank's rows and map those of others; collective over all ranks.
+
+    Args:
+        rows: [num_rows, feature_dim], on a GPU or on the host; padded rows there.
+        ranks: whose rows this rank wants, all on its host.
+        comm: all ranks of the plan.
+
+    Raises:
+        NotSharedError: some rank could not offer or map; raised on every rank.
+    """
+    offer, own = _offered(rows)
+    try:
+        offers = comm.all_gather_objects(offer)
+        faults = [each.fault for each in offers if each.fault]
+        peers: dict[int, Tensor] = {}
+        if not faults:
+            try:
+                peers = {rank: _mapped(offers[rank], rows.device) for rank in ranks}
+                fault = ""
+            except (OSError, RuntimeError) as error:
+                fault = " ".join(str(error).split()) or type(error).__name__
+            faults = [each for each in comm.all_gather_objects(fault) if each]
+    finally:
+        if offer.path:
+            Path(
+                offer.path
+            ).unlink()  # mapped by all who want it: the memory goes with the last one
+    if faults:
+        raise NotSharedError(faults[0])
+    return SharedRows(own, peers)
+
+
+def _offered(rows: Tensor) -> tuple[_Offer, Tensor]:
+    """What to tell the others of these rows, and the rows as the others will see them."""
+    bare = _Offer(rows.shape[0], rows.shape[1], rows.dtype)
+    if rows.shape[0] == 0:
+        return bare, rows
+    try:
+        if rows.device.type == "cuda":
+            from torch.multiprocessing.reductions import reduce_tensor
+
+            return replace(bare, handle=reduce_tensor(rows)), rows
+        path, room = create_segment(rows.shape[0] * _stride_bytes(rows.shape[1], rows.dtype))
+        own = _as_rows(room, rows.shape[1], rows.dtype)
+        own.copy_(rows)
+        return replace(bare, path=path), own
+    except (OSError, RuntimeError) as error:
+        fault = " ".join(str(error).split()) or type(error).__name__
+        return replace(bare, fault=fault), rows
+
+
+def _mapped(offer: _Offer, device: torch.device) -> Tensor:
+    """Another rank's rows, where this process reads them."""
+    if offer.rows == 0:
+        return padded_rows(0, offer.width, offer.dtype, device)
+    if offer.handle is None:
+        size = offer.rows * _stride_bytes(offer.width, offer.dtype)
+        return _as_rows(attach_segment(offer.path, size), offer.width, offer.dtype)
+    rebuild, arguments = offer.handle
+    peer: Tensor = rebuild(*arguments)
+    if peer.device != device:
+        if not torch.cuda.can_device_access_peer(device, peer.device):
+            raise RuntimeError(f"{device} cannot read the memory of {peer.device}")
+        # A copy makes torch open the way between the two devices; a kernel then finds it open.
+        torch.empty_like(peer[:1], device=device).copy_(peer[:1])
+    return peer
+
+
+def create_segment(num_bytes: int) -> tuple[str, Tensor]:
+    """A file in shared memory and its bytes; the caller removes the name.
+
+    Raises:
+        OSError: there is not so much of it.
+    """
+    folder = SHARED_MEMORY if SHARED_MEMORY.is_dir() else Path(tempfile.gettempdir())
+    handle, path = tempfile.mkstemp(prefix="gnnplan-", dir=folder)
+    try:
+        # Taken now: a hole that cannot be filled would end the process at the first write.
+        os.posix_fallocate(handle, 0, num_bytes)
+        return path, _bytes_of(handle, num_bytes)
+    except OSError:
+        Path(path).unlink()
+        raise
+    finally:
+        os.close(handle)
+
+
+def attach_segment(path: str, num_bytes: int) -> Tensor:
+    """The bytes of a segment that another process made.
+
+    Raises:
+        OSError: it is gone.
+    """
+    handle = os.open(path, os.O_RDWR)
+    try:
+        return _bytes_of(handle, num_bytes)
+    finally:
+        os.close(handle)
+
+
+def share_host_rows(rows: Any, leader: int, comm: Communicator, *, used: bool) -> Tensor | None:
+    """The host's rows, copied once by one of its ranks and mapped by all; collective.
+
+    Args:
+        rows: the dataset's [num_nodes, feature_dim], read by the leader alone.
+        leader: the rank of this host that copies.
+        comm: all ranks of the plan.
+        used: whether this rank reads any; the leader copies in any case.
+
+    Returns:
+        Padded rows, or None where the host's shared memory is too small.
+    """
+    dtype = torch.from_numpy(np.empty(0, rows.dtype)).dtype
+    num_bytes = rows.shape[0] * _stride_bytes(rows.shape[1], dtype)
+    path, table = "", None
+    if comm.rank == leader:
+        try:
+            path, room = create_segment(num_bytes)
+        except OSError:
+            path = ""
+        else:
+            table = _as_rows(room, rows.shape[1], dtype)
+            _copy(rows, table)
+    found = comm.all_gather_objects(path)[leader]
+    try:
+        if found and comm.rank != leader and used:
+            table = _as_rows(attach_segment(found, num_bytes), rows.shape[1], dtype)
+        comm.barrier()
+    finally:
+        if path:
+            Path(path).unlink()
+    return table
+
+
+def _copy(rows: Any, table: Tensor) -> None:
+    step = max(1, (64 << 20) // max(1, table.stride(0) * table.element_size()))
+    for first in range(0, rows.shape[0], step):
+        table[first : first + step] = torch.from_numpy(np.array(rows[first : first + step]))
+
+
+def _bytes_of(handle: int, num_bytes: int) -> Tensor:
+    return torch.frombuffer(mmap.mmap(handle, num_bytes), dtype=torch.uint8)
+
+
+def _as_rows(room: Tensor, width: int, dtype: torch.dtype) -> Tensor:
+    return room.view(dtype).view(-1, _stride_bytes(width, dtype) // dtype.itemsize)[:, :width]
+
+
+def _stride_bytes(width: int, dtype: torch.dtype) -> int:
+    return word_multiple(width * dtype.itemsize)
