@@ -4,7 +4,7 @@ HEADERS = {
     b"content-security-policy": b"default-src 'none'; frame-ancestors 'none'; base-uri 'none'; "
     b"form-action 'none'",
     b"x-content-type-options": b"nosniff",
-    b"referrer-policy": b"no-referrer",
+    b"referrer-policy": b"same-origin",  # no-referrer makes browsers send forms' Origin as null
     b"cross-origin-resource-policy": b"same-origin",
     b"x-frame-options": b"DENY",
 }

@@ -92,6 +92,7 @@ class Browser:
 
     def __init__(self, web: WebDriver) -> None:
         self.web: Any = web
+        self.said = list[str]()
         self.look(1440, dark=False)
 
     def look(self, width: int, *, dark: bool) -> None:
@@ -105,31 +106,45 @@ class Browser:
         return self.web.execute_cdp_cmd(command, values)
 
     def find(self, css: str) -> Any:
-        """The first element."""
-        return self.web.find_element(By.CSS_SELECTOR, css)
+        """The first element, once the page has it."""
+        found = self.until(lambda: self.web.find_elements(By.CSS_SELECTOR, css), css)
+        return found[0]
 
     def press(self, words: str) -> None:
         """The button or link of those words, by the keyboard's Enter."""
         xpath = f"//main//*[self::button or self::a][normalize-space()='{words}']"
-        self._steady(lambda: self.web.find_element(By.XPATH, xpath).send_keys("\n"))
+
+        def pressed() -> bool:
+            for element in self.web.find_elements(By.XPATH, xpath):
+                # A refresh may replace it between finding and using it: then again.
+                with suppress(StaleElementReferenceException):
+                    element.send_keys("\n")
+                    return True
+            return False
+
+        self.until(pressed, words)
 
     def wait_for(self, words: str) -> None:
         """Until the page says so."""
-        deadline = time.monotonic() + PATIENCE_SECONDS
-        while words not in (text := self._steady(lambda: self.find("body").text)):
-            assert time.monotonic() < deadline, text
-            time.sleep(0.2)
+        self.until(lambda: words in self.text(), words)
 
-    def _steady(self, act: Callable[[], Any]) -> Any:
-        """Again where a refresh replaced the element between finding and using it."""
-        for _ in range(4):
-            with suppress(StaleElementReferenceException):
-                return act()
-        return act()
+    def text(self) -> str:
+        """What is to be read on the page; nothing while the next one comes."""
+        return self.web.execute_script("return document.body ? document.body.innerText : ''")
+
+    def until(self, asked: Callable[[], Any], words: str) -> Any:
+        """What an act gives once it gives something; a refused request ends the wait."""
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while not (found := asked()):
+            assert time.monotonic() < deadline, (words, self.text())
+            assert self.complaints() == [], (words, self.text())
+            time.sleep(0.2)
+        return found
 
     def complaints(self) -> list[str]:
-        """What the console said: refused by the policy, not found, script errors."""
-        return [line["message"] for line in self.web.get_log("browser")]
+        """What the console said so far: refused requests, not found, script errors."""
+        self.said += [line["message"] for line in self.web.get_log("browser")]
+        return self.said
 
     def overflow(self) -> int:
         """Pixels by which the page is wider than the window."""

@@ -212,6 +212,20 @@ def test_pages_are_guarded_as_their_routes_are(
     assert client.get("/plans").status_code == 303
 
 
+def test_a_form_of_a_page_of_ours_is_let_in(service_client: tuple[Service, TestClient]):
+    service, client = service_client
+    job = submit_noop(service, CALLER, NoopRequest(seconds=1.0))
+    page = client.get(f"/jobs/{job.id}")
+    # Fetch standard, "append a request Origin header": under no-referrer a form's origin is null.
+    kept = page.headers["referrer-policy"] in ("same-origin", "strict-origin", "origin")
+    origin = "http://localhost" if kept else "null"
+    answer = client.post(f"/jobs/{job.id}/cancel", headers={"Origin": origin})
+    assert answer.status_code == 303
+    assert get_job(service, job.id).state == "cancelled"
+    hidden = client.post(f"/jobs/{job.id}/cancel", headers={"Origin": "null"})
+    assert hidden.status_code == 403
+
+
 def test_another_sites_form_is_refused(service_client: tuple[Service, TestClient]):
     service, client = service_client
     job = submit_noop(service, CALLER, NoopRequest(seconds=1.0))
