@@ -1,16 +1,15 @@
 """The disk tier: rows of x.npy read past the page cache, in whole blocks, under a byte budget.
 
 Ids are taken in pieces that fit the budget, sorted, and coalesced into requests of aligned blocks;
-a bounded number of threads reads them into aligned buffers and copies rows out. What the tier holds
+a bounded number of threads reads them into aligned buffers and copies rows out, without the
+interpreter's lock (`direct_read`). What the tier holds
 (buffers and index) is reserved in a `ByteBudget`, so it cannot grow with the batch. A mapped file
 is not a disk tier: after one pass the page cache has made it memory, and on nobody's budget.
 """
 
-import itertools
 import mmap
 import os
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +22,7 @@ from numpy.typing import NDArray
 from runtime.features import direct
 from runtime.features.budget import ByteBudget
 from runtime.features.counters import Counters
+from runtime.features.direct_read import read_requests
 from runtime.features.gather import copy_from_addresses
 from runtime.features.tier import AbstractTier
 
@@ -114,43 +114,63 @@ class Disk(AbstractTier):
         order = np.argsort(slots, kind="stable")
         piece = _Piece(slots[order], positions[order], np.empty(slots.size + 1, np.int64))
         num_requests = self.rows.cut_requests(piece.slots, self.request_bytes, piece.firsts)
-        # A shared counter hands out requests: nothing is queued, so nothing grows with the piece.
-        requests = itertools.count()
+        # Stripes of requests: which thread reads which is fixed, so that no queue is needed.
+        addresses, threads = np.empty(slots.size, np.int64), min(self.queue_depth, num_requests)
         workers = [
-            self._pool.submit(self._work, piece, requests, num_requests, out)
-            for _ in range(min(self.queue_depth, num_requests))
+            self._pool.submit(self._work, piece, addresses, (i, threads), num_requests, out)
+            for i in range(threads)
         ]
         counters.disk_read_bytes += sum([worker.result() for worker in workers])
         counters.disk_reads += num_requests
 
     def _work(
-        self, piece: _Piece, requests: Iterator[int], num_requests: int, out: NDArray[np.float32]
+        self,
+        piece: _Piece,
+        addresses: NDArray[np.int64],
+        stripe: tuple[int, int],
+        num_requests: int,
+        out: NDArray[Any],
     ) -> int:
-        """Serve requests until none is left; returns the bytes asked of the disk."""
+        """Serve requests number i, i + n, ... for stripe (i, n); returns the bytes asked for."""
+        rows, read_bytes, request = self.rows, 0, stripe[0]
         buffer = self._buffers.get()
-        read_bytes = 0
         try:
-            while (number := next(requests)) < num_requests:
-                ids = slice(int(piece.firsts[number]), int(piece.firsts[number + 1]))
-                read_bytes += self._serve(piece.slots[ids], piece.positions[ids], buffer, out)
+            while request < num_requests:
+                request, done = read_requests(
+                    self._file,
+                    piece.slots,
+                    piece.positions,
+                    piece.firsts[: num_requests + 1],
+                    addresses,
+                    request,
+                    stripe[1],
+                    buffer.ctypes.data,
+                    rows.row_bytes,
+                    rows.data_offset,
+                    rows.end_bytes,
+                    out.ctypes.data,
+                    rows.dtype != out.dtype,
+                    not self.is_direct,
+                )
+                read_bytes += done
+                if request < num_requests:  # interrupted, cut short or failing: say which
+                    read_bytes += self._serve(piece, request, buffer, out)
+                    request += stripe[1]
         finally:
             self._buffers.put(buffer)
         return read_bytes
 
     def _serve(
-        self,
-        slots: NDArray[np.int64],
-        positions: NDArray[np.int64],
-        buffer: NDArray[np.uint8],
-        out: NDArray[Any],
+        self, piece: _Piece, request: int, buffer: NDArray[np.uint8], out: NDArray[Any]
     ) -> int:
+        """One request by the interpreter, with its errors."""
+        ids = slice(int(piece.firsts[request]), int(piece.firsts[request + 1]))
+        slots = piece.slots[ids]
         begin, end = self.rows.block_range(int(slots[0]), int(slots[-1]))
         direct.read_blocks(self._file, buffer[: end - begin], begin, self.rows.end_bytes)
-        if not self.is_direct:
-            os.posix_fadvise(self._file, begin, end - begin, os.POSIX_FADV_DONTNEED)
         addresses = slots * self.rows.row_bytes
         addresses += buffer.ctypes.data + self.rows.data_offset - begin
-        copy_from_addresses(addresses, self.rows.dtype, out, positions=positions)
+        copy_from_addresses(addresses, self.rows.dtype, out, positions=piece.positions[ids])
         return end - begin
 
     def close(self) -> None:

@@ -58,7 +58,7 @@ def _prefetch_row(address, row_bytes):
 
 @numba.njit(cache=True, nogil=True)
 @typing.no_type_check
-def _copy_rows(addresses, positions, target, row_bytes, first, last, ahead, streaming):
+def copy_rows(addresses, positions, target, row_bytes, first, last, ahead, streaming):
     """Copy rows [first, last) of `addresses` to their rows of `target`; address 0 is skipped."""
     for i in range(first, last):
         if i + ahead < last and addresses[i + ahead] != 0:
@@ -78,8 +78,8 @@ def _copy_rows(addresses, positions, target, row_bytes, first, last, ahead, stre
 
 @numba.njit(cache=True, nogil=True)
 @typing.no_type_check
-def _widen_rows(addresses, positions, target, row_bytes, first, last, ahead, _streaming):
-    """Like `_copy_rows` from float16 rows of `row_bytes` to float32 rows twice as wide."""
+def widen_rows(addresses, positions, target, row_bytes, first, last, ahead, _streaming):
+    """Like `copy_rows` from float16 rows of `row_bytes` to float32 rows twice as wide."""
     for i in range(first, last):
         if i + ahead < last and addresses[i + ahead] != 0:
             _prefetch_row(addresses[i + ahead], row_bytes)
@@ -140,7 +140,7 @@ def copy_from_addresses(
     row_bytes = out.shape[1] * dtype.itemsize
     target = out.ctypes.data
     same = dtype == out.dtype
-    kernel = _copy_rows if same else _widen_rows
+    kernel = copy_rows if same else widen_rows
     # Streamed rows must fill whole lines: in order, and cut at multiples of 16 bytes.
     streaming = (
         same
