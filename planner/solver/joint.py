@@ -3,32 +3,27 @@
     buckets -> linear programme (a child process; one sort where that is proved exact)
             -> whole items within every budget -> small exchanges -> score, bound, prices
 
-The one evaluator scores the result; the bound comes from the programme's prices by weak duality,
-so neither depends on what the solver claims (formulas 6).
+Where cliques draw from laws of their own, buckets would have to tell apart who asks for an item as
+well as how often, and become coarse: there mixtures of whole fills take the buckets' place. The one
+evaluator scores the result; the bound comes from the programme's prices by weak duality, so neither
+depends on what the solver claims (formulas 6).
 """
 
 from dataclasses import dataclass
 
-import numpy as np
-
 from planner.placement.layout import Instance, Layout
 from planner.placement.network import Goal, Rows, objective_rows, undominated
-from planner.placement.score import Score, read_bytes, score
+from planner.placement.score import Score, score
 from planner.solver.buckets import make_buckets
 from planner.solver.exchange import exchange
 from planner.solver.groups import find_groups
 from planner.solver.lagrange import lagrangian_bound
-from planner.solver.priced import binding, can_fill, fill_priced
-from planner.solver.program import Prices
+from planner.solver.mixture import can_fill, mix_fills, round_mixture
 from planner.solver.realise import read_seconds, realise
 from planner.solver.relaxation import SECONDS, Relaxed, relax
 
 UNKNOWNS = 2400
 """Buckets times groups that are aimed at: a programme of this size takes well under a second."""
-REFILLS = 3
-"""Weights of rows at which cliques are filled item by item."""
-ENOUGH = 1e-4
-"""A gap below which no other weights are tried."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -65,10 +60,18 @@ def place_joint(
         goal: objective.
         limit: buckets per kind; None: by the number of groups.
         seconds: limit of the solver; past it the density order places.
-        solver: highs | cbc | sort | density; empty: sort where it is exact, else what is installed.
+        solver: highs | cbc | sort | density, over buckets; empty: mixtures of fills where they
+            serve, sort where it is exact, else what is installed.
     """
     rows = undominated(objective_rows(instance.network, goal))
     groups = find_groups(instance, rows)
+    if not solver and can_fill(instance, groups):
+        mixed = _mix(instance, rows)
+        if mixed is not None:
+            layout, relaxed = mixed
+            bound = lagrangian_bound(instance, rows, relaxed.prices)
+            found = score(instance, layout, goal)
+            return Joint(layout=layout, score=found, bound=bound, relaxed=relaxed)
     if limit is None:
         limit = max(48, min(256, UNKNOWNS // (len(groups.groups) * len(instance.kinds))))
     largest = max(instance.device_bytes)
@@ -76,42 +79,36 @@ def place_joint(
     relaxed = relax(instance, rows, groups, buckets, goal=goal, seconds=seconds, solver=solver)
     layout = realise(instance, rows, groups, buckets, relaxed)
     bound = lagrangian_bound(instance, rows, relaxed.prices)
-    if can_fill(instance, groups):
-        layout, bound = _refill(instance, rows, relaxed, layout, bound)
     return Joint(layout=layout, score=score(instance, layout, goal), bound=bound, relaxed=relaxed)
 
 
-def _refill(
-    instance: Instance, rows: Rows, relaxed: Relaxed, layout: Layout, bound: float
-) -> tuple[Layout, float]:
-    """The better of the layout and of cliques filled item by item, and the better bound.
-
-    First at the programme's weights, then at those of the slowest row alone, which the other
-    cliques cannot help.
-    """
-    reads = read_bytes(instance, layout)
-    value = float(rows.values(reads).max())
-    weights = relaxed.prices.rows
-    for _ in range(REFILLS):
-        priced = Prices(rows=weights, device=relaxed.prices.device, host=0.0)
-        seconds = read_seconds(instance, rows, priced)
-        filled = fill_priced(instance, weights, seconds)
-        bound = max(bound, lagrangian_bound(instance, rows, filled.prices))
-        other = exchange(instance, rows, filled.layout, seconds)
-        found = read_bytes(instance, other)
-        if float(rows.values(found).max()) < value:
-            reads, value, layout = found, float(rows.values(found).max()), other
-        slowest = binding(rows, reads)
-        if value <= bound * (1 + ENOUGH) or np.array_equal(slowest, weights):
-            break
-        weights = slowest
-    return layout, bound
+def _mix(instance: Instance, rows: Rows) -> tuple[Layout, Relaxed] | None:
+    """Cliques filled item by item at the weights that bound best; None without a solver."""
+    mixture = mix_fills(instance, rows)
+    if mixture is None:
+        return None
+    seconds = read_seconds(instance, rows, mixture.prices)
+    layout = exchange(instance, rows, round_mixture(instance, mixture), seconds)
+    relaxed = Relaxed(
+        seconds=mixture.value,
+        shares=[],
+        reads=mixture.reads,
+        prices=mixture.prices,
+        row_names=rows.names,
+        solver="columns",
+        status="optimal" if mixture.met else f"stopped {mixture.value / mixture.bound - 1:.1e} off",
+    )
+    return layout, relaxed
 
 
 def bound_of(instance: Instance, goal: Goal, *, limit: int = 128) -> float:
     """A lower bound of the objective over all placements, without making one."""
     rows = undominated(objective_rows(instance.network, goal))
     groups = find_groups(instance, rows)
+    if can_fill(instance, groups):
+        mixture = mix_fills(instance, rows)
+        if mixture is not None:
+            return lagrangian_bound(instance, rows, mixture.prices)
     largest = max(instance.device_bytes)
     buckets = [make_buckets(kind, limit, largest=largest) for kind in instance.kinds]
     relaxed = relax(instance, rows, groups, buckets, goal=goal)

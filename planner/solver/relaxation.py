@@ -29,7 +29,7 @@ class Relaxed:
     seconds: float
     """Its value: of the bucketed problem, so between the node-level optimum and rho times it."""
     shares: list[NDArray[np.float64]]
-    """By kind: [groups, K, 5]."""
+    """By kind: [groups, K, 5]; none where no buckets were made."""
     reads: NDArray[np.float64]
     """Bytes by kind, device and place, shape [T, G, 5]."""
     prices: Prices
