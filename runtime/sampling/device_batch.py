@@ -21,6 +21,8 @@ class DeviceBlock:
     """int32, shape (num_edges,); local ids below num_src."""
     e_id: Tensor | None = None
     """int64, shape (num_edges,)."""
+    weight: Tensor | None = None
+    """float32, shape (num_edges,); None: the plain mean."""
 
     def to_host(self) -> Block:
         """The block as arrays; waits for the device."""
@@ -30,6 +32,7 @@ class DeviceBlock:
             indptr=self.indptr.cpu().numpy(),
             indices=self.indices.cpu().numpy(),
             e_id=None if self.e_id is None else self.e_id.cpu().numpy(),
+            weight=None if self.weight is None else self.weight.cpu().numpy(),
         )
 
 

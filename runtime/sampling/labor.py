@@ -110,11 +110,11 @@ class LaborSampler(AbstractHopSampler):
             edge_ids=edge_ids,
             relabel_budget_bytes=relabel_budget_bytes,
         )
-        self.variant = _check_variant(variant)
-        self.form = _check_form(form)
+        self.variant = check_variant(variant)
+        self.form = check_form(form)
         self.estimator = Estimator(estimator)
         self.edge_weight = check_edge_weight(edge_weight, int(self.indices.shape[0]))
-        self._solver = LaborSolver(self.variant, _check_tolerance(tolerance), self.edge_weight)
+        self._solver = LaborSolver(self.variant, check_tolerance(tolerance), self.edge_weight)
         no_weight = read_only(np.zeros(0, dtype=np.float32))
         self._weight = no_weight if self.edge_weight is None else self.edge_weight
         self._threads: _Thread = _Thread()
@@ -190,7 +190,12 @@ class LaborSampler(AbstractHopSampler):
         return self._threads.chances
 
 
-def _check_variant(variant: int | float | str) -> int | str:
+def check_variant(variant: int | float | str) -> int | str:
+    """A number of passes, or "star".
+
+    Raises:
+        SamplerError: neither.
+    """
     if variant == "star":
         return "star"
     if isinstance(variant, int) and variant >= 0:
@@ -201,7 +206,12 @@ def _check_variant(variant: int | float | str) -> int | str:
     )
 
 
-def _check_tolerance(tolerance: float) -> float:
+def check_tolerance(tolerance: float) -> float:
+    """The tolerance itself.
+
+    Raises:
+        SamplerError: below 0 or no number.
+    """
     if tolerance >= 0:
         return tolerance
     raise SamplerError(
@@ -209,7 +219,12 @@ def _check_tolerance(tolerance: float) -> float:
     )
 
 
-def _check_form(form: str) -> Form:
+def check_form(form: str) -> Form:
+    """The form of that name.
+
+    Raises:
+        SamplerError: there is none.
+    """
     if form not in list(Form):
         raise SamplerError(
             f"expected a form among {', '.join(Form)}, found {form!r}; choose one of them"

@@ -62,6 +62,33 @@ def _draw_kernel(stream, ids, turns, bounds, out, chosen, count, BLOCK: tl.const
     tl.store(chosen + at, bounded(bits, tl.load(bounds + at, mask=mask, other=1)), mask=mask)
 
 
+@triton.jit
+@no_type_check
+def _rows_kernel(streams, owners, ids, turns, out, count, BLOCK: tl.constexpr):
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    mask = at < count
+    stream = tl.load(streams + tl.load(owners + at, mask=mask, other=0), mask=mask, other=0)
+    key = key_of(stream, tl.load(ids + at, mask=mask, other=0))
+    bits = value_of(key, tl.load(turns + at, mask=mask, other=0))
+    tl.store(out + at, bits.to(tl.int64, bitcast=True), mask=mask)
+
+
+def draw_rows(streams: Tensor, owners: Tensor, ids: Tensor, turns: Tensor) -> Tensor:
+    """`rng.draw` of ids by several streams at once; the bits held in int64 [n].
+
+    Args:
+        streams: int64 [k], as `signed` gives them.
+        owners: int64 [n], which stream an id draws from.
+        ids: int64 [n], contiguous as all.
+        turns: int64 [n], j.
+    """
+    bits = torch.empty_like(ids)
+    if ids.numel():
+        grid = (triton.cdiv(ids.numel(), 256),)
+        _rows_kernel[grid](streams, owners, ids, turns, bits, ids.numel(), BLOCK=256)
+    return bits
+
+
 def signed(stream: Any) -> int:
     """A stream's 64 bits as a signed number, the form in which kernels take it."""
     value = int(stream)

@@ -1,0 +1,265 @@
+"""What samplers on a device share: seeds in, hop after hop drawn and relabelled, blocks out.
+
+A subclass draws the edges of a hop's rows. The host waits once per hop, for the number of new nodes
+(and wherever a hop's edges cannot be bounded beforehand).
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from runtime.errors import SamplerError
+from runtime.sampling.checks import bad_seed, check_fanouts, check_seeds
+from runtime.sampling.choose_triton import Rows, row_bounds, write_below
+from runtime.sampling.dependent import HopStreams, StreamPolicy
+from runtime.sampling.device_batch import DeviceBatch, DeviceBlock
+from runtime.sampling.device_topology import DeviceTopology
+from runtime.sampling.minibatch import Dialect
+from runtime.sampling.relabel_triton import DeviceRelabel
+from runtime.sampling.rng_triton import signed
+
+
+@dataclass(slots=True)
+class Drawn:
+    """The edges of a hop."""
+
+    row_ptr: Tensor
+    """int64 [rows + 1]."""
+    positions: Tensor
+    """int64; this and the others may be longer than row_ptr[-1]."""
+    values: Tensor
+    """int64, the neighbours."""
+    weight: Tensor | None = None
+    """float32, or None: the plain mean."""
+
+
+@dataclass(frozen=True, slots=True)
+class HopDraws:
+    """What one hop of one step draws from."""
+
+    streams: HopStreams
+    hop: int
+    stream: Tensor
+    """int64 [1], the hop's first stream on the device."""
+
+
+@dataclass(frozen=True, slots=True)
+class WholeRows:
+    """Rows with all their edges laid out one after another."""
+
+    rows: Rows
+    ptr: Tensor
+    """int64 [n + 1]."""
+    row_of: Tensor
+    """int64, the row of each edge."""
+    positions: Tensor
+    values: Tensor
+    widest: int
+    """At least the longest row."""
+
+
+@dataclass(slots=True)
+class _Hop:
+    """A hop drawn and relabelled, cut to its edges."""
+
+    row_ptr: Tensor
+    positions: Tensor
+    local: Tensor
+    weight: Tensor | None
+    num_edges: int
+
+
+class AbstractDeviceHops(ABC):
+    """Draws batches of device tensors hop by hop.
+
+    Args:
+        topology: the graph.
+        fanouts: neighbours per hop, the hop next to the seeds first; -1 takes all.
+        device: where the kernels run.
+        streams: which streams the steps draw from.
+        dialect: which vertices a hop expands.
+        edge_ids: fill each block's `e_id`.
+
+    Raises:
+        SamplerError: fan-outs empty, zero or below -1.
+    """
+
+    def __init__(
+        self,
+        topology: DeviceTopology,
+        fanouts: Sequence[int],
+        *,
+        device: torch.device,
+        streams: StreamPolicy,
+        dialect: Dialect,
+        edge_ids: bool,
+    ) -> None:
+        self.topology = topology
+        self.fanouts = check_fanouts(fanouts)
+        self.num_nodes = topology.num_nodes
+        self.device = device
+        self.streams = streams
+        self.seed = streams.seed
+        self.dialect = Dialect(dialect)
+        self.edge_ids = edge_ids
+
+    @property
+    def num_hops(self) -> int:
+        """Number of hops, and of blocks."""
+        return len(self.fanouts)
+
+    @abstractmethod
+    def _draw(self, rows: Tensor, known: list[Tensor], draws: HopDraws) -> Drawn:
+        """The edges of the rows of nodes `rows`; `known` are all nodes numbered so far."""
+
+    def sample(
+        self,
+        seeds: NDArray[np.int64],
+        *,
+        epoch: int,
+        step: int,
+        input_id: NDArray[np.int64] | None = None,
+        global_num_seeds: int | None = None,
+    ) -> DeviceBatch:
+        """Sample the blocks of one batch; arguments as in `NeighborSampler.sample`.
+
+        Raises:
+            SamplerError: seeds are no list of node ids, one is out of range, or occurs twice.
+        """
+        seeds = check_seeds(seeds)
+        streams = self.streams.streams(epoch, step, self.num_hops)
+        bits = torch.tensor([signed(s) for s in streams.first], device=self.device)
+        relabel = DeviceRelabel(self.device)
+        nodes = [self._add_seeds(seeds, relabel)]
+        ends = [nodes[0].numel()]
+        hops: list[_Hop] = []
+        for hop in range(self.num_hops):
+            rows = nodes[-1] if self.dialect is Dialect.FIRST_SEEN else torch.cat(nodes)
+            drawn = self._draw(rows, nodes, HopDraws(streams, hop, bits[hop : hop + 1]))
+            done, new = _relabelled(drawn, relabel, nodes)
+            hops.append(done)
+            nodes.append(new)
+            ends.append(ends[-1] + new.numel())
+        total = seeds.shape[0] if global_num_seeds is None else global_num_seeds
+        return DeviceBatch(
+            blocks=self._blocks(hops, ends),
+            n_id=torch.cat(nodes),
+            seeds=seeds,
+            input_id=np.arange(seeds.shape[0], dtype=np.int64) if input_id is None else input_id,
+            dialect=self.dialect,
+            num_sampled_nodes=[part.numel() for part in nodes],
+            num_sampled_edges=[hop.num_edges for hop in hops],
+            global_num_seeds=total,
+            epoch=epoch,
+            step=step,
+        )
+
+    def _add_seeds(self, seeds: NDArray[np.int64], relabel: DeviceRelabel) -> Tensor:
+        held, ends = seeds_on_device([seeds], self.num_nodes, self.device)
+        relabel.add(held, ends[-1:], [])
+        relabel.num_known = held.numel()
+        return held
+
+    def _blocks(self, hops: list[_Hop], ends: list[int]) -> list[DeviceBlock]:
+        if self.dialect is Dialect.EVERY_HOP:
+            return [
+                self._block(ends[h + 1], ends[h], hop.row_ptr, hop.local, hop.positions, hop.weight)
+                for h, hop in reversed(list(enumerate(hops)))
+            ]
+        edge_ends = np.cumsum([0, *(hop.num_edges for hop in hops)]).tolist()
+        parts = [hop.row_ptr[1:] + first for hop, first in zip(hops, edge_ends, strict=False)]
+        indptr = torch.cat([hops[0].row_ptr[:1], *parts])
+        local = torch.cat([hop.local for hop in hops])
+        positions = torch.cat([hop.positions for hop in hops]) if self.edge_ids else local
+        weights = [hop.weight for hop in hops if hop.weight is not None]
+        weight = torch.cat(weights) if weights else None
+        return [
+            self._block(
+                ends[h + 1], ends[h], indptr[: ends[h] + 1], local[: edge_ends[h + 1]],
+                positions[: edge_ends[h + 1]],
+                None if weight is None else weight[: edge_ends[h + 1]],
+            )
+            for h in reversed(range(len(hops)))
+        ]  # fmt: skip
+
+    def _block(
+        self,
+        num_src: int,
+        num_dst: int,
+        indptr: Tensor,
+        indices: Tensor,
+        positions: Tensor,
+        weight: Tensor | None,
+    ) -> DeviceBlock:
+        return DeviceBlock(
+            num_src=num_src,
+            num_dst=num_dst,
+            indptr=indptr,
+            indices=indices,
+            e_id=positions if self.edge_ids else None,
+            weight=weight,
+        )
+
+
+def seeds_on_device(
+    batches: Sequence[NDArray[np.int64]], num_nodes: int, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """The seeds of some batches one after another, and where each batch ends: [total], [k + 1].
+
+    Raises:
+        SamplerError: a seed is out of range, or occurs twice in its batch.
+    """
+    for seeds in batches:
+        ordered = np.sort(seeds)
+        inside = seeds.size == 0 or (ordered[0] >= 0 and ordered[-1] < num_nodes)
+        if not inside or (ordered[1:] == ordered[:-1]).any():
+            raise _bad_seed(seeds, num_nodes)
+    ends = np.cumsum([0, *(seeds.shape[0] for seeds in batches)])
+    nodes = np.concatenate([np.zeros(0, np.int64), *batches])
+    return torch.from_numpy(nodes).to(device), torch.from_numpy(ends).to(device)
+
+
+def _bad_seed(seeds: NDArray[np.int64], num_nodes: int) -> SamplerError:
+    """What is wrong with the first seed that is out of range or repeated."""
+    _, firsts = np.unique(seeds, return_index=True)
+    again = np.setdiff1d(np.arange(seeds.shape[0]), firsts)
+    outside = np.flatnonzero((seeds < 0) | (seeds >= num_nodes))
+    return bad_seed(seeds, int(np.concatenate([outside, again]).min()), num_nodes)
+
+
+def whole_rows(graph: DeviceTopology, nodes: Tensor, stream: Tensor) -> WholeRows:
+    """All edges of some nodes' rows; the host waits for their number."""
+    rows = row_bounds(graph, nodes, -1, passes=1)
+    ptr = row_ends(rows.degrees)
+    total = int(ptr[-1])
+    positions, values = (
+        torch.empty(total, dtype=torch.int64, device=nodes.device) for _ in range(2)
+    )
+    write_below(stream, graph, rows, ptr, -1, (positions, values))
+    numbers = torch.arange(nodes.numel(), device=nodes.device)
+    row_of = torch.repeat_interleave(numbers, rows.degrees, output_size=total)
+    return WholeRows(rows, ptr, row_of, positions, values, graph.widest)
+
+
+def row_ends(counts: Tensor) -> Tensor:
+    """0 and the running sums of counts: int64 [n + 1]."""
+    ptr = torch.zeros(counts.numel() + 1, dtype=torch.int64, device=counts.device)
+    torch.cumsum(counts, 0, out=ptr[1:])
+    return ptr
+
+
+def _relabelled(drawn: Drawn, relabel: DeviceRelabel, known: list[Tensor]) -> tuple[_Hop, Tensor]:
+    """Local ids of a hop's edges, and the nodes that are new; waits for their number."""
+    local, new, sums = relabel.add(drawn.values, drawn.row_ptr[-1:], known)
+    num_new = num_edges = 0
+    if drawn.values.numel():
+        num_edges, num_new = torch.stack([drawn.row_ptr[-1], sums[-1]]).tolist()
+    relabel.num_known += num_new
+    weight = None if drawn.weight is None else drawn.weight[:num_edges]
+    hop = _Hop(drawn.row_ptr, drawn.positions[:num_edges], local[:num_edges], weight, num_edges)
+    return hop, new[:num_new]

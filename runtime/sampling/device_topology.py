@@ -1,0 +1,169 @@
+"""A graph's adjacency lists where a GPU's kernels read them.
+
+Whole in the device's memory, whole in page-locked host memory that is read in place, or Legion's
+way: the hot rows' lists on the device and the rest on the host. In the last case a table holds the
+address of every row's list, so that a kernel reads all of them alike. Reads are counted by source
+on the device, without a wait.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from runtime.errors import SamplerError
+from runtime.sampling.checks import check_graph
+
+_ALL = (1 << 63) - 1
+"""Above every address."""
+
+
+class Source(StrEnum):
+    """Where a list was read, in the order of the counters."""
+
+    DEVICE = "device"
+    HOST = "host"
+
+
+@dataclass(frozen=True, slots=True)
+class Reads:
+    """What one source was asked for."""
+
+    rows: int
+    """Lists, each with the two offsets that bound it."""
+    entries: int
+    """Neighbours read; a row that is scanned twice counts twice."""
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class DeviceTopology:
+    """A graph's two arrays, and where each list lies."""
+
+    indptr: Tensor
+    """int64 [N + 1]."""
+    indices: Tensor
+    """int32 or int64 [E], of all lists: on the device, or page-locked on the host."""
+    cached: Tensor | None
+    """The hot rows' lists one after another, on the device; None: no row is cached."""
+    addresses: Tensor | None
+    """int64 [N]: byte address of each row's first entry. None: at its place in `indices`."""
+    own: tuple[int, int]
+    """Addresses from the first up to the second are the device's own memory."""
+    counts: Tensor
+    """int64 [4]: rows and entries read, of the device and of the host."""
+    widest: int
+    """The largest degree."""
+
+    @property
+    def num_nodes(self) -> int:
+        """Nodes of the graph."""
+        return self.indptr.numel() - 1
+
+    @property
+    def num_edges(self) -> int:
+        """Stored edges."""
+        return self.indices.numel()
+
+    @staticmethod
+    def load(
+        indptr: NDArray[np.integer],
+        indices: NDArray[np.integer],
+        device: torch.device,
+        *,
+        pinned: bool = False,
+        hot: NDArray[np.integer] | None = None,
+        pinned_offsets: bool = False,
+    ) -> "DeviceTopology":
+        """Place a graph.
+
+        Args:
+            indptr: int64 [N + 1].
+            indices: int32 or int64 [E].
+            device: where the kernels run; on the CPU (tests) nothing is page-locked.
+            pinned: keep `indices` in page-locked host memory.
+            hot: with `pinned`, the rows whose lists the device holds as well: distinct node ids
+                (`topology_own_ids_<g>` of a plan).
+            pinned_offsets: keep `indptr` in page-locked host memory too.
+
+        Raises:
+            SamplerError: the arrays have another type or shape than a graph's; hot rows out of
+                range, repeated, or given with a topology that is wholly on the device.
+            RuntimeError: the host refuses to page-lock so much.
+        """
+        indptr, indices = check_graph(indptr, indices)
+        locked = device.type == "cuda"
+        offsets, edges = torch.from_numpy(np.array(indptr)), torch.from_numpy(np.array(indices))
+        widest = int(np.diff(indptr).max(initial=0))
+        offsets = offsets.pin_memory() if pinned_offsets and locked else offsets.to(device)
+        if not pinned:
+            edges = edges.to(device)
+        elif locked:
+            edges = edges.pin_memory()
+        counts = torch.zeros(4, dtype=torch.int64, device=device)
+        if hot is None:
+            own = (0, 0) if pinned else (0, _ALL)
+            return DeviceTopology(offsets, edges, None, None, own, counts, widest)
+        if not pinned:
+            raise SamplerError(
+                "expected hot rows with the topology in host memory, found it wholly on the device;"
+                " leave them out"
+            )
+        cached, addresses = _cache(indptr, indices, _check_hot(hot, len(indptr) - 1), edges, device)
+        own = (cached.data_ptr(), cached.data_ptr() + cached.numel() * cached.element_size())
+        return DeviceTopology(offsets, edges, cached, addresses.to(device), own, counts, widest)
+
+    def reads(self) -> dict[Source, Reads]:
+        """What was read since the last call, by source; waits for the device."""
+        rows, entries, host_rows, host_entries = self.counts.tolist()
+        self.counts.zero_()
+        return {
+            Source.DEVICE: Reads(rows, entries),
+            Source.HOST: Reads(host_rows, host_entries),
+        }
+
+    @property
+    def device_bytes(self) -> int:
+        """Bytes that this topology takes on the device, tables included."""
+        held = [self.counts, *(t for t in (self.cached, self.addresses) if t is not None)]
+        held += [t for t in (self.indptr, self.indices) if t.device.type == self.counts.device.type]
+        return sum(t.numel() * t.element_size() for t in held)
+
+
+def cached_bytes(indptr: NDArray[np.integer], hot: NDArray[np.integer], entry_bytes: int) -> int:
+    """Bytes of the hot rows' lists on the device; the tables of all rows come on top."""
+    return int((indptr[hot + 1] - indptr[hot]).sum()) * entry_bytes
+
+
+def _check_hot(hot: NDArray[np.integer], num_nodes: int) -> NDArray[np.int64]:
+    ids = np.ascontiguousarray(hot, dtype=np.int64)
+    inside = ids.size == 0 or (int(ids.min()) >= 0 and int(ids.max()) < num_nodes)
+    if ids.ndim != 1 or not inside or np.unique(ids).size != ids.size:
+        raise SamplerError(
+            f"expected hot rows as distinct node ids below {num_nodes}, found {ids.size} with "
+            "repeats or out of range; plan again for this graph"
+        )
+    return ids
+
+
+def _cache(
+    indptr: NDArray[np.integer],
+    indices: NDArray[np.integer],
+    hot: NDArray[np.int64],
+    edges: Tensor,
+    device: torch.device,
+) -> tuple[Tensor, Tensor]:
+    """The hot rows' lists on the device, and every row's address."""
+    entry_bytes = edges.element_size()
+    degrees = (indptr[hot + 1] - indptr[hot]).astype(np.int64)
+    begins = np.cumsum(degrees) - degrees
+    places = np.repeat(indptr[hot] - begins, degrees) + np.arange(int(degrees.sum()))
+    # One entry more than is used: an empty tensor has no address that tells the sources apart.
+    lists = torch.zeros(places.size + 1, dtype=edges.dtype)
+    lists[:-1] = torch.from_numpy(np.asarray(indices)[places])
+    cached = lists.to(device)
+    addresses = edges.data_ptr() + entry_bytes * np.asarray(indptr[:-1], dtype=np.int64)
+    addresses[hot] = cached.data_ptr() + entry_bytes * begins
+    return cached, torch.from_numpy(addresses)

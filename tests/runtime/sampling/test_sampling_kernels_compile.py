@@ -1,0 +1,56 @@
+"""The kernels of sampling compile for sm_90 without a GPU, in every form that they are launched."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip("triton")
+
+CODE = """
+import triton
+import triton.language as tl
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from runtime.sampling import choose_triton as c, rng_triton as d, segments_triton as s
+
+NUMBERS = "num_rows fanout above most base low high bound count".split()
+DOUBLES = "inverse squares excess scale values_f levels sums goals".split()
+
+
+def compiled(kernel, values, changed=None):
+    names = kernel.arg_names
+    kinds = {n: "i64" if n in NUMBERS else "*fp64" if n in DOUBLES else "*i64" for n in names}
+    kinds |= (changed or {}) | {n: "constexpr" for n in values}
+    attrs = {(i,): [["tt.divisibility", 16]] for i, n in enumerate(names) if kinds[n][0] == "*"}
+    source = ASTSource(kernel, signature=kinds, constexprs=values, attrs=attrs)
+    triton.compile(source, target=GPUTarget("cuda", 90, 32))
+    print(kernel.__name__)
+
+
+wide = {"values": "*fp64"}
+compiled(d._rows_kernel, {"BLOCK": 256})
+for places, unit in ((False, tl.int32), (True, tl.int64)):
+    size = {"UNIT": unit, "BYTES": 4 if unit == tl.int32 else 8}
+    compiled(c._bounds_kernel, {"PLACES": places, "BYTES": 4, "PASSES": 2 * places, "BLOCK": 256})
+    compiled(c._floyd_kernel, size | {"GIVEN": places, "ROWS": 64, "WIDE": 16})
+    for shape in ((16, 32), (1, 1024)):
+        tile = {"ROWS": shape[0], "COLUMNS": shape[1]}
+        compiled(c._scan_kernel, size | tile | {"WRITE": places})
+        compiled(s._nth_kernel, tile)
+        compiled(s._scale_kernel, tile | {"WEIGHTED": places})
+        compiled(s._level_kernel, tile, wide)
+        compiled(s._prefix_kernel, tile, wide)
+compiled(s._upper_kernel, {"BLOCK": 256})
+"""
+
+
+def test_the_kernels_of_sampling_compile_for_hopper() -> None:
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    found = subprocess.run(
+        [sys.executable, "-c", CODE], capture_output=True, text=True, env=environment, check=False
+    )
+    assert found.returncode == 0, found.stderr[-4000:]
+    assert len(set(found.stdout.split())) == 9

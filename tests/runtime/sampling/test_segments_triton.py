@@ -1,0 +1,103 @@
+"""Rows of numbers on the device: sorting, levels, sums and searches beside plain numpy."""
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from runtime.sampling.layerwise_choose import water_level
+from runtime.sampling.poisson import row_scale, row_scale_weighted
+
+pytest.importorskip("triton")
+
+LENGTHS = [[], [0], [1], [0, 3, 0, 16, 33, 1], [300, 2, 0, 257, 256]]
+
+
+def rows_of(lengths: list[int]) -> tuple[NDArray[np.int64], np.random.Generator]:
+    return np.cumsum([0, *lengths]).astype(np.int64), np.random.default_rng()
+
+
+def on(device: torch.device, array: NDArray) -> torch.Tensor:
+    return torch.from_numpy(np.ascontiguousarray(array)).to(device)
+
+
+@pytest.mark.parametrize("distinct", [3, 2**62])
+@pytest.mark.parametrize("lengths", LENGTHS)
+def test_the_smallest_keys_are_those_of_a_stable_sort(
+    lengths: list[int], distinct: int, kernel_device: torch.device
+) -> None:
+    from runtime.sampling.segments_triton import nth_smallest, smallest
+
+    ptr, rng = rows_of(lengths)
+    keys = rng.integers(0, distinct, int(ptr[-1]))
+    keys[: keys.size // 9] = 2**63 - 2
+    wanted = np.array([rng.integers(0, n + 1) for n in lengths], dtype=np.int64)
+    row_of = np.repeat(np.arange(len(lengths)), lengths)
+    ends, held, asked = (on(kernel_device, a) for a in (ptr, keys, wanted))
+    marks, limit = smallest(ends, on(kernel_device, row_of), held, asked, 300)
+    same, below = nth_smallest(ends, held, asked, 300)
+    assert torch.equal(same, limit)
+    for row, count in enumerate(wanted):
+        part = slice(ptr[row], ptr[row + 1])
+        order = np.argsort(keys[part], kind="stable")[:count]
+        np.testing.assert_array_equal(np.flatnonzero(marks.cpu().numpy()[part]), np.sort(order))
+        if count:
+            assert int(limit[row]) == keys[part][order[-1]]
+            assert int(below[row]) == (keys[part] < keys[part][order[-1]]).sum()
+
+
+@pytest.mark.parametrize("lengths", LENGTHS)
+def test_scales_and_levels_are_those_of_the_cpu_kernels(
+    lengths: list[int], kernel_device: torch.device
+) -> None:
+    from runtime.sampling.segments_triton import row_scales, water_levels
+
+    ptr, rng = rows_of(lengths)
+    inverse, weight = rng.uniform(1, 9, int(ptr[-1])), rng.uniform(0.2, 3, int(ptr[-1]))
+    degrees = np.diff(ptr)
+    fanout = np.maximum(degrees // 2, 1)
+    excess = np.where(degrees > fanout, degrees * (degrees / fanout) - degrees, 0.0)
+    ends, held, squares, over = (on(kernel_device, a) for a in (ptr, inverse, weight**2, excess))
+    plain = row_scales(ends, held, None, over, 300).cpu().numpy()
+    weighted = row_scales(ends, held, squares, over, 300).cpu().numpy()
+    sizes = np.where(degrees > fanout, fanout, 0)
+    levels = water_levels(ends, on(kernel_device, weight), on(kernel_device, sizes), 300)
+    for row, degree in enumerate(degrees):
+        part = slice(ptr[row], ptr[row + 1])
+        if degree <= fanout[row]:
+            assert plain[row] == weighted[row] == float(levels[row]) == 0
+            continue
+        expected = row_scale(inverse[part], degree, degree + excess[row])
+        assert plain[row] == pytest.approx(expected, rel=1e-12)
+        expected = row_scale_weighted(inverse[part], weight[part] ** 2, degree, excess[row])
+        assert weighted[row] == pytest.approx(expected, rel=1e-12)
+        expected = water_level(weight[part], int(sizes[row]))
+        assert float(levels[row]) == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("lengths", LENGTHS)
+def test_sums_searches_and_counts_are_numpys(
+    lengths: list[int], kernel_device: torch.device
+) -> None:
+    from runtime.sampling import segments_triton as s
+
+    ptr, rng = rows_of(lengths)
+    values = rng.integers(0, 5, int(ptr[-1])).astype(np.float64)
+    held, ends = on(kernel_device, values), on(kernel_device, ptr)
+    sums = s.prefix_sums(ends, held, 300)
+    marks = s.segment_counts(ends, held > 2).cpu().numpy()
+    totals = s.segment_sums(ends, held).cpu().numpy()
+    largest = s.segment_largest(ends, held).cpu().numpy()
+    for row in range(len(lengths)):
+        part = values[ptr[row] : ptr[row + 1]]
+        running = np.cumsum(part)
+        np.testing.assert_array_equal(sums.cpu().numpy()[ptr[row] : ptr[row + 1]], running)
+        assert (marks[row], totals[row]) == ((part > 2).sum(), part.sum())
+        assert largest[row] == part.max(initial=0)
+        goals = rng.integers(0, int(part.sum()) + 2, 7).astype(np.float64)
+        low = torch.full((7,), int(ptr[row]), device=kernel_device)
+        high = torch.full((7,), int(ptr[row + 1]), device=kernel_device)
+        found = s.upper_bounds(sums, low, high, on(kernel_device, goals)).cpu().numpy()
+        np.testing.assert_array_equal(
+            found, ptr[row] + np.searchsorted(running, goals, side="right")
+        )
