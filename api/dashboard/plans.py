@@ -12,9 +12,11 @@ from api.security.auth import Reader
 from api.service import plans, runs
 from api.service.context import Service
 from planner.explain import explain
+from planner.report.differences import differences
 from planner.report.machine import machine_of
 from planner.report.page import report_html, sections
 from planner.report.timeline import draw_timeline, timeline
+from runtime.device import machine_fingerprint
 from runtime.errors import InputError
 from runtime.plan import Plan
 
@@ -48,6 +50,7 @@ def show_plan(request: Request, service: ServiceIn, _who: Reader, plan: PlanId) 
         "plan_page.html",
         **sections(found, _machine(found), None),
         runs=made,
+        elsewhere=found.machine.fingerprint != machine_fingerprint(),
         others=[other for other in others if other.id != plan],
     )
 
@@ -68,7 +71,7 @@ def compare(
     """Two plans side by side."""
     known = [PlanSummary.of(row) for row in plans.list_plans(service, limit=200).items]
     if not a or not b:
-        return page(request, "compare.html", plans=known, a=a, b=b, diff=None)
+        return page(request, "compare.html", plans=known, a=a, b=b, sides=[])
     first, second = plans.get_plan(service, a), plans.get_plan(service, b)
     return page(
         request,
@@ -76,7 +79,8 @@ def compare(
         plans=known,
         a=a,
         b=b,
-        diff=plans.compare_plans(service, a, b),
+        same=first.plan_id == second.plan_id,
+        found=differences(first, second),
         sides=[_side("a", first), _side("b", second)],
     )
 

@@ -37,8 +37,9 @@ async def start_run(
 ) -> Response:
     """Train under the plan, and on to the run."""
     fields = await form(request)
+    options = {"epochs": fields.get("epochs", "10"), "force": fields.get("force") == "yes"}
     try:
-        wanted = RunRequest.model_validate({"plan": plan, "epochs": fields.get("epochs", "10")})
+        wanted = RunRequest.model_validate({"plan": plan, **options})
     except ValidationError as error:
         raise SettingsError(f"epochs: {error.errors()[0]['msg']}") from None
     row = await run_in_threadpool(runs.start_run, service, caller, wanted)

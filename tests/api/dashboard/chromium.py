@@ -133,11 +133,12 @@ class Browser:
         return self.web.execute_script("return document.body ? document.body.innerText : ''")
 
     def until(self, asked: Callable[[], Any], words: str) -> Any:
-        """What an act gives once it gives something; a refused request ends the wait."""
+        """What an act gives once it gives something; a refusal or a failed job ends the wait."""
         deadline = time.monotonic() + PATIENCE_SECONDS
         while not (found := asked()):
             assert time.monotonic() < deadline, (words, self.text())
             assert self.complaints() == [], (words, self.text())
+            assert not self.web.find_elements(By.CSS_SELECTOR, "[role=alert]"), self.text()
             time.sleep(0.2)
         return found
 

@@ -1,5 +1,6 @@
 """The dashboard without a browser: every page is whole, safe, and as guarded as its REST route."""
 
+import json
 import re
 from collections.abc import Iterator
 from html.parser import HTMLParser
@@ -16,8 +17,10 @@ from api.schemas.requests import NoopRequest
 from api.security.keys import create_key
 from api.service.context import Caller, Service
 from api.service.jobs import get_job, list_jobs, submit, submit_noop
+from api.service.plans import get_plan
 from api.settings import ServiceSettings
 from planner.errors import SettingsError
+from runtime.device import machine_fingerprint
 from runtime.graph.dataset import Graph
 from tests.support.plans import make_plan
 
@@ -232,6 +235,20 @@ def test_another_sites_form_is_refused(service_client: tuple[Service, TestClient
     answer = client.post(f"/jobs/{job.id}/cancel", headers={"Origin": "http://evil.example"})
     assert answer.status_code == 403
     assert get_job(service, job.id).state == "queued"
+
+
+def test_a_plan_of_another_machine_is_trained_only_where_the_form_says_so(
+    service_client: tuple[Service, TestClient], small_graph: Graph, tmp_path: Path
+):
+    service, client = service_client
+    plan = keep_plan(service, small_graph, tmp_path / "a")
+    found = get_plan(service, plan)
+    elsewhere = found.machine.fingerprint != machine_fingerprint()
+    assert ("not this machine" in read(client, f"/plans/{plan}")) == elsewhere
+    for fields, forced in (({"epochs": "1"}, False), ({"epochs": "1", "force": "yes"}, True)):
+        assert client.post(f"/plans/{plan}/train", data=fields).status_code == 303
+        newest = list_jobs(service, kind="train").items[0]
+        assert json.loads(newest.request)["options"]["force"] == forced
 
 
 def test_files_of_the_pages_are_named_ones_only(service_client: tuple[Service, TestClient]):

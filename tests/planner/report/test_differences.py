@@ -1,0 +1,52 @@
+"""Two plans side by side: equal numbers in one row, near ones counted, ranks in words."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from planner.report.differences import differences
+from runtime.graph.dataset import Graph
+from runtime.plan import Device, Plan
+from tests.support.plans import make_plan
+
+
+@pytest.fixture
+def plan(small_graph: Graph, tmp_path: Path) -> Plan:
+    return make_plan(small_graph, tmp_path / "plan")
+
+
+def with_traffic(plan: Plan, traffic: dict[str, float]) -> Plan:
+    prediction = replace(plan.prediction, traffic_bytes=traffic)
+    return replace(plan, plan_id="other", prediction=prediction)
+
+
+def test_equal_numbers_share_a_row_and_near_ones_are_counted(plan: Plan):
+    a = with_traffic(plan, {"pcie0": 10.0, "pcie1": 10.0, "pcie2": 10.0, "near": 1000.0})
+    b = with_traffic(plan, {"pcie0": 20.0, "pcie1": 20.0, "pcie2": 20.0, "near": 1001.0, "z": 5.0})
+    found = differences(a, b)
+    rows = [(row.name, row.a, row.b) for row in found.numbers]
+    assert rows == [("traffic pcie0 to pcie2", 10.0, 20.0), ("traffic z", 0.0, 5.0)]
+    assert found.close == 1
+    assert found.decisions == []
+
+
+def test_other_ranks_are_one_row_and_lists_of_equal_values_are_short(plan: Plan):
+    devices = [Device(rank=g, kind="cuda", memory=f"gpu{g}.memory") for g in range(4)]
+    features = replace(plan.strategy.features, own_rows=[7] * 4)
+    b = replace(
+        plan, plan_id="other", strategy=replace(plan.strategy, devices=devices, features=features)
+    )
+    rows = {row.field: (row.a, row.b) for row in differences(plan, b).decisions}
+    assert rows["ranks"][1] == "4 ranks at gpu0.memory, gpu1.memory, gpu2.memory, gpu3.memory"
+    assert rows["strategy.features.own_rows"][1] == "4 times 7"
+    assert not [field for field in rows if field.startswith("strategy.devices")]
+
+
+def test_ranks_that_move_between_cliques_are_told_field_by_field(plan: Plan):
+    first = replace(plan.strategy.devices[0], clique=3)
+    devices = [first, *plan.strategy.devices[1:]]
+    b = replace(plan, plan_id="other", strategy=replace(plan.strategy, devices=devices))
+    assert [(r.field, r.b) for r in differences(plan, b).decisions] == [
+        ("strategy.devices.0.clique", "3")
+    ]
