@@ -19,6 +19,7 @@ from runtime.errors import DatasetError, PlanError
 from runtime.graph.dataset import Graph, open_graph
 from runtime.graph.types import types_of
 from runtime.loader_build import IN_READ, LoaderParts
+from runtime.loader_device_batch import tensors_of
 from runtime.loader_stages import SampleStage, seed_batch
 from runtime.loader_typed import is_typed
 from runtime.mesh import rank_and_size
@@ -26,6 +27,10 @@ from runtime.meter import StageMeter
 from runtime.plan import Plan, load_plan
 from runtime.sampling.minibatch import MiniBatch
 from runtime.train.overlap import Prefetcher, Turns, Workers
+from runtime.train.streams import AbstractMark, AbstractStreams, streams_of
+
+_Made = tuple[MiniBatch, AbstractMark | None]
+"""A batch, and the point in the device's work at which it is whole; None: nothing is under way."""
 
 PLAN_VARIABLE = "GNNPLAN_PLAN"
 """Environment variable that names the plan's folder to a script under `gnnplan launch`."""
@@ -48,6 +53,9 @@ class PlannedLoader:
         epoch: first epoch.
         comm: exchanges with peers; None makes one on the default group where a rank has peers.
         meter: records stage seconds; None makes one.
+        on_device: whether the device draws and gathers by its own kernels, as far as it can; None:
+            where it is a GPU. True on the CPU runs them in Triton's interpreter (tests).
+        streams: the device's; None makes them.
 
     Raises:
         PlanError: the plan is damaged, or for another number of ranks.
@@ -66,6 +74,8 @@ class PlannedLoader:
         epoch: int = 0,
         comm: Communicator | None = None,
         meter: StageMeter | None = None,
+        on_device: bool | None = None,
+        streams: AbstractStreams | None = None,
     ) -> None:
         folder = self._folder = _plan_folder(plan)
         self.plan: Plan = load_plan(folder)
@@ -78,15 +88,19 @@ class PlannedLoader:
             raise DatasetError(f"{self.graph.path}: expected features to train on, found none")
         self.meter = StageMeter() if meter is None else meter
         self._as_blocks = blocks
+        where = torch.device(device)
+        self._streams = streams_of(where) if streams is None else streams
         self._parts = LoaderParts(
             self.plan, folder, self.graph, rank=self.rank, size=self.size, comm=comm,
-            meter=self.meter, blocks=blocks,
+            meter=self.meter, blocks=blocks, device=where, on_device=on_device,
+            streams=self._streams,
         )  # fmt: skip
-        self.store, self.topology = self._parts.store, self._parts.topology
+        self.store = self._parts.store
         self.cooperation = self._parts.cooperation
-        self.stages = self._parts.stages(torch.device(device))
+        self.stages = self._parts.stages()
+        self.topology = self._parts.topology
         self._workers = Workers(self.plan.strategy.threads.sample)
-        self._ready: Prefetcher[MiniBatch] | None = None
+        self._ready: Prefetcher[_Made] | None = None
         self._hetero: Any = None
         self._epoch, self._step = epoch, 0
         self._factor = self.plan.strategy.sampler.parameters.get("factor")
@@ -110,7 +124,7 @@ class PlannedLoader:
         count = len(self) - first if most is None else min(most, len(self) - first)
         epoch = self._epoch
 
-        def produce(index: int, turns: Turns) -> MiniBatch:
+        def produce(index: int, turns: Turns) -> _Made:
             return self._make(epoch, first + index, base + index, index, turns)
 
         depth = self.plan.strategy.prefetch_depth
@@ -118,11 +132,16 @@ class PlannedLoader:
             self._ready.close()  # an iteration that was left halfway: it has ended now
         self._ready = Prefetcher(produce, count, workers=self._workers, depth=depth)
         with self._ready as ready:
-            for batch in ready:
+            for batch, mark in ready:
+                if mark is not None:
+                    self._streams.wait(mark)
+                    self._streams.keep(tensors_of(batch))
                 self._step += 1
                 self.handed_out += 1
                 if self._step == len(self):
                     self._epoch, self._step = epoch + 1, 0
+                if self._step == 0 or self._step == first + count:
+                    self._finish()
                 yield batch if self._as_blocks else self._pyg(batch)
                 del batch  # its buffer is free again before the next batch is waited for
 
@@ -164,16 +183,28 @@ class PlannedLoader:
         if self.cooperation is not None:
             self.cooperation.close()
 
-    def _make(self, epoch: int, step: int, index: int, turn: int, turns: Turns) -> MiniBatch:
+    def _finish(self) -> None:
+        """Meter what stages left open; the iteration's last batch is made."""
+        for stage in self.stages:
+            stage.finish()
+
+    def _make(self, epoch: int, step: int, index: int, turn: int, turns: Turns) -> _Made:
         """Pass one batch through all stages, timing each."""
         batch = seed_batch(epoch, step, self._parts.dialect)
         seconds: dict[str, float] = {}
+        mark, lane = None, ""
         for number, stage in enumerate(self.stages):
             if stage.ordered:
                 turns.take(number, turn)
             self.meter.enter(stage.name, index, meets=stage.ordered)
             core, start, before = time.thread_time(), time.perf_counter(), _exchanged(batch)
-            batch = stage.wait(stage.submit(batch, index))
+            with self._streams.on(stage.lane):
+                if mark is not None and stage.lane != lane:
+                    self._streams.wait(mark)
+                    self._streams.keep(tensors_of(batch))
+                batch = stage.wait(stage.submit(batch, index))
+                if stage.lane:  # the others work on the host, and are done
+                    mark, lane = self._streams.mark(), stage.lane
             elapsed = time.perf_counter() - start
             if stage.ordered:
                 turns.done(number, turn)
@@ -183,7 +214,7 @@ class PlannedLoader:
         batch.seconds |= seconds
         if batch.lists_by_source:
             self.meter.count_lists(index, batch.lists_by_source, batch.list_bytes_by_source)
-        return batch
+        return batch, mark
 
     def _pyg(self, batch: MiniBatch) -> Any:
         if is_typed(self.plan.workload):

@@ -3,6 +3,7 @@
 One object per loader, used once when it opens and again where a sampler changes while training.
 """
 
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ import torch
 from runtime.buffers import BufferRing
 from runtime.comm.collectives import Communicator
 from runtime.errors import DatasetError, PlanError
+from runtime.features.device_rows import PinError
+from runtime.features.device_store import DeviceFeatureStore
 from runtime.features.store import AbstractFeatureStore, open_store
 from runtime.features.typed import TypedFeatureStore
 from runtime.graph.dataset import Graph
@@ -20,6 +23,15 @@ from runtime.loader_cooperative import (
     CooperativeGatherStage,
     CooperativeSampleStage,
     fill_cooperative_weights,
+)
+from runtime.loader_device import (
+    DeviceBatchStage,
+    DeviceGatherStage,
+    DeviceSampleStage,
+    device_place,
+    may_pin,
+    say_host_samples,
+    try_device_store,
 )
 from runtime.loader_links import link_stages
 from runtime.loader_stages import (
@@ -39,6 +51,7 @@ from runtime.sampling.build import BatchSampler, build_sampler
 from runtime.sampling.links import LinkSchedule
 from runtime.sampling.minibatch import Dialect, MiniBatch
 from runtime.sampling.seeds import SeedSchedule
+from runtime.train.streams import AbstractStreams
 
 IN_READ = ("exchange_ids", "exchange_rows")
 """Pipeline entries that the feature store carries out inside the gather's read."""
@@ -56,6 +69,9 @@ class LoaderParts:
         comm: exchanges with peers; None makes one on the default group where a rank has peers.
         meter: records stage seconds.
         blocks: whether batches are handed out as blocks, not as PyG `Data`.
+        device: where the model runs.
+        on_device: what `device_place` is asked for.
+        streams: the device's.
 
     Raises:
         PlanError: the plan names what cannot be combined.
@@ -73,31 +89,43 @@ class LoaderParts:
         comm: Communicator | None,
         meter: StageMeter,
         blocks: bool,
+        device: torch.device,
+        on_device: bool | None,
+        streams: AbstractStreams,
     ) -> None:
         self.plan, self.graph, self.rank, self.size = plan, graph, rank, size
-        self.meter = meter
+        self.meter, self._streams = meter, streams
+        self.place = device_place(plan, graph, device, asked=on_device)
         self._folder, self._comm, self._as_blocks = folder, comm, blocks
         self.dialect = Dialect(plan.strategy.sampler.dialect)
         self.cooperation = self._cooperate(comm)
         self.schedule = self._make_schedule()
         self.store: AbstractFeatureStore = self._open_store(comm)
-        self.topology = Topology(graph, plan, folder, rank)
+        self._drawing: DeviceSampleStage | None = None
 
-    def stages(self, device: torch.device) -> list[AbstractStage]:
-        """The plan's pipeline, as stages for a training thread on `device`."""
-        strategy, workload = self.plan.strategy, self.plan.workload
+    @functools.cached_property
+    def _host_topology(self) -> Topology:
+        """Where the host's samplers read adjacency lists."""
+        return Topology(self.graph, self.plan, self._folder, self.rank)
+
+    @property
+    def topology(self) -> Topology | DeviceSampleStage:
+        """Who holds the adjacency lists that batches are drawn from."""
+        return self._host_topology if self._drawing is None else self._drawing
+
+    def stages(self) -> list[AbstractStage]:
+        """The plan's pipeline, as stages for a training thread on the loader's device."""
+        strategy, device = self.plan.strategy, self.place.device
         exchanges = any(s.kind in ("peer", "remote") for s in strategy.features.sources)
         # A dynamic cache too takes its batches in order, so that what it hits can be repeated.
         in_order = (self.size > 1 and exchanges) or strategy.features.cache.policy != "none"
-        pinned = device.type == "cuda"
-        ring = BufferRing(strategy.prefetch_depth + 2, self.store.feature_dim, pinned=pinned)
         seeds, sample = self._first_stages()
         made: dict[str, AbstractStage] = {
             "seeds": seeds,
             "sample": sample,
-            "gather": self._gather_stage(ring, ordered=in_order),
-            "copy": CopyStage(device),
-            "batch": BatchStage(self.graph, workload, device, self._weights()),
+            "gather": self._gather_stage(ordered=in_order),
+            "copy": CopyStage(device, self._streams),
+            "batch": self._batch_stage(),
         }
         names = [name for name in strategy.pipeline if name not in IN_READ]
         if device.type == "cuda" and "copy" not in names:
@@ -108,23 +136,38 @@ class LoaderParts:
                 f"expected a pipeline of {', '.join(made)}, found "
                 f"{', '.join(strategy.pipeline)}; plan again"
             )
+        if device.type == "cuda":  # tables were filled on this thread's stream, not on the lanes
+            torch.cuda.synchronize(device)
         return [made[name] for name in names]
 
-    def _gather_stage(self, ring: BufferRing, *, ordered: bool) -> AbstractStage:
+    def _gather_stage(self, *, ordered: bool) -> AbstractStage:
+        if isinstance(self.store, DeviceFeatureStore):
+            return DeviceGatherStage(self.store, self.meter, self._streams, ordered=ordered)
+        pinned = self.place.device.type == "cuda" and may_pin()
+        depth = self.plan.strategy.prefetch_depth
+        ring = BufferRing(depth + 2, self.store.feature_dim, pinned=pinned)
         if self.cooperation is None:
             return GatherStage(self.store, ring, self.meter, ordered=ordered)
         comm, dtype = self.cooperation.rows, self.cooperation.wire_dtype
         return CooperativeGatherStage(self.store, ring, self.meter, comm, wire_dtype=dtype)
 
+    def _batch_stage(self) -> AbstractStage:
+        graph, workload, device = self.graph, self.plan.workload, self.place.device
+        if self.place.samples:
+            return DeviceBatchStage(
+                graph, workload, device, self._weights(), weighted=self._as_blocks
+            )
+        return BatchStage(graph, workload, device, self._weights())
+
     def _first_stages(self) -> tuple[AbstractStage, AbstractStage]:
         """The stages `seeds` and `sample`, for nodes or for links."""
         if self.cooperation is not None:
-            shared = self.cooperation.sampler(self.topology.graph, self.schedule.num_steps)
-            counted = self.topology.counted(shared, self.plan.strategy.sampler.name)
+            shared = self.cooperation.sampler(self._host_topology.graph, self.schedule.num_steps)
+            counted = self._host_topology.counted(shared, self.plan.strategy.sampler.name)
             sample = CooperativeSampleStage(counted, self.cooperation.ids, self.meter)
             return SeedsStage(self.cooperation.schedule(), self.dialect), sample
         workload, edge_ids = self.plan.workload, not self._as_blocks
-        graph, named = self.topology.graph, self.plan.strategy.sampler
+        graph, named = self._host_topology.graph, self.plan.strategy.sampler
         if isinstance(self.schedule, LinkSchedule):
             refuse_bulk(self.plan, "task link")
             if named.name != "neighbor" or named.parameters:
@@ -141,10 +184,10 @@ class LoaderParts:
                     f"model rgcn: expected sampler neighbor without parameters, found {named.name};"
                     " plan again"
                 )
-            if self.topology.policy not in ("host", "replicated"):
+            if self._host_topology.policy not in ("host", "replicated"):
                 raise PlanError(
                     f"model rgcn: expected topology host or replicated, found "
-                    f"{self.topology.policy}; plan again"
+                    f"{self._host_topology.policy}; plan again"
                 )
             typed = typed_sampler(graph, workload, dialect=self.dialect, edge_ids=edge_ids)
             return SeedsStage(self.schedule, self.dialect), SampleStage(typed)
@@ -152,6 +195,15 @@ class LoaderParts:
 
     def _sample_stage(self, schedule: SeedSchedule) -> AbstractStage:
         """Step by step, in bulk, or from the other ranks' rows of the graph, as the plan says."""
+        if self.place.samples:
+            try:
+                self._drawing = DeviceSampleStage(
+                    self.plan, self._folder, self.graph, self.rank, self.place,
+                    edge_ids=not self._as_blocks, num_steps=schedule.num_steps,
+                )  # fmt: skip
+                return self._drawing
+            except (RuntimeError, PinError) as error:  # the topology does not let itself be locked
+                say_host_samples(error)
         strategy, in_flight = self.plan.strategy, self.plan.strategy.prefetch_depth + 1
         if strategy.topology.policy == "partitioned":
             return grid_stage(
@@ -170,8 +222,8 @@ class LoaderParts:
             local = load_array(self.plan, self._folder, f"feature_own_ids_{self.rank}")
         sampler = build_sampler(
             named,
-            self.topology.graph.indptr,
-            self.topology.graph.indices,
+            self._host_topology.graph.indptr,
+            self._host_topology.graph.indices,
             self.plan.workload.fanouts,
             self.plan.workload.seed,
             edge_ids=not self._as_blocks,
@@ -179,7 +231,7 @@ class LoaderParts:
             local=local,
             steps_per_epoch=self.schedule.num_steps,
         )
-        return self.topology.counted(sampler, named.name)
+        return self._host_topology.counted(sampler, named.name)
 
     def _weights(self) -> Any:
         """What fills a batch's edge weights: GCN needs the full graph's degrees."""
@@ -233,6 +285,12 @@ class LoaderParts:
                     f"{self.plan.workload.model}; choose rgcn"
                 )
             return TypedFeatureStore(self.graph, self.plan)
+        if self.place.gathers:
+            found = try_device_store(
+                self.place, self.graph, self.plan, self._folder, self.rank, comm
+            )
+            if found is not None:
+                return found
         threads = self.plan.strategy.threads.gather
         return open_store(
             self.graph, self.plan, self._folder, self.rank, comm=comm, threads=threads

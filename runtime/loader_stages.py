@@ -11,7 +11,9 @@ The exchanges with other ranks happen inside the feature store's read; they have
 they are metered and planned apart from the rest of the gather.
 """
 
+import threading
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +30,7 @@ from runtime.sampling.build import BatchSampler
 from runtime.sampling.minibatch import Dialect, MiniBatch
 from runtime.sampling.seeds import SeedSchedule
 from runtime.stages import Stage
+from runtime.train.streams import AbstractMark, AbstractStreams
 
 if TYPE_CHECKING:
     from runtime.features.store import AbstractFeatureStore
@@ -39,6 +42,8 @@ class AbstractStage(ABC):
     name: str
     ordered: bool = False
     """True where batches must pass in order, because all ranks meet in the stage."""
+    lane: str = ""
+    """On a GPU, the stream that the stage's work goes to; "": the calling thread's."""
 
     @abstractmethod
     def submit(self, batch: MiniBatch, index: int) -> Any:
@@ -47,6 +52,9 @@ class AbstractStage(ABC):
     def wait(self, ticket: Any) -> MiniBatch:
         """The batch with the stage's work done."""
         return ticket
+
+    def finish(self) -> None:  # noqa: B027 - most stages leave nothing open
+        """Called where an iteration ends: meter what came late."""
 
 
 class SeedsStage(AbstractStage):
@@ -117,14 +125,24 @@ class CopyStage(AbstractStage):
     """Starts the copy of the feature rows to the device."""
 
     name = Stage.COPY
+    lane = "copy"
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
+    def __init__(self, device: torch.device, streams: AbstractStreams) -> None:
+        self._device, self._streams = device, streams
+        self._copied: deque[tuple[AbstractMark, torch.Tensor]] = deque()
+        self._lock = threading.Lock()
 
     def submit(self, batch: MiniBatch, index: int) -> MiniBatch:
         """Move `x`; from page-locked memory the copy runs beside what follows."""
         del index
-        batch.x = batch.x.to(self._device, non_blocking=True)
+        rows = batch.x
+        batch.x = rows.to(self._device, non_blocking=True)
+        if batch.x is not rows:
+            # The ring gives a buffer out again when nobody holds it: not before it is copied.
+            with self._lock:
+                while self._copied and self._copied[0][0].done():
+                    self._copied.popleft()
+                self._copied.append((self._streams.mark(), rows))
         return batch
 
 
@@ -132,6 +150,7 @@ class BatchStage(AbstractStage):
     """Adds what the model wants beside the rows: labels, edge weights, blocks on its device."""
 
     name = Stage.BATCH
+    lane = "copy"
 
     def __init__(
         self,

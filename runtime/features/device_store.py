@@ -9,6 +9,7 @@ that arrays on the host need. `device_open` puts a plan's store together.
 
 import threading
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -22,7 +23,9 @@ from runtime.features.device_exchange import DeviceExchange
 from runtime.features.device_rows import padded_rows
 from runtime.features.device_staging import Staged
 from runtime.features.gather import check_output
-from runtime.features.gather_triton import DeviceTable
+
+if TYPE_CHECKING:  # a store is a type that code without Triton names too
+    from runtime.features.gather_triton import DeviceTable
 
 
 class DeviceFeatureStore(AbstractFeatureStore):
@@ -30,7 +33,7 @@ class DeviceFeatureStore(AbstractFeatureStore):
 
     def __init__(
         self,
-        table: DeviceTable,
+        table: "DeviceTable",
         *,
         max_programs: int | None = None,
         others: Sequence[Staged | DeviceExchange] = (),

@@ -52,14 +52,15 @@ class TorchBlock:
 
     def self_looped(self) -> "TorchBlock":
         """The unweighted block with exactly one self-loop per destination, made once."""
-        if self._self_looped is None:
-            indptr, indices = with_self_loops(self.indptr.cpu().numpy(), self.indices.cpu().numpy())
-            device = self.indptr.device
+        if self._self_looped is None and self.indptr.device.type != "cpu":
+            self._self_looped = insert_self_loops(self).block
+        elif self._self_looped is None:
+            indptr, indices = with_self_loops(self.indptr.numpy(), self.indices.numpy())
             self._self_looped = TorchBlock(
                 num_src=self.num_src,
                 num_dst=self.num_dst,
-                indptr=torch.from_numpy(indptr).to(device),
-                indices=torch.from_numpy(indices).to(device),
+                indptr=torch.from_numpy(indptr),
+                indices=torch.from_numpy(indices),
             )
         return self._self_looped
 
@@ -89,6 +90,48 @@ class TorchBlock:
             if self.src_type is None
             else self.src_type.to(device, non_blocking=non_blocking),
         )
+
+
+@dataclass(frozen=True, slots=True)
+class SelfLooped:
+    """A block with one self-loop per row, and where its edges came from."""
+
+    block: TorchBlock
+    kept: Tensor | None
+    """int64; positions of the edges that stayed. None: all did."""
+    edges: Tensor
+    """int64; where each of them is now."""
+    loops: Tensor
+    """int64, shape (num_dst,); where each row's self-loop is."""
+
+
+def insert_self_loops(block: TorchBlock, *, may_loop: bool = True) -> SelfLooped:
+    """`kernels.with_self_loops` in torch operations, on any device.
+
+    Args:
+        block: its weights are left out.
+        may_loop: whether there may be self-loops, to be taken out; finding out waits for a GPU.
+    """
+    row = block.row_of_edge()
+    kept = None
+    if may_loop:
+        stays = block.indices != row
+        kept = stays.nonzero().squeeze(1)
+        before = torch.nn.functional.pad(torch.cumsum(stays, 0), (1, 0))
+        starts, row, source = before[block.indptr], row[kept], block.indices[kept]
+    else:
+        starts, source = block.indptr, block.indices
+    rows = torch.arange(block.num_dst + 1, device=row.device)
+    indptr = starts + rows
+    edges = torch.arange(row.shape[0], device=row.device) + row
+    loops = indptr[1:] - 1
+    indices = source.new_empty(row.shape[0] + block.num_dst)
+    indices[edges] = source
+    indices[loops] = rows[:-1].to(indices.dtype)
+    looped = TorchBlock(
+        num_src=block.num_src, num_dst=block.num_dst, indptr=indptr, indices=indices
+    )
+    return SelfLooped(looped, kept, edges, loops)
 
 
 def _shared(array: NDArray[np.generic]) -> Tensor:

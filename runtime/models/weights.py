@@ -128,6 +128,19 @@ def _full_degrees(
     return full, (1 / np.sqrt(neighbours + 1)).astype(np.float32)
 
 
+def refuse_attention(workload: Workload, weighted: list[bool]) -> None:
+    """Refuse GAT over blocks some of which hold an estimator's weights.
+
+    Raises:
+        InputError: as said.
+    """
+    if workload.model == "gat" and any(weighted):
+        raise InputError(
+            "model gat: expected a sampler without edge weights (attention has no unbiased "
+            "weighted form), found weighted blocks; use the neighbor sampler or another model"
+        )
+
+
 def fill_weights(
     batch: MiniBatch,
     workload: Workload,
@@ -147,11 +160,7 @@ def fill_weights(
     Raises:
         InputError: GCN with full-graph degrees and no `degree`, or GAT with estimator weights.
     """
-    if workload.model == "gat" and any(block.weight is not None for block in batch.blocks):
-        raise InputError(
-            "model gat: expected a sampler without edge weights (attention has no unbiased "
-            "weighted form), found weighted blocks; use the neighbor sampler or another model"
-        )
+    refuse_attention(workload, [block.weight is not None for block in batch.blocks])
     if workload.model != "gcn":
         return batch
     if workload.gcn_norm == "sampled":

@@ -1,0 +1,136 @@
+"""Streams of a device as the loader sees them: where work goes, what it comes after, what it reads.
+
+    lane   a stream that stages of one kind share: sampling, gathering; training has its own
+    mark   a point in a lane's work that another lane waits for, on the device: the host goes on
+    keep   memory that a lane reads and another one allocated is not used again before it is read
+
+On a GPU these are CUDA streams, events and `record_stream`. Without one, work is done when it
+returns, and the same calls do nothing.
+"""
+
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+
+import torch
+from torch import Tensor
+
+
+class AbstractMark(ABC):
+    """A point in a lane's work. Implementations are final."""
+
+    @abstractmethod
+    def done(self) -> bool:
+        """Whether the work before it is done; does not wait."""
+
+    @abstractmethod
+    def synchronize(self) -> None:
+        """Make the host wait for it."""
+
+
+class AbstractStreams(ABC):
+    """The lanes of one device. Any thread may use any lane. Implementations are final."""
+
+    @abstractmethod
+    def on(self, lane: str) -> AbstractContextManager[None]:
+        """Send the work that the body issues to a lane; "" stays on the thread's own stream."""
+
+    @abstractmethod
+    def mark(self) -> AbstractMark:
+        """The point that the current lane's work has come to."""
+
+    @abstractmethod
+    def wait(self, mark: AbstractMark) -> None:
+        """Let what the current lane does from here on come after a mark."""
+
+    @abstractmethod
+    def keep(self, tensors: Iterable[Tensor]) -> None:
+        """Say that the current lane reads these tensors, which other lanes allocated."""
+
+
+class _Done(AbstractMark):
+    """Work that was done when it returned."""
+
+    def done(self) -> bool:
+        """See `AbstractMark.done`."""
+        return True
+
+    def synchronize(self) -> None:
+        """See `AbstractMark.synchronize`; there is nothing to wait for."""
+
+
+class HostStreams(AbstractStreams):
+    """A processor's: everything happens in order."""
+
+    _mark = _Done()
+
+    def on(self, lane: str) -> AbstractContextManager[None]:
+        """See `AbstractStreams.on`."""
+        del lane
+        return nullcontext()
+
+    def mark(self) -> AbstractMark:
+        """See `AbstractStreams.mark`."""
+        return self._mark
+
+    def wait(self, mark: AbstractMark) -> None:
+        """See `AbstractStreams.wait`."""
+
+    def keep(self, tensors: Iterable[Tensor]) -> None:
+        """See `AbstractStreams.keep`."""
+
+
+class _CudaMark(AbstractMark):
+    def __init__(self) -> None:
+        self.event = torch.cuda.Event()
+        self.event.record()
+
+    def done(self) -> bool:
+        return self.event.query()
+
+    def synchronize(self) -> None:
+        self.event.synchronize()
+
+
+class CudaStreams(AbstractStreams):
+    """A GPU's: one CUDA stream per lane."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._lanes: dict[str, torch.cuda.Stream] = {}
+        self._lock = threading.Lock()
+
+    def on(self, lane: str) -> AbstractContextManager[None]:
+        """See `AbstractStreams.on`."""
+        return self._entered(lane) if lane else nullcontext()
+
+    @contextmanager
+    def _entered(self, lane: str) -> Iterator[None]:
+        with self._lock:
+            if lane not in self._lanes:
+                self._lanes[lane] = torch.cuda.Stream(self._device)
+            stream = self._lanes[lane]
+        with torch.cuda.stream(stream):
+            yield
+
+    def mark(self) -> AbstractMark:
+        """See `AbstractStreams.mark`."""
+        return _CudaMark()
+
+    def wait(self, mark: AbstractMark) -> None:
+        """See `AbstractStreams.wait`."""
+        assert isinstance(mark, _CudaMark)
+        torch.cuda.current_stream(self._device).wait_event(mark.event)
+
+    def keep(self, tensors: Iterable[Tensor]) -> None:
+        """See `AbstractStreams.keep`."""
+        stream = torch.cuda.current_stream(self._device)
+        for tensor in tensors:
+            if tensor.device.type == "cuda":
+                tensor.record_stream(stream)
+
+
+def streams_of(device: torch.device) -> AbstractStreams:
+    """The lanes of a device."""
+    return CudaStreams(device) if device.type == "cuda" else HostStreams()

@@ -1,0 +1,211 @@
+"""The device's stages make the batches of the host's: in Triton's interpreter where no GPU is."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from runtime.comm.collectives import Communicator
+from runtime.errors import InputError
+from runtime.fallback import SlowerPathWarning, forget_warnings
+from runtime.graph.dataset import Graph
+from runtime.graph.generate import generate_sbm
+from runtime.loader import PlannedLoader
+from runtime.meter import StageMeter
+from runtime.models.build import build_model
+from runtime.plan import DynamicCache, Sampler, TopologyPlacement, load_plan
+from runtime.train.minibatch import GradientBuffer, TrainLoop, make_optimizer
+from tests.support.plans import make_plan
+
+pytest.importorskip("triton")
+
+from runtime import loader_device
+from runtime.features import device_rows
+from runtime.features.device_store import DeviceFeatureStore
+from runtime.loader_device_batch import DeviceMiniBatch
+
+STEPS = 3
+
+
+@pytest.fixture(scope="module")
+def tiny_graph(tmp_path_factory: pytest.TempPathFactory) -> Graph:
+    """400 nodes: the interpreter runs kernels one program at a time."""
+    folder = tmp_path_factory.mktemp("graphs") / "tiny"
+    return generate_sbm(folder, num_nodes=400, degree=8.0, feature_dim=6, num_classes=3, seed=5)
+
+
+def open_loader(graph: Graph, folder: Path, device: torch.device, **settings: Any) -> PlannedLoader:
+    """The device's stages over a fresh plan."""
+    settings = {"fanouts": [3, 2], "batch_size": 24, **settings}
+    make_plan(graph, folder, **settings)
+    return PlannedLoader(folder, graph, device=device, on_device=True)
+
+
+def host_loader(graph: Graph, folder: Path, **settings: Any) -> PlannedLoader:
+    """The host's stages under the same plan."""
+    return PlannedLoader(folder, graph, on_device=False, **settings)
+
+
+def assert_same(found: Any, expected: Any) -> None:
+    """Ids, blocks, rows and labels are equal, bit for bit."""
+    np.testing.assert_array_equal(found.n_id, expected.n_id)
+    np.testing.assert_array_equal(found.seeds, expected.seeds)
+    np.testing.assert_array_equal(found.input_id, expected.input_id)
+    assert found.global_num_seeds == expected.global_num_seeds
+    assert torch.equal(found.x.cpu(), expected.x)
+    assert torch.equal(found.y.cpu(), expected.y)
+    for mine, theirs in zip(found.device_blocks, expected.blocks, strict=True):
+        assert (mine.num_src, mine.num_dst) == (theirs.num_src, theirs.num_dst)
+        np.testing.assert_array_equal(mine.indptr.cpu().numpy(), theirs.indptr[: mine.num_dst + 1])
+        np.testing.assert_array_equal(mine.indices.cpu().numpy(), theirs.indices[: mine.num_edges])
+        assert (mine.weight is None) == (theirs.weight is None)
+        if mine.weight is not None:
+            np.testing.assert_array_equal(mine.weight.cpu().numpy(), theirs.weight)
+
+
+PLANS: dict[str, dict[str, Any]] = {
+    "host": {},
+    "every_hop": {"dialect": "every_hop", "own_rows": 100},
+    "threads": {"own_rows": 100, "sample_threads": 2, "prefetch_depth": 3},
+    "full": {"sampler": Sampler(name="full"), "fanouts": [-1, -1], "batch_size": 6},
+    "gcn": {"model": "gcn", "topology": TopologyPlacement(policy="replicated")},
+    "gcn sampled": {"model": "gcn", "gcn_norm": "sampled", "dialect": "every_hop"},
+    "disk": {"disk_budget_bytes": 1 << 20, "own_rows": 50},
+    "cache": {"own_rows": 50, "cache": DynamicCache(policy="lru", rows=[90])},
+    "ladies": {
+        "sampler": Sampler(name="ladies", dialect="every_hop", parameters={"sizes": "30,20"})
+    },
+}
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_batches_and_counts_are_the_hosts(
+    name: str, tiny_graph: Graph, tmp_path: Path, kernel_device: torch.device
+) -> None:
+    loader = open_loader(tiny_graph, tmp_path / "plan", kernel_device, **PLANS[name])
+    host = host_loader(tiny_graph, tmp_path / "plan")
+    assert isinstance(loader.store, DeviceFeatureStore)
+    for found, expected in zip(loader.batches(STEPS), host.batches(STEPS), strict=True):
+        if found.device_blocks is None:  # the host drew it
+            assert name == "ladies"
+            found.device_blocks = [None] * len(expected.blocks)
+            assert torch.equal(found.x.cpu(), expected.x)
+            continue
+        assert isinstance(found, DeviceMiniBatch)
+        assert_same(found, expected)
+    (rows, num_bytes), (host_rows, host_bytes) = loader.meter.totals(), host.meter.totals()
+    assert {k: n for k, n in rows.items() if n} == {k: n for k, n in host_rows.items() if n}
+    assert {k: n for k, n in num_bytes.items() if n} == {k: n for k, n in host_bytes.items() if n}
+    assert set(loader.meter.stages()) >= {"seeds", "sample", "gather", "batch"}
+    loader.close()
+    host.close()
+
+
+def train(loader: PlannedLoader, graph: Graph, device: torch.device) -> list[float]:
+    """Losses of some steps from the same parameters."""
+    torch.manual_seed(3)
+    plan = loader.plan
+    model = build_model(plan.workload, graph.feature_dim, graph.num_classes, str(graph.task))
+    model.to(device)
+    loop = TrainLoop(
+        model=model,
+        optimizer=make_optimizer(model, learning_rate=0.01, weight_decay=0.0),
+        gradients=GradientBuffer(model),
+        comm=Communicator(),
+        meter=StageMeter(),
+        task=str(graph.task),
+        seed=0,
+    )
+    return loop.run(loader.batches(STEPS), 0, lambda loss: None)
+
+
+@pytest.mark.parametrize("model", ["sage", "gcn", "gat"])
+def test_losses_are_the_hosts(
+    model: str, tiny_graph: Graph, tmp_path: Path, kernel_device: torch.device
+) -> None:
+    loader = open_loader(
+        tiny_graph, tmp_path / "plan", kernel_device, model=model, sample_threads=1, own_rows=99
+    )
+    host = host_loader(tiny_graph, tmp_path / "plan")
+    found = train(loader, tiny_graph, kernel_device)
+    expected = train(host, tiny_graph, torch.device("cpu"))
+    # The same kernels on the CPU: the same bits. On a GPU sums are taken in another order.
+    tolerance = 1e-5 if kernel_device.type == "cuda" else 0.0
+    assert found == pytest.approx(expected, rel=tolerance, abs=0.0)
+    assert len(found) > 1
+
+
+def test_the_view_for_pyg_is_the_hosts(
+    tiny_graph: Graph, tmp_path: Path, kernel_device: torch.device
+) -> None:
+    make_plan(tiny_graph, tmp_path / "plan", fanouts=[3, 2], batch_size=24)
+    loader = PlannedLoader(
+        tmp_path / "plan", tiny_graph, device=kernel_device, on_device=True, blocks=False
+    )
+    host = host_loader(tiny_graph, tmp_path / "plan", blocks=False)
+    found, expected = next(iter(loader)), next(iter(host))
+    for name in ("x", "edge_index", "n_id", "e_id", "y", "input_id"):
+        assert torch.equal(getattr(found, name).cpu(), getattr(expected, name)), name
+    assert found.num_sampled_nodes == expected.num_sampled_nodes
+
+
+def test_the_order_of_drawn_ids_cannot_be_overwritten(
+    tiny_graph: Graph, tmp_path: Path, kernel_device: torch.device
+) -> None:
+    loader = open_loader(tiny_graph, tmp_path / "plan", kernel_device)
+    batch = next(iter(loader))
+    with pytest.raises(AttributeError, match="not replaced"):
+        batch.n_id = np.arange(3)
+    with pytest.raises(AttributeError, match="not replaced"):
+        batch.blocks = list(batch.blocks)
+
+
+def test_a_plan_without_triton_runs_on_the_host_with_one_warning(
+    tiny_graph: Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loader_device, "has_triton", lambda: False)
+    forget_warnings()
+    with pytest.warns(SlowerPathWarning, match="Triton is not installed; pip install"):
+        loader = open_loader(tiny_graph, tmp_path / "plan", torch.device("cpu"))
+    again = PlannedLoader(tmp_path / "plan", tiny_graph, on_device=True)  # warns no more
+    host = host_loader(tiny_graph, tmp_path / "plan")
+    for found, twin, expected in zip(loader, again, host, strict=True):
+        np.testing.assert_array_equal(found.n_id, expected.n_id)
+        assert torch.equal(found.x, expected.x)
+        assert torch.equal(twin.x, expected.x)
+
+
+def test_a_host_that_locks_no_memory_gathers_and_draws_itself(
+    tiny_graph: Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(memory: torch.Tensor, device: torch.device) -> None:
+        raise device_rows.PinError("0.01 GB of host memory cannot be page-locked (CUDA error 2)")
+
+    def no_topology(*args: Any, **settings: Any) -> None:
+        raise RuntimeError("CUDA error: out of memory")
+
+    monkeypatch.setattr(device_rows, "lock", refuse)
+    monkeypatch.setattr(loader_device, "open_device_sampler", no_topology)
+    forget_warnings()
+    with pytest.warns(SlowerPathWarning) as said:
+        loader = open_loader(tiny_graph, tmp_path / "plan", torch.device("cpu"))
+    words = sorted(str(each.message) for each in said)
+    assert len(words) == 2
+    assert words[0].startswith("batches are drawn by the host's processor, because the topology")
+    assert words[1].startswith("rows are gathered by the host's processor and copied, because 0.01")
+    host = host_loader(tiny_graph, tmp_path / "plan")
+    for found, expected in zip(loader.batches(2), host.batches(2), strict=True):
+        assert torch.equal(found.x, expected.x)
+        assert torch.equal(found.y, expected.y)
+
+
+def test_attention_over_weighted_blocks_is_refused_in_the_hosts_words(
+    tiny_graph: Graph, tmp_path: Path, kernel_device: torch.device
+) -> None:
+    plan = {"model": "gat", "sampler": Sampler(name="labor", dialect="every_hop")}
+    loader = open_loader(tiny_graph, tmp_path / "plan", kernel_device, **plan)
+    assert load_plan(tmp_path / "plan").strategy.sampler.name == "labor"
+    with pytest.raises(InputError, match="without edge weights"):
+        next(iter(loader))
