@@ -7,7 +7,6 @@ measured. Samplers other than neighbour sampling and gathers from disk have fact
 (`compare.factor_names`).
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -88,7 +87,7 @@ def load_calibration(fingerprint: str) -> Calibration:
     if not path.is_file():
         return Calibration(fingerprint=fingerprint)
     try:
-        return codec.decode(Calibration, json.loads(path.read_text()))
+        return codec.decode(Calibration, codec.parse(path.read_bytes()))
     except (OSError, ValueError) as error:
         raise SettingsError(f"{path}: not a calibration ({error}); remove it") from None
 
@@ -159,7 +158,7 @@ def calibrated(search: Search, factors: Mapping[str, float]) -> Search:
         request=replace(
             request,
             machine=calibrated_machine(request.machine, priced),
-            profile=calibrated_profile(request.profile, factors),
+            profile=calibrated_profile(request.profile, priced),
         ),
     )
 
@@ -178,7 +177,7 @@ def calibrated_machine(machine: MachineModel, factors: Mapping[str, float]) -> M
 
 def calibrated_profile(profile: WorkloadProfile, factors: Mapping[str, float]) -> WorkloadProfile:
     """The profile with the model's seconds scaled."""
-    if not any(stage in factors for stage in TIMED):
+    if not any(stage in factors for stage in ("sample", *TIMED)):
         return profile
 
     def one(timing: ModelTiming) -> ModelTiming:
@@ -187,6 +186,7 @@ def calibrated_profile(profile: WorkloadProfile, factors: Mapping[str, float]) -
             forward_backward=_scaled(timing.forward_backward, factors.get("forward_backward", 1.0)),
             optimizer=_scaled(timing.optimizer, factors.get("optimizer", 1.0)),
             batch_seconds=timing.batch_seconds * factors.get("batch", 1.0),
+            sample_seconds=timing.sample_seconds * factors.get("sample", 1.0),
         )
 
     return replace(profile, timing={k: one(t) for k, t in profile.timing.items()})

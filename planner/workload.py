@@ -57,6 +57,8 @@ class ModelTiming:
     """Peak bytes of activations and their gradients at the mean batch."""
     batch_seconds: float = 0.0
     """Seconds to add edge weights to a mean batch (loader's last stage)."""
+    sample_seconds: float = 0.0
+    """Seconds in which one thread samples a mean batch, nothing beside it; 0: not measured."""
     warmup_seconds: float = 0.0
     """What the first steps of a process cost above the steady ones, together."""
 

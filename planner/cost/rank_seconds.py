@@ -1,6 +1,6 @@
 """Seconds of each stage of one rank for one batch, before ranks and threads meet."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from planner.candidate import Candidate, RankRows
 from planner.cost.all_reduce import all_reduce_seconds, gradient_bytes
@@ -89,6 +89,8 @@ def rank_seconds(
     edge, vertex = edge_rate(machine, graph, candidate), vertex_rate(machine, graph, candidate)
     edges, vertices = sum(e.mean for e in batch.edges), batch.vertices[-1].mean
     sample = sample_seconds(edges, vertices, edge.seconds, vertex.seconds)
+    if timing.sample_seconds > 0:
+        sample = timing.sample_seconds * _crowding(machine, graph, candidate, batch)
     by_source = {
         k: row_rate(machine, k, rows, row_bytes, candidate)
         for k in sorted(rows.rows)
@@ -131,7 +133,7 @@ def rank_seconds(
             "optimizer": timing.optimizer.spread,
         },
         provenance={
-            "sample": _sample_words(edge, vertex, sampler),
+            "sample": _sample_words(edge, vertex, sampler, timed=timing.sample_seconds > 0),
             "gather": _gather_words(by_source),
             "exchange_ids": asked.provenance,
             "exchange_rows": sent.provenance,
@@ -186,7 +188,29 @@ def _between_hosts(machine: MachineModel, timing: ModelTiming, candidate: Candid
     )
 
 
-def _sample_words(edge: Rate, vertex: Rate, sampler: str) -> str:
+def _crowding(
+    machine: MachineModel, graph: GraphRef, candidate: Candidate, batch: BatchProfile
+) -> float:
+    """By how much sampling slows down beside the candidate's other samplers, from their rates."""
+    edges, vertices = sum(e.mean for e in batch.edges), batch.vertices[-1].mean
+    threads = replace(candidate.threads, sample=min(1, candidate.threads.sample))
+    alone = replace(candidate, num_ranks=1, hosts=1, cliques=(), threads=threads)
+    one, several = (
+        sample_seconds(
+            edges, vertices, edge_rate(machine, graph, c).seconds,
+            vertex_rate(machine, graph, c).seconds,
+        )
+        for c in (alone, candidate)
+    )  # fmt: skip
+    return several / one if one > 0 else 1.0
+
+
+def _sample_words(edge: Rate, vertex: Rate, sampler: str, *, timed: bool) -> str:
+    if timed:
+        return (
+            f"measured: {sampler} sampling of this graph by one thread "
+            "x the rates' slowdown beside others"
+        )
     words = f"{edge.provenance}, {vertex.provenance} x profiled edges and vertices"
     if sampler in ("neighbor", "full"):
         return words

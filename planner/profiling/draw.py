@@ -18,7 +18,17 @@ PROFILE_EPOCH = 1 << 30
 """An epoch no training reaches."""
 
 Draw = Callable[[int, int], MiniBatch]
-"""draw(rank, step): that rank's batch, sampled but without features."""
+"""draw(rank, step): that rank's batch, sampled but without features; steps run on into further
+epochs, each without its last, smaller step."""
+
+
+def whole_steps(num_train: int, batch_size: int) -> int:
+    """Steps of one epoch without the last, smaller one; a single small step is kept.
+
+    >>> whole_steps(1000, 512), whole_steps(100, 512)
+    (1, 1)
+    """
+    return max(1, num_train // batch_size)
 
 
 def drawer(graph: Graph, workload: Workload, sampler: Sampler, num_ranks: int) -> Draw:
@@ -41,11 +51,14 @@ def drawer(graph: Graph, workload: Workload, sampler: Sampler, num_ranks: int) -
         for rank in range(num_ranks)
     ]
     drawn = _sampler(graph, workload, sampler, schedules[0].num_steps)
+    whole = whole_steps(graph.num_train, workload.batch_size)
 
     def draw(rank: int, step: int) -> MiniBatch:
-        seeds, input_id, total = schedules[rank].share(PROFILE_EPOCH, step)
+        ahead, step = divmod(step, whole)
+        epoch = PROFILE_EPOCH + ahead
+        seeds, input_id, total = schedules[rank].share(epoch, step)
         return drawn.sample(
-            seeds, epoch=PROFILE_EPOCH, step=step, input_id=input_id, global_num_seeds=total
+            seeds, epoch=epoch, step=step, input_id=input_id, global_num_seeds=total
         )
 
     return draw
@@ -90,8 +103,11 @@ def _link_drawer(graph: Graph, workload: Workload, sampler: Sampler, num_ranks: 
         for rank in range(num_ranks)
     ]
 
+    whole = whole_steps(graph.num_train, workload.batch_size)
+
     def draw(rank: int, step: int) -> MiniBatch:
-        batch = seed_batch(PROFILE_EPOCH, step, dialect)
+        ahead, step = divmod(step, whole)
+        batch = seed_batch(PROFILE_EPOCH + ahead, step, dialect)
         for stage in stages[rank]:
             batch = stage.wait(stage.submit(batch, step))
         return batch

@@ -1,19 +1,22 @@
 """Pre-sampling: what batches of this graph look like, by drawing some with the real sampler.
 
 Batches are drawn until the expected number of input vertices is known to 2%, or one epoch has
-passed. Even and odd steps are counted apart, so that a placement chosen on one half can be scored
-on the other (formulas 1.4 (c) and 8.9 [A9]).
+passed; of short epochs several. Even and odd steps are counted apart, so that a placement chosen on
+one half can be scored on the other (formulas 1.4 (c) and 8.9 [A9]). Vertices that no batch met are
+ordered by their analytic hotness: a memory with room for more rows than those takes the likelier.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.profiling.draw import drawer
+from planner.placement.analytic import neighbor_hotness, seed_probability, smooth
+from planner.profiling.draw import drawer, whole_steps
 from planner.workload import BatchProfile, Hotness, Spread
 from runtime.graph.dataset import Graph
+from runtime.loader_typed import is_typed
 from runtime.plan import Sampler, Workload
 from runtime.sampling.minibatch import Dialect, MiniBatch
 
@@ -21,6 +24,10 @@ TARGET_ERROR = 0.02
 """Relative standard error of the expected input vertices at which drawing stops."""
 MIN_BATCHES = 32
 """Batches drawn before the error is believed; hotness needs some to rank by."""
+
+MOST_SMOOTHED_EDGES = 1 << 26
+"""Edges up to which vertices that no batch met are ordered: a pass over them per hop. On graphs
+beyond, more of the vertices that matter are met than any memory holds."""
 
 Progress = Callable[[str, float], None]
 """Called with what is going on and the share done, 0 to 1."""
@@ -96,7 +103,8 @@ def presample(
     """
     draw = drawer(graph, workload, sampler, num_ranks)
     counts = _Counts(graph.num_nodes)
-    for step in range(_whole_steps(graph.num_train, workload.batch_size)):
+    enough = -(-MIN_BATCHES // num_ranks)
+    for step in range(max(enough, whole_steps(graph.num_train, workload.batch_size))):
         for rank in range(num_ranks):
             counts.add(draw(rank, step), step % 2)
         error = counts.input_error()
@@ -104,12 +112,38 @@ def presample(
             progress(f"sampling for {num_ranks} ranks", min(1.0, TARGET_ERROR / max(error, 1e-9)))
         if step % 2 and len(counts.vertices) >= MIN_BATCHES and error < TARGET_ERROR:
             break
-    return _summary(counts, -(-workload.batch_size // num_ranks))
+    batch, hotness = _summary(counts, -(-workload.batch_size // num_ranks))
+    return batch, _smoothed(hotness, graph, workload, sampler, num_ranks)
 
 
-def _whole_steps(num_train: int, batch_size: int) -> int:
-    """Steps of one epoch without the last, smaller one; a single small step is kept."""
-    return max(1, num_train // batch_size)
+def _smoothed(
+    hotness: Hotness, graph: Graph, workload: Workload, sampler: Sampler, num_ranks: int
+) -> Hotness:
+    """Vertices that a half never met, by what neighbour sampling of independent seeds would do.
+
+    Other samplers of the same lists meet the same vertices; for them it ranks as well as any guess.
+    """
+    typed, links = is_typed(workload), str(graph.task) == "link"
+    if typed or links or graph.indices.shape[0] > MOST_SMOOTHED_EDGES:
+        return hotness
+    seeds = np.zeros(graph.num_nodes)
+    seeds[graph.train_idx] = seed_probability(
+        graph.num_train, workload.batch_size, num_ranks=num_ranks
+    )
+    every_hop = Dialect(sampler.dialect) is Dialect.EVERY_HOP
+    likely = neighbor_hotness(
+        np.asarray(graph.indptr),
+        np.asarray(graph.indices),
+        seeds,
+        workload.fanouts,
+        dialect="every_hop" if every_hop else "first_seen",
+    )
+    half = max(1, hotness.num_batches // 2)
+    return replace(
+        hotness,
+        first_half=smooth(hotness.first_half, likely, half).astype(np.float32),
+        second_half=smooth(hotness.second_half, likely, half).astype(np.float32),
+    )
 
 
 def _summary(counts: _Counts, seeds_per_rank: int) -> tuple[BatchProfile, Hotness]:

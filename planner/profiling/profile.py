@@ -1,5 +1,6 @@
 """Graph -> profile: pre-sample for every number of ranks, then time the model on those shapes."""
 
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -11,7 +12,7 @@ from planner.errors import SettingsError
 from planner.machine import MachineModel, Table
 from planner.profiling import cache
 from planner.profiling.cache import Profile
-from planner.profiling.draw import drawer
+from planner.profiling.draw import Draw, drawer
 from planner.profiling.layers import TimingAnswer, TimingRequest
 from planner.profiling.presample import MIN_BATCHES, Progress, presample
 from planner.profiling.sharing import shared_batch, stack_profile
@@ -34,12 +35,14 @@ from runtime.graph.types import GraphTypes, types_of
 from runtime.loader_typed import is_typed
 from runtime.plan import Sampler
 
-VERSION = 2
+VERSION = 3
 """Rises when a profile means something else than before."""
 SCALES = [0.6, 1.0, 1.6]
 """Batch sizes over the mean batch at which the model is timed."""
 STEPS = 20
 """Measured steps of each scale."""
+TIMED_BATCHES = 16
+"""Batches sampled to time the sampler, after as many that warm it up."""
 MOST_SAMPLED = 3
 """Numbers of ranks that are pre-sampled; those between are interpolated [A5]."""
 
@@ -134,9 +137,15 @@ def make_profile(
         part = part_of(whole, shared, found.num_ranks, every_hop=every_hop)
         return part_profile(whole, part)
 
+    def sampled(ranks: int) -> float:
+        return sampling_seconds(drawer(graph, work, _sampler(settings), ranks))
+
     with Team(max(c.ranks for c in combinations)) as team:
         timing = {
-            key: _timing(graph, settings, batch_of(mine[0]), mine, team, progress)
+            key: replace(
+                _timing(graph, settings, batch_of(mine[0]), mine, team, progress),
+                sample_seconds=0.0 if mine[0].shared else sampled(mine[0].num_ranks),
+            )
             for key, mine in by_key.items()
         }
         process = team.process
@@ -150,6 +159,16 @@ def make_profile(
         stacks=stacks,
     )
     return Profile(numbers=numbers, hotness=hotness)
+
+
+def sampling_seconds(draw: Draw) -> float:
+    """Median elapsed seconds of sampling a batch of one rank, by one thread with nothing beside."""
+    taken: list[float] = []
+    for step in range(2 * TIMED_BATCHES):
+        start = time.perf_counter()
+        draw(0, step)
+        taken.append(time.perf_counter() - start)
+    return float(np.median(taken[TIMED_BATCHES:]))
 
 
 def draw_sharing(

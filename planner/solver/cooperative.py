@@ -129,11 +129,12 @@ def _on_host(
     """The hottest rows that nobody keeps, as many as the host has room for; None: all rows."""
     if room.host_rows is None:
         return None
-    wanted = p.copy()
+    free = np.ones(p.size, np.bool_)
     for ids in kept:
-        wanted[ids] = -1
+        free[ids] = False
+    order = hotness_order(p)
     on_host = np.zeros(p.size, np.bool_)
-    on_host[hotness_order(wanted)[: room.host_rows]] = True
+    on_host[order[free[order]][: room.host_rows]] = True
     return on_host
 
 

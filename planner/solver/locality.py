@@ -27,7 +27,10 @@ def preferring_local(
     batch = request.profile.batch(seeds)
     sizes = [_resized(b, drawn) if b is batch else b for b in request.profile.batches]
     ranks = [_moved(rows, drawn) for rows in placed.rows.ranks]
-    changed = replace(request, profile=replace(request.profile, batches=sizes), sampler="las")
+    # The user's own sampler was timed, and not this one.
+    timing = {k: replace(t, sample_seconds=0.0) for k, t in request.profile.timing.items()}
+    profile = replace(request.profile, batches=sizes, timing=timing)
+    changed = replace(request, profile=profile, sampler="las")
     return changed, replace(placed, rows=replace(placed.rows, ranks=ranks))
 
 

@@ -20,7 +20,7 @@ from planner.cost.memory import (
 )
 from planner.cost.model import Request, predict
 from planner.errors import MachineError, PlanDoesNotFit, SettingsError
-from planner.machine import MachineModel
+from planner.machine import MachineModel, Table
 from planner.workload import Spread
 from runtime.plan import GraphRef, Prediction, Threads, Workload
 from tests.support.machines import constant, machine
@@ -84,6 +84,29 @@ def test_in_line_stages_add_up_to_the_step() -> None:
     assert found.step_seconds.value == pytest.approx(22.8e-3)
     assert found.epoch_seconds.value == pytest.approx(0.228)
     assert found.steps_per_epoch == 10
+
+
+def test_a_sampler_timed_on_the_graph_is_priced_by_that_and_slowed_by_other_samplers() -> None:
+    # The table's sampling of two at once takes 1.5 times that of one; .7 ms would be its price.
+    plain = request()
+    timed = {key: replace(each, sample_seconds=4e-3) for key, each in plain.profile.timing.items()}
+    known = replace(plain, profile=replace(plain.profile, timing=timed), sampler="ladies")
+    for slower in (1.0, 1.5):
+        two = Table(
+            unit="seconds",
+            axes=["topology_bytes", "readers"],
+            spread=0.0,
+            points=[[1.0], [1.0, 2.0]],
+            values=[10e-9, 10e-9 * slower],
+        )
+        vertex = replace(two, axes=["table_bytes", "readers"], values=[50e-9, 50e-9 * slower])
+        tables = {"sample_edge": two, "sample_vertex": vertex}
+        again = replace(known, machine=known.machine.with_tables(tables))
+        found = predict(again, candidate(), rows(host=10_000.0))
+        assert found.stages["sample"] == pytest.approx(4e-3)
+        found = predict(again, candidate(ranks=2), rows(2, host=5_000.0))
+        assert found.stages["sample"] == pytest.approx(4e-3 * slower)
+    assert found.provenance["sample"].startswith("measured: ladies sampling of this graph")
 
 
 def test_training_stages_are_the_step() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from planner.profiling.presample import presample
+from planner.profiling.presample import MIN_BATCHES, presample
 from planner.profiling.profile import batch_shape, interpolated
 from planner.profiling.synthetic import BatchShape, synthetic_batch, synthetic_links
 from runtime.graph.dataset import Graph
@@ -63,13 +63,31 @@ def test_more_ranks_have_smaller_batches_with_less_overlap(small_graph: Graph) -
     assert 2 * two.vertices[-1].mean >= one.vertices[-1].mean
 
 
-def test_a_batch_larger_than_the_training_set_is_one_step(small_graph: Graph) -> None:
+def test_short_epochs_are_followed_by_others(small_graph: Graph) -> None:
     large = Workload(fanouts=[3, 3], batch_size=10**6, seed=1)
     graph = replace(small_graph, train_idx=small_graph.train_idx[:50])
     batch, hot = presample(graph, large, Sampler(), 1)
-    assert batch.num_batches == 1
-    assert batch.half_epoch_error == 0
-    assert np.array_equal(hot.first_half, hot.second_half)
+    assert batch.num_batches == MIN_BATCHES
+    # Each batch is a whole epoch: the same seeds, other neighbours.
+    assert (batch.vertices[0].mean, batch.vertices[0].std) == (50, 0)
+    assert batch.vertices[-1].std > 0
+    assert (hot.features[graph.train_idx] == 1).all()
+    assert 0 < batch.half_epoch_error < 1
+
+
+def test_vertices_that_no_batch_met_are_ordered_by_their_chance(small_graph: Graph) -> None:
+    one = Workload(fanouts=[2, 2], batch_size=8, seed=0)
+    graph = replace(small_graph, train_idx=small_graph.train_idx[:64])
+    batch, hot = presample(graph, one, Sampler(), 1)
+    reachable = np.zeros(graph.num_nodes, np.bool_)
+    reachable[neighbourhood(graph, graph.train_idx, 2)] = True
+    for half in (hot.first_half, hot.second_half):
+        # What was met stands above what was not: at least 1 of m batches against half of one.
+        met = half >= 1 / (batch.num_batches // 2)
+        assert (~met & reachable).sum() > 0
+        assert (half[~met & reachable] > 0).all()
+        assert half[~met].max() < half[met].min()
+        assert (half[~reachable] == 0).all()
 
 
 def test_the_same_profile_twice(small_graph: Graph) -> None:

@@ -1,5 +1,6 @@
 """Timing processes, the cache, and the key that decides what is measured again."""
 
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -7,14 +8,22 @@ import numpy as np
 import pytest
 
 from planner.profiling import cache
+from planner.profiling.draw import drawer
 from planner.profiling.layers import TimingAnswer, TimingRequest
-from planner.profiling.profile import Combination, model_timing, profile_key
+from planner.profiling.profile import (
+    TIMED_BATCHES,
+    Combination,
+    model_timing,
+    profile_key,
+    sampling_seconds,
+)
 from planner.profiling.synthetic import BatchShape
 from planner.profiling.team import Team
 from planner.settings import PlanSettings
 from runtime.errors import WorkerFailed
 from runtime.graph.dataset import Graph
-from runtime.plan import Workload
+from runtime.plan import Sampler, Workload
+from runtime.sampling.minibatch import MiniBatch
 from tests.support.machines import machine
 from tests.support.profiles import profile as by_hand
 
@@ -88,6 +97,21 @@ def test_what_changes_the_work_changes_the_key(small_graph: Graph) -> None:
         assert profile_key(small_graph, other, machine(), COMBINATIONS) != key
     elsewhere = replace(machine(), fingerprint="1" * 32)
     assert profile_key(small_graph, base, elsewhere, COMBINATIONS) != key
+
+
+def test_the_sampler_is_timed_on_this_graph_and_each_of_its_batches_once(
+    small_graph: Graph,
+) -> None:
+    steps: list[int] = []
+    draw = drawer(small_graph, Workload(fanouts=[3, 2], batch_size=64), Sampler(), 1)
+
+    def counted(rank: int, step: int) -> MiniBatch:
+        steps.append(step)
+        time.sleep(0.002)
+        return draw(rank, step)
+
+    assert sampling_seconds(counted) >= 0.002
+    assert steps == list(range(2 * TIMED_BATCHES))
 
 
 def test_ranks_that_computed_at_once_are_averaged() -> None:
