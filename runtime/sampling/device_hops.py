@@ -64,7 +64,7 @@ class WholeRows:
 
 
 @dataclass(slots=True)
-class _Hop:
+class Hop:
     """A hop drawn and relabelled, cut to its edges."""
 
     row_ptr: Tensor
@@ -137,7 +137,7 @@ class AbstractDeviceHops(ABC):
         relabel = DeviceRelabel(self.device)
         nodes = [self._add_seeds(seeds, relabel)]
         ends = [nodes[0].numel()]
-        hops: list[_Hop] = []
+        hops: list[Hop] = []
         for hop in range(self.num_hops):
             rows = nodes[-1] if self.dialect is Dialect.FIRST_SEEN else torch.cat(nodes)
             drawn = self._draw(rows, nodes, HopDraws(streams, hop, bits[hop : hop + 1]))
@@ -145,18 +145,15 @@ class AbstractDeviceHops(ABC):
             hops.append(done)
             nodes.append(new)
             ends.append(ends[-1] + new.numel())
-        total = seeds.shape[0] if global_num_seeds is None else global_num_seeds
-        return DeviceBatch(
-            blocks=self._blocks(hops, ends),
-            n_id=torch.cat(nodes),
-            seeds=seeds,
-            input_id=np.arange(seeds.shape[0], dtype=np.int64) if input_id is None else input_id,
-            dialect=self.dialect,
-            num_sampled_nodes=[part.numel() for part in nodes],
-            num_sampled_edges=[hop.num_edges for hop in hops],
-            global_num_seeds=total,
-            epoch=epoch,
-            step=step,
+        return as_device_batch(
+            self._blocks(hops, ends),
+            nodes,
+            [hop.num_edges for hop in hops],
+            seeds,
+            (epoch, step),
+            input_id,
+            global_num_seeds,
+            self.dialect,
         )
 
     def _add_seeds(self, seeds: NDArray[np.int64], relabel: DeviceRelabel) -> Tensor:
@@ -165,7 +162,7 @@ class AbstractDeviceHops(ABC):
         relabel.num_known = held.numel()
         return held
 
-    def _blocks(self, hops: list[_Hop], ends: list[int]) -> list[DeviceBlock]:
+    def _blocks(self, hops: list[Hop], ends: list[int]) -> list[DeviceBlock]:
         if self.dialect is Dialect.EVERY_HOP:
             return [
                 self._block(ends[h + 1], ends[h], hop.row_ptr, hop.local, hop.positions, hop.weight)
@@ -204,6 +201,32 @@ class AbstractDeviceHops(ABC):
             e_id=positions if self.edge_ids else None,
             weight=weight,
         )
+
+
+def as_device_batch(
+    blocks: list[DeviceBlock],
+    nodes: list[Tensor],
+    num_edges: list[int],
+    seeds: NDArray[np.int64],
+    when: tuple[int, int],
+    input_id: NDArray[np.int64] | None,
+    global_num_seeds: int | None,
+    dialect: Dialect,
+) -> DeviceBatch:
+    """A batch from its blocks, the nodes and edges that each hop added, and its epoch and step."""
+    count = int(seeds.shape[0])
+    return DeviceBatch(
+        blocks=blocks,
+        n_id=torch.cat(nodes),
+        seeds=seeds,
+        input_id=np.arange(count, dtype=np.int64) if input_id is None else input_id,
+        dialect=dialect,
+        num_sampled_nodes=[part.numel() for part in nodes],
+        num_sampled_edges=num_edges,
+        global_num_seeds=count if global_num_seeds is None else global_num_seeds,
+        epoch=when[0],
+        step=when[1],
+    )
 
 
 def seeds_on_device(
@@ -253,7 +276,7 @@ def row_ends(counts: Tensor) -> Tensor:
     return ptr
 
 
-def _relabelled(drawn: Drawn, relabel: DeviceRelabel, known: list[Tensor]) -> tuple[_Hop, Tensor]:
+def _relabelled(drawn: Drawn, relabel: DeviceRelabel, known: list[Tensor]) -> tuple[Hop, Tensor]:
     """Local ids of a hop's edges, and the nodes that are new; waits for their number."""
     local, new, sums = relabel.add(drawn.values, drawn.row_ptr[-1:], known)
     num_new = num_edges = 0
@@ -261,5 +284,5 @@ def _relabelled(drawn: Drawn, relabel: DeviceRelabel, known: list[Tensor]) -> tu
         num_edges, num_new = torch.stack([drawn.row_ptr[-1], sums[-1]]).tolist()
     relabel.num_known += num_new
     weight = None if drawn.weight is None else drawn.weight[:num_edges]
-    hop = _Hop(drawn.row_ptr, drawn.positions[:num_edges], local[:num_edges], weight, num_edges)
+    hop = Hop(drawn.row_ptr, drawn.positions[:num_edges], local[:num_edges], weight, num_edges)
     return hop, new[:num_new]

@@ -7,6 +7,7 @@ does not depend on the order in which programs run. Compare values of atomics ha
 type: a Python number there does nothing in Triton's interpreter.
 """
 
+from dataclasses import dataclass
 from typing import Any, no_type_check
 
 import torch
@@ -51,7 +52,7 @@ def _flag_kernel(slots, total, ranks, flags, bound, first, BLOCK: tl.constexpr):
     tl.store(flags + at, (asked & (rank == first + at)).to(tl.int32), mask=at < bound)
 
 
-@triton.jit(do_not_specialize=["known"])
+@triton.jit
 @no_type_check
 def _number_kernel(
     values, slots, total, ranks, flags, sums, nodes, known, BLOCK: tl.constexpr
@@ -61,7 +62,8 @@ def _number_kernel(
     new = asked & (tl.load(flags + at, mask=asked, other=0) != 0)
     number = tl.load(sums + at, mask=new, other=1) - 1
     tl.store(nodes + number, tl.load(values + at, mask=new, other=0), mask=new)
-    tl.store(ranks + tl.load(slots + at, mask=new, other=0), known + number, mask=new)
+    rank = tl.load(known) + number
+    tl.store(ranks + tl.load(slots + at, mask=new, other=0), rank, mask=new)
 
 
 @triton.jit
@@ -73,12 +75,68 @@ def _local_kernel(slots, total, ranks, local, BLOCK: tl.constexpr):
     tl.store(local + at, rank.to(tl.int32), mask=asked)
 
 
+@dataclass(frozen=True, slots=True)
+class RelabelTable:
+    """Keys and ranks of a power of two of slots, and one to spare."""
+
+    keys: Tensor
+    """int64 [slots + 1], -1 where empty."""
+    ranks: Tensor
+    """int64 [slots + 1]."""
+
+    @staticmethod
+    def empty(slots: int, device: torch.device) -> "RelabelTable":
+        """A table for half as many nodes as slots."""
+        keys = torch.empty(slots + 1, dtype=torch.int64, device=device)
+        table = RelabelTable(keys, torch.empty_like(keys))
+        table.clear()
+        return table
+
+    def clear(self) -> None:
+        """Forget all nodes; waits for nothing."""
+        self.keys.fill_(-1)
+        self.ranks.fill_(_NEVER)
+
+    def insert(self, values: Tensor, total: Tensor, first: int) -> Tensor:
+        """Enter the first `total` values; the slot of each. Ranks fall to `first` + its place."""
+        slots = torch.empty_like(values)
+        if values.numel():
+            wrap = self.keys.numel() - 2
+            _insert_kernel[(triton.cdiv(values.numel(), _BLOCK),)](
+                values, total, slots, self.keys, self.ranks, wrap, first, BLOCK=_BLOCK
+            )
+        return slots
+
+    def number(self, values: Tensor, total: Tensor, known: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Number the values that are new from `known` on (int64 [1]); see `DeviceRelabel.add`."""
+        bound = values.numel()
+        slots = self.insert(values, total, UNNUMBERED)
+        flags = torch.empty(bound, dtype=torch.int32, device=values.device)
+        nodes = torch.empty_like(values)
+        local = torch.empty(bound, dtype=torch.int32, device=values.device)
+        if bound == 0:
+            return local, nodes, nodes
+        grid: Any = (triton.cdiv(bound, _BLOCK),)
+        _flag_kernel[grid](slots, total, self.ranks, flags, bound, UNNUMBERED, BLOCK=_BLOCK)
+        sums = torch.cumsum(flags, 0, dtype=torch.int64)
+        _number_kernel[grid](
+            values, slots, total, self.ranks, flags, sums, nodes, known, BLOCK=_BLOCK
+        )
+        _local_kernel[grid](slots, total, self.ranks, local, BLOCK=_BLOCK)
+        return local, nodes, sums
+
+
+def slots_for(num_nodes: int) -> int:
+    """Slots of a table that so many nodes fill to the half at most."""
+    return triton.next_power_of_2(max(2 * num_nodes, 64))
+
+
 class DeviceRelabel:
     """Local ids of one batch's nodes. Not shared between batches or streams."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._keys = self._ranks = torch.empty(0, dtype=torch.int64, device=device)
+        self._table: RelabelTable | None = None
         self.num_known = 0
 
     def add(
@@ -98,38 +156,15 @@ class DeviceRelabel:
             Local id of each value, int32 [bound]; the new nodes in order, int64 [bound], as many as
             the last of the third, int64 [bound] running counts of first appearances.
         """
-        bound = values.numel()
-        self._reserve(self.num_known + bound, known_nodes)
-        slots = self._insert(values, total, UNNUMBERED)
-        flags = torch.empty(bound, dtype=torch.int32, device=self._device)
-        nodes = torch.empty_like(values)
-        local = torch.empty(bound, dtype=torch.int32, device=self._device)
-        if bound == 0:
-            return local, nodes, nodes
-        grid: Any = (triton.cdiv(bound, _BLOCK),)
-        _flag_kernel[grid](slots, total, self._ranks, flags, bound, UNNUMBERED, BLOCK=_BLOCK)
-        sums = torch.cumsum(flags, 0, dtype=torch.int64)
-        _number_kernel[grid](
-            values, slots, total, self._ranks, flags, sums, nodes, self.num_known, BLOCK=_BLOCK
-        )
-        _local_kernel[grid](slots, total, self._ranks, local, BLOCK=_BLOCK)
-        return local, nodes, sums
+        table = self._reserve(self.num_known + values.numel(), known_nodes)
+        known = torch.full((1,), self.num_known, dtype=torch.int64, device=self._device)
+        return table.number(values, total, known)
 
-    def _reserve(self, num_nodes: int, known_nodes: list[Tensor]) -> None:
+    def _reserve(self, num_nodes: int, known_nodes: list[Tensor]) -> RelabelTable:
         """Make room for so many nodes at half load at most."""
-        capacity = triton.next_power_of_2(max(2 * num_nodes, 64))
-        if self._keys.numel() > capacity:
-            return
-        self._keys = torch.full((capacity + 1,), -1, dtype=torch.int64, device=self._device)
-        self._ranks = torch.full((capacity + 1,), _NEVER, dtype=torch.int64, device=self._device)
-        known = torch.cat([self._keys[:0], *known_nodes])
-        self._insert(known, torch.tensor([known.numel()], device=self._device), 0)
-
-    def _insert(self, values: Tensor, total: Tensor, first: int) -> Tensor:
-        slots = torch.empty_like(values)
-        if values.numel():
-            wrap = self._keys.numel() - 2
-            _insert_kernel[(triton.cdiv(values.numel(), _BLOCK),)](
-                values, total, slots, self._keys, self._ranks, wrap, first, BLOCK=_BLOCK
-            )
-        return slots
+        slots = slots_for(num_nodes)
+        if self._table is None or self._table.keys.numel() <= slots:
+            self._table = RelabelTable.empty(slots, self._device)
+            known = torch.cat([self._table.keys[:0], *known_nodes])
+            self._table.insert(known, torch.tensor([known.numel()], device=self._device), 0)
+        return self._table

@@ -1,0 +1,217 @@
+"""Neighbour sampling of one batch size as one CUDA graph: no launch overhead, one wait per batch.
+
+A batch of 1024 seeds takes about 25 small kernels per hop, and the host's part of each costs more
+than the kernel. Here every hop runs over buffers of the most that it can hold, and numbers of rows,
+edges and nodes stay on the device until the end, so that all of it is one graph that is replayed
+with other seeds and streams. Without CUDA the same steps run one by one.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from runtime.errors import SamplerError
+from runtime.sampling.checks import check_seeds
+from runtime.sampling.choose_triton import choose_some, row_bounds
+from runtime.sampling.device_batch import DeviceBatch
+from runtime.sampling.device_hops import Hop, as_device_batch, row_ends, seeds_on_device
+from runtime.sampling.device_topology import DeviceTopology
+from runtime.sampling.minibatch import Dialect
+from runtime.sampling.neighbor_triton import DeviceNeighborSampler, room
+from runtime.sampling.relabel_triton import RelabelTable, slots_for
+from runtime.sampling.rng_triton import signed
+
+
+@dataclass(frozen=True, slots=True)
+class _HopBuffers:
+    """One hop's results, each as long as it can get."""
+
+    row_ptr: Tensor
+    positions: Tensor
+    local: Tensor
+    new: Tensor
+
+
+class CapturedNeighborSampler(DeviceNeighborSampler):
+    """Draws `DeviceNeighborSampler`'s batches; those of `batch_size` seeds by one graph.
+
+    Batches of another size, such as an epoch's last, are drawn kernel by kernel. Buffers belong to
+    the sampler, so it serves one stream at a time; what a batch holds is copied out of them.
+
+    Args:
+        topology: the graph.
+        fanouts: positive neighbours per hop.
+        device: where the kernels run.
+        batch_size: seeds of the batches that the graph draws.
+        dialect: which vertices a hop expands.
+        seed: the run's seed.
+        edge_ids: fill each block's `e_id`.
+
+    Raises:
+        SamplerError: a fan-out takes all neighbours, which nothing bounds; a batch size below 1.
+    """
+
+    def __init__(
+        self,
+        topology: DeviceTopology,
+        fanouts: Sequence[int],
+        *,
+        device: torch.device,
+        batch_size: int,
+        dialect: Dialect = Dialect.FIRST_SEEN,
+        seed: int = 0,
+        edge_ids: bool = False,
+    ) -> None:
+        super().__init__(
+            topology, fanouts, device=device, dialect=dialect, seed=seed, edge_ids=edge_ids
+        )
+        if min(self.fanouts) < 0 or batch_size < 1:
+            raise SamplerError(
+                f"expected positive fan-outs and a batch size to capture, found "
+                f"{list(self.fanouts)} and {batch_size}; sample with DeviceNeighborSampler"
+            )
+        self.batch_size = batch_size
+        bounds = self._bounds()
+        self._seeds = torch.zeros(batch_size, dtype=torch.int64, device=device)
+        self._streams = torch.zeros(self.num_hops, dtype=torch.int64, device=device)
+        self._table = RelabelTable.empty(slots_for(bounds[-1]), device)
+        # One entry more takes what lies beyond a hop's new nodes.
+        self._nodes = torch.zeros(bounds[-1] + 1, dtype=torch.int64, device=device)
+        self._hops: list[_HopBuffers] = []
+        self._ends = torch.zeros(2 * self.num_hops, dtype=torch.int64, device=device)
+        self._graph: Any = None
+
+    def _bounds(self) -> list[int]:
+        """The most nodes that are known before each hop, and after the last."""
+        known, fresh = [min(self.batch_size, self.num_nodes)], self.batch_size
+        for fanout in self.fanouts:
+            rows = fresh if self.dialect is Dialect.FIRST_SEEN else known[-1]
+            fresh = min(rows * fanout, self.num_nodes)
+            known.append(min(known[-1] + fresh, self.num_nodes))
+        return known
+
+    @property
+    def buffer_bytes(self) -> int:
+        """Bytes of the buffers; 0 of a hop's before the first batch."""
+        held = [self._seeds, self._nodes, self._table.keys, self._table.ranks]
+        for hop in self._hops:
+            held += [hop.row_ptr, hop.positions, hop.local, hop.new]
+        return sum(t.numel() * t.element_size() for t in held)
+
+    def sample(
+        self,
+        seeds: NDArray[np.int64],
+        *,
+        epoch: int,
+        step: int,
+        input_id: NDArray[np.int64] | None = None,
+        global_num_seeds: int | None = None,
+    ) -> DeviceBatch:
+        """Sample the blocks of one batch; arguments and errors as in `NeighborSampler.sample`."""
+        seeds = check_seeds(seeds)
+        if seeds.shape[0] != self.batch_size:
+            return super().sample(
+                seeds, epoch=epoch, step=step, input_id=input_id, global_num_seeds=global_num_seeds
+            )
+        held, _ = seeds_on_device([seeds], self.num_nodes, self.device)
+        streams = self.streams.streams(epoch, step, self.num_hops)
+        self._seeds.copy_(held)
+        self._streams.copy_(torch.tensor([signed(s) for s in streams.first]))
+        self._run()
+        hops, nodes = self._results()
+        return as_device_batch(
+            self._blocks(hops, np.cumsum([part.numel() for part in nodes]).tolist()),
+            nodes,
+            [hop.num_edges for hop in hops],
+            seeds,
+            (epoch, step),
+            input_id,
+            global_num_seeds,
+            self.dialect,
+        )
+
+    def _run(self) -> None:
+        if self.device.type != "cuda":
+            self._steps()
+            return
+        if self._graph is None:
+            self._graph = self._capture()
+        self._graph.replay()
+
+    def _capture(self) -> Any:
+        """The graph; a run before it compiles the kernels, and its reads are not counted."""
+        counts = self.topology.counts.clone()
+        side = torch.cuda.Stream(self.device)
+        side.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(side):
+            self._steps()
+        torch.cuda.current_stream(self.device).wait_stream(side)
+        self.topology.counts.copy_(counts)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            self._steps()
+        return graph
+
+    def _steps(self) -> None:
+        """All hops, without a wait: what the graph holds."""
+        self._table.clear()
+        total = torch.full((1,), self.batch_size, dtype=torch.int64, device=self.device)
+        known = torch.zeros(1, dtype=torch.int64, device=self.device)
+        self._table.number(self._seeds, total, known)
+        known = total
+        rows, count = self._seeds, total
+        self._enter(self._seeds, torch.zeros_like(known), total)
+        hops: list[_HopBuffers] = []
+        bounds = self._bounds()
+        for hop, fanout in enumerate(self.fanouts):
+            if self.dialect is Dialect.EVERY_HOP:
+                rows, count = self._nodes[: bounds[hop]], known
+            lists = row_bounds(self.topology, rows, fanout, total=count)
+            row_ptr = row_ends(lists.counts)
+            edges = room(rows.numel() * fanout, self.device)
+            choose_some(
+                self._streams[hop : hop + 1], self.topology, rows, lists, row_ptr, fanout, edges
+            )
+            local, new, sums = self._table.number(edges[1], row_ptr[-1:], known)
+            fresh = sums[-1:]
+            # No more nodes are new than the graph has.
+            new = new[: min(new.numel(), self.num_nodes)]
+            self._enter(new, known, fresh)
+            self._ends[2 * hop : 2 * hop + 1].copy_(row_ptr[-1:])
+            self._ends[2 * hop + 1 : 2 * hop + 2].copy_(fresh)
+            hops.append(_HopBuffers(row_ptr, edges[0], local, new))
+            rows, count, known = new, fresh, known + fresh
+        self._hops = hops
+
+    def _enter(self, new: Tensor, known: Tensor, fresh: Tensor) -> None:
+        """Put a hop's new nodes behind those known, where every hop expands all of them."""
+        if self.dialect is Dialect.EVERY_HOP:
+            place = torch.arange(new.numel(), device=self.device)
+            spare = self._nodes.numel() - 1
+            self._nodes.scatter_(0, torch.where(place < fresh, known + place, spare), new)
+
+    def _results(self) -> tuple[list[Hop], list[Tensor]]:
+        """The hops cut to size and copied, and the nodes each added; the one wait."""
+        ends = self._ends.tolist()
+        hops: list[Hop] = []
+        nodes = [self._seeds.clone()]
+        num_known, num_rows = self.batch_size, self.batch_size
+        for buffers, num_edges, num_new in zip(self._hops, ends[::2], ends[1::2], strict=True):
+            rows = num_known if self.dialect is Dialect.EVERY_HOP else num_rows
+            hops.append(
+                Hop(
+                    row_ptr=buffers.row_ptr[: rows + 1].clone(),
+                    positions=buffers.positions[:num_edges].clone(),
+                    local=buffers.local[:num_edges].clone(),
+                    weight=None,
+                    num_edges=num_edges,
+                )
+            )
+            nodes.append(buffers.new[:num_new].clone())
+            num_known, num_rows = num_known + num_new, num_new
+        return hops, nodes

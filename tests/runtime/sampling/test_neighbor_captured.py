@@ -1,0 +1,75 @@
+"""Batches drawn without a wait between hops equal the CPU's; on CUDA as one graph, replayed."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from runtime.errors import SamplerError
+from runtime.sampling.minibatch import Dialect
+from runtime.sampling.neighbor import NeighborSampler
+from tests.runtime.sampling.device_cases import (
+    assert_equal_batches,
+    random_graph,
+    seeds_of,
+    topology_of,
+)
+
+pytest.importorskip("triton")
+
+
+@pytest.mark.parametrize("dialect", list(Dialect))
+@pytest.mark.parametrize("number", range(3))
+def test_captured_batches_equal_the_cpu_samplers(
+    number: int, dialect: Dialect, kernel_device: torch.device
+) -> None:
+    from runtime.sampling.neighbor_captured import CapturedNeighborSampler
+
+    graph, fanouts = random_graph(number), [[3, 2], [2, 2, 2], [65]][number]
+    settings: dict[str, Any] = {"dialect": dialect, "seed": number, "edge_ids": True}
+    topology = topology_of(graph, kernel_device, number)
+    sampler = CapturedNeighborSampler(
+        topology, fanouts, device=kernel_device, batch_size=7, **settings
+    )
+    oracle = NeighborSampler(*graph, fanouts, **settings)
+    kept = []
+    # The fifth batch has another size; results stay what they are while later ones are drawn.
+    for step, count in enumerate((7, 7, 7, 3, 7)):
+        seeds = seeds_of(graph, 30)
+        seeds = np.random.default_rng().permutation(seeds)[:count]
+        kept.append(
+            (
+                sampler.sample(seeds, epoch=2, step=step),
+                oracle.sample(seeds, epoch=2, step=step),
+            )
+        )
+    for found, expected in kept:
+        assert_equal_batches(found, expected)
+    assert sampler.buffer_bytes > 0
+
+
+def test_its_reads_are_those_of_the_sampler_without_a_graph(kernel_device: torch.device) -> None:
+    from runtime.sampling.neighbor_captured import CapturedNeighborSampler
+    from runtime.sampling.neighbor_triton import DeviceNeighborSampler
+
+    graph = random_graph(1)
+    topology, seeds = topology_of(graph, kernel_device, 2), seeds_of(graph, 7)
+    plain = DeviceNeighborSampler(topology, [3, 2], device=kernel_device)
+    plain.sample(seeds, epoch=0, step=0)
+    expected = topology.reads()
+    captured = CapturedNeighborSampler(topology, [3, 2], device=kernel_device, batch_size=7)
+    captured.sample(seeds, epoch=0, step=0)
+    assert topology.reads() == expected
+
+
+def test_what_cannot_be_captured_is_refused(kernel_device: torch.device) -> None:
+    from runtime.sampling.neighbor_captured import CapturedNeighborSampler
+
+    topology = topology_of(random_graph(1), kernel_device)
+    for fanouts, size in (([3, -1], 7), ([3], 0)):
+        with pytest.raises(SamplerError, match="DeviceNeighborSampler"):
+            CapturedNeighborSampler(topology, fanouts, device=kernel_device, batch_size=size)
+    sampler = CapturedNeighborSampler(topology, [3], device=kernel_device, batch_size=2)
+    with pytest.raises(SamplerError, match="found node 5 twice"):
+        sampler.sample(np.array([5, 5]), epoch=0, step=0)
