@@ -40,13 +40,13 @@ def create_app(settings: ServiceSettings | Path) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncGenerator[None, None]:
-        service.lanes.start()
+        service.start()
         sweeper = asyncio.create_task(_sweep(service))
         yield
         sweeper.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await sweeper
-        await asyncio.to_thread(service.lanes.stop)
+        await asyncio.to_thread(service.stop)
         service.close()
 
     app = FastAPI(

@@ -11,14 +11,17 @@ from pathlib import Path
 import uvicorn
 
 from api.app import create_app
+from api.jobs.ray_jobs import ClusterUnreachableError, RayJobs, checked_address
 from api.logs import log_json
 from api.security.keys import SCOPES, create_key
+from api.service.context import Service
 from api.settings import LOOPBACK_HOSTS, ServiceSettings
 from api.storage.storage import Storage
 from runtime.errors import InputError
 
 GRACE_SECONDS = 3
 """Open streams of events are cut this long after the service was asked to stop."""
+EXECUTORS = ("local", "ray")
 
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -54,6 +57,16 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--max-body-bytes", type=int, default=4 * 2**20)
     parser.add_argument("--reads-per-second", type=float, default=2000.0, help="of a client or key")
     parser.add_argument("--writes-per-second", type=float, default=20.0, help="of a client or key")
+    parser.add_argument(
+        "--executor",
+        choices=EXECUTORS,
+        default="local",
+        help="where runs train: on this machine, or on the Ray cluster at --address",
+    )
+    parser.add_argument(
+        "--address",
+        help="dashboard of a Ray cluster, such as http://head:8265, with --executor ray",
+    )
     _add_keys(parser)
     return parser.parse_args(argv)
 
@@ -129,16 +142,16 @@ def serve(options: argparse.Namespace) -> int:
     """Run the service.
 
     Raises:
-        InputError: an address for others without a key, or a database that does not answer.
+        InputError: an address for others without a key, a data folder that another service works
+            on, or a database that does not answer.
     """
-    settings = settings_of(options)
-    app = create_app(settings)
-    if settings.require_key and not app.state.service.storage.access.has_keys():
-        app.state.service.close()
-        raise InputError(
-            f"expected a loopback address (127.0.0.1, ::1, localhost) or a key, found "
-            f"{options.host!r} and no key; make one with `gnnplan-serve keys create --scope admin`"
-        )
+    app = create_app(settings_of(options))
+    service: Service = app.state.service
+    try:
+        check_start(service, options.host)
+    except InputError:
+        service.close()
+        raise
     log_json()
     sys.stderr.write(json.dumps({"message": f"http://{options.host}:{options.port}"}) + "\n")
     uvicorn.run(
@@ -153,11 +166,38 @@ def serve(options: argparse.Namespace) -> int:
     return 0
 
 
+def check_start(service: Service, host: str) -> None:
+    """Refuse what cannot go well, before anything listens.
+
+    Raises:
+        InputError: an address for others without a key, or a data folder that is not ours.
+    """
+    if service.settings.require_key and not service.storage.access.has_keys():
+        raise InputError(
+            f"expected a loopback address (127.0.0.1, ::1, localhost) or a key, found "
+            f"{host!r} and no key; make one with `gnnplan-serve keys create --scope admin`"
+        )
+    service.lanes.hold()
+    if service.settings.ray_address is not None:
+        say_whether_ray_answers(service.settings.ray_address)
+
+
+def say_whether_ray_answers(address: str) -> None:
+    """One line where no cluster answers yet: plans can be made without it, and it may come."""
+    cluster = RayJobs(address)
+    try:
+        cluster.ray_version()
+    except ClusterUnreachableError as error:
+        sys.stderr.write(f"gnnplan-serve: {error}; runs fail until one answers\n")
+    finally:
+        cluster.close()
+
+
 def settings_of(options: argparse.Namespace) -> ServiceSettings:
     """The settings that a command line means.
 
     Raises:
-        InputError: a graph root that is no folder.
+        InputError: a graph root that is no folder, or an executor without its address.
     """
     roots = [Path(root).resolve() for root in options.graph_root or [Path.cwd()]]
     for root in roots:
@@ -175,7 +215,21 @@ def settings_of(options: argparse.Namespace) -> ServiceSettings:
         writes_per_second=options.writes_per_second,
         planning_workers=options.planning_workers,
         retention_days=options.retention_days,
+        ray_address=_ray_address(options),
     )
+
+
+def _ray_address(options: argparse.Namespace) -> str | None:
+    if options.executor == "local":
+        if options.address is not None:
+            raise InputError("--address: expected it with --executor ray alone")
+        return None
+    if options.address is None:
+        raise InputError(
+            "--executor ray: expected --address with the dashboard of a Ray cluster, such as "
+            "http://head:8265, found none"
+        )
+    return checked_address(options.address)
 
 
 if __name__ == "__main__":

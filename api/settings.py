@@ -32,5 +32,7 @@ class ServiceSettings:
     """Jobs of the planning lane at once. Profiling measures: more than one disturb each other."""
     retention_days: float = 30.0
     """Jobs that ended earlier are removed with their logs and results; plans stay."""
+    ray_address: str | None = None
+    """Dashboard of the Ray cluster that runs train on; None: they train on this machine."""
     max_followers: int = 1000
     """Streams of events that may be open at once."""

@@ -32,6 +32,7 @@ def train_on_ray(
     plan_folder: Path,
     *,
     address: str | None = None,
+    run_folder: Path | None = None,
     max_restarts: int = MAX_RESTARTS,
     progress: Progress | None = None,
     **options: Any,
@@ -39,8 +40,9 @@ def train_on_ray(
     """Train under a plan on a Ray cluster.
 
     Args:
-        plan_folder: the plan; report.json is written into it, all else into its folder `run`.
+        plan_folder: the plan; report.json is written into it.
         address: of a cluster (as in ray.init); None: the one that is connected, or a local one.
+        run_folder: where events, logs and checkpoints go; default `run` in the plan's folder.
         max_restarts: times that all ranks are started again from the last checkpoint.
         progress: called with each event, as in `launch.train`.
         **options: fields of `RunConfig`.
@@ -57,7 +59,7 @@ def train_on_ray(
     plan = load_plan(plan_folder)
     if max_restarts < 0:
         raise InputError(f"expected at least 0 restarts, found {max_restarts}")
-    run_path = plan_folder / "run"
+    run_path = (plan_folder / "run" if run_folder is None else Path(run_folder)).resolve()
     config = RunConfig(
         plan_folder=str(plan_folder), run_folder=str(run_path), pin=False, **options
     )  # not pinned: Ray may give the node's other cores to other jobs

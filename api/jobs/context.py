@@ -29,9 +29,19 @@ class JobContext:
         """Say what is going on and the share that is done."""
         self.event("progress", {"stage": stage, "share": round(min(max(share, 0.0), 1.0), 4)})
 
-    def event(self, name: str, data: dict[str, Any]) -> None:
-        """Append an event for those who follow the job."""
+    def event(
+        self, name: str, data: dict[str, Any], *, place: tuple[int, int] | None = None
+    ) -> None:
+        """Append an event for those who follow the job.
+
+        Args:
+            name: of the event.
+            data: what is told of it.
+            place: where it was read; an attempt after this one goes on behind the last one told.
+        """
         line = {"event": name, "time": time.time(), "attempt": self.attempt, "data": data}
+        if place is not None:
+            line["place"] = place
         append_line(self.folder / EVENTS_FILE, json.dumps(line))
 
 

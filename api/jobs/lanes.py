@@ -45,6 +45,7 @@ class Lanes:
         self._wake = {lane: threading.Event() for lane in LANES}
         self._cancelled: set[str] = set()
         self._lock: int | None = None
+        self._former = ""
         widths = {lane: planning_workers if lane == PLANNING else 1 for lane in LANES}
         self._threads = [
             threading.Thread(target=self._serve, args=(lane,), name=f"{lane}-{i}", daemon=True)
@@ -52,16 +53,27 @@ class Lanes:
             for i in range(width)
         ]
 
+    def hold(self) -> None:
+        """Hold the data folder for this service; `start` does so too.
+
+        Raises:
+            InputError: another service works on the data folder.
+        """
+        if self._lock is None:
+            self._lock, self._former = lock_folder(self._storage.data_dir)
+
     def start(self) -> None:
         """Take over what an earlier service on this data folder left, then serve the queue.
 
         Raises:
             InputError: another service works on the data folder.
         """
-        self._lock, former = lock_folder(self._storage.data_dir, self._owner)
-        if former:
-            taken = self._storage.jobs.take_over(former)
+        self.hold()
+        assert self._lock is not None
+        if self._former:
+            taken = self._storage.jobs.take_over(self._former)
             LOG.info("taken over", extra={"jobs": taken})
+        sign_folder(self._lock, self._owner)
         for thread in self._threads:
             thread.start()
 
@@ -81,6 +93,10 @@ class Lanes:
         for thread in self._threads:
             if thread.is_alive():
                 thread.join()
+        self.release()
+
+    def release(self) -> None:
+        """Let go of the data folder."""
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
@@ -164,7 +180,7 @@ def _words(job: JobRow) -> dict[str, object]:
     }
 
 
-def lock_folder(data_dir: Path, owner: str) -> tuple[int, str]:
+def lock_folder(data_dir: Path) -> tuple[int, str]:
     """Hold a data folder for one service; returns the lock and the name of the one before.
 
     Raises:
@@ -179,7 +195,10 @@ def lock_folder(data_dir: Path, owner: str) -> tuple[int, str]:
             f"{data_dir}: expected a data folder of its own, found another service on it; stop "
             "that or choose another --data-dir"
         ) from None
-    former = os.pread(descriptor, 64, 0).decode(errors="replace").strip()
-    os.ftruncate(descriptor, 0)
-    os.pwrite(descriptor, owner.encode(), 0)
-    return descriptor, former
+    return descriptor, os.pread(descriptor, 64, 0).decode(errors="replace").strip()
+
+
+def sign_folder(lock: int, owner: str) -> None:
+    """Write whose jobs those of a held folder are, once those of the service before are ours."""
+    os.ftruncate(lock, 0)
+    os.pwrite(lock, owner.encode(), 0)

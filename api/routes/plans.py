@@ -12,9 +12,9 @@ from api.schemas.requests import PlanRequest, SimulationRequest, WhatIfRequest, 
 from api.schemas.resources import ArtefactSummary, Job, PlanSummary
 from api.security.auth import Planner, Reader
 from api.service import artefacts, planning, plans
+from api.service.documents import as_json
 from planner.diff import PlanDiff
 from planner.explain import Explanation
-from runtime import codec
 from runtime.plan import Plan
 
 router = APIRouter(prefix="/v1/plans", tags=["plans"])
@@ -88,7 +88,7 @@ def diff_plans(
     other: Annotated[str, Query(max_length=64, description="Id of the other plan.")],
 ) -> Response:
     """What two plans decide and predict differently."""
-    return tagged(request, codec.dumps(plans.compare_plans(service, plan, other)).encode())
+    return tagged(request, as_json(plans.compare_plans(service, plan, other)))
 
 
 @router.post("/{plan}/why-not", status_code=202)

@@ -13,8 +13,8 @@ from api.schemas.resources import Job, JobState, Run
 from api.security.auth import Reader, Runner
 from api.service import jobs, pages, runs
 from api.service.artefacts import HTML
+from api.service.documents import as_json
 from planner.compare import Comparison
-from runtime import codec
 from runtime.report import RunReport
 
 router = APIRouter(prefix="/v1/runs", tags=["runs"])
@@ -73,13 +73,13 @@ def cancel_run(service: ServiceIn, _who: Runner, run: RunId) -> Job:
 @router.get("/{run}/report", response_model=RunReport)
 def get_report(request: Request, service: ServiceIn, _who: Reader, run: RunId) -> Response:
     """What the run has measured, up to its last epoch."""
-    return tagged(request, codec.dumps(runs.run_report(service, run)).encode())
+    return tagged(request, as_json(runs.run_report(service, run)))
 
 
 @router.get("/{run}/comparison", response_model=Comparison)
 def get_comparison(request: Request, service: ServiceIn, _who: Reader, run: RunId) -> Response:
     """Predicted against measured, per stage."""
-    return tagged(request, codec.dumps(runs.run_comparison(service, run)).encode())
+    return tagged(request, as_json(runs.run_comparison(service, run)))
 
 
 @router.get("/{run}/report.html", response_class=Response, responses=PAGE)

@@ -4,12 +4,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from api.jobs.lanes import Lanes
+from api.jobs.ray_watch import RayWatch
 from api.metrics import Metrics
 from api.security.auth import Authenticator
 from api.security.limits import RateLimit
 from api.service.documents import Documents
 from api.settings import ServiceSettings
 from api.storage.storage import Storage
+from api.storage.tables import JobRow
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,6 +34,8 @@ class Service:
     auth: Authenticator
     reads: RateLimit
     writes: RateLimit
+    ray: RayWatch | None = None
+    """Looks after a Ray cluster, where runs train on one."""
     documents: Documents = field(default_factory=Documents)
 
     @property
@@ -39,8 +43,25 @@ class Service:
         """Folders whose datasets may be named."""
         return list(self.settings.graph_roots)
 
+    def start(self) -> None:
+        """Take jobs.
+
+        Raises:
+            InputError: another service works on the data folder.
+        """
+        self.lanes.start()
+        if self.ray is not None:
+            self.ray.start()
+
+    def stop(self) -> None:
+        """Stop the running jobs, which are queued again."""
+        self.lanes.stop()
+        if self.ray is not None:
+            self.ray.stop()
+
     def close(self) -> None:
-        """Release the database."""
+        """Release the data folder and the database."""
+        self.lanes.release()
         self.storage.close()
 
 
@@ -48,16 +69,25 @@ def open_service(settings: ServiceSettings) -> Service:
     """Open the data folder and its database; nothing runs yet.
 
     Raises:
-        InputError: the database does not answer, or its URL is none.
+        InputError: the database does not answer, or its URL or the cluster's is none.
     """
     storage = Storage(settings.data_dir, settings.database_url)
     metrics = Metrics(storage.jobs)
+    address = settings.ray_address
+    ray = None if address is None else RayWatch(storage, address)
+
+    def on_end(job: JobRow, state: str, seconds: float) -> None:
+        metrics.job_ended(job, state, seconds)
+        if ray is not None:
+            ray.job_ended(job, state, seconds)
+
     return Service(
         settings=settings,
         storage=storage,
         metrics=metrics,
-        lanes=Lanes(storage, planning_workers=settings.planning_workers, on_end=metrics.job_ended),
+        lanes=Lanes(storage, planning_workers=settings.planning_workers, on_end=on_end),
         auth=Authenticator(storage.access, require_key=settings.require_key),
         reads=RateLimit(settings.reads_per_second),
         writes=RateLimit(settings.writes_per_second),
+        ray=ray,
     )

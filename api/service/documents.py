@@ -1,10 +1,19 @@
 """Documents of plans kept ready in memory: plans never change, so they are read once."""
 
+import json
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
+from typing import Any
+
+from runtime import codec
 
 MOST_BYTES = 64 * 2**20
+
+
+def as_json(value: Any) -> bytes:
+    """A document in its own order, which is the one it is shown in; ours on disk are sorted."""
+    return json.dumps(codec.to_plain(value), allow_nan=False).encode()
 
 
 class Documents:

@@ -7,6 +7,7 @@ from typing import Any
 from api.errors import ConflictError, NotFoundError, UnprocessableError
 from api.schemas.requests import SimulationRequest, WhatIfRequest, WhyNotRequest
 from api.service.context import Caller, Service
+from api.service.documents import as_json
 from api.service.jobs import submit
 from api.service.machines import machine_reference
 from api.storage.paging import Page
@@ -14,7 +15,6 @@ from api.storage.tables import JobRow, PlanRow
 from planner.diff import PlanDiff, diff
 from planner.explain import explain
 from planner.settings import POLICIES
-from runtime import codec
 from runtime.plan import PLAN_FILE, Plan, load_plan
 
 
@@ -69,7 +69,7 @@ def explanation_document(service: Service, plan_id: str) -> bytes:
     """
 
     def make() -> bytes:
-        return codec.dumps(explain(get_plan(service, plan_id))).encode()
+        return as_json(explain(get_plan(service, plan_id)))
 
     return service.documents.get_or_make(f"{plan_id}/explain", make)
 

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 from api.errors import ConflictError, NotFoundError
 from api.schemas.requests import RunRequest
@@ -28,15 +29,19 @@ def start_run(service: Service, caller: Caller, request: RunRequest) -> JobRow:
     get_plan(service, request.plan)
     folder = service.storage.catalogue.plan_folder(request.plan).resolve()
     # The job's own id names the run; it is known only once the job is accepted.
+    wanted: dict[str, Any] = {
+        "plan_folder": str(folder),
+        "runs": str(service.storage.run_folder("").resolve()),
+        "options": request.options(),
+    }
+    if service.settings.ray_address is not None:
+        # With the job, not with the service: after a restart it is looked for where it was started.
+        wanted["ray_address"] = service.settings.ray_address
     return submit(
         service,
         caller,
         "train",
-        {
-            "plan_folder": str(folder),
-            "runs": str(service.storage.run_folder("").resolve()),
-            "options": request.options(),
-        },
+        wanted,
         subject=request.plan,
         time_limit_seconds=request.time_limit_seconds,
     )

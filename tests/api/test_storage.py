@@ -1,5 +1,6 @@
 """State survives: accepted once, claimed by one, ended once; the same on both databases."""
 
+import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,7 +10,7 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from sqlalchemy import inspect, update
 
-from api.jobs.lanes import lock_folder
+from api.jobs.lanes import lock_folder, sign_folder
 from api.storage.artefacts import Artefacts
 from api.storage.database import Database, normal_url
 from api.storage.job_queue import Ending, KeyReusedError, NewJob
@@ -155,10 +156,15 @@ def test_artefacts_are_kept_once_and_found_by_content(tmp_path: Path):
 
 
 def test_a_data_folder_serves_one_service(tmp_path: Path):
-    _, former = lock_folder(tmp_path, "first")
+    lock, former = lock_folder(tmp_path)
     assert former == ""
+    sign_folder(lock, "first")
     with pytest.raises(InputError, match="another service"):
-        lock_folder(tmp_path, "second")
+        lock_folder(tmp_path)
+    os.close(lock)
+    lock, former = lock_folder(tmp_path)
+    assert former == "first"
+    os.close(lock)
 
 
 @pytest.mark.parametrize("url", ["mysql://x/y", "no url", ""])

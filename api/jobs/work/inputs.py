@@ -43,5 +43,6 @@ def factors_of(request: dict[str, Any], machine: MachineModel) -> dict[str, floa
 
 def write_result(job: JobContext, document: Any) -> None:
     """Write a job's document for the service to keep."""
-    text = json.dumps(codec.to_plain(document), sort_keys=True, allow_nan=False)
+    # In the document's own order, which is the one it is shown in.
+    text = json.dumps(codec.to_plain(document), allow_nan=False)
     codec.write_text_atomically(job.folder / RESULT_FILE, text)

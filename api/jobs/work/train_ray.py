@@ -1,0 +1,197 @@
+"""A run as a job of a Ray cluster: submitted once, found again by the attempt after this one.
+
+The run's folder must be seen by the cluster under the same path, as plan and dataset must: what the
+ranks write there is what is handed on, wherever they run. This process may be killed at any moment;
+what it has submitted goes on, and `ray.json` in the job's folder says what that was.
+"""
+
+import json
+import shlex
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from api.jobs.context import EVENTS_FILE as JOB_EVENTS_FILE, JobContext
+from api.jobs.execution import event_of
+from api.jobs.ray_jobs import ClusterUnreachableError, RayJob, RayJobs
+from api.jobs.ray_watch import JOB_KEY
+from api.jobs.tail import Tail
+from runtime import codec
+from runtime.errors import InputError, WorkerFailed
+from runtime.report import RunReport, load_report
+
+STATE_FILE = "ray.json"
+REQUEST_FILE = "ray-request.json"
+EVENTS_FILE = "events.jsonl"
+"""As runtime.launch names it; importing that would bring torch into this process."""
+ENTRY = "runtime.launch_ray_job"
+LOOK_SECONDS = 1.0
+PATIENCE_SECONDS = 120.0
+"""A cluster that does not answer for so long is given up."""
+OWN_EXIT_CODES = (1, 2)
+"""Ends of the entry's own making; any other end of it is a crash, after which it starts again."""
+CRASHED = 75
+"""Exit code of this process where the cluster lost the command: no outcome, so another attempt."""
+LOG_BYTES = 1 << 20
+OnEvent = Callable[[dict[str, Any], tuple[int, int] | None], None]
+"""Given an event of the ranks and its place: number of the submission, offset behind the event."""
+Answer = TypeVar("Answer")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Submission:
+    """What stands in ray.json."""
+
+    submission_id: str
+    number: int
+    """Submissions of this job so far."""
+
+
+def train_on_cluster(
+    request: dict[str, Any], job: JobContext, run_folder: Path, on_event: OnEvent
+) -> RunReport:
+    """Train on the cluster that the request names, and follow.
+
+    Raises:
+        InputError: the command refuses its input; the text is its own line.
+        WorkerFailed: the command failed; the text is its own line.
+        ClusterUnreachableError: the cluster does not answer.
+    """
+    cluster = RayJobs(request["ray_address"])
+    try:
+        following = _Following(cluster, job, run_folder, on_event)
+        ended = following.to_the_end(request)
+        log = _patiently(lambda: cluster.log(ended.submission_id))
+    finally:
+        cluster.close()
+    sys.stdout.write(log[-LOG_BYTES:])
+    sys.stdout.flush()
+    if ended.status == "SUCCEEDED":
+        return load_report(run_folder)
+    if ended.status == "FAILED" and ended.exit_code not in OWN_EXIT_CODES:
+        sys.stdout.write(f"lost on the cluster: {ended.message}\n")
+        raise SystemExit(CRASHED)
+    raise failure_of(ended, log)
+
+
+class _Following:
+    """One attempt to see a submission to its end."""
+
+    def __init__(
+        self, cluster: RayJobs, job: JobContext, run_folder: Path, on_event: OnEvent
+    ) -> None:
+        self._cluster, self._job, self._run_folder = cluster, job, run_folder
+        self._on_event = on_event
+        self._state_file = job.folder / STATE_FILE
+        self._state = self._read()
+
+    def to_the_end(self, request: dict[str, Any]) -> RayJob:
+        """Submit what is not submitted, or find it again, and follow it."""
+        found = None if self._state is None else self._look(self._state.submission_id)
+        if self._state is None or found is None or self._is_lost(found):
+            # Where the cluster knows no such name it is given again: it takes each name once.
+            number = 1 if self._state is None else self._state.number + (found is not None)
+            self._submit(request, number)
+        assert self._state is not None
+        tail = Tail(self._run_folder / EVENTS_FILE, self._handed_on(self._state.number))
+        while True:
+            found = self._look(self._state.submission_id)
+            self._hand_on(tail)
+            if found is None:
+                sys.stdout.write("the cluster has forgotten the job\n")
+                raise SystemExit(CRASHED)
+            if found.ended:
+                return found
+            time.sleep(LOOK_SECONDS)
+
+    def _submit(self, request: dict[str, Any], number: int) -> None:
+        submission = Submission(
+            submission_id=f"gnnplan-{self._job.folder.name}-{number}", number=number
+        )
+        self._run_folder.mkdir(parents=True, exist_ok=True)
+        (self._run_folder / EVENTS_FILE).unlink(missing_ok=True)
+        file = self._run_folder / REQUEST_FILE
+        wanted = {
+            "plan_folder": request["plan_folder"],
+            "run_folder": str(self._run_folder),
+            "options": {**request["options"], "resume": self._job.attempt > 1},
+        }
+        codec.write_text_atomically(file, json.dumps(wanted))
+        # Written first: whoever is killed from here on leaves a name to look for.
+        self._write(submission)
+        command = f"python3 -m {ENTRY} {shlex.quote(str(file))}"
+        try:
+            self._cluster.submit(
+                submission.submission_id, command, {JOB_KEY: self._job.folder.name}
+            )
+        except ClusterUnreachableError:
+            # The answer may be lost on its way back; then the job is there all the same.
+            if self._look(submission.submission_id) is None:
+                raise
+        sys.stdout.write(f"submitted as {submission.submission_id}\n")
+        sys.stdout.flush()
+        self._job.progress("on the cluster", 0.0)
+
+    def _is_lost(self, found: RayJob) -> bool:
+        """Whether an earlier attempt's submission ended without a word of its own."""
+        return found.status == "FAILED" and found.exit_code not in OWN_EXIT_CODES
+
+    def _hand_on(self, tail: Tail) -> None:
+        assert self._state is not None
+        for offset, line in tail.lines():
+            event = event_of(line)
+            if event is not None:
+                self._on_event(event, (self._state.number, offset))
+
+    def _handed_on(self, number: int) -> int:
+        """Bytes of a submission's events that an earlier attempt has handed on.
+
+        Each event was told in one write together with its place, so that none is told twice.
+        """
+        offset = 0
+        tail = Tail(self._job.folder / JOB_EVENTS_FILE)
+        while lines := list(tail.lines()):
+            for _, line in lines:
+                place: list[int] | None = (event_of(line) or {}).get("place")
+                if place is not None and place[0] == number:
+                    offset = place[1]
+        return offset
+
+    def _look(self, submission_id: str) -> RayJob | None:
+        return _patiently(lambda: self._cluster.get(submission_id))
+
+    def _read(self) -> Submission | None:
+        try:
+            return codec.decode(Submission, json.loads(self._state_file.read_text()))
+        except (OSError, ValueError):
+            return None
+
+    def _write(self, state: Submission) -> None:
+        self._state = state
+        codec.write_text_atomically(self._state_file, json.dumps(codec.to_plain(state)))
+
+
+def _patiently(ask: Callable[[], Answer]) -> Answer:
+    """An answer of the cluster, which may be away for a while."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while True:
+        try:
+            return ask()
+        except ClusterUnreachableError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(LOOK_SECONDS)
+
+
+def failure_of(ended: RayJob, log: str) -> InputError | WorkerFailed:
+    """Why a submission failed, in one line: its own, or else the last it printed."""
+    if ended.status == "STOPPED":
+        return WorkerFailed(f"the job {ended.submission_id} was stopped on the Ray cluster")
+    lines = [line.strip() for line in log.splitlines() if line.strip()]
+    own = [line.removeprefix("gnnplan: ") for line in lines if line.startswith("gnnplan: ")]
+    text = own[-1] if own else (lines[-1] if lines else ended.message or "no word of it")
+    kind = InputError if own and ended.exit_code == 2 else WorkerFailed
+    return kind(text if own else f"the job on the Ray cluster failed: {text}")
