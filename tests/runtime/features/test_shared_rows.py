@@ -1,0 +1,129 @@
+"""Rows in memory that ranks share, and rows that they exchange: ranks are threads here."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from runtime.comm.collectives import Communicator
+from runtime.features import shared_rows
+from runtime.features.device_exchange import DeviceExchange
+from runtime.features.device_rows import owns_padding, padded_rows
+from runtime.features.shared_rows import NotSharedError, share_host_rows, share_rows
+from tests.support.inprocess import run_in_process
+
+RANKS = 3
+
+
+def own_rows(rank: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """5 rows of 7 numbers; rank 1 owns none."""
+    count = 0 if rank == 1 else 5
+    rows = padded_rows(count, 7, dtype)
+    rows.copy_(torch.arange(7.0) + 100 * rank + 10 * torch.arange(count).unsqueeze(1))
+    return rows
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_a_rank_sees_what_the_others_write_into_their_rows(dtype: torch.dtype) -> None:
+    def rank(comm: Communicator) -> bool:
+        others = [r for r in range(RANKS) if r != comm.rank]
+        shared = share_rows(own_rows(comm.rank, dtype), others, comm)
+        assert owns_padding(shared.own)
+        for other in others:
+            assert torch.equal(shared.peers[other], own_rows(other, dtype))
+        comm.barrier()
+        if shared.own.shape[0]:
+            shared.own[0, 0] = -1 - comm.rank
+        comm.barrier()
+        seen = [float(shared.peers[r][0, 0]) for r in others if shared.peers[r].shape[0]]
+        assert seen == [-1 - r for r in others if r != 1]
+        shared.close()
+        return True
+
+    assert run_in_process(RANKS, rank) == [True] * RANKS
+    assert not list(shared_rows.SHARED_MEMORY.glob("gnnplan-*"))
+
+
+def test_one_rank_that_cannot_share_stops_all_with_its_reason(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    real, calls = shared_rows.create_segment, []
+
+    def full(num_bytes: int) -> Any:
+        calls.append(num_bytes)
+        if len(calls) == 1:
+            raise OSError("no space left")
+        return real(num_bytes)
+
+    monkeypatch.setattr(shared_rows, "create_segment", full)
+
+    def rank(comm: Communicator) -> str:
+        others = [r for r in range(RANKS) if r != comm.rank]
+        with pytest.raises(NotSharedError) as error:
+            share_rows(own_rows(comm.rank), others, comm)
+        return str(error.value)
+
+    assert run_in_process(RANKS, rank) == ["no space left"] * RANKS
+    assert not list(shared_rows.SHARED_MEMORY.glob("gnnplan-*"))
+
+
+def test_the_hosts_rows_are_copied_once_and_mapped_by_those_who_read_them() -> None:
+    x = np.random.default_rng(0).standard_normal((40, 3)).astype(np.float32)
+
+    def rank(comm: Communicator) -> bool:
+        table = share_host_rows(x, 0, comm, used=comm.rank != 1)
+        if comm.rank == 1:
+            assert table is None
+        else:
+            assert table is not None
+            assert owns_padding(table)
+            np.testing.assert_array_equal(table.numpy(), x)
+        comm.barrier()
+        if comm.rank == 0:
+            assert table is not None
+            table[7, 1] = 99.0
+        comm.barrier()
+        return table is None or float(table[7, 1]) == 99.0
+
+    assert run_in_process(RANKS, rank) == [True] * RANKS
+
+
+def test_shared_memory_that_is_too_small_shares_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(num_bytes: int) -> Any:
+        raise OSError(f"no room for {num_bytes}")
+
+    monkeypatch.setattr(shared_rows, "create_segment", full)
+    x = np.ones((4, 2), np.float32)
+    found = run_in_process(2, lambda comm: share_host_rows(x, 0, comm, used=True))
+    assert found == [None, None]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_exchanged_rows_reach_their_places_and_leave_the_others_alone(dtype: torch.dtype) -> None:
+    def rank(comm: Communicator) -> int:
+        # Source r stands for rank r; 9 is somebody else's, -1 nobody's.
+        peers = {r: r for r in range(RANKS) if r != comm.rank}
+        exchange = DeviceExchange(own_rows(comm.rank, dtype), peers, comm)
+        rng = np.random.default_rng(comm.rank)
+        rows = 0
+        for step in range(6):
+            count = 0 if step == comm.rank else int(rng.integers(1, 30))
+            numbers = torch.from_numpy(rng.choice([0, 2, 9, -1, comm.rank], count))
+            slots = torch.from_numpy(rng.integers(0, 5, count))
+            wanted = torch.from_numpy(rng.random(count) < 0.7) if step % 2 else None
+            out = torch.full((count, 7), -5.0)
+            counters = exchange.fill(numbers, slots, wanted, out)
+            read = 0
+            for i in range(count):
+                number = int(numbers[i])
+                mine = number in peers and (wanted is None or bool(wanted[i]))
+                expected = own_rows(number)[int(slots[i])] if mine else torch.full((7,), -5.0)
+                assert torch.equal(out[i], expected)
+                read += mine
+            assert counters.rows == {"peer": read}
+            assert counters.bytes == {"peer": read * 7 * dtype.itemsize}
+            rows += read
+        return rows
+
+    assert all(run_in_process(RANKS, rank))
