@@ -1,4 +1,4 @@
-"""BNS-GCN's tables and Tripathy's efficiencies from presets: bytes, memory, rooflines, links."""
+"""BNS-GCN's tables from presets: bytes, memory, rooflines, links."""
 
 import functools
 import itertools
@@ -7,13 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.candidate import Candidate
-from planner.cost.full_graph import crossing_rows, epoch_bytes
+from planner.cost.full_graph import epoch_bytes
 from planner.cost.full_graph_memory import published_bytes
 from planner.cost.gpu_all_reduce import gpu_all_reduce
-from planner.cost.gpu_reads import memory_seconds_per_byte, read_seconds, ways
-from planner.cost.gpu_sample import NEIGHBOUR_BYTES, OFFSETS_BYTES, gpu_sample_seconds
-from planner.cost.matrix import fetch_words, largest_replication, replications
-from planner.graph_law import frontiers
+from planner.cost.gpu_reads import ways
 from planner.graph_presets import graph_preset
 from planner.machine import MachineModel
 from planner.machine_routes import byte_seconds
@@ -21,20 +18,10 @@ from planner.probe.presets import load_preset
 from planner.profiling.roofline import LayerShape, layer_operations
 from runtime.plan import Threads
 from tests.benchmarks.published_cooperative import classes_of
-from tests.benchmarks.published_tables import (
-    BATCHES,
-    BNS_MODELS,
-    TRIPATHY_BATCH,
-    TRIPATHY_FANOUTS,
-    TRIPATHY_HIDDEN,
-)
+from tests.benchmarks.published_tables import BNS_MODELS
 
 BNS_MACHINE = "rtx-2080ti-x10"
-FEWEST, MOST = 4, 64
-"""GPUs between which the efficiency is taken; assumed for all, they are not in the text at hand."""
 FLOAT_BYTES, ID_BYTES = 4, 8
-CALLS = 3
-"""All-to-alls of one fetch: counts, ids, rows (formulas 4.8)."""
 
 
 def chosen(machine: MachineModel, count: int) -> Candidate:
@@ -71,6 +58,21 @@ def random_boundary(name: str, parts: int) -> float:
 def cut_share(name: str, parts: int, boundary: float) -> float:
     """Share of the edges that cross: a random cut's, in proportion to the boundary (assumed)."""
     return (parts - 1) / parts * min(1.0, boundary / random_boundary(name, parts))
+
+
+def crossing_share(name: str, parts: int, keep: float) -> float:
+    """Share of the boundary nodes that some kept edge still needs, keeping each with a chance.
+
+    sum_v 1 - exp(-keep d_v / m) over sum_v 1 - exp(-d_v / m)
+
+    Nodes on the boundary are taken to have a random cut's edges across (assumed, as in
+    `cut_share`): one or hundreds, so the mean number would overrate what crosses.
+    """
+    classes = classes_of(name)
+    some, every = (
+        float(classes.nodes @ -np.expm1(-x * classes.degree / parts)) for x in (keep, 1.0)
+    )
+    return some / every
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -124,103 +126,10 @@ def bns_epoch(
     )
 
 
-def edges_per_boundary_node(name: str, parts: int, boundary: float) -> float:
-    """Mean edges of a boundary node into the part that needs it."""
-    return max(1.0, cut_share(name, parts, boundary) * graph_preset(name).edges / boundary)
-
-
 def bns_method(name: str, parts: int, boundary: float, method: str, keep: float = 0.1) -> Epoch:
     """BNS, BES or DropEdge at the number of edges that boundary sampling with p leaves."""
     cut = cut_share(name, parts, boundary)
     left = 1 - cut * (1 - keep)
-    per_node = edges_per_boundary_node(name, parts, boundary)
     each = {"BNS": None, "BES": keep, "DropEdge": left}[method]
-    rows = keep if each is None else float(crossing_rows([round(per_node)], each))
+    rows = keep if each is None else crossing_share(name, parts, each)
     return bns_epoch(name, parts, boundary, rows=rows, edges_kept=left, memory_keep=min(1.0, rows))
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ScaledEpoch:
-    """An epoch of matrix-based sampling with SAGE."""
-
-    seconds: float
-    sample_seconds: float
-    replication: int
-
-
-@functools.cache
-def tripathy_epoch(name: str, gpus: int) -> ScaledEpoch:
-    """An epoch on Perlmutter: adjacency on every GPU, features in p/c block rows, the best c."""
-    machine, like = load_preset(f"perlmutter:{gpus // 4}"), graph_preset(name)
-    batch = frontiers(classes_of(name), TRIPATHY_BATCH, TRIPATHY_FANOUTS, "neighbor")
-    inputs, edges = batch.count(len(TRIPATHY_FANOUTS)), batch.edges
-    candidate = chosen(machine, gpus)
-    launch = machine.table("gpu_kernel").at(ranks=1.0)
-    one = chosen(machine, 4)
-    ids, offsets = (
-        max(read_seconds(machine, one, size)["own"]) for size in (NEIGHBOUR_BYTES, OFFSETS_BYTES)
-    )
-    sample = gpu_sample_seconds(
-        sum(edges),
-        sum(batch.count(hop) for hop in range(len(edges))),
-        len(edges),
-        neighbour_seconds=ids,
-        offsets_seconds=offsets,
-        hash_seconds=ids,
-        kernel_seconds=launch,
-    )
-    widths = [like.feature_dim, TRIPATHY_HIDDEN, TRIPATHY_HIDDEN, like.classes]
-    depth = len(edges)
-    shapes = [
-        LayerShape(
-            num_src=batch.count(depth - layer),
-            num_dst=batch.count(depth - layer - 1),
-            num_edges=edges[depth - layer - 1],
-            in_dim=widths[layer],
-            out_dim=widths[layer + 1],
-            inputs=layer == 0,
-        )
-        for layer in range(depth)
-    ]
-    compute = sage_seconds(machine, shapes)
-    parameters = sum(2 * a * b for a, b in itertools.pairwise(widths))
-    reduced = gpu_all_reduce(machine, candidate, float(FLOAT_BYTES * parameters)).seconds
-    whole = like.nodes * like.feature_dim * FLOAT_BYTES
-    adjacency = FLOAT_BYTES * like.edges + ID_BYTES * like.nodes
-    memory = next(m.capacity_bytes for m in machine.memories if m.kind == "device")
-    most = max(
-        1, largest_replication(gpus, memory * 0.9, whole, adjacency, topology_partitioned=False)
-    )
-    fetches = {
-        c: _fetch_seconds(machine, gpus, c, inputs, like.feature_dim)
-        for c in replications(gpus, most)
-    }
-    best = min(fetches, key=lambda c: (fetches[c], c))
-    local = inputs * like.feature_dim * FLOAT_BYTES * memory_seconds_per_byte(machine, one)
-    steps = -(-BATCHES[name] // gpus)
-    step = sample + fetches[best] + local + compute + reduced
-    return ScaledEpoch(seconds=steps * step, sample_seconds=steps * sample, replication=best)
-
-
-def _fetch_seconds(
-    machine: MachineModel, gpus: int, copies: int, inputs: float, width: int
-) -> float:
-    """All-to-allv in a process column: its ranks in one host over NVLink, the others by the NIC."""
-    ranks = gpus // copies
-    if ranks == 1:
-        return 0.0
-    moved = fetch_words(inputs, width, gpus, copies) * FLOAT_BYTES
-    mates = max(1, min(4, gpus) // copies) - 1
-    near = mates / (ranks - 1)
-    peers = max(byte_seconds(ways(machine, chosen(machine, 4)).peer).values())
-    message = machine.table("gpu_message").at(ranks=4.0)
-    inside, outside, wait = near * moved * peers, 0.0, mates * message
-    if near < 1:
-        nic = min(
-            x.bandwidth_bytes_per_second
-            for x in machine.links
-            if x.name.startswith("nic") and x.name.endswith((".out", ".in"))
-        )
-        outside = (1 - near) * moved / nic
-        wait += (ranks - 1 - mates) * machine.table("host_message").at(ranks=1.0)
-    return max(inside, outside) + CALLS * wait

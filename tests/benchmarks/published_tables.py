@@ -74,6 +74,12 @@ SAMPLING_SHARE = 0.10
 """formulas 4.9: sampling of the total on Papers at the smallest number of GPUs."""
 BATCHES = {"products": 196, "papers100m": 1172, "protein": 1024}
 """formulas 4.9."""
+MATRIX_GRAPHS = {
+    "products": (2_400_000, 126_000_000, 100),
+    "papers100m": (111_000_000, 1_600_000_000, 128),
+    "protein": (8_700_000, 1_300_000_000, 128),
+}
+"""formulas 4.9: vertices, edges (products in both directions), features."""
 TRIPATHY_BATCH, TRIPATHY_FANOUTS, TRIPATHY_HIDDEN = 1024, (15, 10, 5), 256
 """formulas 4.9, SAGE."""
 

@@ -1,12 +1,15 @@
 """What our models say of published tables: the order of the methods, never the exact numbers."""
 
+import functools
 from typing import Any
 
 import pytest
 
+from planner.probe.presets import load_preset
 from tests.benchmarks.published import bns, compared, cooperative, same_order, tripathy
 from tests.benchmarks.published_cooperative import Row
-from tests.benchmarks.published_tables import RUNTIMES, rows
+from tests.benchmarks.published_matrix import fetch_seconds, most_gpus
+from tests.benchmarks.published_tables import RUNTIMES, SPEEDUPS, rows
 
 
 def ignore(name: str, value: float, unit: str, **extra: Any) -> None:
@@ -16,7 +19,9 @@ def ignore(name: str, value: float, unit: str, **extra: Any) -> None:
     assert extra.get("why") or extra["within"], name
 
 
-def published_row(pes: int, dataset: str, sampler: str, mode: str) -> Row:
+def published_row(
+    pes: int, dataset: str, sampler: str, mode: str, global_batch: int | None = None
+) -> Row:
     """The table's own line, as a model that is always right would answer."""
     for line in rows(RUNTIMES):
         if (line["pes"], line["dataset"], line["sampler"], line["mode"]) == (
@@ -38,20 +43,98 @@ def test_the_published_numbers_pass_their_own_verdicts() -> None:
 
 def test_a_model_without_gain_fails_the_verdicts() -> None:
     flat = Row(samp=1e-3, feat=1e-3, fb=1e-3)
-    verdicts = cooperative(lambda *a, **k: None, lambda *key: flat)
+    verdicts = cooperative(lambda *a, **k: None, lambda *key, **options: flat)
     assert not any(verdicts.values())
 
 
-KNOWN_MISSES = {"efficiencies", "comm_MB_reddit2", "epoch_s_reddit2"}
-"""Where our models do not give the published order, as the benchmark says with its reasons: numbers
-of GPUs that the text lacks, and edges per boundary node of a partition that is not at hand."""
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(f"pays_{pes}_{d}_{s}" for pes in (4, 8, 16) for d, s in SPEEDUPS),
+        *(
+            pytest.param(
+                f"rises_with_pes_{d}_{s}",
+                marks=pytest.mark.xfail(
+                    reason="with the 8192 seeds that formulas 5.8 infers for 16 PEs theirs are "
+                    "half as many each; the published features double, as with as many",
+                    strict=True,
+                ),
+            )
+            if (d, s) == ("papers100M", "LABOR-0")
+            else f"rises_with_pes_{d}_{s}"
+            for d, s in SPEEDUPS
+        ),
+    ],
+)
+def test_cooperation_pays_and_pays_more_on_more_processors(name: str) -> None:
+    # formulas 5.8: the 12 speed-ups; each line's value and why it is off in the benchmark
+    assert modelled()[name]
 
 
-def test_efficiencies_and_boundary_methods_come_out_in_the_published_order() -> None:
+@functools.cache
+def modelled() -> dict[str, bool]:
+    return cooperative(ignore)
+
+
+MISSES = {
+    "efficiencies": "Protein's features fit on every GPU, so with the largest c nothing crosses "
+    "nodes and 0.90 is predicted where 0.61 is published, above Products' 0.83; with c = 1 it "
+    "would be 0.34; the published c and numbers of GPUs are not in the text at hand",
+    "epoch_s_reddit2": "on two parts our epoch is compute, the same for DropEdge and BES to 0.1%; "
+    "the published one is 2 to 3 times shorter and so shows the bytes",
+}
+"""Where our models do not give the published order, and why."""
+VERDICTS = [
+    "efficiencies",
+    *(f"{what}_{case}" for what in ("thr", "mem", "boundary")
+      for case in ("reddit8", "products10", "yelp10")),
+    *(f"{what}_{case}" for what in ("comm_MB", "epoch_s")
+      for case in ("reddit2", "products5", "yelp3")),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def verdicts() -> dict[str, bool]:
+    return tripathy(ignore) | bns(ignore)
+
+
+def test_every_verdict_is_known_by_name(verdicts: dict[str, bool]) -> None:
+    assert sorted(verdicts) == sorted(VERDICTS)
+    assert set(MISSES) <= set(VERDICTS)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(v, marks=pytest.mark.xfail(reason=MISSES[v], strict=True))
+        if v in MISSES
+        else v
+        for v in VERDICTS
+    ],
+)
+def test_methods_and_data_sets_come_out_in_the_published_order(
+    verdicts: dict[str, bool], name: str
+) -> None:
     # formulas 4.9: 88% Products, 61% Protein, 47% Papers; 3.7: BNS < BES < DropEdge.
-    verdicts = tripathy(ignore) | bns(ignore)
-    assert len(verdicts) == 1 + 9 + 6
-    assert {name for name, right in verdicts.items() if not right} <= KNOWN_MISSES
+    assert verdicts[name]
+
+
+def test_what_crosses_hosts_shares_their_cards() -> None:
+    # formulas 4.8: |S| f (1 - c/p) words to each GPU; a node's four GPUs fetch at once. On 8 GPUs
+    # with c = 2 one of a column's three other ranks is a node mate, so 2/3 come over the cards.
+    machine = load_preset("perlmutter:2")
+    cards = 4 * 25e9 * 0.85
+    rows, width = 1e8, 128
+    moved = rows * width * 4 * (1 - 2 / 8)
+    found = fetch_seconds(machine, 8, 2, rows, width)
+    assert found == pytest.approx(moved * 2 / 3 * 4 / cards, rel=1e-3)
+
+
+def test_the_last_gpu_count_is_one_whose_whole_batches_allow_the_published_efficiency() -> None:
+    # 196 batches on 64 GPUs are 4 steps, at best 196 / 256 = 0.77 < 0.88
+    assert most_gpus("products", 0.88) == 32
+    assert most_gpus("papers100m", 0.47) == 128
 
 
 def test_lines_far_from_the_paper_say_why() -> None:
