@@ -24,12 +24,13 @@ from planner.machine import (
     load_machine,
     save_machine,
 )
-from planner.probe import collectives, disk, host, links, memory, overlap, sampling
+from planner.probe import collectives, disk, gpu, host, links, memory, overlap, sampling
 from planner.probe.context import ProbeContext, ProgressCallback
+from planner.probe.gpu_machine import with_gpus
 from planner.probe.hosts import measure_hosts
 from planner.probe.hosts_machine import join_hosts
 from planner.probe.hosts_team import HostTeam, Meeting
-from planner.probe.nvml import inventory
+from planner.probe.nvml import Inventory, inventory
 from planner.probe.sizes import FULL, QUICK, ProbeSizes, fit_to
 from planner.probe.team import Team
 from planner.probe.timing import summarize
@@ -111,13 +112,18 @@ def probe_with(sizes: ProbeSizes, *, progress: ProgressCallback | None = None) -
             for name, share, measure in SUBJECTS:
                 report(name, share)
                 tables |= measure(context)
+            gpus = inventory()
+            if gpus is not None:
+                report("GPUs", 0.9)
+            measured = gpu.measure(context, gpus)
         memories = host.host_memories(facts, scratch)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     notes = context.notes + host.numa_notes(facts)
     notes += host.load_notes(before, host.read_load(), facts["cores"])
     report("done", 1.0)
-    return _assemble(facts, sizes, tables, noise, memories, notes)
+    machine = _assemble(facts, sizes, tables, noise, memories, notes, gpus)
+    return with_gpus(machine, measured)
 
 
 def _start_table(context: ProbeContext, seconds: float) -> dict[str, Table]:
@@ -143,11 +149,11 @@ def _assemble(
     noise: float,
     memories: list[Memory],
     notes: list[str],
+    gpus: Inventory | None,
 ) -> MachineModel:
     """Join facts, tables, derived links and the GPU inventory."""
     processors: list[Processor] = [host.host_processor(facts)]
     found_links, link_notes = links.host_links(tables)
-    gpus = inventory()
     covers: list[list[list[str]]] = [[]]
     switches: list[Switch] = []
     if gpus is not None:

@@ -61,20 +61,24 @@ def pairs(graph: Any, topology: Any, device: torch.device) -> list[tuple[Any, An
 
     same: dict[str, Any] = {"seed": 11, "edge_ids": True}
     here: dict[str, Any] = {**same, "device": device}
+    indptr, indices = graph
     local = np.zeros(0, dtype=np.int64)
     return [
-        (DeviceNeighborSampler(topology, [4, 2], **here), NeighborSampler(*graph, [4, 2], **same)),
+        (
+            DeviceNeighborSampler(topology, [4, 2], **here),
+            NeighborSampler(indptr, indices, [4, 2], **same),
+        ),
         (
             DeviceLaborSampler(topology, [4, 2], variant=1, form="exact_k", **here),
-            LaborSampler(*graph, [4, 2], variant=1, form="exact_k", **same),
+            LaborSampler(indptr, indices, [4, 2], variant=1, form="exact_k", **same),
         ),
         (
             DeviceLocalitySampler(topology, [4], correction=Correction.NONE, **here),
-            LocalitySampler(*graph, [4], local=local, correction=Correction.NONE, **same),
+            LocalitySampler(indptr, indices, [4], local=local, correction=Correction.NONE, **same),
         ),
         (
             DeviceLayerwiseSampler(topology, [9, 9], **here),
-            LayerwiseSampler(*graph, [9, 9], **same),
+            LayerwiseSampler(indptr, indices, [9, 9], **same),
         ),
     ]
 
@@ -142,6 +146,6 @@ def test_hot_rows_that_are_none_are_refused(hot: list[int], kernel_device: torch
 
     graph = np.array([0, 1, 2, 3, 4, 5]), np.array([4, 0, 1, 2, 3])
     with pytest.raises(SamplerError, match="distinct node ids below 5"):
-        DeviceTopology.load(*graph, kernel_device, pinned=True, hot=np.array(hot))
+        DeviceTopology.load(indptr, indices, kernel_device, pinned=True, hot=np.array(hot))
     with pytest.raises(SamplerError, match="wholly on the device"):
-        DeviceTopology.load(*graph, kernel_device, hot=np.array([0]))
+        DeviceTopology.load(indptr, indices, kernel_device, hot=np.array([0]))

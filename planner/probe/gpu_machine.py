@@ -1,0 +1,304 @@
+"""From what was measured of GPUs to the machine: links with rates of their own, and tables.
+
+    gpu<g>.hbm           its memory: bytes read or written per second, rows at random apart
+    pcie<g>.h2d, .d2h    the slot: copies by engine, reads in place by kernel
+    nvlink.<a>.<b>       peers, direct; of a switch each port
+
+A kernel's reads move whole transactions: which size they have (32 to 128 bytes) is fitted to the
+seconds per row against row size (formulas 2.4, "calibrate").
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+
+import numpy as np
+
+from planner.machine import Link, MachineModel, Table
+from planner.machine_routes import moved_bytes
+from planner.probe.fit import fit_alpha_beta
+from planner.probe.gpu_measure import GpuFindings, Points
+
+UNITS = (32, 64, 128)
+"""Bytes of a transaction that are tried."""
+NEAR_BEST = 0.95
+"""The least grid that reaches so much of the best rate is the gather's cap."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReadLaw:
+    """Rows read at random over one link: seconds = moved bytes / rate."""
+
+    transaction_bytes: int
+    bytes_per_second: float
+    residual: float
+    """Root mean square of the relative errors of the fit."""
+
+
+def fit_reads(seconds_per_row: Mapping[int, float]) -> ReadLaw | None:
+    """The transaction size and rate that fit seconds per row best, by row bytes; None for none.
+
+    For each size the rate is the geometric mean of moved bytes / seconds.
+    """
+    best: ReadLaw | None = None
+    for unit in UNITS if seconds_per_row else ():
+        link = Link(
+            name="", source="", target="", latency_seconds=0.0, bandwidth_bytes_per_second=1.0,
+            transaction_bytes=unit,
+        )  # fmt: skip
+        rates = [math.log(moved_bytes(link, r) / s) for r, s in seconds_per_row.items()]
+        error = float(np.std(rates))
+        if best is None or error < best.residual:
+            rate = math.exp(float(np.mean(rates)))
+            best = ReadLaw(transaction_bytes=unit, bytes_per_second=rate, residual=error)
+    return best
+
+
+def with_gpus(machine: MachineModel, findings: Sequence[GpuFindings]) -> MachineModel:
+    """The machine with what was measured on the links and tables of its GPUs.
+
+    Args:
+        machine: as the driver describes it; links keep what was not measured.
+        findings: one per GPU, in the driver's order.
+    """
+    links = {link.name: link for link in machine.links}
+    notes = [note for found in findings for note in found.notes]
+    findings = _renumbered(machine, findings)
+    used: list[str] = []
+    tables: dict[str, Table] = {}
+    for found in findings:
+        for link in _links_of(found, links):
+            links[link.name] = link
+            used.append(link.name)
+        tables |= _message_tables(found)
+    for link in _ports(machine, findings, links):
+        links[link.name] = link
+        used.append(link.name)
+    tables |= _shared_tables(findings)
+    return replace(
+        machine,
+        links=list(links.values()),
+        tables=machine.tables | tables,
+        sources=machine.sources | dict.fromkeys(used, "measured here by the GPU probe"),
+        notes=[*machine.notes, *notes],
+    )
+
+
+def _renumbered(machine: MachineModel, findings: Sequence[GpuFindings]) -> list[GpuFindings]:
+    """The findings by the driver's numbers; GPUs that the machine does not have are left out."""
+    numbers = {p.uuid: int(p.name.removeprefix("gpu")) for p in machine.gpus if p.host == 0}
+    joined = {f.gpu: numbers[f.uuid] for f in findings if f.uuid in numbers}
+
+    def of(points: Points) -> Points:
+        return {(joined[o], *rest): m for (o, *rest), m in points.items() if o in joined}
+
+    return [
+        replace(
+            found,
+            gpu=joined[found.gpu],
+            peer_copy=of(found.peer_copy),
+            peer_message=of(found.peer_message),
+            peer_gather=of(found.peer_gather),
+        )
+        for found in findings
+        if found.gpu in joined
+    ]
+
+
+def _links_of(found: GpuFindings, known: Mapping[str, Link]) -> list[Link]:
+    gpu, out = found.gpu, list[Link]()
+    memory = _memory_link(found)
+    if memory is not None:
+        out.append(memory)
+    reads = fit_reads(best_uva(found))
+    for way, points, law in (("h2d", found.to_gpu, reads), ("d2h", found.to_host, None)):
+        link = known.get(f"pcie{gpu}.{way}")
+        rate = _bandwidth(points)
+        if rate is None:
+            continue
+        ends = ("host0", f"gpu{gpu}.memory")
+        source, target = ends if way == "h2d" else ends[::-1]
+        base = link or Link(
+            name=f"pcie{gpu}.{way}", source=source, target=target, latency_seconds=0.0,
+            bandwidth_bytes_per_second=rate[1],
+        )  # fmt: skip
+        out.append(_measured(base, rate, law))
+    return out + _peer_links(found, known)
+
+
+def _memory_link(found: GpuFindings) -> Link | None:
+    """A copy reads and writes every byte; a gather's reads are what its writing leaves of it."""
+    copied = found.copy.get((max((n for (n,) in found.copy), default=0),))
+    if copied is None:
+        return None
+    num_bytes = max(n for (n,) in found.copy)
+    bandwidth = 2 * num_bytes / copied.value
+    reading = {r: m.value - r / bandwidth for (r,), m in found.gather.items()}
+    law = fit_reads({r: seconds for r, seconds in reading.items() if seconds > 0})
+    return Link(
+        name=f"gpu{found.gpu}.hbm",
+        source=f"gpu{found.gpu}.memory",
+        target=f"gpu{found.gpu}",
+        latency_seconds=0.0,
+        bandwidth_bytes_per_second=bandwidth,
+        transaction_bytes=law.transaction_bytes if law else 0,
+        gather_bytes_per_second=law.bytes_per_second if law else 0.0,
+    )
+
+
+def _bandwidth(points: Points) -> tuple[float, float] | None:
+    """Latency and bytes per second of copies of several sizes."""
+    if not points:
+        return None
+    sizes = [n for (n,) in points]
+    fit = fit_alpha_beta(sizes, [points[(n,)].value for n in sizes])
+    return fit.latency_seconds, fit.bandwidth_bytes_per_second
+
+
+def _measured(link: Link, rate: tuple[float, float], law: ReadLaw | None) -> Link:
+    return replace(
+        link,
+        latency_seconds=rate[0],
+        bandwidth_bytes_per_second=rate[1],
+        transaction_bytes=law.transaction_bytes if law else link.transaction_bytes,
+        gather_bytes_per_second=law.bytes_per_second if law else 0.0,
+        provenance="measured",
+    )
+
+
+def best_uva(found: GpuFindings) -> dict[int, float]:
+    """Seconds per row of host memory with the best grid, by row bytes."""
+    best: dict[int, float] = {}
+    for (row_bytes, _), measured in found.uva.items():
+        best[row_bytes] = min(best.get(row_bytes, math.inf), measured.value)
+    return best
+
+
+def gather_cap(found: GpuFindings) -> int | None:
+    """The least grid whose reads of the longest rows come near the best rate, if measured."""
+    longest = max((r for r, _ in found.uva), default=0)
+    rates = {p: 1 / m.value for (r, p), m in found.uva.items() if r == longest}
+    enough = [p for p, rate in rates.items() if rate >= NEAR_BEST * max(rates.values())]
+    return min(enough, default=None)
+
+
+def _peer_links(found: GpuFindings, known: Mapping[str, Link]) -> list[Link]:
+    out: list[Link] = []
+    ports: list[tuple[float, ReadLaw | None]] = []
+    for (owner, num_bytes), copied in found.peer_copy.items():
+        reads = {r: m.value for (o, r), m in found.peer_gather.items() if o == owner}
+        rate = (num_bytes / copied.value, fit_reads(reads))
+        ports.append(rate)
+        link = known.get(f"nvlink.gpu{owner}.gpu{found.gpu}")
+        if link is not None:
+            out.append(_measured(link, (link.latency_seconds, rate[0]), rate[1]))
+    for name in (f"nvlink.nvswitch0.gpu{found.gpu}", f"nvlink.gpu{found.gpu}.nvswitch0"):
+        link = known.get(name)
+        if link is not None and ports:
+            laws = [law for _, law in ports if law is not None]
+            law = sorted(laws, key=lambda x: x.bytes_per_second)[len(laws) // 2] if laws else None
+            rate = median(copies for copies, _ in ports)
+            out.append(_measured(link, (link.latency_seconds, rate), law))
+    return out
+
+
+def _ports(
+    machine: MachineModel, findings: Sequence[GpuFindings], links: Mapping[str, Link]
+) -> list[Link]:
+    """Ports of PCIe switches: what their GPUs copied together, where that was less than alone."""
+    crowded = {f"gpu{f.gpu}.memory": f.crowded[()].value for f in findings if f.crowded}
+    out: list[Link] = []
+    for switch in [s.name for s in machine.switches if s.kind == "pcie"]:
+        below = [x for x in links.values() if x.source == switch and x.target in crowded]
+        port = links.get(f"{switch}.h2d")
+        slots = [x for x in links.values() if x.source == switch and x.name.endswith(".h2d")]
+        if port is None or not below or len(below) != len(slots):
+            continue
+        together = sum(x.bandwidth_bytes_per_second / crowded[x.target] for x in below)
+        if together < 0.95 * sum(x.bandwidth_bytes_per_second for x in below):
+            out.append(replace(port, bandwidth_bytes_per_second=together, provenance="measured"))
+    return out
+
+
+def _message_tables(found: GpuFindings) -> dict[str, Table]:
+    """Copies over the slot by size, as `Route.copy_seconds` asks for them."""
+    tables: dict[str, Table] = {}
+    for way, points in (("h2d", found.to_gpu), ("d2h", found.to_host)):
+        if points:
+            name = f"copy.pcie{found.gpu}.{way}"
+            tables[name] = _table("seconds", {"bytes": [n for (n,) in points]}, points)
+    return tables
+
+
+def _shared_tables(findings: Sequence[GpuFindings]) -> dict[str, Table]:
+    """Curves of the first GPU that has them: cost models know one kind of GPU per machine."""
+    tables: dict[str, Table] = {}
+    for found in findings:
+        new: dict[str, Table | None] = {
+            "gpu_kernel": _single("seconds", found.launch),
+            "gpu_gather": _curve("seconds_per_row", "row_bytes", found.gather),
+            "gpu_beside": _curve("ratio", "programs", found.beside),
+            "gpu_beside_gather": _curve("ratio", "programs", found.beside_gather),
+            "gpu_uva_gather": _grid(found.uva),
+            "gpu_uva_programs": _value("programs", gather_cap(found)),
+            "gpu_flops": _rate("flops_per_second", found.flops),
+            "gpu_message": _slowest("seconds", found.peer_message),
+            "gpu_context": _value("bytes", found.context_bytes or None),
+            "gpu_process": _value("bytes", found.process_bytes or None),
+        }
+        tables |= {k: t for k, t in new.items() if t is not None and k not in tables}
+    crowded = [f.crowded[()] for f in findings if f.crowded]
+    if crowded and len(crowded) == len(findings):
+        slowest = max(crowded, key=lambda m: m.value)
+        table = _value_table("ratio", slowest.value, slowest.spread)
+        tables["gpu_crowded_copy"] = replace(table, points=[[float(len(findings))]])
+    return tables
+
+
+def _value_table(unit: str, value: float, spread: float = 0.0) -> Table:
+    return Table(unit=unit, axes=["ranks"], points=[[1.0]], values=[value], spread=spread)
+
+
+def _value(unit: str, value: int | None) -> Table | None:
+    return None if value is None else _value_table(unit, float(value))
+
+
+def _single(unit: str, points: Points) -> Table | None:
+    found = points.get(())
+    return None if found is None else _value_table(unit, found.value, found.spread)
+
+
+def _rate(unit: str, points: Points) -> Table | None:
+    found = points.get(())
+    return None if found is None else _value_table(unit, 1 / found.value, found.spread)
+
+
+def _slowest(unit: str, points: Points) -> Table | None:
+    worst = max(points.values(), key=lambda m: m.value, default=None)
+    return None if worst is None else _value_table(unit, worst.value, worst.spread)
+
+
+def _curve(unit: str, axis: str, points: Points) -> Table | None:
+    return _table(unit, {axis: [n for (n,) in points]}, points) if points else None
+
+
+def _grid(points: Points) -> Table | None:
+    """Rows by programs; a grid with a point refused has only the rows that are whole."""
+    programs = sorted({p for _, p in points})
+    rows = sorted({r for r, _ in points if all((r, p) in points for p in programs)})
+    if not rows:
+        return None
+    whole = {(r, p): points[(r, p)] for r in rows for p in programs}
+    return _table("seconds_per_row", {"row_bytes": rows, "programs": programs}, whole)
+
+
+def _table(unit: str, axes: Mapping[str, Sequence[int]], points: Points) -> Table:
+    """A table of points that stand in row-major order."""
+    return Table(
+        unit=unit,
+        axes=list(axes),
+        points=[[float(p) for p in sorted(axis)] for axis in axes.values()],
+        values=[points[place].value for place in sorted(points)],
+        spread=float(np.percentile([m.spread for m in points.values()], 75)),
+    )

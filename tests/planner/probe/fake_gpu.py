@@ -1,0 +1,102 @@
+"""GPUs that take the seconds of a law, with noise, for the tests of the GPU probe."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from planner.probe.gpu_seam import MIB, GpuSizes, Work
+
+SIZES = GpuSizes(
+    copy_bytes=64 * MIB,
+    message_bytes=(4096, MIB, 64 * MIB),
+    gather_bytes=MIB,
+    row_bytes=(4, 64, 100, 512, 4096),
+    grids=(0.25, 1.0, 4.0),
+    flops=10**12,
+    launches=100,
+    repeats=5,
+    attempts=3,
+    limit=0.1,
+    budget_seconds=100.0,
+)
+MEMORY, SLOT, SLOT_READS, PEER, PEER_READS = 2e12, 50e9, 40e9, 200e9, 150e9
+LATENCY, LAUNCH, FLOPS = 5e-6, 2e-6, 40e12
+UNIT = {"own": 32, "host": 64, "peer": 128}
+PROCESSORS = 100
+
+
+@dataclass
+class FakeGpus:
+    """A clock, and GPUs whose seconds are those of the constants above."""
+
+    num_gpus: int = 1
+    processors: int = PROCESSORS
+    noise: Callable[[Work, int], float] = lambda work, call: 0.0
+    """Relative noise of a work, by how often it was asked for."""
+    reasons: list[list[str]] = field(default_factory=list)
+    """What `spoiled` answers, in turn; then nothing."""
+    shared_port: float = float("inf")
+    """Bytes per second of all GPUs' copies from the host together."""
+    now: float = 0.0
+    asked: dict[tuple[Work, int], int] = field(default_factory=dict)
+
+    def clock(self) -> float:
+        """Seconds that the works took so far."""
+        return self.now
+
+    def law(self, work: Work, beside: Sequence[Work] = ()) -> float:
+        """Seconds of one call."""
+        if work.kind == "launch":
+            return LAUNCH * work.num_bytes
+        if work.kind == "compute":
+            gathers = [other.programs for other in beside if other.kind == "gather"]
+            return work.num_bytes / FLOPS * (1 + sum(gathers) / (10 * PROCESSORS))
+        if work.kind != "gather":
+            rate = {"own": MEMORY / 2, "host": SLOT, "peer": PEER}[work.place]
+            if work.place == "host" and beside:
+                rate = min(rate, self.shared_port / (1 + len(beside)))
+            return LATENCY + work.num_bytes / rate
+        unit = UNIT[work.place]
+        # A row of r bytes at a multiple of r touches as many units on average (formulas 2.4).
+        step = int(np.gcd(work.row_bytes, unit))
+        moved = ((work.row_bytes - step) / unit + 1) * unit
+        rate = {"own": MEMORY * 0.6, "host": SLOT_READS, "peer": PEER_READS}[work.place]
+        if work.place == "host" and work.programs:
+            rate *= min(1.0, work.programs / PROCESSORS)
+        rows = work.num_bytes // work.row_bytes
+        seconds = rows * moved / rate
+        written = rows * work.row_bytes / MEMORY if work.place == "own" else 0.0
+        return seconds * (1.25 if any(o.kind == "compute" for o in beside) else 1.0) + written
+
+    def seconds(self, work: Work, repeats: int, beside: Sequence[Work] = ()) -> list[float]:
+        """The law's seconds with the noise."""
+        key = (work, len(beside))
+        call = self.asked[key] = self.asked.get(key, 0) + 1
+        spread = self.noise(work, call)
+        factors = 1 + spread * np.linspace(-1, 1, repeats)
+        taken = [float(f * self.law(work, beside)) for f in factors]
+        self.now += sum(taken)
+        return taken
+
+    def spoiled(self, gpu: int) -> list[str]:
+        """The next of the prepared answers."""
+        del gpu
+        return self.reasons.pop(0) if self.reasons else []
+
+    def uuid(self, gpu: int) -> str:
+        """In the opposite order of the driver's."""
+        return f"GPU-{self.num_gpus - 1 - gpu}"
+
+    def peers(self) -> list[tuple[int, int]]:
+        """All pairs."""
+        n = self.num_gpus
+        return [(a, b) for a in range(n) for b in range(n) if a != b]
+
+    def context_bytes(self, gpu: int) -> int:
+        """A few hundred megabytes."""
+        return 500_000_000 + gpu
+
+    def process_bytes(self) -> int:
+        """Two gigabytes."""
+        return 2_000_000_000
