@@ -146,6 +146,10 @@ class RankRows:
     """Rows the rank keeps a copy of."""
     cache_rows: int = 0
     """Slots of the rank's dynamic cache."""
+    disk_requests: float = 1.0
+    """Requests per row read from disk: fewer than 1 where neighbours are read together."""
+    disk_request_bytes: float = 0.0
+    """Mean bytes of a request; 0: the blocks of one row."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

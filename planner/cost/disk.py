@@ -4,6 +4,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.cost.gather import lines
+from runtime.features.direct import BLOCK_BYTES, GAP_BYTES
+from runtime.features.disk import MOST_REQUEST_BYTES
 
 PAGE_BYTES = 4096
 """Unit of an aligned direct read."""
@@ -37,6 +39,51 @@ def reads_per_row(row_bytes: int, page_bytes: int = PAGE_BYTES) -> float:
     (1.0, 1.0)
     """
     return lines(row_bytes, page_bytes)
+
+
+def expected_runs(p: NDArray[np.float32], row_bytes: int) -> tuple[float, float]:
+    """Requests of a batch, and their bytes together, when rows near each other are read as one.
+
+    The tier sorts the rows of a batch and lets a request run on over the next row where no more
+    than a gap of blocks lies between. A request ends at v if v is read and none of the next K rows:
+
+        requests = sum_v p_v prod_{u = v+1 .. v+K} (1 - p_u),    K = (gap + block) // L + 1
+
+    and a row that is not the last of its request moves the distance to the next one, for which the
+    mean distance at the density that a read row sees stands in.
+
+    Args:
+        p: chance that a batch reads each row from disk, in file order, shape (num_rows,).
+        row_bytes: L.
+
+    Returns:
+        Requests and bytes; both 0 where nothing is read. Requests are no fewer than their longest
+        length allows.
+
+    Source: derived from `runtime.features.direct`, rows being read independently (formulas 1.4).
+
+    >>> expected_runs(np.array([1.0, 0.0, 0.0, 0.0, 1.0], dtype=np.float32), 8192)
+    (2.0, 24576.0)
+    >>> requests, moved = expected_runs(np.ones(8, dtype=np.float32), 4096)
+    >>> round(requests, 6), round(moved)
+    (1.0, 36864)
+    """
+    total = float(p.sum(dtype=np.float64))
+    if total <= 0.0:
+        return 0.0, 0.0
+    reach = (GAP_BYTES + BLOCK_BYTES) // row_bytes + 1
+    missed = np.log1p(-np.minimum(p.astype(np.float64), 1.0 - 1e-12))
+    before = np.concatenate([[0.0], np.cumsum(missed)])
+    after = np.minimum(np.arange(p.size) + reach, p.size - 1) + 1
+    alone = np.exp(before[after] - before[1:])
+    requests = float((p * alone).sum(dtype=np.float64))
+    density = min(float((p.astype(np.float64) ** 2).sum()) / total, 1.0 - 1e-12)
+    distance = np.arange(1, reach + 1)
+    weight = density * (1.0 - density) ** (distance - 1)
+    apart = float((distance * weight).sum() / weight.sum()) * row_bytes
+    # A request starts and ends within blocks: one block more than its rows, on the mean.
+    moved = requests * (row_bytes + BLOCK_BYTES) + (total - requests) * apart
+    return max(requests, moved / MOST_REQUEST_BYTES), moved
 
 
 def disk_seconds(

@@ -14,7 +14,7 @@ INDPTR_BYTES = 8
 INDEX_BYTES = 4
 RELABEL_BYTES = 8
 """A stamp and a local id for each node."""
-QUEUE_DEPTH = 32
+QUEUE_DEPTH = 16
 """Direct reads a rank keeps in flight."""
 
 
@@ -92,10 +92,13 @@ def row_rate(
     """
     reading = readers(candidate) * candidate.threads.gather
     if kind == "disk":
-        read_bytes = max(PAGE_BYTES, -(-row_bytes // PAGE_BYTES) * PAGE_BYTES)
+        read_bytes, reads = rows.disk_request_bytes, rows.disk_requests
+        if read_bytes <= 0:
+            read_bytes = max(PAGE_BYTES, -(-row_bytes // PAGE_BYTES) * PAGE_BYTES)
+            reads = reads_per_row(row_bytes)
         depth = QUEUE_DEPTH * ranks_here(candidate)
         rate = lookup(machine, "disk_read", read_bytes=read_bytes, queue_depth=depth)
-        factor = reads_per_row(row_bytes) * ranks_here(candidate) * candidate.threads.gather
+        factor = reads * ranks_here(candidate) * candidate.threads.gather
         return Rate(seconds=rate.seconds * factor, spread=rate.spread, provenance=rate.provenance)
     return lookup(
         machine,

@@ -162,9 +162,16 @@ def make_profile(
 
 
 def sampling_seconds(draw: Draw) -> float:
-    """Median elapsed seconds of sampling a batch of one rank, by one thread with nothing beside."""
+    """Median elapsed seconds of sampling a batch of one rank, by one thread with nothing beside.
+
+    Between two batches lies a stretch of a model's work, which leaves the caches as training does.
+    """
+    from planner.probe.interlude import Interlude  # imports torch, which other profiles do without
+
     taken: list[float] = []
+    interlude = Interlude()
     for step in range(2 * TIMED_BATCHES):
+        interlude()
         start = time.perf_counter()
         draw(0, step)
         taken.append(time.perf_counter() - start)

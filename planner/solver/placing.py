@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from planner.candidate import Candidate, PlacedRows, RankRows
 from planner.cost.budget import least_host_bytes
+from planner.cost.disk import expected_runs
 from planner.cost.gather import touched_rows
 from planner.cost.hit_rates import Shares, cross_validated
 from planner.cost.model import Request, fixed_parts, row_bytes
@@ -158,7 +159,8 @@ def place_rows(
     placed = PlacedRows(
         policy=candidate.policy,
         ranks=[
-            _rank_rows(placement, g, shares, hotness.features) for g in range(candidate.num_ranks)
+            _rank_rows(placement, g, shares, hotness.features, stored)
+            for g in range(candidate.num_ranks)
         ],
         host_rows=in_host,
         code_bytes=code_bytes(request.graph.num_nodes),
@@ -187,6 +189,7 @@ def _rank_rows(
     rank: int,
     shares: NDArray[np.float64],
     p: NDArray[np.float32],
+    stored_bytes: int,
 ) -> RankRows:
     """Rows, working sets and honest shares of one rank."""
     own = placement.own[rank]
@@ -197,10 +200,31 @@ def _rank_rows(
     total = float(p.sum(dtype=np.float64))
     found = {kind: float(share) for kind, share in zip(KINDS, shares[rank], strict=True)}
     used = [kind for kind in KINDS if found[kind] > 0]
+    reads = row_reads = moved = 0.0
+    if found["disk"] > 0:
+        far = _on_disk_only(placement, rank, elsewhere, peers=found["peer"] > 0)
+        reads, moved = expected_runs(far, stored_bytes)
+        row_reads = float(far.sum(dtype=np.float64))
     return RankRows(
         # Cross-validated shares, not the flattered ones of the placement's own counts [A9].
         rows={kind: total * found[kind] for kind in used},
         working_rows={kind: working[kind] for kind in used},
         shares={kind: found[kind] for kind in used},
         own_rows=len(own),
+        disk_requests=reads / row_reads if reads > 0 else 1.0,
+        disk_request_bytes=moved / reads if reads > 0 else 0.0,
     )
+
+
+def _on_disk_only(
+    placement: Placement, rank: int, elsewhere: NDArray[np.float32], *, peers: bool
+) -> NDArray[np.float32]:
+    """`elsewhere` [N], chances of the rows that a rank does not keep, without what is in memory."""
+    far = elsewhere.copy()
+    if placement.on_host is not None:
+        far[placement.on_host] = 0
+    if peers:
+        for clique in placement.cliques:
+            for other in clique if rank in clique else ():
+                far[placement.own[other]] = 0
+    return far

@@ -19,7 +19,7 @@ from runtime.errors import PlanError
 from runtime.features.location import LocationTable
 from runtime.graph.dataset import Graph
 from runtime.plan import Plan, Workload, load_array, load_plan
-from tests.support.machines import machine
+from tests.support.machines import constant, machine
 from tests.support.profiles import hotness, profile
 
 BATCH = 100
@@ -121,7 +121,10 @@ def test_features_beyond_the_host_go_to_disk(
     one = replace(SETTINGS, devices=1)
     free = make(small_graph, tmp_path / "free", one).prediction.memory_bytes["host0"]
     limit = free.total - free.parts["features"] + 64 * 1000
-    found = make(small_graph, tmp_path / "p", replace(one, host_memory_bytes=limit))
+    # Rows this short lie so near each other that a few requests read them all: slow ones here.
+    slow = constant("seconds_per_read", ["read_bytes", "queue_depth"], 10e-3)
+    model = machine().with_tables({"disk_read": slow})
+    found = make(small_graph, tmp_path / "p", replace(one, host_memory_bytes=limit), model)
     assert found.prediction.hit_rates["rank0"]["disk"] > 0.1
     assert found.strategy.features.disk_budget_bytes > 0
     assert found.prediction.memory_bytes["host0"].headroom >= 0
