@@ -1,17 +1,27 @@
 """The chosen candidate as a plan: what the runtime reads, and what lost to it."""
 
+from dataclasses import replace
 from importlib import metadata
 from typing import Any
 
 from numpy.typing import NDArray
 
+from planner.cost.gpu_gather import gather_programs, peer_way
 from planner.cost.model import row_bytes
 from planner.ranks import planned_devices, planned_pipeline, planned_topology
 from planner.solver.arrays import plan_arrays
 from planner.solver.choose import Priced, alternatives, certificate
 from planner.solver.sampling import plan_sampler, statistics_of
 from planner.solver.search import Explored, Search
-from runtime.plan import DynamicCache, FeaturePlacement, MachineRef, Plan, Source, Strategy
+from runtime.plan import (
+    DynamicCache,
+    FeaturePlacement,
+    MachineRef,
+    Plan,
+    Source,
+    Strategy,
+    Threads,
+)
 
 DISK_BUDGET_BYTES = 64 * 2**20
 """Most bytes of direct reads a rank holds in flight and staged."""
@@ -51,6 +61,7 @@ def _strategy(search: Search, chosen: Priced, listed: list[Source]) -> Strategy:
     candidate, placement = chosen.candidate, chosen.placed.placement
     request, settings = search.request, search.settings
     on_disk = chosen.placed.rows.host_rows < request.graph.num_nodes
+    gpus = candidate.kind == "cuda"
     return Strategy(
         sampler=plan_sampler(settings, candidate),
         batching=candidate.batching,
@@ -64,13 +75,26 @@ def _strategy(search: Search, chosen: Priced, listed: list[Source]) -> Strategy:
             storage_dtype=request.graph.feature_dtype,
             disk_budget_bytes=DISK_BUDGET_BYTES if on_disk else 0,
             cache=_cache(chosen),
+            peer_way="exchange" if gpus and _peer_way(search, chosen) == "exchange" else "mapped",
         ),
         topology=planned_topology(candidate, request.graph.num_nodes),
         pipeline=planned_pipeline(candidate),
         prefetch_depth=candidate.prefetch_depth,
         devices=planned_devices(candidate, request.machine),
-        threads=candidate.threads,
+        threads=_threads(search, chosen) if gpus else candidate.threads,
     )
+
+
+def _threads(search: Search, chosen: Priced) -> Threads:
+    """The candidate's, with the grid that a GPU's gather needs."""
+    machine, graph = search.request.machine, search.request.graph
+    most = gather_programs(machine, chosen.candidate, chosen.placed.rows, row_bytes(graph))
+    return replace(chosen.candidate.threads, gather_programs=most)
+
+
+def _peer_way(search: Search, chosen: Priced) -> str:
+    machine, graph = search.request.machine, search.request.graph
+    return peer_way(machine, chosen.candidate, chosen.placed.rows, row_bytes(graph))
 
 
 def _cache(chosen: Priced) -> DynamicCache:

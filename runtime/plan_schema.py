@@ -77,6 +77,8 @@ class Workload:
     learning_rate: float = 3e-3
     weight_decay: float = 0.0
     gcn_norm: Literal["full", "sampled"] = "full"
+    precision: Literal["float32", "bfloat16", "float16"] = "float32"
+    """Of the forward pass's products; parameters, sums and gradients are float32."""
     seed: int = 0
     allow: Literal["exact", "unbiased", "approximate"] = "exact"
     links: Links = field(default_factory=Links)

@@ -49,6 +49,7 @@ class WorkloadRequest(Limited):
     learning_rate: float = Field(default=3e-3, gt=0.0, le=1e3)
     weight_decay: float = Field(default=0.0, ge=0.0, le=1e3)
     gcn_norm: Literal["full", "sampled"] = "full"
+    precision: Literal["float32", "bfloat16", "float16"] = "float32"
     negatives: Literal["uniform", "in-batch"] = "uniform"
     num_negatives: int = Field(default=1, ge=1, le=10_000)
     exclude: Literal["none", "forward", "both"] = "both"
@@ -82,6 +83,7 @@ class WorkloadRequest(Limited):
                 learning_rate=self.learning_rate,
                 weight_decay=self.weight_decay,
                 gcn_norm=self.gcn_norm,
+                precision=self.precision,
                 seed=self.seed,
                 allow=self.allow,
                 links=Links(

@@ -50,9 +50,10 @@ def doctor(
     as_json: JsonFlag = False,
 ) -> None:
     """What this machine can do, what is missing, what to change."""
+    from planner.data_path import data_path
     from planner.probe.doctor import examine
 
-    findings = examine(None if machine is None else load_machine(machine))
+    findings = examine(None if machine is None else load_machine(machine)) + data_path()
     if as_json:
         emit_json({"findings": findings, "ok": all(f.level != "problem" for f in findings)})
         return

@@ -47,6 +47,14 @@ class Dialect(StrEnum):
     EVERY_HOP = "every_hop"
 
 
+class Precision(StrEnum):
+    """Of the forward pass's products."""
+
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+    FLOAT16 = "float16"
+
+
 class GcnNorm(StrEnum):
     """Degrees a GCN normalises by."""
 
@@ -128,6 +136,10 @@ def plan_command(
         Dialect.FIRST_SEEN
     ),
     gcn_norm: Annotated[GcnNorm, typer.Option(help="Degrees a GCN normalises by.")] = GcnNorm.FULL,
+    precision: Annotated[
+        Precision,
+        typer.Option(help="Of products in training; sums and parameters stay float32."),
+    ] = Precision.FLOAT32,
     mode: Annotated[Mode, typer.Option(help="Kind of training.")] = Mode.AUTO,
     policy: Annotated[str, typer.Option(help="Placement policy, or auto.")] = "auto",
     allow: Annotated[
@@ -165,6 +177,7 @@ def plan_command(
             learning_rate=learning_rate,
             weight_decay=weight_decay,
             gcn_norm=gcn_norm.value,
+            precision=precision.value,
             seed=seed,
             allow=allow.value,
             links=Links(

@@ -35,6 +35,10 @@ def check_request(
             f"{WHERE}: expected policy auto, since each rank holds its part's rows, found "
             f"{settings.policy}; drop --policy"
         )
+    if work.precision != "float32":
+        raise SettingsError(
+            f"{WHERE}: expected precision float32, found {work.precision}; drop --precision"
+        )
     if work.model == "gcn" and work.gcn_norm != "full":
         raise SettingsError(
             f"{WHERE}: expected gcn_norm full, found {work.gcn_norm}; drop --gcn-norm"

@@ -73,6 +73,7 @@ class _Bench:
         from runtime.meter import StageMeter
         from runtime.models.build import build_model
         from runtime.train.minibatch import GradientBuffer, TrainLoop, make_optimizer
+        from runtime.train.precision import Precision
 
         set_threads(request.threads)
         work = request.workload
@@ -92,6 +93,7 @@ class _Bench:
             meter=self.meter,
             task=request.task,
             seed=work.seed,
+            precision=Precision(work.precision),
         )
         self.batches = [
             [_batch(request, scale, seed) for seed in range(BATCHES)] for scale in request.scales

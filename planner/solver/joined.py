@@ -83,7 +83,7 @@ def shares_batches(settings: PlanSettings, task: str) -> bool:
     work = settings.workload
     if task == "link" or work.model not in SHARED_MODELS:
         return False
-    if work.model == "gcn" and work.gcn_norm == "sampled":
+    if (work.model == "gcn" and work.gcn_norm == "sampled") or work.precision != "float32":
         return False
     sampler = Sampler(name=settings.sampler, parameters=settings.sampler_parameters)
     try:

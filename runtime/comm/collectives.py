@@ -38,6 +38,18 @@ class Traffic:
     """Elapsed, the wait for the slowest rank included."""
 
 
+class Pending:
+    """A collective that is under way."""
+
+    def __init__(self, work: Any = None) -> None:
+        self._work = work
+
+    def wait(self) -> None:
+        """Return when its result may be used: by the host, or on a GPU by the current stream."""
+        if self._work is not None:
+            self._work.wait()
+
+
 class Communicator:
     """The collectives of one process group, metered by stage."""
 
@@ -112,6 +124,17 @@ class Communicator:
             if self.size > 1:
                 dist.all_reduce(tensor, group=self._group)
         return tensor
+
+    def start_all_reduce(self, tensor: torch.Tensor, *, stage: Stage = Stage.ALL_REDUCE) -> Pending:
+        """As `all_reduce_sum`, under way until the pending's `wait`.
+
+        Its seconds are those of handing it over.
+        """
+        work = None
+        with self._metered(stage, tensor.nbytes if self.size > 1 else 0):
+            if self.size > 1:
+                work = dist.all_reduce(tensor, group=self._group, async_op=True)
+        return Pending(work)
 
     def all_to_all_ids(
         self, ids: torch.Tensor, counts: Sequence[int], *, stage: Stage = Stage.EXCHANGE_IDS

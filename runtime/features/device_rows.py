@@ -120,6 +120,12 @@ def lock(memory: Tensor, device: torch.device) -> None:
         )
 
 
+def unlock(memory: Tensor) -> None:
+    """Undo `lock`."""
+    library: Any = torch.cuda.cudart()
+    library.cudaHostUnregister(memory.data_ptr())
+
+
 def _fill(table: Tensor, rows: NDArray[Any]) -> None:
     """Copy rows into a padded table, part by part."""
     most = max(1, _COPY_BYTES // max(1, rows.shape[1] * rows.dtype.itemsize))

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from runtime.models.adjacency import TorchBlock
-from runtime.models.functions import runs_on_kernels
+from runtime.models.functions import runs_on_kernels, wide
 
 _jit: Any = numba.njit(
     cache=True, nogil=True, fastmath={"contract", "reassoc"}, error_model="numpy"
@@ -126,7 +126,8 @@ def _attend_plain(
     slope: float,
 ) -> Tensor:
     """The same in torch operations, for any device and dtype."""
-    heads = score_src.shape[1]
+    heads, dtype = score_src.shape[1], h.dtype
+    h, score_src, score_dst, keep = (wide(each) for each in (h, score_src, score_dst, keep))
     row, source = block.row_of_edge(), block.indices.long()
     score = torch.nn.functional.leaky_relu(score_src[source] + score_dst[row], slope)
     index = row.unsqueeze(1).expand(-1, heads)
@@ -138,7 +139,8 @@ def _attend_plain(
     alpha = weight / total[row]
     alpha = alpha * keep if keep.shape[0] else alpha
     messages = h.view(h.shape[0], heads, -1)[source] * alpha.unsqueeze(2)
-    return h.new_zeros(block.num_dst, h.shape[1]).index_add(0, row, messages.flatten(1))
+    out = h.new_zeros(block.num_dst, h.shape[1]).index_add(0, row, messages.flatten(1))
+    return out.to(dtype)
 
 
 def attention(

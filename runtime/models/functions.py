@@ -20,7 +20,9 @@ _NO_WEIGHT: NDArray[np.float32] = np.empty(0, np.float32)
 
 def runs_on_kernels(x: Tensor) -> bool:
     """Whether the numba loops apply to this tensor."""
-    return x.device.type == "cpu" and x.dtype == torch.float32
+    on_host = x.device.type == "cpu" and x.dtype == torch.float32
+    # Mixed precision is torch's: the loops know float32 alone.
+    return on_host and not torch.is_autocast_enabled("cpu")
 
 
 def _weight_array(block: TorchBlock) -> NDArray[np.float32]:
@@ -42,13 +44,18 @@ def aggregate_plain(x: Tensor, block: TorchBlock) -> Tensor:
         Shape (num_dst, d).
     """
     row = block.row_of_edge()
-    messages = x.index_select(0, block.indices)
+    messages = wide(x.index_select(0, block.indices))
     if block.weight is not None:
-        messages = messages * block.weight.to(x.dtype).unsqueeze(1)
-    out = x.new_zeros(block.num_dst, x.shape[1]).index_add(0, row, messages)
+        messages = messages * block.weight.to(messages.dtype).unsqueeze(1)
+    out = messages.new_zeros(block.num_dst, x.shape[1]).index_add(0, row, messages)
     if block.weight is None:
-        out = out / block.indptr.diff().clamp(min=1).to(x.dtype).unsqueeze(1)
-    return out
+        out = out / block.indptr.diff().clamp(min=1).to(out.dtype).unsqueeze(1)
+    return out.to(x.dtype)
+
+
+def wide(x: Tensor) -> Tensor:
+    """The tensor in float32 where it has half of it: sums over many edges are taken so."""
+    return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
 
 
 def _gradient_of_sources(block: TorchBlock, grad: Tensor, width: int, *, with_root: bool) -> Tensor:

@@ -3,20 +3,20 @@
 At any number of ranks a step computes the same sums: the loss is the sum over a rank's seeds
 divided by the seeds of all ranks, so that adding the ranks' gradients gives the gradient of the
 mean over the global batch. Gradients and loss lie in one flat buffer and are added over ranks by
-one explicit all-reduce; nothing is hidden in hooks.
+one explicit all-reduce, or part by part while the backward pass runs (`overlapped`).
 """
 
 import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 
 from runtime.comm.collectives import Communicator
-from runtime.errors import GnnplanError, InputError
+from runtime.errors import GnnplanError
 from runtime.meter import StageMeter
 from runtime.models.adjacency import torch_blocks
 from runtime.models.loss import loss_sum
@@ -24,39 +24,12 @@ from runtime.sampling.minibatch import MiniBatch
 from runtime.sampling.rng import Purpose, stream
 from runtime.stages import Stage
 from runtime.train.cooperative import forward_cooperative, metered_apart
+from runtime.train.gradients import GradientBuffer as GradientBuffer
+from runtime.train.overlapped import OverlappedReduce
+from runtime.train.precision import Precision, widened
 
 STEP = "step"
 """Meter name of the whole step: the sum of the training stages and the Python between them."""
-_ALIGNMENT_BYTES = 64
-
-
-class GradientBuffer:
-    """All gradients of a model in one flat tensor, and the loss in its last place.
-
-    The parameters' `.grad` are views, so that neither the all-reduce nor zeroing copies anything.
-
-    Raises:
-        InputError: parameters of more than one dtype or device, or not initialised yet.
-    """
-
-    def __init__(self, model: nn.Module) -> None:
-        parameters = [p for p in model.parameters() if p.requires_grad]
-        if any(isinstance(p, nn.parameter.UninitializedParameter) for p in parameters):
-            raise InputError("model: expected parameters of known shape, found lazy ones")
-        kinds = {(p.dtype, p.device) for p in parameters}
-        if len(kinds) != 1:
-            raise InputError(f"model: expected parameters of one dtype and device, found {kinds}")
-        dtype, device = kinds.pop()
-        step = max(_ALIGNMENT_BYTES // dtype.itemsize, 1)
-        sizes = [-(-p.numel() // step) * step for p in parameters]
-        self.flat = torch.zeros(sum(sizes) + 1, dtype=dtype, device=device)
-        for parameter, part in zip(parameters, self.flat[:-1].split(sizes), strict=True):
-            parameter.grad = part[: parameter.numel()].view_as(parameter)
-
-    @property
-    def loss(self) -> Tensor:
-        """The loss: this rank's share before the all-reduce, the global one after it."""
-        return self.flat[-1]
 
 
 def share_parameters(model: nn.Module, comm: Communicator) -> None:
@@ -78,6 +51,9 @@ class TrainLoop:
     task: str
     seed: int
     """Seeds dropout, together with epoch, step and rank."""
+    precision: Precision = field(default_factory=Precision)
+    overlapped: OverlappedReduce | None = None
+    """Sends gradients while they are made; None: all at once, afterwards."""
 
     def run(
         self, batches: Iterator[MiniBatch], first_index: int, on_step: Callable[[float], None]
@@ -125,9 +101,13 @@ class TrainLoop:
         """Add the gradients over ranks and update the parameters; returns the global loss."""
         if self.comm.size > 1:
             with self.meter.measure(Stage.ALL_REDUCE, index):
-                self.comm.all_reduce_sum(self.gradients.flat)
+                if self.overlapped is None:
+                    self.comm.all_reduce_sum(self.gradients.flat)
+                else:
+                    self.overlapped.finish()
         with self.meter.measure(Stage.OPTIMIZER, index):
-            self.optimizer.step()
+            if self.precision.unscale(self.gradients.flat[:-1]):
+                self.optimizer.step()
         loss = float(self.gradients.loss)
         if not math.isfinite(loss):
             raise GnnplanError(
@@ -138,12 +118,15 @@ class TrainLoop:
 
     def _forward_backward(self, batch: MiniBatch) -> None:
         self.gradients.flat.zero_()
+        if self.overlapped is not None:
+            self.overlapped.begin()
         if batch.num_seeds == 0 and not batch.exchanges:
             return  # an empty share adds zero to the sums; layers with statistics refuse no rows
         seed_dropout(self.seed, batch.epoch, batch.step, self.comm.rank)
-        logits = self._logits(batch)
-        loss = loss_sum(logits, batch.y, self.task) / batch.global_num_seeds
-        loss.backward()
+        with self.precision.forward(self.gradients.flat.device.type):
+            logits = self._logits(batch)
+        loss = loss_sum(widened(logits), batch.y, self.task) / batch.global_num_seeds
+        (loss if self.precision.scale == 1.0 else loss * self.precision.scale).backward()
         self.gradients.loss.copy_(loss.detach())
 
     def _logits(self, batch: MiniBatch) -> Tensor:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from runtime.comm.collectives import Communicator
+from runtime.comm.collectives import Communicator, Pending
 from runtime.stages import Stage
 
 T = TypeVar("T")
@@ -79,6 +79,10 @@ class InProcessCommunicator(Communicator):
             parts = self._exchange(tensor.clone())
             tensor.copy_(torch.stack(parts).sum(0))
         return tensor
+
+    def start_all_reduce(self, tensor: torch.Tensor, *, stage: Stage = Stage.ALL_REDUCE) -> Pending:
+        self.all_reduce_sum(tensor, stage=stage)
+        return Pending()
 
     def all_to_all_ids(
         self, ids: torch.Tensor, counts: Sequence[int], *, stage: Stage = Stage.EXCHANGE_IDS

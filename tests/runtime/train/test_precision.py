@@ -1,0 +1,75 @@
+"""Mixed precision trains, close to float32, and float16 survives gradients that overflow."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from runtime.comm.collectives import Communicator
+from runtime.errors import PlanError
+from runtime.graph.dataset import Graph
+from runtime.loader import PlannedLoader
+from runtime.meter import StageMeter
+from runtime.models.build import build_model
+from runtime.train.minibatch import GradientBuffer, TrainLoop, make_optimizer
+from runtime.train.precision import FIRST_SCALE, GROW_AFTER, Precision
+from tests.support.plans import make_plan
+
+
+def losses(graph: Graph, folder: Path, model: str, precision: str) -> tuple[list[float], TrainLoop]:
+    make_plan(graph, folder, model=model, fanouts=[4, 3], batch_size=64, precision=precision)
+    loader = PlannedLoader(folder, graph)
+    torch.manual_seed(1)
+    work = loader.plan.workload
+    net = build_model(work, graph.feature_dim, graph.num_classes, str(graph.task))
+    loop = TrainLoop(
+        model=net,
+        optimizer=make_optimizer(net, learning_rate=0.01, weight_decay=0.0),
+        gradients=GradientBuffer(net),
+        comm=Communicator(),
+        meter=StageMeter(),
+        task=str(graph.task),
+        seed=0,
+        precision=Precision(work.precision),
+    )
+    found = [loss for _ in range(3) for loss in loop.run(loader.batches(), 0, lambda loss: None)]
+    loader.close()
+    return found, loop
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "float16"])
+@pytest.mark.parametrize("model", ["sage", "gcn", "gat"])
+def test_losses_stay_near_those_of_float32_and_fall(
+    model: str, precision: str, small_graph: Graph, tmp_path: Path
+) -> None:
+    exact, _ = losses(small_graph, tmp_path / "exact", model, "float32")
+    mixed, loop = losses(small_graph, tmp_path / "mixed", model, precision)
+    # bfloat16 rounds to 2^-8: a loss of unit size is off by that much in a first step.
+    assert mixed[0] == pytest.approx(exact[0], rel=2**-7)
+    assert mixed != exact
+    assert sum(exact[-5:]) < 0.95 * sum(exact[:5])
+    assert sum(mixed[-5:]) == pytest.approx(sum(exact[-5:]), rel=2**-6)
+    assert all(p.dtype == torch.float32 for p in loop.model.parameters())
+    assert loop.gradients.flat.dtype == torch.float32
+
+
+def test_a_step_whose_gradients_overflow_is_left_out_and_the_factor_halved() -> None:
+    precision, gradients = Precision("float16"), torch.tensor([1.0, float("inf"), 2.0])
+    assert precision.scale == FIRST_SCALE
+    assert not precision.unscale(gradients)
+    assert gradients.tolist() == [0.0, 0.0, 0.0]
+    assert (precision.scale, precision.skipped) == (FIRST_SCALE / 2, 1)
+    gradients = torch.tensor([FIRST_SCALE, -FIRST_SCALE / 2])
+    assert precision.unscale(gradients)
+    assert gradients.tolist() == [2.0, -1.0]
+    for _ in range(GROW_AFTER - 1):
+        precision.unscale(torch.ones(1))
+    assert precision.scale == FIRST_SCALE
+
+
+def test_float32_changes_nothing_and_other_names_are_refused() -> None:
+    gradients = torch.tensor([float("nan"), 3.0])
+    assert Precision().unscale(gradients)
+    assert gradients[1] == 3.0
+    with pytest.raises(PlanError, match="found float8"):
+        Precision("float8")
