@@ -14,7 +14,7 @@ from pathlib import Path
 
 from runtime import codec
 from runtime.config import RunConfig
-from runtime.errors import GnnplanError, InputError
+from runtime.errors import GnnplanError, InputError, PlanError
 from runtime.failure import record_failure
 from runtime.graph.dataset import Graph, open_graph
 from runtime.graph.types import types_of
@@ -34,6 +34,8 @@ from runtime.train.checkpoint_files import CHECKPOINTS, newest_name
 from runtime.train.fullgraph import FullGraphEpochs, open_full_graph
 from runtime.train.job import Job
 from runtime.train.minibatch import GradientBuffer, TrainLoop, make_optimizer, share_parameters
+from runtime.train.overlapped import overlapped
+from runtime.train.precision import Precision
 from runtime.train.progress import Events
 from runtime.train.recovery import begin
 
@@ -90,22 +92,33 @@ def open_loop(
 def make_loop(plan: Plan, graph: Graph, mesh: Mesh, loader: PlannedLoader) -> TrainLoop:
     """The plan's model, the same on every rank, with its optimiser and flat gradients."""
     workload = plan.workload
+    strategy = plan.strategy
+    if workload.precision != "float32" and strategy.batching == "cooperative":
+        raise PlanError(
+            f"cooperative batches: expected precision float32, found {workload.precision}; plan "
+            "again without --precision"
+        )
     types = types_of(graph) if is_typed(workload) else None
     model = build_model(
         workload, graph.feature_dim, graph.num_classes, str(graph.task), types=types
     )
     model.to(mesh.device)
     share_parameters(model, mesh.comm)
+    gradients = GradientBuffer(model)
+    # Cooperative batches exchange rows inside the backward pass, by the same communicator.
+    beside = strategy.threads.comm > 0 and strategy.batching == "independent"
     return TrainLoop(
         model=model,
         optimizer=make_optimizer(
             model, learning_rate=workload.learning_rate, weight_decay=workload.weight_decay
         ),
-        gradients=GradientBuffer(model),
+        gradients=gradients,
         comm=mesh.comm,
         meter=loader.meter,
         task=str(graph.task),
         seed=workload.seed,
+        precision=Precision(workload.precision),
+        overlapped=overlapped(gradients, mesh.comm, asked=beside),
     )
 
 
