@@ -14,6 +14,8 @@ INDPTR_BYTES = 8
 INDEX_BYTES = 4
 RELABEL_BYTES = 8
 """A stamp and a local id for each node."""
+EXCHANGED_COPIES = 2
+"""Of a row from another rank: its owner copies it to send, the asker copies it to its place."""
 QUEUE_DEPTH = 16
 """Direct reads a rank keeps in flight."""
 
@@ -87,8 +89,8 @@ def row_rate(
     """One thread's seconds per feature row from one kind of source.
 
     own: private memory; host: the shared mapping; disk: aligned direct reads, the disk shared by
-    all ranks; peer: the owner's own gather; remote: that of a rank on the host that has the row
-    (the exchanges are priced apart).
+    all ranks; peer: two copies, by the owner and by the asker; remote: those of a rank on the host
+    that has the row (the exchanges are priced apart).
     """
     reading = readers(candidate) * candidate.threads.gather
     if kind == "disk":
@@ -99,13 +101,23 @@ def row_rate(
         depth = QUEUE_DEPTH * ranks_here(candidate)
         rate = lookup(machine, "disk_read", read_bytes=read_bytes, queue_depth=depth)
         factor = reads * ranks_here(candidate) * candidate.threads.gather
-        return Rate(seconds=rate.seconds * factor, spread=rate.spread, provenance=rate.provenance)
-    return lookup(
+        seconds = rate.seconds * factor
+        if rows.rows.get("disk", 0.0) > 0:
+            # Nothing hides the last read: a batch waits for it, however few there are.
+            alone = lookup(machine, "disk_read", read_bytes=read_bytes, queue_depth=1)
+            seconds += alone.seconds * candidate.threads.gather / rows.rows["disk"]
+        return Rate(seconds=seconds, spread=rate.spread, provenance=rate.provenance)
+    rate = lookup(
         machine,
         "mapped_gather" if kind in ("host", "remote") else "gather",
         row_bytes=row_bytes,
         working_set_bytes=max(1.0, rows.working_rows.get(kind, 0.0)) * row_bytes,
         readers=reading,
+    )
+    if kind not in ("peer", "remote"):
+        return rate
+    return Rate(
+        seconds=rate.seconds * EXCHANGED_COPIES, spread=rate.spread, provenance=rate.provenance
     )
 
 
