@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from planner.explain import seconds_text
+from planner.units import by_number
 from runtime import codec
 from runtime.plan import Plan
 
@@ -91,10 +92,10 @@ def _numbers(a: Plan, b: Plan) -> list[NumberPair]:
     for stage in sorted({*first.stages, *second.stages}):
         one, other = first.stages.get(stage, 0.0), second.stages.get(stage, 0.0)
         add(f"stage {stage}", "seconds", one, other, stage)
-    for link in sorted({*first.traffic_bytes, *second.traffic_bytes}):
+    for link in sorted({*first.traffic_bytes, *second.traffic_bytes}, key=by_number):
         one, other = first.traffic_bytes.get(link, 0.0), second.traffic_bytes.get(link, 0.0)
         add(f"traffic {link}", "bytes per step", one, other)
-    for memory in sorted({*first.memory_bytes, *second.memory_bytes}):
+    for memory in sorted({*first.memory_bytes, *second.memory_bytes}, key=by_number):
         one, other = (
             float(p.memory_bytes[memory].total) if memory in p.memory_bytes else 0.0
             for p in (first, second)

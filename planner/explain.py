@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from planner.cost.memory import size_text
 from planner.fullgraph import words
+from planner.units import in_order
 from runtime.plan import MemoryUse, Plan
 from runtime.stages import TRAINING_STAGES
 
@@ -102,7 +103,7 @@ def explain(plan: Plan) -> Explanation:
         memory=prediction.memory_bytes,
         residence=[
             Residence(device=name, share=rates, own_rows=plan.strategy.features.own_rows[i])
-            for i, (name, rates) in enumerate(sorted(prediction.hit_rates.items()))
+            for i, (name, rates) in enumerate(in_order(prediction.hit_rates))
         ],
         traffic_bytes=prediction.traffic_bytes,
         gap=plan.certificate.gap,

@@ -130,7 +130,9 @@ def search_for(
         hotness=found.hotness,
         out_degree=functools.cache(lambda: count_out_degree(graph.indices, graph.num_nodes)),
         parts=functools.cache(functools.partial(_parts, graph)),
-        draws=GraphDraws(graph=graph, settings=settings, measure=measure),
+        draws=GraphDraws(
+            graph=graph, settings=settings, machine=machine.fingerprint, measure=measure
+        ),
     )
 
 

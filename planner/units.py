@@ -1,9 +1,12 @@
 """Sizes as people write them."""
 
 import re
+from collections.abc import Mapping
+from typing import TypeVar
 
 from planner.errors import SettingsError
 
+T = TypeVar("T")
 DECIMAL_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 BINARY_UNITS = {"ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 UNITS = {**DECIMAL_UNITS, **BINARY_UNITS}
@@ -21,3 +24,18 @@ def parse_bytes(text: str | None, option: str) -> int | None:
     if not match or match[2] not in UNITS:
         raise SettingsError(f"{option}: expected a size such as 512MiB or 8GB, found {text!r}")
     return int(float(match[1]) * UNITS[match[2]])
+
+
+def by_number(name: str) -> list[tuple[int, str]]:
+    """Key that sorts names as people count: rank2 before rank10.
+
+    >>> sorted(["rank10", "rank2", "host0"], key=by_number)
+    ['host0', 'rank2', 'rank10']
+    """
+    parts = re.findall(r"[0-9]+|[^0-9]+", name)
+    return [(int(p), "") if p.isdigit() else (-1, p) for p in parts]
+
+
+def in_order(values: Mapping[str, T]) -> list[tuple[str, T]]:
+    """Items by their names, as people count."""
+    return sorted(values.items(), key=lambda item: by_number(item[0]))

@@ -14,6 +14,7 @@ from planner.errors import PlanDoesNotFit, SettingsError
 from planner.explain import seconds_text
 from planner.machine import Link, MachineModel
 from planner.pipeline import search_for
+from planner.planned import candidate_of
 from planner.record import PlanRecord, load_record
 from planner.settings import PlanSettings
 from planner.simulate import open_plan_graph
@@ -97,7 +98,7 @@ def whatif(plan: Plan, changes: Sequence[str]) -> WhatIf:
         after = outcome(best_of(search))
     except PlanDoesNotFit as error:
         refusal = str(error)
-    before = _planned(plan)
+    before = _planned(plan, load_record(plan).settings)
     return WhatIf(
         plan_id=plan.plan_id,
         changes=list(changes),
@@ -139,12 +140,10 @@ def _outcome(name: str, policy: str, prediction: Prediction) -> Outcome:
     )
 
 
-def _planned(plan: Plan) -> Outcome:
-    threads = plan.strategy.threads
-    ranks = f"{plan.num_ranks} rank{'s' if plan.num_ranks > 1 else ''}"
+def _planned(plan: Plan, settings: PlanSettings) -> Outcome:
     policy = plan.strategy.features.policy
-    name = f"{ranks} x ({threads.compute} compute + {threads.sample} loader) threads, {policy}"
-    return replace(_outcome(name, policy, plan.prediction), num_ranks=plan.num_ranks)
+    found = _outcome(candidate_of(plan, settings).name, policy, plan.prediction)
+    return replace(found, num_ranks=plan.num_ranks)
 
 
 def apply(record: PlanRecord, changes: Sequence[str]) -> PlanRecord:

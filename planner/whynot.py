@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from planner.errors import PlanDoesNotFit
 from planner.explain import PLACES, seconds_text
 from planner.solver.choose import Priced, choose, why_it_lost
+from planner.units import in_order
 from planner.whatif import Outcome, outcome, reopen
 from runtime.plan import Plan
 
@@ -73,7 +74,7 @@ def render(found: WhyNot) -> str:
         for stage, more in found.stage_seconds.items():
             sign = "+" if more >= 0 else "-"
             lines.append(f"    {stage:<17}{sign}{seconds_text(abs(more))}")
-        for device, rates in sorted(other.hit_rates.items()):
+        for device, rates in in_order(other.hit_rates):
             shares = ", ".join(f"{s:.1%} {PLACES.get(k, k)}" for k, s in sorted(rates.items()))
             lines.append(f"    {device}: {shares}")
     if found.best is not None:

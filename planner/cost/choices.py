@@ -1,8 +1,8 @@
 """What stacked sampling and a cache that fills itself add to a rank's seconds and bytes.
 
-The probe measures batches that are sampled one by one and reads without a directory. A machine may
-know the table `bulk_sample` (seconds of a batch in a stack of k over those of one alone); without
-it stacks are priced as single batches, and the plan says so.
+The probe measures batches that are sampled one by one and reads without a directory. The table
+`bulk_sample` (seconds of a batch in a stack of k over those of one alone) comes with the profile
+(`planner.profiling.pilots`); without it stacks are priced as single batches, and the plan says so.
 """
 
 from collections.abc import Mapping
@@ -72,26 +72,18 @@ def with_choices(
 ) -> RankSeconds:
     """A rank's seconds with its stacks and its cache."""
     if candidate.bulk > 1:
-        rank = _stacked(rank, candidate, machine, batch)
+        rank = _stacked(rank, candidate, machine)
     if candidate.cache is not None:
         rank = _cached(rank, candidate, machine, rows, num_nodes, row_bytes)
     return rank
 
 
-def _stacked(
-    rank: RankSeconds, candidate: Candidate, machine: MachineModel, batch: BatchProfile
-) -> RankSeconds:
+def _stacked(rank: RankSeconds, candidate: Candidate, machine: MachineModel) -> RankSeconds:
     words = dict(rank.provenance)
     if "bulk_sample" not in machine.tables:
         words["sample"] = f"derived: stacks priced as single batches; {words['sample']}"
         return replace(rank, provenance=words)
-    rate = lookup(
-        machine,
-        "bulk_sample",
-        batches=candidate.bulk,
-        vertices=batch.vertices[-1].mean,
-        readers=readers(candidate),
-    )
+    rate = lookup(machine, "bulk_sample", batches=candidate.bulk)
     words["sample"] = f"{rate.provenance} x ({words['sample']})"
     spreads = {**rank.spreads, "sample": rank.spreads["sample"] + rate.spread}
     sample = rank.sample * rate.seconds

@@ -1,25 +1,30 @@
-"""What the search asks of the sampler beside the profile: sizes and sequences, never seconds.
+"""What the search asks of the sampler beside the profile: sizes, sequences and the rate of stacks.
 
-All are pure functions of the graph and the settings, so a repeated plan stays the same to the byte.
+All are kept in the cache folder, so a repeated plan draws nothing and stays the same to the byte.
 Where something cannot be drawn, the answer is a sentence that says why.
 """
 
 import contextlib
+import hashlib
 import os
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from planner.candidate import Candidate
 from planner.kinds import is_link
+from planner.machine import Table
 from planner.profiling import cache
 from planner.profiling.draw import PROFILE_EPOCH
+from planner.profiling.pilots import pilot, stack_rates
 from planner.settings import PlanSettings
 from planner.solver.drawn import LocalBatches
 from planner.solver.sampling import plan_sampler
+from planner.solver.variants import BULKS
 from runtime import codec
 from runtime.errors import SamplerError
 from runtime.graph.dataset import Graph
@@ -36,8 +41,14 @@ SEQUENCE = 96
 """Most successive batches that are drawn to see how soon rows come back."""
 SEQUENCE_ROWS = 8_000_000
 """Most rows in them together: what is kept in the cache folder is four times as many bytes."""
+IN_FLIGHT = 3
+"""Batches of a stack that get arrays of their own: those ready ahead at the least depth, and one in
+use (`runtime.loader_bulk`)."""
 LOCAL_BATCHES = 8
 """Batches drawn with a preference for local neighbours."""
+
+if TYPE_CHECKING:
+    from runtime.sampling.matrix_bulk import BulkSampler
 
 Batches = list[NDArray[np.int32]]
 
@@ -48,8 +59,12 @@ class GraphDraws:
 
     graph: Graph
     settings: PlanSettings
+    machine: str = ""
+    """Fingerprint of the machine: whose seconds are kept."""
     measure: bool = True
-    """False: sequences come from the cache folder or not at all."""
+    """False: sequences and rates come from the cache folder or not at all."""
+    rates: dict[int, Table | str] = field(default_factory=dict[int, Table | str])
+    """Of stacks, by ranks."""
     kept: dict[tuple[int, int | None], Batches | str] = field(
         default_factory=dict[tuple[int, int | None], Batches | str]
     )
@@ -57,19 +72,79 @@ class GraphDraws:
 
     def bulk(self, num_ranks: int) -> BulkBytes | str:
         """Bytes of stacks of one rank's batches."""
+
+        def drawn() -> BulkBytes | str:
+            schedule = self._schedule(num_ranks)
+            sampler = self._stacks(schedule)
+            if isinstance(sampler, str):
+                return sampler
+            steps = range(min(PILOT, schedule.num_steps))
+            seeds = [np.ascontiguousarray(schedule.share(PROFILE_EPOCH, s)[0]) for s in steps]
+            return sampler.predict_bytes(seeds, pilot=PILOT)
+
         why = self._unusual("sampled batch by batch")
-        if why:
-            return why
-        from runtime.sampling.matrix_bulk import BulkSampler
+        named = plan_sampler(self.settings)
+        return why or pilot(["stack", PILOT, *self._decided(named, num_ranks)], BulkBytes, drawn)
+
+    def stack_rate(self, num_ranks: int) -> Table | str:
+        """Seconds of a batch in a stack over those of one alone, by one thread."""
+        if num_ranks not in self.rates:
+            decided = self._decided(plan_sampler(self.settings), num_ranks)
+            self.rates[num_ranks] = pilot(
+                ["stack rate", BULKS, self.machine, *decided],
+                Table,
+                lambda: self._timed_stacks(num_ranks),
+            )
+        return self.rates[num_ranks]
+
+    def _timed_stacks(self, num_ranks: int) -> Table | str:
+        if not self.measure:
+            return "stacks were not timed when the plan was made; plan again"
+        from planner.probe.interlude import Interlude  # torch, which other draws do without
+        from runtime.loader_bulk import with_own_arrays
+        from runtime.sampling.matrix_stack import Request
 
         schedule = self._schedule(num_ranks)
+        bulk = self._stacks(schedule)
+        if isinstance(bulk, str):
+            return bulk
+        single = self._sampler(plan_sampler(self.settings), schedule)
+
+        def place(index: int) -> tuple[int, int]:
+            ahead, step = divmod(index, schedule.num_steps)
+            return PROFILE_EPOCH + ahead, step
+
+        def request(index: int) -> Request:
+            epoch, step = place(index)
+            seeds, input_id, total = schedule.share(epoch, step)
+            seeds = np.ascontiguousarray(seeds)
+            return Request(
+                seeds=seeds, epoch=epoch, step=step, input_id=input_id, global_num_seeds=total
+            )
+
+        def stack(first: int, k: int) -> None:
+            (found,) = bulk.stacks([request(first + i) for i in range(k)])
+            for batch in found[-IN_FLIGHT:]:  # as the loader does, so that a stack can be freed
+                with_own_arrays(batch)
+
+        sizes = sorted({min(k, schedule.num_steps) for k in BULKS} - {1})
+        if not sizes:
+            return "an epoch is a single step"
+        return stack_rates(
+            sizes,
+            stack,
+            lambda index: _draw(single, schedule, place(index)[1], epoch=place(index)[0]),
+            Interlude(),
+        )
+
+    def _stacks(self, schedule: SeedSchedule) -> "BulkSampler | str":
+        """The user's sampler, many batches at once."""
+        from runtime.sampling.matrix_bulk import BulkSampler
+
         try:
-            sampler = BulkSampler.of(self._sampler(plan_sampler(self.settings), schedule))
+            return BulkSampler.of(self._sampler(plan_sampler(self.settings), schedule))
         except SamplerError:
             return f"sampler {self.settings.sampler} with these parameters has no bulk form"
-        steps = range(min(PILOT, schedule.num_steps))
-        seeds = [np.ascontiguousarray(schedule.share(PROFILE_EPOCH, s)[0]) for s in steps]
-        return sampler.predict_bytes(seeds, pilot=PILOT)
 
     def batches(self, num_ranks: int, kappa: int | None) -> Batches | str:
         """Successive batches of one rank, as ids, with that dependence."""
@@ -80,11 +155,16 @@ class GraphDraws:
 
     def local(self, num_ranks: int, factor: float, own: NDArray[np.int64]) -> LocalBatches | str:
         """Sizes of batches that prefer neighbours among `own`."""
-        why = self._unusual("sampled without preference")
-        if why:
-            return why
-        schedule = self._schedule(num_ranks)
         named = plan_sampler(self.settings, _with(las=factor, kappa=None))
+        held = hashlib.sha256(np.ascontiguousarray(own, np.int64).tobytes()).hexdigest()
+        return self._unusual("sampled without preference") or pilot(
+            ["local", LOCAL_BATCHES, held, *self._decided(named, num_ranks)],
+            LocalBatches,
+            lambda: self._local(num_ranks, named, own),
+        )
+
+    def _local(self, num_ranks: int, named: Sampler, own: NDArray[np.int64]) -> LocalBatches | str:
+        schedule = self._schedule(num_ranks)
         try:
             sampler = self._sampler(named, schedule, local=own)
             steps = range(min(LOCAL_BATCHES, schedule.num_steps))
@@ -106,7 +186,7 @@ class GraphDraws:
             return why
         named = plan_sampler(self.settings, _with(las=None, kappa=kappa))
         place = self._folder() / f"{self._key(named, num_ranks)}.npz"
-        with contextlib.suppress(OSError, ValueError, KeyError):
+        with contextlib.suppress(OSError, ValueError):
             return _read(place)
         if not self.measure:
             return "its batches were not drawn when the plan was made; plan again"
@@ -159,13 +239,16 @@ class GraphDraws:
         )
 
     def _key(self, named: Sampler, num_ranks: int) -> str:
+        first, sampler = self._decided(named, num_ranks)
+        return codec.content_hash([first, [SEQUENCE, SEQUENCE_ROWS], sampler])[:32]
+
+    def _decided(self, named: Sampler, num_ranks: int) -> list[object]:
+        """All that decides a rank's batches."""
         work = self.settings.workload
-        decided = [
+        return [
             [self.graph.fingerprint, work.fanouts, work.seed, work.batch_size, num_ranks],
-            [SEQUENCE, SEQUENCE_ROWS],
             named,
         ]
-        return codec.content_hash(decided)[:32]
 
     @staticmethod
     def _folder() -> Path:
@@ -189,9 +272,20 @@ def _draw(
 
 
 def _read(place: Path) -> Batches:
-    with np.load(place, allow_pickle=False) as stored:
-        ends = stored["ends"]
-        return [np.asarray(ids) for ids in np.split(stored["ids"], ends[:-1])]
+    """A kept sequence.
+
+    Raises:
+        OSError: there is none.
+        ValueError: it is damaged.
+    """
+    try:
+        with np.load(place, allow_pickle=False) as stored:
+            ends, ids = stored["ends"], stored["ids"]
+            return [np.asarray(part) for part in np.split(ids, ends[:-1])]
+    except OSError:
+        raise
+    except Exception as error:  # of zipfile, zlib and numpy, whatever is wrong
+        raise ValueError(f"{place}: not a kept sequence ({type(error).__name__})") from None
 
 
 def _write(place: Path, batches: Batches) -> None:

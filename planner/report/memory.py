@@ -7,6 +7,7 @@ from markupsafe import Markup
 from planner.cost.memory import size_text
 from planner.report.svg import element, figure, percent
 from planner.report.words import share_text
+from planner.units import by_number
 from runtime.plan import MemoryUse, Plan
 
 ROW = 44
@@ -61,7 +62,7 @@ def memory_bars(plan: Plan) -> list[MemoryBar]:
     tones = _tones(uses)
     bars: list[MemoryBar] = []
     before: MemoryUse | None = None
-    for name in sorted(uses, key=_by_number):
+    for name in sorted(uses, key=by_number):
         use = uses[name]
         if before == use:
             bars[-1].names.append(name)
@@ -81,12 +82,6 @@ def memory_bars(plan: Plan) -> list[MemoryBar]:
             )
         )
     return bars
-
-
-def _by_number(name: str) -> tuple[str, int]:
-    """rank10 after rank9."""
-    letters = name.rstrip("0123456789")
-    return letters, int(name[len(letters) :] or 0)
 
 
 def _tones(uses: dict[str, MemoryUse]) -> dict[str, int]:

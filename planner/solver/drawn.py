@@ -9,6 +9,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
+from planner.machine import Table
 from runtime.sampling.matrix_memory import BulkBytes
 
 
@@ -29,6 +30,10 @@ class Draws(Protocol):
 
     def bulk(self, num_ranks: int) -> BulkBytes | str:
         """Bytes of stacks of one rank's batches."""
+        ...
+
+    def stack_rate(self, num_ranks: int) -> Table | str:
+        """Seconds of a batch in a stack over those of one alone; axis: batches."""
         ...
 
     def batches(self, num_ranks: int, kappa: int | None) -> list[NDArray[np.int32]] | str:

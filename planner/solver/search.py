@@ -27,6 +27,7 @@ from planner.solver.placing import Placed, capacity, place_rows, row_costs
 from planner.solver.placing_cache import place_behind_caches
 from planner.solver.policies import NEEDS_DEGREE
 from planner.solver.relaxed_gpu import relaxed_gpus
+from planner.solver.stacking import at_stack_rate
 from planner.solver.variants import LeftOut, variants
 from planner.workload import Hotness
 
@@ -108,11 +109,14 @@ class Search:
         return Priced(candidate=candidate, placed=placed, prediction=prediction)
 
     def _request(self, candidate: Candidate) -> Request:
-        """The request on the hosts that the candidate uses."""
+        """The request on the hosts that the candidate uses, its stacks at their own rate."""
         machine = self.request.machine
-        if candidate.kind == "cuda" or candidate.hosts == num_hosts(machine):
+        if candidate.kind == "cuda":
             return self.request
-        return replace(self.request, machine=first_hosts(machine, candidate.hosts))
+        if candidate.hosts == num_hosts(machine):
+            return at_stack_rate(self.request, candidate, self.draws)
+        found = replace(self.request, machine=first_hosts(machine, candidate.hosts))
+        return at_stack_rate(found, candidate, self.draws)
 
     def _seeds(self, candidate: Candidate) -> int:
         """Seeds of the batches that a candidate's rows are read for."""

@@ -1,0 +1,100 @@
+"""Tests for planner/profiling/pilots.py and what draws.py keeps: rates of stacks, sizes."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from planner.machine import Table
+from planner.profiling import draws as draws_module, pilots
+from planner.profiling.draws import GraphDraws
+from planner.settings import PlanSettings
+from planner.solver.stacking import TABLE
+from runtime.graph.dataset import Graph
+from runtime.plan import Workload
+from runtime.sampling.matrix_memory import BulkBytes
+from tests.planner.test_choices_run import opened as opened  # the search as those tests make it
+
+WORK = Workload(batch_size=20, hidden=8, fanouts=[5, 3], allow="approximate")
+
+
+@pytest.fixture(autouse=True)
+def kept_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    monkeypatch.setenv("GNNPLAN_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "pilots"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Answer:
+    number: float
+
+
+def never() -> Answer:
+    raise AssertionError("made again")
+
+
+def test_an_answer_is_made_once(kept_here: Path):
+    first = pilots.pilot(["question", 1], Answer, lambda: Answer(number=0.1))
+    assert pilots.pilot(["question", 1], Answer, never) == first
+    assert pilots.pilot(["question", 2], Answer, lambda: Answer(number=2.0)) == Answer(number=2.0)
+    assert len(list(kept_here.iterdir())) == 2
+
+
+def test_a_damaged_answer_is_made_again_and_a_reason_is_not_kept(kept_here: Path):
+    pilots.pilot(["question"], Answer, lambda: Answer(number=1.0))
+    (file,) = kept_here.iterdir()
+    file.write_text('{"number": "many"}')
+    assert pilots.pilot(["question"], Answer, lambda: Answer(number=3.0)) == Answer(number=3.0)
+    assert pilots.pilot(["other"], Answer, lambda: "there is none") == "there is none"
+    assert len(list(kept_here.iterdir())) == 1
+
+
+def test_the_rate_is_seconds_of_a_batch_in_a_stack_over_those_of_one_alone(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    now = [0.0]
+    monkeypatch.setattr(pilots.time, "perf_counter", lambda: now[0])
+
+    def take(seconds: float) -> None:
+        now[0] += seconds
+
+    rates = pilots.stack_rates(
+        [4, 16],
+        lambda first, k: take(k * 0.5 + 2.0),  # 2 s of start, then half the seconds
+        lambda step: take(1.0),
+        lambda: take(100.0),
+    )
+    assert rates.at(batches=4) == pytest.approx(1.0)
+    assert rates.at(batches=16) == pytest.approx(0.625)
+    assert rates.spread == pytest.approx(0.0)
+
+
+def test_what_was_drawn_and_timed_is_read_by_the_next_plan(
+    small_graph: Graph, monkeypatch: pytest.MonkeyPatch
+):
+    settings = PlanSettings(workload=WORK, devices=1)
+    own = np.arange(0, small_graph.num_nodes, 3)
+
+    def answers() -> list[object]:
+        found = GraphDraws(graph=small_graph, settings=settings, machine="here")
+        return [found.bulk(1), found.stack_rate(1), found.local(1, 4.0, own)]
+
+    first = answers()
+    assert isinstance(first[0], BulkBytes)
+    assert isinstance(first[1], Table)
+    monkeypatch.setattr(draws_module, "build_sampler", lambda *a, **k: 1 / 0)
+    assert answers() == first
+    other = GraphDraws(graph=small_graph, settings=settings, machine="elsewhere", measure=False)
+    assert "plan again" in str(other.stack_rate(1))
+
+
+def test_a_stack_is_priced_at_its_own_rate(opened):
+    search, explored = opened()
+    stack = next(p for p in explored.priced if p.candidate.bulk > 1)
+    single = search.price(replace(stack.candidate, bulk=1, bulk_bytes=0))
+    rate = search.draws.stack_rate(1).at(batches=stack.candidate.bulk)
+    mine, theirs = (p.prediction.stages["sample"] for p in (stack, single))
+    assert mine == pytest.approx(rate * theirs)
+    assert TABLE in stack.prediction.provenance["sample"]
+    assert stack.seconds >= search.lower_bound(explored.priced) * (1 - 1e-9)
