@@ -39,7 +39,8 @@ class JobContext:
             data: what is told of it.
             place: where it was read; an attempt after this one goes on behind the last one told.
         """
-        line = {"event": name, "time": time.time(), "attempt": self.attempt, "data": data}
+        line: dict[str, Any] = {"event": name, "time": time.time()}
+        line |= {"attempt": self.attempt, "data": data}
         if place is not None:
             line["place"] = place
         append_line(self.folder / EVENTS_FILE, json.dumps(line))

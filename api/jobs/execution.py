@@ -10,11 +10,11 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 from api.jobs.context import EVENTS_FILE, LOG_FILE, OUTCOME_FILE, REQUEST_FILE
 from api.jobs.registry import KINDS
-from api.jobs.tail import Tail
+from api.jobs.tail import Tail, event_of
 from api.storage.job_queue import JobQueue
 from api.storage.tables import JobRow
 from runtime import codec
@@ -124,17 +124,6 @@ class Execution:
         if newest is not None:
             self._wrote_progress = time.monotonic()
             self._queue.progress(self._job, str(newest["stage"]), float(newest["share"]))
-
-
-def event_of(line: str) -> dict[str, Any] | None:
-    """An event of a job; None for a line that was cut short."""
-    try:
-        event: Any = json.loads(line)
-    except ValueError:
-        return None
-    if not isinstance(event, dict) or "event" not in event:
-        return None
-    return cast("dict[str, Any]", event)
 
 
 @contextlib.contextmanager

@@ -15,6 +15,8 @@ import httpx2
 from runtime.errors import GnnplanError, InputError
 
 TIMEOUT = httpx2.Timeout(30.0, connect=5.0)
+JOB_KEY = "gnnplan_job"
+"""Metadata of a submission: id of the job that it belongs to."""
 TOKEN_VARIABLE = "RAY_AUTH_TOKEN"
 TOKEN_PATH_VARIABLE = "RAY_AUTH_TOKEN_PATH"
 TOKEN_FILE = Path(".ray") / "auth_token"
@@ -25,6 +27,10 @@ ENDED = ("STOPPED", "SUCCEEDED", "FAILED")
 
 class ClusterUnreachableError(GnnplanError):
     """No Ray cluster answers at the address, or it answers something else."""
+
+
+class ClusterRefusalError(GnnplanError):
+    """The cluster refuses the request itself: asking again would not help."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,6 +79,7 @@ class RayJobs:
 
         Raises:
             ClusterUnreachableError: nobody answers, as for all methods.
+            ClusterRefusalError: the cluster refuses the request, as for all methods.
         """
         return str(self._json("GET", "/api/version").get("ray_version", ""))
 
@@ -141,9 +148,11 @@ class RayJobs:
             raise self._other(answer)
         return cast("dict[str, Any]", found)
 
-    def _other(self, answer: httpx2.Response) -> ClusterUnreachableError:
+    def _other(self, answer: httpx2.Response) -> GnnplanError:
         lines = answer.text.strip().splitlines()
-        return ClusterUnreachableError(
+        refused = 400 <= answer.status_code < 500 and answer.status_code not in (408, 429)
+        kind = ClusterRefusalError if refused else ClusterUnreachableError
+        return kind(
             f"{self.address}: expected an answer of Ray's Jobs API, found status "
             f"{answer.status_code}: {lines[-1][:300] if lines else 'nothing'}"
         )

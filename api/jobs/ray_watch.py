@@ -8,14 +8,12 @@ ended, and that decides.
 import logging
 import threading
 
-from api.jobs.ray_jobs import ClusterUnreachableError, RayJobs
+from api.jobs.ray_jobs import JOB_KEY, ClusterUnreachableError, RayJobs
 from api.storage.job_queue import ENDED
 from api.storage.storage import Storage
 from api.storage.tables import JobRow
 
 LOOK_SECONDS = 30.0
-JOB_KEY = "gnnplan_job"
-"""Metadata of a submission: id of the job that it belongs to."""
 LOG = logging.getLogger("gnnplan.ray")
 
 

@@ -1,7 +1,9 @@
 """Reading a file that grows, line by line, from a byte offset on."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, cast
 
 CHUNK_BYTES = 1 << 16
 LONGEST_LINE_BYTES = 1 << 20
@@ -32,3 +34,14 @@ class Tail:
                     yield self.offset, line.decode(errors="replace").rstrip("\n")
         except FileNotFoundError:
             return
+
+
+def event_of(line: str) -> dict[str, Any] | None:
+    """An event of a job; None for a line that was cut short."""
+    try:
+        event: Any = json.loads(line)
+    except ValueError:
+        return None
+    if not isinstance(event, dict) or "event" not in event:
+        return None
+    return cast("dict[str, Any]", event)

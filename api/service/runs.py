@@ -84,7 +84,7 @@ def run_report(service: Service, run_id: str) -> RunReport:
     digest = row.result_sha256
     data = None if digest is None else service.storage.artefacts.get(digest)
     try:
-        return load_report(_folder(service, run_id)) if data is None else _decoded(data)
+        return load_report(_folder(service, run_id)) if data is None else _decoded(run_id, data)
     except InputError:
         raise ConflictError(
             f"run {run_id} is {row.state} and has finished no epoch", kind="no-report"
@@ -115,5 +115,12 @@ def _folder(service: Service, run_id: str) -> Path:
     return service.storage.run_folder(run_id)
 
 
-def _decoded(data: bytes) -> RunReport:
-    return codec.decode(RunReport, json.loads(data))
+def _decoded(run_id: str, data: bytes) -> RunReport:
+    try:
+        return codec.decode(RunReport, json.loads(data))
+    except codec.CodecError as error:
+        raise ConflictError(
+            f"the report of run {run_id} is of another version of gnnplan ({error}); its document "
+            f"is at /v1/jobs/{run_id}/result",
+            kind="other-version",
+        ) from None

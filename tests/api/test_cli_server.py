@@ -94,12 +94,14 @@ def test_a_plan_made_there_is_the_plan_made_here(
         ["why-not", "P", "--policy", "naive"],
         pytest.param(["why-not", "P", "--policy", "none", "--json"], marks=pytest.mark.slow),
         ["diff", "P", "P"],
-        ["whatif", "P", "--set", "device_memory=8GiB"],
+        pytest.param(["whatif", "P", "--set", "device_memory=8GiB"], marks=pytest.mark.slow),
         pytest.param(
             ["whatif", "P", "--set", "memory.ram0.capacity=64GiB", "--json"], marks=pytest.mark.slow
         ),
         pytest.param(["whatif", "P", "--target-epoch-seconds", "3600"], marks=pytest.mark.slow),
-        ["simulate", "P", "--batches", "2", "--machine", "cpu-2core"],
+        pytest.param(
+            ["simulate", "P", "--batches", "2", "--machine", "cpu-2core"], marks=pytest.mark.slow
+        ),
         pytest.param(["simulate", "P", "--batches", "2", "--json"], marks=pytest.mark.slow),
     ],
 )
@@ -188,6 +190,7 @@ def test_a_service_that_is_not_there_has_code_1(
     assert answers(capsys, ["explain", "0" * 32, "--server", "nonsense"])[0] == 2
 
 
+@pytest.mark.slow
 def test_training_there_leaves_its_report_here(planned: Served, capsys: pytest.CaptureFixture[str]):
     # The preset is not this machine: --force says that this is meant.
     words = ["train", str(planned.plan), "--epochs", "2", "--force", *planned.there]
@@ -198,7 +201,7 @@ def test_training_there_leaves_its_report_here(planned: Served, capsys: pytest.C
     ]  # fmt: skip
     assert f"report in {planned.plan}" in printed
     report = load_report(planned.plan)
-    assert [each.epoch for each in report.epochs] == [1, 2]
+    assert [each.epoch for each in report.epochs] == [0, 1]
     page = planned.plan.with_suffix(".html")
     words = ["report", str(planned.plan), "--out", str(page), "--json"]
     here = answers(capsys, words)

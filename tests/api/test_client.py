@@ -10,6 +10,7 @@ from typing import Any
 
 import httpx2
 import pytest
+import yaml
 from fastapi.testclient import TestClient
 
 from api.client import Client, ServiceProblemError, ServiceUnreachableError
@@ -350,6 +351,7 @@ def test_a_start_of_a_run_has_every_option_of_its_request():
     assert RunRequest.model_validate(sent[1]) == defaults
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 def test_a_plan_is_made_asked_about_and_brought_here(
     planner: TestClient, small_graph: Graph, tmp_path: Path
@@ -375,6 +377,10 @@ def test_a_plan_is_made_asked_about_and_brought_here(
     assert service.plans.why_not(plan.plan_id, "naive").policy == "naive"
     names = {each.name for each in service.plans.artefacts(plan.plan_id)}
     assert {"plan.json", "slurm.sh", "kubernetes.yaml", "report.html"} <= names
+    manifest = yaml.safe_load(service.plans.artefact(plan.plan_id, "kubernetes.yaml"))
+    assert manifest["kind"] == "PyTorchJob"
+    assert manifest["metadata"]["annotations"] == {"gnnplan/plan-id": plan.plan_id}
+    assert service.plans.artefact(plan.plan_id, "slurm.sh").startswith(b"#!/bin/bash")
     page = service.plans.artefact(plan.plan_id, "report.html").decode()
     assert page.startswith("<!doctype html>")
     assert plan.plan_id in page
@@ -390,7 +396,7 @@ def test_a_follower_misses_nothing_when_the_service_is_killed(tmp_path: Path):
     server.start()
     service = Client(f"http://127.0.0.1:{server.port}")
     try:
-        job = service.jobs.noop(seconds=4.0, steps=40)
+        job = service.jobs.noop(seconds=2.0, steps=20)
         killed = threading.Event()
         seen: list[resources.Event] = []
         for event in service.jobs.follow(job.id):
@@ -403,7 +409,7 @@ def test_a_follower_misses_nothing_when_the_service_is_killed(tmp_path: Path):
         assert len(ids) == len(set(ids))
         # The attempt that was cut short, and after it a whole one.
         last = [e.data["share"] for e in seen if e.name == "progress" and e.data["attempt"] == 2]
-        assert last == [pytest.approx((i + 1) / 40, abs=1e-3) for i in range(40)]
+        assert last == [pytest.approx((i + 1) / 20, abs=1e-3) for i in range(20)]
         assert (seen[-1].name, seen[-1].data["state"]) == ("end", "succeeded")
         assert [a.outcome for a in service.jobs.attempts(job.id)] == ["interrupted", "succeeded"]
         assert service.jobs.wait(job).state == "succeeded"

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from api.jobs.context import JobContext
-from api.jobs.ray_jobs import ClusterUnreachableError, RayJobs
+from api.jobs.context import JobContext, append_line
+from api.jobs.ray_jobs import ClusterRefusalError, ClusterUnreachableError, RayJobs
 from api.jobs.ray_watch import stop_left_over
 from api.jobs.recording import plan_row
 from api.jobs.work import train_ray
@@ -124,10 +124,24 @@ def test_a_submission_whose_answer_is_lost_is_not_made_twice(tmp_path: Path):
 def test_a_submission_that_was_never_made_is_made_by_the_next_attempt(tmp_path: Path):
     with FakeRay(tmp_path) as ray:
         attempt = Attempt(ray, tmp_path, number=2)
-        state = {"submission_id": "gnnplan-j-1", "number": 1}
+        state = {"submission_id": "gnnplan-j-1", "number": 1, "attempt": 1}
         (tmp_path / "j" / "ray.json").write_text(json.dumps(state))
+        place = {"event": "epoch", "data": {}, "place": [1, 10**6]}
+        append_line(tmp_path / "j" / "events.jsonl", json.dumps(place))
         assert attempt.run().epochs
+        assert attempt.epochs == [0, 1]  # whatever was told of the attempt before
         assert list(ray.jobs) == ["gnnplan-j-1"]
+
+
+def test_what_the_cluster_refuses_is_not_asked_again(tmp_path: Path):
+    with FakeRay(tmp_path) as ray:
+        attempt = Attempt(ray, tmp_path)
+        started = time.monotonic()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(train_ray, "ENTRY", "another.entry")
+            with pytest.raises(ClusterRefusalError, match="found status 400: no such command"):
+                attempt.run()
+        assert time.monotonic() - started < train_ray.PATIENCE_SECONDS
 
 
 def test_a_lost_driver_is_a_crash_and_the_next_attempt_goes_on(
@@ -257,10 +271,10 @@ def new_job() -> NewJob:
     return NewJob(kind="train", lane="exclusive", request={}, time_limit_seconds=60.0)
 
 
-def served_plan(graph: Graph, data_dir: Path) -> str:
+def served_plan(graph: Graph, data_dir: Path, **settings: Any) -> str:
     """A plan in a data folder, as if it had been made there."""
     storage = Storage(data_dir)
-    plan = make_plan(graph, data_dir / "made")
+    plan = make_plan(graph, data_dir / "made", **settings)
     folder = storage.catalogue.plan_folder(plan.plan_id)
     folder.parent.mkdir(parents=True, exist_ok=True)
     (data_dir / "made").rename(folder)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from fastapi.testclient import TestClient
 
+from api.storage.job_queue import Ending, NewJob
 from planner.errors import PlanDoesNotFit
 from planner.probe.presets import load_preset
 from runtime import codec
@@ -230,7 +231,7 @@ def test_a_run_trains_reports_and_compares(planner: TestClient, small_graph: Gra
     run = location.rpartition("/")[2]
     assert follow(planner, location)["state"] == "succeeded"
     report = planner.get(f"/v1/runs/{run}/report").json()
-    assert [e["epoch"] for e in report["epochs"]] == [1, 2, 3, 4]
+    assert [e["epoch"] for e in report["epochs"]] == [0, 1, 2, 3]
     assert planner.get(f"/v1/runs/{run}/comparison").json()["plan_id"] == plan
     names = {e["event"] for e in events_of(planner, f"/v1/runs/{run}/events")}
     assert {"epoch", "end"} <= names
@@ -242,3 +243,17 @@ def test_too_many_waiting_jobs_are_refused(tmp_path: Path):
     assert response.status_code == 429
     assert response.json()["type"] == "queue-full"
     assert int(response.headers["retry-after"]) > 0
+
+
+def test_a_report_of_another_version_is_told_from_a_failure(tmp_path: Path):
+    with make_client(tmp_path) as client:
+        storage = client.app.state.service.storage  # pyright: ignore[reportFunctionMemberAccess, reportAttributeAccessIssue]
+        row, _ = storage.jobs.add(
+            NewJob(kind="train", lane="none", request={}, time_limit_seconds=1.0)
+        )
+        claimed = storage.jobs.claim("none", "me")
+        digest = storage.artefacts.put(b'{"before": 1}')
+        storage.jobs.finish(claimed, Ending(state="succeeded", result_sha256=digest))
+        refused = client.get(f"/v1/runs/{row.id}/report")
+        assert (refused.status_code, refused.json()["type"]) == (409, "other-version")
+        assert client.get(f"/v1/jobs/{row.id}/result").json() == {"before": 1}

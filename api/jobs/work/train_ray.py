@@ -15,10 +15,14 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from api.jobs.context import EVENTS_FILE as JOB_EVENTS_FILE, JobContext
-from api.jobs.execution import event_of
-from api.jobs.ray_jobs import ClusterUnreachableError, RayJob, RayJobs
-from api.jobs.ray_watch import JOB_KEY
-from api.jobs.tail import Tail
+from api.jobs.ray_jobs import (
+    JOB_KEY,
+    ClusterRefusalError,
+    ClusterUnreachableError,
+    RayJob,
+    RayJobs,
+)
+from api.jobs.tail import Tail, event_of
 from runtime import codec
 from runtime.errors import InputError, WorkerFailed
 from runtime.report import RunReport, load_report
@@ -31,13 +35,16 @@ ENTRY = "runtime.launch_ray_job"
 LOOK_SECONDS = 1.0
 PATIENCE_SECONDS = 120.0
 """A cluster that does not answer for so long is given up."""
+SHOWN_SECONDS = 60.0
+"""Longest time that a file system keeps saying that a new file is not there (NFS: acdirmax)."""
 OWN_EXIT_CODES = (1, 2)
 """Ends of the entry's own making; any other end of it is a crash, after which it starts again."""
 CRASHED = 75
 """Exit code of this process where the cluster lost the command: no outcome, so another attempt."""
 LOG_BYTES = 1 << 20
 OnEvent = Callable[[dict[str, Any], tuple[int, int] | None], None]
-"""Given an event of the ranks and its place: number of the submission, offset behind the event."""
+"""Given an event of the ranks and its place: the attempt that submitted them, and the offset behind
+the event."""
 Answer = TypeVar("Answer")
 
 
@@ -47,7 +54,9 @@ class Submission:
 
     submission_id: str
     number: int
-    """Submissions of this job so far."""
+    """Names that were used for this job so far."""
+    attempt: int
+    """Of the job, when it was submitted."""
 
 
 def train_on_cluster(
@@ -70,7 +79,7 @@ def train_on_cluster(
     sys.stdout.write(log[-LOG_BYTES:])
     sys.stdout.flush()
     if ended.status == "SUCCEEDED":
-        return load_report(run_folder)
+        return _report(run_folder)
     if ended.status == "FAILED" and ended.exit_code not in OWN_EXIT_CODES:
         sys.stdout.write(f"lost on the cluster: {ended.message}\n")
         raise SystemExit(CRASHED)
@@ -96,7 +105,7 @@ class _Following:
             number = 1 if self._state is None else self._state.number + (found is not None)
             self._submit(request, number)
         assert self._state is not None
-        tail = Tail(self._run_folder / EVENTS_FILE, self._handed_on(self._state.number))
+        tail = Tail(self._run_folder / EVENTS_FILE, self._handed_on(self._state.attempt))
         while True:
             found = self._look(self._state.submission_id)
             self._hand_on(tail)
@@ -109,7 +118,9 @@ class _Following:
 
     def _submit(self, request: dict[str, Any], number: int) -> None:
         submission = Submission(
-            submission_id=f"gnnplan-{self._job.folder.name}-{number}", number=number
+            submission_id=f"gnnplan-{self._job.folder.name}-{number}",
+            number=number,
+            attempt=self._job.attempt,
         )
         self._run_folder.mkdir(parents=True, exist_ok=True)
         (self._run_folder / EVENTS_FILE).unlink(missing_ok=True)
@@ -123,17 +134,18 @@ class _Following:
         # Written first: whoever is killed from here on leaves a name to look for.
         self._write(submission)
         command = f"python3 -m {ENTRY} {shlex.quote(str(file))}"
-        try:
-            self._cluster.submit(
-                submission.submission_id, command, {JOB_KEY: self._job.folder.name}
-            )
-        except ClusterUnreachableError:
-            # The answer may be lost on its way back; then the job is there all the same.
-            if self._look(submission.submission_id) is None:
-                raise
+        _patiently(lambda: self._submit_once(submission.submission_id, command))
         sys.stdout.write(f"submitted as {submission.submission_id}\n")
         sys.stdout.flush()
         self._job.progress("on the cluster", 0.0)
+
+    def _submit_once(self, submission_id: str, command: str) -> None:
+        try:
+            self._cluster.submit(submission_id, command, {JOB_KEY: self._job.folder.name})
+        except (ClusterUnreachableError, ClusterRefusalError):
+            # The answer may have been lost on its way back; then the job is there all the same.
+            if self._cluster.get(submission_id) is None:
+                raise
 
     def _is_lost(self, found: RayJob) -> bool:
         """Whether an earlier attempt's submission ended without a word of its own."""
@@ -144,9 +156,9 @@ class _Following:
         for offset, line in tail.lines():
             event = event_of(line)
             if event is not None:
-                self._on_event(event, (self._state.number, offset))
+                self._on_event(event, (self._state.attempt, offset))
 
-    def _handed_on(self, number: int) -> int:
+    def _handed_on(self, attempt: int) -> int:
         """Bytes of a submission's events that an earlier attempt has handed on.
 
         Each event was told in one write together with its place, so that none is told twice.
@@ -156,7 +168,7 @@ class _Following:
         while lines := list(tail.lines()):
             for _, line in lines:
                 place: list[int] | None = (event_of(line) or {}).get("place")
-                if place is not None and place[0] == number:
+                if place is not None and place[0] == attempt:
                     offset = place[1]
         return offset
 
@@ -172,6 +184,18 @@ class _Following:
     def _write(self, state: Submission) -> None:
         self._state = state
         codec.write_text_atomically(self._state_file, json.dumps(codec.to_plain(state)))
+
+
+def _report(run_folder: Path) -> RunReport:
+    """The report, which a shared file system may show a while after it was written."""
+    deadline = time.monotonic() + SHOWN_SECONDS
+    while True:
+        try:
+            return load_report(run_folder)
+        except InputError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(LOOK_SECONDS)
 
 
 def _patiently(ask: Callable[[], Answer]) -> Answer:
