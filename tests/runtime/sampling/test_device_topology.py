@@ -146,6 +146,6 @@ def test_hot_rows_that_are_none_are_refused(hot: list[int], kernel_device: torch
 
     graph = np.array([0, 1, 2, 3, 4, 5]), np.array([4, 0, 1, 2, 3])
     with pytest.raises(SamplerError, match="distinct node ids below 5"):
-        DeviceTopology.load(indptr, indices, kernel_device, pinned=True, hot=np.array(hot))
+        DeviceTopology.load(*graph, kernel_device, pinned=True, hot=np.array(hot))
     with pytest.raises(SamplerError, match="wholly on the device"):
-        DeviceTopology.load(indptr, indices, kernel_device, hot=np.array([0]))
+        DeviceTopology.load(*graph, kernel_device, hot=np.array([0]))
