@@ -5,7 +5,6 @@ computes is bytes over links or work on processors; every number says where it c
 depend on several things (row size, working set, concurrent readers) are `Table`s.
 """
 
-import json
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
@@ -192,17 +191,23 @@ def load_machine(path: Path) -> MachineModel:
     """Read and check a machine file.
 
     Raises:
-        MachineError: missing, damaged or of another schema version.
+        MachineError: missing, damaged, of another schema version, or its parts do not fit together.
     """
     path = Path(path)
     if not path.is_file():
         raise MachineError(f"{path}: expected a machine file, found none; run `gnnplan probe -o`")
     try:
-        machine = codec.decode(MachineModel, json.loads(path.read_text()))
+        machine = codec.decode(MachineModel, codec.parse(path.read_bytes()))
     except (OSError, ValueError) as error:
         raise MachineError(f"{path}: not a machine file ({error}); probe again") from None
     if machine.schema_version != SCHEMA_VERSION:
         raise MachineError(
             f"{path}: expected schema_version {SCHEMA_VERSION}, found {machine.schema_version}"
         )
+    from planner.machine_check import check_machine  # on use: it imports this module
+
+    try:
+        check_machine(machine)
+    except MachineError as error:
+        raise MachineError(f"{path}: {error}; probe again") from None
     return machine

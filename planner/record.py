@@ -5,7 +5,6 @@ request itself is needed. It lies in the cache under the plan's id, so that plan
 same to the byte wherever they are made.
 """
 
-import json
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -56,6 +55,6 @@ def load_record(plan: Plan) -> PlanRecord:
             "was planned elsewhere or the cache was emptied; plan again"
         )
     try:
-        return codec.decode(PlanRecord, json.loads(path.read_text()))
+        return codec.decode(PlanRecord, codec.parse(path.read_bytes()))
     except (OSError, ValueError) as error:
         raise SettingsError(f"{path}: not readable ({error}); plan again") from None

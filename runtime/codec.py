@@ -47,6 +47,20 @@ def content_hash(value: Any) -> str:
     return hashlib.sha256(dumps(value).encode()).hexdigest()
 
 
+def parse(text: str | bytes) -> Any:
+    """JSON text as plain values.
+
+    Raises:
+        CodecError: not UTF-8, not JSON, nested too deeply, or with numbers of thousands of digits.
+    """
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise CodecError("expected JSON, found values nested too deeply") from None
+    except ValueError as error:
+        raise CodecError(f"expected JSON, found {_shortened(str(error))}") from None
+
+
 def decode(cls: type[T], value: Any, path: str = "$") -> T:
     """Build `cls` from plain JSON values; unknown, missing or mistyped fields raise CodecError."""
     return _decode(cls, value, path)
@@ -61,12 +75,13 @@ def _decode(kind: Any, value: Any, path: str) -> Any:
     if origin is typing.Literal:
         if value in args:
             return value
-        raise CodecError(f"{path}: expected one of {', '.join(map(repr, args))}, found {value!r}")
+        names = ", ".join(map(repr, args))
+        raise CodecError(f"{path}: expected one of {names}, found {_shown(value)}")
     if origin in (list, tuple):
         return _decode_sequence(origin, args, value, path)
     if origin is dict:
         _expect(value, dict, "an object", path)
-        return {k: _decode(args[1], v, f"{path}.{k}") for k, v in value.items()}
+        return {k: _decode(args[1], v, f"{path}.{_key(k)}") for k, v in value.items()}
     if dataclasses.is_dataclass(kind):
         return _decode_dataclass(kind, value, path)
     if isinstance(kind, type) and issubclass(kind, Enum):
@@ -74,7 +89,7 @@ def _decode(kind: Any, value: Any, path: str) -> Any:
             return kind(value)
         except ValueError:
             names = ", ".join(str(m.value) for m in kind)
-            raise CodecError(f"{path}: expected one of {names}, found {value!r}") from None
+            raise CodecError(f"{path}: expected one of {names}, found {_shown(value)}") from None
     return _decode_scalar(kind, value, path)
 
 
@@ -108,7 +123,7 @@ def _decode_dataclass(kind: Any, value: Any, path: str) -> Any:
     fields = {f.name: f for f in dataclasses.fields(kind)}
     unknown = sorted(set(value) - set(fields))
     if unknown:
-        raise CodecError(f"{path}: unknown field {unknown[0]!r} in {kind.__name__}")
+        raise CodecError(f"{path}: unknown field {_shown(unknown[0])} in {kind.__name__}")
     out: dict[str, Any] = {}
     for name, spec in fields.items():
         if name in value:
@@ -118,19 +133,39 @@ def _decode_dataclass(kind: Any, value: Any, path: str) -> Any:
     try:
         return kind(**out)
     except ValueError as error:
-        raise CodecError(f"{path}: {error}") from None
+        raise CodecError(f"{path}: {_shortened(str(error))}") from None
 
 
 def _decode_scalar(kind: Any, value: Any, path: str) -> Any:
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        value = float(value)
+        value = float(value) if abs(value) < 1 << 1023 else math.inf
     if kind is int and isinstance(value, bool):
         raise CodecError(f"{path}: expected int, found {value!r}")
     if not isinstance(value, kind):
-        raise CodecError(f"{path}: expected {kind.__name__}, found {value!r}")
+        raise CodecError(f"{path}: expected {kind.__name__}, found {_shown(value)}")
     if kind is float and not math.isfinite(value):
         raise CodecError(f"{path}: expected a finite number, found {value!r}")
     return value
+
+
+def _shown(value: Any) -> str:
+    """A value for one line of an error, of whatever size it is."""
+    if isinstance(value, list | dict):
+        return f"{'a list' if isinstance(value, list) else 'an object'} of {len(value)}"
+    if isinstance(value, int) and abs(value) >= 1 << 64:
+        return f"an integer of {value.bit_length()} bits"
+    return repr(value[:80] if isinstance(value, str) else value)
+
+
+def _shortened(text: str) -> str:
+    """Words on one line, cut where they go on."""
+    line = " ".join(text.split())
+    return line if len(line) <= 300 else f"{line[:297]}..."
+
+
+def _key(key: str) -> str:
+    """A key inside a path; quoted where it is no plain name."""
+    return key if len(key) <= 80 and key.isprintable() else repr(key[:80])
 
 
 def _expect(value: Any, kind: type, words: str, path: str) -> None:

@@ -4,12 +4,12 @@ A plan is a folder: `plan.json` (`plan_schema.Plan`) and one memory-mapped `.npy
 whose sha256 stand in plan.json. `plan_id` is the hash of the content; the time of creation is not
 part of it, so equal inputs give byte-identical folders.
 
-This module imports nothing of the runtime but the codec and the errors: it must load anywhere.
+This module imports nothing of the runtime but the codec, the errors and the reader of .npy files:
+it must load anywhere.
 """
 
 import hashlib
 import io
-import json
 import shutil
 import tempfile
 from dataclasses import replace
@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from runtime import codec
 from runtime.errors import PlanError
+from runtime.npy import map_npy
 from runtime.plan_schema import (
     SCHEMA_VERSION as SCHEMA_VERSION,
     Alternative as Alternative,
@@ -88,7 +89,7 @@ def save_plan(plan: Plan, arrays: dict[str, NDArray[Any]], folder: Path) -> Plan
                 shape=list(arrays[name].shape),
             )
         # As a reader will see it: where a number's type allows both, 4 is written but 4.0 is read.
-        plan = codec.decode(Plan, json.loads(codec.dumps(replace(plan, arrays=refs))))
+        plan = codec.decode(Plan, codec.parse(codec.dumps(replace(plan, arrays=refs))))
         plan = with_identity(plan)
         (staging / PLAN_FILE).write_text(codec.dumps(plan))
         staging.chmod(0o755)
@@ -122,8 +123,8 @@ def load_plan(folder: Path, *, verify_arrays: bool = False) -> Plan:
     if not path.is_file():
         raise PlanError(f"{folder}: expected a plan folder, found no {PLAN_FILE}")
     try:
-        document = json.loads(path.read_text())
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        document = codec.parse(path.read_bytes())
+    except (OSError, codec.CodecError) as error:
         raise PlanError(f"{path}: not readable as JSON ({error}); plan again") from None
     version = document.get("schema_version") if isinstance(document, dict) else None
     if version != SCHEMA_VERSION:
@@ -134,6 +135,11 @@ def load_plan(folder: Path, *, verify_arrays: bool = False) -> Plan:
         plan = codec.decode(Plan, document)
     except codec.CodecError as error:
         raise PlanError(f"{path}: {error}; plan again") from None
+    for name, ref in plan.arrays.items():
+        if Path(ref.file).name != ref.file or "\0" in ref.file:
+            raise PlanError(
+                f"{path}: expected array {name!r:.80} in a file beside it, found {ref.file!r:.80}"
+            )
     if with_identity(plan).plan_id != plan.plan_id:
         raise PlanError(f"{path}: content does not match its plan_id; it was altered, plan again")
     if verify_arrays:
@@ -153,7 +159,7 @@ def load_array(plan: Plan, folder: Path, name: str) -> NDArray[Any]:
     ref = plan.arrays[name]
     path = Path(folder) / ref.file
     try:
-        array: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
+        array = map_npy(path)
     except (OSError, ValueError) as error:
         raise PlanError(f"{path}: cannot be read ({error}); plan again") from None
     if str(array.dtype) != ref.dtype or list(array.shape) != ref.shape:

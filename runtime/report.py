@@ -4,7 +4,6 @@
 stopped leaves its figures), as a whole or not at all.
 """
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -183,6 +182,6 @@ def load_report(folder: Path) -> RunReport:
     if not path.is_file():
         raise InputError(f"{folder}: expected {REPORT_FILE}, found none; train first")
     try:
-        return codec.decode(RunReport, json.loads(path.read_text()))
+        return codec.decode(RunReport, codec.parse(path.read_bytes()))
     except (OSError, ValueError) as error:
         raise InputError(f"{path}: not a run report ({error}); train again") from None

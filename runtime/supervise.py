@@ -5,7 +5,6 @@ and starts all again from the last checkpoint, as often as it may. What ended an
 to the run folder at once. An error that starting again cannot cure uses up the restarts.
 """
 
-import json
 import os
 import signal
 import sys
@@ -204,6 +203,6 @@ def supervise(supervisor: Supervisor) -> None:
 def _config_of(run_folder: Path) -> RunConfig | None:
     """The run's configuration; None where `launch` wrote none (a user's own script)."""
     try:
-        return codec.decode(RunConfig, json.loads((run_folder / CONFIG_FILE).read_text()))
+        return codec.decode(RunConfig, codec.parse((run_folder / CONFIG_FILE).read_bytes()))
     except (OSError, ValueError):
         return None

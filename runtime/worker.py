@@ -6,7 +6,6 @@
 runs in the calling process: `run(config)`. Everything that decides *how* to train is in the plan.
 """
 
-import json
 import os
 import signal
 import sys
@@ -129,7 +128,7 @@ def read_config(path: Path) -> RunConfig:
         InputError: it is not a run configuration.
     """
     try:
-        return codec.decode(RunConfig, json.loads(path.read_text()))
+        return codec.decode(RunConfig, codec.parse(path.read_bytes()))
     except (OSError, ValueError) as error:
         raise InputError(f"{path}: not a run configuration ({error})") from None
 

@@ -11,6 +11,7 @@ from api.storage.paging import Page
 from api.storage.tables import MachineRow
 from planner.errors import MachineError
 from planner.machine import SCHEMA_VERSION, MachineModel, load_machine
+from planner.machine_check import check_machine
 from planner.probe.presets import is_preset, list_presets, load_preset
 from runtime import codec
 
@@ -36,7 +37,7 @@ def upload_machine(service: Service, document: dict[str, Any]) -> MachineSummary
     """
     try:
         machine = codec.decode(MachineModel, document)
-        machine.graph()
+        check_machine(machine)
     except (ValueError, MachineError) as error:
         raise UnprocessableError(f"expected a machine file of gnnplan probe: {error}") from None
     if machine.schema_version != SCHEMA_VERSION:

@@ -29,6 +29,7 @@ from planner.settings import PlanSettings
 from planner.workload import ProcessCost
 from runtime import codec
 from runtime.graph.dataset import Graph
+from runtime.npy import map_npy
 from runtime.plan import FullGraph
 
 VERSION = 1
@@ -202,9 +203,9 @@ def _load(key: str) -> FullProfile | None:
     """The cached profile; a damaged one counts as absent."""
     place = _folder(key)
     try:
-        numbers = codec.decode(CutProfile, json.loads((place / PROFILE_FILE).read_text()))
-        found = np.load(place / PARTITION_FILE, allow_pickle=False)
-    except (OSError, ValueError, EOFError):
+        numbers = codec.decode(CutProfile, codec.parse((place / PROFILE_FILE).read_bytes()))
+        found = np.array(map_npy(place / PARTITION_FILE))
+    except (OSError, ValueError):
         return None
     return FullProfile(numbers=numbers, partition=found)
 

@@ -35,7 +35,7 @@ def read_nccl(path: Path, memory_bytes: int) -> Inventory:
     """
     root = read_xml(path)
     if root.tag != "system":
-        raise MachineError(f"{path}: expected NCCL's <system>, found <{root.tag}>")
+        raise MachineError(f"{path}: expected NCCL's <system>, found <{root.tag[:40]}>")
     gpus: list[Gpu] = []
     for cpu in [c for c in root.children if c.tag == "cpu"]:
         node = _whole(path, cpu, "numaid", -1)
@@ -63,6 +63,8 @@ def _walk(
         return
     bus = bus_key(pci.attributes.get("busid", ""))
     for child in pci.children:
+        if len(gpus) > MOST_GPUS:
+            return
         if child.tag == "gpu":
             gpus.append(_gpu(path, pci, child, bus, above, node, memory_bytes))
         else:
@@ -109,8 +111,10 @@ def _links(path: Path, gpu: Element, sm: int) -> list[NvLink]:
     for link in [c for c in gpu.children if c.tag == "nvlink"]:
         switch = link.attributes.get("tclass", "").startswith(SWITCH_CLASS)
         count = _whole(path, link, "count", 1)
-        if not 0 <= count <= MOST_LINKS:
-            raise MachineError(f"{path}: expected at most {MOST_LINKS} NVLinks, found {count}")
+        if count < 0 or len(found) + count > MOST_LINKS:
+            raise MachineError(
+                f"{path}: expected at most {MOST_LINKS} NVLinks of a GPU, found more"
+            )
         for _ in range(count):
             found.append(
                 NvLink(

@@ -9,7 +9,6 @@ Copy engines and kernels are told apart because a gather is a kernel. Tests that
 failed, and links the machine does not have, are left out with a note.
 """
 
-import json
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import Any, cast
 
 from planner.errors import MachineError
 from planner.machine import Link, MachineModel
+from runtime import codec
 
 GB = 1e9
 MOST_BYTES = 64 << 20
@@ -45,17 +45,17 @@ def read_nvbandwidth(path: Path) -> tuple[dict[str, Rows], list[str]]:
             f"{path}: expected nvbandwidth's JSON, found {path.stat().st_size} bytes"
         )
     try:
-        document: Any = json.loads(path.read_text())
+        document: Any = codec.parse(path.read_bytes())
         cases: Any = document["nvbandwidth"]["testcases"]
         found: dict[str, Rows] = {}
         notes: list[str] = []
         for case in cases:
-            name, status = str(case["name"]), str(case.get("status", "Passed"))
+            name, status = _word(case["name"]), _word(case.get("status", "Passed"))
             if status != "Passed":
                 notes.append(f"nvbandwidth: {name} was {status.lower()[:40]}, left out")
                 continue
             found[name] = _rows(path, name, case["bandwidth_matrix"])
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         reason = " ".join(str(error).split())[:120]
         raise MachineError(
             f"{path}: expected nvbandwidth's JSON (nvbandwidth -j), found {type(error).__name__}: "
@@ -64,6 +64,13 @@ def read_nvbandwidth(path: Path) -> tuple[dict[str, Rows], list[str]]:
     if not found:
         raise MachineError(f"{path}: expected a passed test of nvbandwidth, found none")
     return found, notes
+
+
+def _word(value: Any) -> str:
+    """A name for one line."""
+    if not isinstance(value, str):
+        raise TypeError(f"expected a name, found {type(value).__name__}")
+    return " ".join(value.split())[:80]
 
 
 def _rows(path: Path, name: str, matrix: Any) -> Rows:
@@ -79,7 +86,7 @@ def _rate(path: Path, name: str, cell: Any) -> float | None:
         return None
     value = float(cell)
     if not (math.isfinite(value) and 0 <= value < 1e6):
-        raise MachineError(f"{path}: {name}: expected GB/s, found {cell!r}")
+        raise MachineError(f"{path}: {name}: expected GB/s, found {value!r}")
     return value * GB or None
 
 

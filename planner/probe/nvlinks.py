@@ -4,6 +4,7 @@ The remote end of a link may be a peer, a switch or hidden from us; in the last 
 a way between two GPUs only where the driver says that peer access over NVLink works.
 """
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -43,12 +44,14 @@ def bus_key(bus_id: Any) -> str:
     NVML writes 00000000:07:00.0 where sysfs writes 0000:07:00.0; an address of all ones or without
     a domain is no address.
 
-    >>> bus_key(b"00000000:C1:00.0")
-    '0000:c1:00.0'
+    >>> bus_key(b"00000000:C1:00.0"), bus_key("soon:1")
+    ('0000:c1:00.0', '')
     """
-    text = bus_id.decode() if isinstance(bus_id, bytes) else str(bus_id)
+    text = bus_id.decode(errors="replace") if isinstance(bus_id, bytes) else str(bus_id)
     domain, _, rest = text.lower().strip("\0 ").partition(":")
-    if not rest or set(domain) <= {"f"}:
+    if not re.fullmatch(r"[0-9a-f]{1,8}:[0-9a-z:.]{1,16}", f"{domain}:{rest}", re.ASCII):
+        return ""
+    if set(domain) <= {"f"}:
         return ""
     return f"{int(domain, 16):04x}:{rest}"
 

@@ -28,6 +28,16 @@ FIELDS: dict[str, tuple[str, ...]] = {
     "nvmlDeviceGetMemoryInfo": ("total",),
 }
 """Calls that answer with a structure, and the fields that are kept."""
+NOTHING = ("nvmlInit", "nvmlShutdown")
+TEXTS = (
+    HANDLE,
+    "nvmlDeviceGetUUID",
+    "nvmlDeviceGetName",
+    "nvmlSystemGetDriverVersion",
+)
+MASKS = ("nvmlDeviceGetCpuAffinity", "nvmlDeviceGetMemoryAffinity")
+PAIRS = ("nvmlDeviceGetCudaComputeCapability", "nvmlDeviceGetMigMode")
+MOST_GPUS, MOST_WORDS = 64, 64
 
 
 class NVMLError(Exception):
@@ -173,14 +183,18 @@ class Replay:
     NVMLError_NoPermission = NVMLError_NoPermission
 
     def __init__(self, recording: dict[str, Any]) -> None:
-        calls = recording.get("calls")
+        calls, pci = recording.get("calls"), recording.get("pci", {})
         if recording.get("format") != FORMAT or not isinstance(calls, dict):
-            raise MachineError(
-                f"expected a recording of format {FORMAT}, found {recording.get('format')!r}"
-            )
+            found = str(recording.get("format"))[:40]
+            raise MachineError(f"expected a recording of format {FORMAT}, found {found!r}")
+        if not isinstance(pci, dict):
+            raise MachineError(f"expected PCI devices in a recording, found {type(pci).__name__}")
         self.calls = cast("dict[str, Any]", calls)
+        for call, answer in self.calls.items():
+            if not is_answer(call.partition("(")[0], answer):
+                raise MachineError(f"expected the answer of a driver to {call[:80]!r}, found none")
         self.recording = recording
-        self.devices = RecordedDevices(recording.get("pci", {}))
+        self.devices = RecordedDevices(cast("dict[str, Any]", pci))
 
     def __getattr__(self, name: str) -> Any:
         if not name.startswith("nvml"):
@@ -188,7 +202,7 @@ class Replay:
         return functools.partial(self._answer, name)
 
     def _answer(self, name: str, *arguments: Any) -> Any:
-        if name in ("nvmlInit", "nvmlShutdown"):
+        if name in NOTHING:
             return None
         answer: Any = self.calls.get(call_key(name, arguments), {"error": NOT_FOUND})
         code = _error_code(answer)
@@ -200,6 +214,48 @@ class Replay:
             value = SimpleNamespace(uiVal=answer[0]["uiVal"])
             return [SimpleNamespace(nvmlReturn=answer[0]["nvmlReturn"], value=value)]
         return answer
+
+
+def is_answer(name: str, answer: Any) -> bool:
+    """Whether a driver could have answered a function so; anything else would surprise readers.
+
+    >>> is_answer("nvmlDeviceGetCount", 8), is_answer("nvmlDeviceGetCount", "many")
+    (True, False)
+    """
+    if name in NOTHING:
+        return answer is None
+    if isinstance(answer, dict) and "error" in answer:
+        return _is_whole(cast("dict[str, Any]", answer)["error"])
+    if name in FIELDS:
+        return _is_structure(answer, FIELDS[name])
+    if name == "nvmlDeviceGetFieldValues":
+        return _is_list(answer, 1) and _is_structure(answer[0], ("nvmlReturn", "uiVal"))
+    if name in TEXTS:
+        return isinstance(answer, str)
+    if name in MASKS or name in PAIRS:
+        length = 2 if name in PAIRS else None
+        return _is_list(answer, length) and all(_is_whole(x, low=0) for x in answer)
+    if name == "nvmlDeviceGetComputeRunningProcesses":
+        return isinstance(answer, list)
+    return _is_whole(answer) and (name != "nvmlDeviceGetCount" or 0 <= answer <= MOST_GPUS)
+
+
+def _is_structure(answer: Any, fields: tuple[str, ...]) -> bool:
+    if not isinstance(answer, dict) or set(cast("dict[str, Any]", answer)) != set(fields):
+        return False
+    values = cast("dict[str, Any]", answer).items()
+    return all(isinstance(v, str) if k == "busId" else _is_whole(v, low=0) for k, v in values)
+
+
+def _is_list(answer: Any, length: int | None) -> bool:
+    if not isinstance(answer, list):
+        return False
+    size = len(cast("list[Any]", answer))
+    return size == length or (length is None and size <= MOST_WORDS)
+
+
+def _is_whole(value: Any, low: int = -(2**63)) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and low <= value < 2**64
 
 
 def _error_code(answer: Any) -> int | None:
@@ -217,7 +273,7 @@ def load_replay(path: Path) -> Replay:
         MachineError: missing, not JSON, or no recording.
     """
     try:
-        document = json.loads(Path(path).read_text())
+        document = codec.parse(Path(path).read_bytes())
     except (OSError, ValueError) as error:
         raise MachineError(f"{path}: expected an NVML recording, found {error}") from None
     if not isinstance(document, dict):

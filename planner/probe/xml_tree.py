@@ -40,29 +40,39 @@ def read_xml(path: Path) -> Element:
     data = path.read_bytes()
     if len(data) > MOST_BYTES:
         raise MachineError(f"{path}: expected at most {MOST_BYTES} bytes of XML, found {len(data)}")
-    top = Element(tag="", attributes={})
-    stack = [top]
-
-    def start(tag: str, attributes: dict[str, str]) -> None:
-        if len(stack) > MOST_DEPTH:
-            raise MachineError(f"{path}: expected XML of at most {MOST_DEPTH} levels")
-        element = Element(tag=tag, attributes=attributes)
-        stack[-1].children.append(element)
-        stack.append(element)
-
-    def end(_: str) -> None:
-        stack.pop()
-
-    def refuse(*_: object) -> None:
-        raise MachineError(f"{path}: expected XML without DOCTYPE and entities, found one")
-
+    growing = _Growing(path)
     parser = expat.ParserCreate()
-    parser.StartElementHandler = start
-    parser.EndElementHandler = end
-    parser.StartDoctypeDeclHandler = refuse
-    parser.EntityDeclHandler = refuse
+    parser.StartElementHandler = growing.start
+    parser.EndElementHandler = growing.end
+    parser.StartDoctypeDeclHandler = growing.refuse
+    parser.EntityDeclHandler = growing.refuse
     try:
         parser.Parse(data, True)
-    except (expat.ExpatError, ValueError) as error:
-        raise MachineError(f"{path}: not XML ({error})") from None
-    return top.children[0]
+    except (expat.ExpatError, ValueError, LookupError) as error:  # LookupError: its encoding
+        raise MachineError(f"{path}: not XML ({' '.join(str(error).split())[:120]})") from None
+    return growing.top.children[0]
+
+
+class _Growing:
+    """The tree while it is read; its methods are the parser's handlers."""
+
+    def __init__(self, path: Path) -> None:
+        self.top = Element(tag="", attributes={})
+        self._path = path
+        self._stack = [self.top]
+
+    def start(self, tag: str, attributes: dict[str, str]) -> None:
+        """An element begins."""
+        if len(self._stack) > MOST_DEPTH:
+            raise MachineError(f"{self._path}: expected XML of at most {MOST_DEPTH} levels")
+        element = Element(tag=tag, attributes=attributes)
+        self._stack[-1].children.append(element)
+        self._stack.append(element)
+
+    def end(self, _tag: str) -> None:
+        """The innermost element ends."""
+        self._stack.pop()
+
+    def refuse(self, *_: object) -> None:
+        """The file defines something of its own."""
+        raise MachineError(f"{self._path}: expected XML without DOCTYPE and entities, found one")

@@ -5,7 +5,6 @@ otherwise it is ~/.cache/gnnplan/profiles.
 """
 
 import contextlib
-import json
 import os
 import shutil
 import tempfile
@@ -16,6 +15,7 @@ import numpy as np
 
 from planner.workload import Hotness, WorkloadProfile
 from runtime import codec
+from runtime.npy import map_npy
 
 PROFILE_FILE = "profile.json"
 ARRAYS = ("first_half", "second_half", "topology")
@@ -43,13 +43,13 @@ def load(key: str, folder: Path | None = None) -> Profile | None:
     """
     place = (folder or cache_folder()) / key
     try:
-        document = json.loads((place / PROFILE_FILE).read_text())
+        document = codec.parse((place / PROFILE_FILE).read_bytes())
         numbers = codec.decode(WorkloadProfile, document)
         hotness = {
             b.seeds_per_rank: _load_hotness(place, b.seeds_per_rank, b.num_batches)
             for b in numbers.batches
         }
-    except (OSError, ValueError, EOFError):
+    except (OSError, ValueError):
         return None
     return Profile(numbers=numbers, hotness=hotness)
 
@@ -79,8 +79,12 @@ def save(key: str, profile: Profile, folder: Path | None = None) -> None:
 
 def _load_hotness(place: Path, seeds: int, num_batches: int) -> Hotness:
     first, second, topology = (
-        np.load(place / f"{name}_{seeds}.npy", allow_pickle=False) for name in ARRAYS
+        np.array(map_npy(place / f"{name}_{seeds}.npy")) for name in ARRAYS
     )
+    if first.ndim != 1 or any(a.shape != first.shape for a in (second, topology)):
+        raise ValueError(f"{place}: expected one value per node")
+    if {a.dtype for a in (first, second, topology)} != {np.dtype(np.float32)}:
+        raise ValueError(f"{place}: expected float32")
     return Hotness(
         seeds_per_rank=seeds,
         first_half=first,

@@ -5,11 +5,11 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from runtime.errors import DatasetError
-from runtime.graph.reading import map_array, reading
+from runtime.graph.reading import reading
+from runtime.npy import map_npy
 
 
 def extract_npz(path: Path, scratch: Path) -> dict[str, NDArray[Any]]:
@@ -31,7 +31,7 @@ def extract_npz(path: Path, scratch: Path) -> dict[str, NDArray[Any]]:
             _unpack(path, archive, info, target)
             name = info.filename.removesuffix(".npy")
             with reading(path, f"a .npy array as member {name!r:.80}"):
-                out[name] = _map_member(target)
+                out[name] = map_npy(target)
     return out
 
 
@@ -46,21 +46,6 @@ def _unpack(path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo, target:
                 if not block:
                     return
                 file.write(block)
-
-
-def _map_member(path: Path) -> NDArray[Any]:
-    with path.open("rb") as file:
-        version = np.lib.format.read_magic(file)
-        read = (
-            np.lib.format.read_array_header_1_0
-            if version == (1, 0)
-            else np.lib.format.read_array_header_2_0
-        )
-        shape, _, dtype = read(file)
-    if shape == () or 0 in shape or dtype.hasobject:
-        # A scalar or an empty array cannot be mapped; both are small.
-        return np.load(path, allow_pickle=False)
-    return map_array(path)
 
 
 def free_scratch(scratch: Path) -> None:

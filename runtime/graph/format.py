@@ -11,7 +11,6 @@ train_idx.npy, val_idx.npy, test_idx.npy   int64 node ids; for task link [k, 2] 
 edge_weight.npy float32, edge_type.npy int32 [num_edges]; node_type.npy int32 [num_nodes]
 """
 
-import json
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -93,8 +92,7 @@ def read_meta(folder: Path) -> GraphMeta:
             "make one with `gnnplan graph import` or `gnnplan graph generate`"
         )
     try:
-        document = json.loads(path.read_text())
-        return codec.decode(GraphMeta, document)
-    except (OSError, ValueError, RecursionError) as error:
+        return codec.decode(GraphMeta, codec.parse(path.read_bytes()))
+    except (OSError, ValueError) as error:
         text = str(error).splitlines()[0]
         raise DatasetError(f"{path}: not a valid dataset description ({text})") from None

@@ -38,7 +38,7 @@ def read_graphbolt(source: Path, scratch: Path, options: ImportOptions) -> RawGr
     files = _Files(path, scratch)
     with reading(path, "GraphBolt metadata with graph.nodes and graph.edges of one type"):
         nodes, edges = meta["graph"]["nodes"], meta["graph"]["edges"]
-        kinds = [entry.get("type") for entry in (*nodes, *edges)]
+        kinds = [bool(entry.get("type")) for entry in (*nodes, *edges)]
         num_nodes = int(nodes[0]["num"])
         spec = dict(edges[0])
     if len(nodes) != 1 or len(edges) != 1 or any(kinds):
@@ -50,8 +50,10 @@ def read_graphbolt(source: Path, scratch: Path, options: ImportOptions) -> RawGr
             f"{path}: expected edges as two integers each, found {pairs.dtype} of shape "
             f"{list(pairs.T.shape)}"
         )
+    with reading(path, "a dataset_name in words"):
+        title = _word(meta.get("dataset_name") or path.parent.name)
     graph = RawGraph(
-        name=str(meta.get("dataset_name") or path.parent.name),
+        name=title,
         num_nodes=num_nodes,
         edges=array_edges(pairs[:, 0], pairs[:, 1]),
         features=_features(path, meta, files),
@@ -71,15 +73,18 @@ class _Files:
 
     def load(self, spec: dict[str, Any], dtype: Any) -> NDArray[Any]:
         with reading(self.path, "entries with a format and a path"):
-            kind, name = str(spec["format"]), str(spec["path"])
+            kind, name = _word(spec["format"]), _word(spec["path"])
             path = (self.folder / name).resolve()
             inside = path.is_relative_to(self.folder.resolve())
+            there = path.is_file()
         if not inside:
             raise DatasetError(
                 f"{self.path}: expected paths inside its folder, found {name!r:.120}"
             )
-        if not path.is_file():
-            raise DatasetError(f"{path}: named in {self.path.name}, found no such file")
+        if not there:
+            raise DatasetError(
+                f"{self.path}: expected the file that it names, found no {name!r:.120}"
+            )
         if kind == "numpy":
             return map_array(path)
         if kind == "torch":
@@ -90,6 +95,13 @@ class _Files:
         raise DatasetError(
             f"{self.path}: expected format numpy, torch or csv for {name}, found {kind!r:.40}"
         )
+
+
+def _word(value: Any) -> str:
+    """A word of the metadata. Others are not made words: YAML's aliases let one take gigabytes."""
+    if not isinstance(value, str):
+        raise TypeError(f"expected a word, found {type(value).__name__}")
+    return value
 
 
 def _load_yaml(path: Path) -> dict[str, Any]:
@@ -138,11 +150,17 @@ def _read_task(path: Path, meta: dict[str, Any], files: _Files, graph: RawGraph)
         if seeds is None:
             continue
         ids = files.load(seeds, np.int64)
+        if ids.ndim not in (1, 2) or ids.dtype.kind not in "iu":
+            raise DatasetError(
+                f"{path}: expected seeds of {name} as integers in one or two columns, found "
+                f"{ids.dtype} of shape {list(ids.shape)}"
+            )
         ids = ids.reshape(-1) if ids.ndim == 2 and ids.shape[1] == 1 else ids
         known = files.load(data["labels"], np.float64) if "labels" in data else None
-        if known is not None and len(known) != len(ids):
+        if known is not None and (known.ndim < 1 or len(known) != len(ids)):
             raise DatasetError(
-                f"{path}: expected one label per seed of {name} ({len(ids)}), found {len(known)}"
+                f"{path}: expected one label per seed of {name} ({len(ids)}), found labels of "
+                f"shape {list(known.shape)}"
             )
         if ids.ndim == 2:
             ids = ids if known is None else ids[np.asarray(known).reshape(len(ids), -1)[:, 0] > 0]
@@ -157,7 +175,7 @@ def _read_task(path: Path, meta: dict[str, Any], files: _Files, graph: RawGraph)
 def _set_data(path: Path, task: dict[str, Any], name: str) -> dict[str, dict[str, Any]]:
     with reading(path, f"{name} as a list with one entry of data"):
         sets = task.get(name) or []
-        return {str(d["name"]): dict(d) for d in (sets[0]["data"] if sets else [])}
+        return {_word(d["name"]): dict(d) for d in (sets[0]["data"] if sets else [])}
 
 
 def _scatter(

@@ -9,6 +9,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from runtime.errors import DatasetError
@@ -34,7 +35,12 @@ def read_npz(source: Path, scratch: Path, options: ImportOptions) -> RawGraph:
             f"among {', '.join(sorted(arrays)) or 'its members'!s:.200}"
         )
     indptr, indices = arrays["indptr"], arrays["indices"]
-    _check_pointers(source, "indptr", indptr, len(indices))
+    if indices.ndim != 1 or indices.dtype.kind not in "iu":
+        raise DatasetError(
+            f"{source}: expected indices as a row of integers, found {indices.dtype} of shape "
+            f"{list(indices.shape)}"
+        )
+    indptr = _pointers(source, "indptr", indptr, len(indices))
     num_nodes = len(indptr) - 1
     meta = _meta(source, arrays.get("meta"))
     y = arrays.get("y")
@@ -50,15 +56,17 @@ def read_npz(source: Path, scratch: Path, options: ImportOptions) -> RawGraph:
     )
 
 
-def _check_pointers(source: Path, name: str, indptr: NDArray[Any], num_entries: int) -> None:
+def _pointers(source: Path, name: str, indptr: NDArray[Any], num_entries: int) -> NDArray[np.int64]:
+    """A pointer array in this machine's integers, checked."""
     if indptr.ndim != 1 or indptr.dtype.kind not in "iu" or len(indptr) < 1:
         raise DatasetError(
             f"{source}: expected {name} as a row of integers, found {indptr.dtype} of shape "
             f"{list(indptr.shape)}"
         )
-    path = source / name
-    check_csc_ends(path, indptr, num_entries)
-    check_monotone(path, indptr)
+    path, pointers = source / name, indptr.astype(np.int64, copy=False)
+    check_csc_ends(path, pointers, num_entries)
+    check_monotone(path, pointers)
+    return pointers
 
 
 def _meta(source: Path, text: NDArray[Any] | None) -> dict[str, Any]:
@@ -92,11 +100,10 @@ def _features(source: Path, arrays: dict[str, NDArray[Any]]) -> RawFeatures | No
         return None
     with reading(source, "x_indices, x_data and x_shape beside x_indptr"):
         indices, data, shape = (arrays[f"x_{key}"] for key in ("indices", "data", "shape"))
-        rows, dim = (int(n) for n in shape)
+        rows, dim = (int(n) for n in shape.reshape(-1)[:3])
     if indices.ndim != 1 or indices.dtype.kind not in "iu" or data.shape != indices.shape:
         raise DatasetError(f"{source}: expected x_indices and x_data of one equal length")
-    indptr = arrays["x_indptr"]
-    _check_pointers(source, "x_indptr", indptr, len(indices))
+    indptr = _pointers(source, "x_indptr", arrays["x_indptr"], len(indices))
     if rows != len(indptr) - 1:
         raise DatasetError(f"{source}: expected {len(indptr) - 1} rows in x_shape, found {rows}")
     check_range(source / "x_indices", indices, 0, dim, "feature columns")

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from runtime.errors import DatasetError
 from runtime.graph.csc import array_edges
 from runtime.graph.dataset import SparseFeatures
+from runtime.graph.memory import check_num_nodes
 from runtime.graph.reading import reading
 from runtime.graph.source import SPLIT_KEYS, ImportOptions, RawFeatures, RawGraph
 from runtime.graph.tensors import load_torch, to_numpy
@@ -120,6 +121,7 @@ def _features(source: Path, x: Any) -> RawFeatures | None:
         with reading(source, "x as a sparse tensor of two axes"):
             import scipy.sparse as sp
 
+            check_num_nodes(int(x.shape[0]))
             coo = (x if x.layout == torch.sparse_coo else x.to_sparse_coo()).coalesce()
             place, shape = coo.indices().numpy(), (int(x.shape[0]), int(x.shape[1]))
             for axis in (0, 1):

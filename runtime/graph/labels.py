@@ -29,8 +29,10 @@ def normalise_labels(
     y = np.asarray(raw.y)
     if y.ndim == 2 and y.shape[1] == 1:
         y = y[:, 0]
-    if len(y) != raw.num_nodes:
-        raise DatasetError(f"labels: expected one per node ({raw.num_nodes}), found {len(y)}")
+    if y.ndim < 1 or len(y) != raw.num_nodes:
+        raise DatasetError(
+            f"labels: expected one per node ({raw.num_nodes}), found shape {list(y.shape)}"
+        )
     if y.ndim != (2 if task == "multilabel" else 1):
         raise DatasetError(
             f"labels: expected {'a table' if task == 'multilabel' else 'one number per node'} for "

@@ -9,10 +9,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from runtime.errors import DatasetError
+from runtime.npy import map_npy
 
 
 @contextmanager
@@ -52,4 +52,4 @@ def map_array(path: Path) -> NDArray[Any]:
         DatasetError: missing, truncated, or not a .npy file of plain values.
     """
     with reading(path, "a .npy array"):
-        return np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
+        return map_npy(path)

@@ -18,9 +18,9 @@ from planner.report.timeline import timeline
 from planner.report.words import STAGE_WORDS
 from runtime.graph.dataset import Graph
 from runtime.plan import Alternative, Device, Interval, MachineRef, MemoryUse, Plan, Threads
-from runtime.report import EpochReport, HostNoise, RankReport, RunReport, StageReport, StepSeconds
 from runtime.stages import Stage
 from tests.support.plans import make_plan
+from tests.support.reports import run_report
 
 VOID = {"meta", "br", "img", "link", "hr", "input", "wbr"}
 HOSTILE = '"><script>alert(1)</script><img src=x onerror=alert(1)>\x00\x0b&amp;{{7*7}}</title>'
@@ -95,42 +95,6 @@ def gpu_plan(plan: Plan, machine: MachineModel) -> Plan:
     ]
     return replace(
         plan, strategy=replace(plan.strategy, devices=devices, threads=Threads(sample=2))
-    )
-
-
-def run_report(plan: Plan) -> RunReport:
-    def stage(median: float) -> StageReport:
-        return StageReport(
-            median=median, p10=median, p90=median, count=50, mean=median, core_seconds=median
-        )
-
-    rank = RankReport(
-        rank=0,
-        stages={"sample": stage(2e-3), "forward_backward": stage(6e-3)},
-        rows_by_source={"own": 30, "host": 70},
-        bytes_by_source={},
-        hit_rates={},
-        peak_memory_bytes=1,
-        private_memory_bytes=1,
-    )
-    epoch = EpochReport(epoch=0, seconds=1.0, steps=60, loss=1.0, first_loss=1.0, last_loss=1.0)
-    return RunReport(
-        plan_id=plan.plan_id,
-        versions={},
-        num_ranks=1,
-        metric="accuracy",
-        ranks=[rank],
-        step_seconds=StepSeconds(
-            median=11e-3, p10=11e-3, p90=11e-3, count=50, discarded=10, enough=True
-        ),
-        step_samples=[],
-        epochs=[epoch],
-        losses=[],
-        startup_seconds=4.0,
-        test_score=None,
-        noise=HostNoise(
-            load_before=0.0, load_after=0.0, steal_fraction=0.0, cores=2, overloaded=False
-        ),
     )
 
 

@@ -59,7 +59,7 @@ def test_seeds_of_two_columns_make_a_link_task_without_the_negatives(folder: Pat
         ("{num: 4}", "{num: four}", "graph.nodes"),
         ("{num: 4}", "{num: 99999999999999}", "fit in memory"),
         ("{num: 4}", "{num: 3}", "from 0 to 2, found 3"),
-        ("edges.npy", "none.npy", "found no such file"),
+        ("edges.npy", "none.npy", "expected the file that it names"),
         ("edges.npy", "../../secret.npy", "inside its folder"),
         ("numpy", "pickle", "format numpy, torch or csv"),
         ("graph:", "graf:", "graph.nodes"),
