@@ -1,6 +1,5 @@
 """Runs on a Ray cluster: submitted once, found again, stopped when they have ended here."""
 
-import importlib.util
 import json
 import threading
 import time
@@ -18,7 +17,6 @@ from api.jobs.work.train_events import Relay
 from api.serve import main, parse, settings_of
 from api.storage.job_queue import Ending, NewJob
 from api.storage.storage import Storage
-from runtime import launch_ray_job
 from runtime.errors import InputError, WorkerFailed
 from runtime.graph.dataset import Graph
 from runtime.report import load_report
@@ -348,17 +346,3 @@ def test_an_executor_without_its_address_is_refused(
     assert text in captured
     fine = parse(["--executor", "ray", "--address", "http://head:8265/"])
     assert settings_of(fine).ray_address == "http://head:8265"
-
-
-def test_the_entry_says_in_one_line_what_is_missing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
-    request = tmp_path / "request.json"
-    request.write_text(json.dumps({"plan_folder": "p", "run_folder": "r", "options": {}}))
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    assert launch_ray_job.main([str(request)]) == 2
-    assert capsys.readouterr().err == (
-        "gnnplan: expected Ray Train, found none; pip install 'gnnplan[ray]'\n"
-    )
-    assert launch_ray_job.main([str(tmp_path / "nowhere")]) == 1
-    assert "nowhere" in capsys.readouterr().err
