@@ -92,7 +92,7 @@ def open_mesh(plan: Plan, *, timeout_seconds: float = TIMEOUT_SECONDS) -> Mesh:
     if owns:
         if "MASTER_ADDR" in os.environ:
             use_route_to(os.environ["MASTER_ADDR"])
-        backend = "nccl" if device.type == "cuda" else "gloo"
+        backend = backend_of(devices)
         timeout = timedelta(seconds=timeout_seconds)
         store = _store_of_attempt(timeout)
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
@@ -106,6 +106,13 @@ def open_mesh(plan: Plan, *, timeout_seconds: float = TIMEOUT_SECONDS) -> Mesh:
         hosts=ranks_by([each.host for each in devices]),
         cliques=ranks_by([each.clique for each in devices]),
     )
+
+
+def backend_of(devices: list[Device]) -> str:
+    """Between GPUs nccl; between processors, and where ranks share a GPU (nccl refuses), gloo."""
+    places = {(each.host, each.index) for each in devices}
+    alone = all(each.kind == "cuda" for each in devices) and len(places) == len(devices)
+    return "nccl" if alone else "gloo"
 
 
 def ranks_by(numbers: list[int]) -> list[list[int]]:

@@ -11,7 +11,7 @@ import pytest
 from runtime.comm.route import LOOPBACK, address_towards, interface_of, use_route_to
 from runtime.errors import InputError, PlanError
 from runtime.graph.dataset import Graph
-from runtime.mesh import check_place, open_mesh, ranks_by
+from runtime.mesh import backend_of, check_place, open_mesh, ranks_by
 from runtime.plan import Device, load_plan
 from tests.hosts import INTERFACE, Hosts, needs_root
 from tests.support.plans import make_plan
@@ -154,3 +154,23 @@ def test_the_interface_is_the_one_that_leads_to_the_host(monkeypatch: pytest.Mon
 
     assert os.environ["GLOO_SOCKET_IFNAME"] == "chosen"
     assert "NCCL_SOCKET_IFNAME" not in os.environ
+
+
+@pytest.mark.parametrize(
+    ("kinds", "places", "backend"),
+    [
+        (["cpu", "cpu"], [(0, 0), (0, 1)], "gloo"),
+        (["cuda", "cuda"], [(0, 0), (0, 1)], "nccl"),
+        (["cuda", "cuda"], [(0, 0), (1, 0)], "nccl"),
+        (["cuda", "cuda"], [(0, 0), (0, 0)], "gloo"),  # nccl refuses two ranks on one GPU
+        (["cuda", "cpu"], [(0, 0), (0, 1)], "gloo"),
+    ],
+)
+def test_the_backend_follows_from_the_plans_devices(
+    kinds: list[Any], places: list[tuple[int, int]], backend: str
+) -> None:
+    devices = [
+        Device(rank=rank, kind=kind, host=host, index=index)
+        for rank, (kind, (host, index)) in enumerate(zip(kinds, places, strict=True))
+    ]
+    assert backend_of(devices) == backend
