@@ -17,7 +17,7 @@ from triton.compiler import ASTSource
 from runtime.sampling import relabel_triton as r, rng_triton as d
 
 NARROW = {"codes": "*i32", "flags": "*i32", "local": "*i32", "indices": "*i32"}
-NUMBERS = "count num_nodes num_rows fanout bound known first stream above most wrap j".split()
+NUMBERS = "count num_nodes num_rows fanout bound first stream above most wrap j".split()
 
 
 def compiled(kernel, values, changed=None):
