@@ -178,7 +178,7 @@ def ranking(reported: Sequence[Line]) -> None:
         mean=float(np.mean(values)),
         pooled=float(sum(s[0] for s in sums.values()) / sum(s[1] for s in sums.values())),
         groups=len(values),
-        groups_within_bar=sum(value >= 0.8 for value in values),
+        groups_within_bar=sum(bool(value >= 0.8) for value in values),
         below={name: float(value) for name, value in taus.items() if value < 0.8},
     )
 
