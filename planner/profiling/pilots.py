@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 ROUNDS = 3
 """Stacks of each size that are timed, after one that warms up."""
-SINGLES = 4
+SINGLES = 3
 """Single batches timed beside each stack; they take turns, so that load meets both."""
 
 

@@ -89,12 +89,18 @@ def test_what_was_drawn_and_timed_is_read_by_the_next_plan(
     assert "plan again" in str(other.stack_rate(1))
 
 
-def test_a_stack_is_priced_at_its_own_rate(opened):
+def test_a_stack_is_priced_at_its_own_rate_where_the_sampler_was_timed(opened):
     search, explored = opened()
-    stack = next(p for p in explored.priced if p.candidate.bulk > 1)
-    single = search.price(replace(stack.candidate, bulk=1, bulk_bytes=0))
-    rate = search.draws.stack_rate(1).at(batches=stack.candidate.bulk)
+    found = next(p for p in explored.priced if p.candidate.bulk > 1)
+    assert "as single batches" in found.prediction.provenance["sample"]
+    profile = search.request.profile
+    timing = {k: replace(t, sample_seconds=2e-3) for k, t in profile.timing.items()}
+    timed = replace(profile, timing=timing)
+    search = replace(search, request=replace(search.request, profile=timed))
+    stack = search.price(found.candidate)
+    single = search.price(replace(found.candidate, bulk=1, bulk_bytes=0))
+    rate = search.draws.stack_rate(1).at(batches=found.candidate.bulk)
     mine, theirs = (p.prediction.stages["sample"] for p in (stack, single))
     assert mine == pytest.approx(rate * theirs)
     assert TABLE in stack.prediction.provenance["sample"]
-    assert stack.seconds >= search.lower_bound(explored.priced) * (1 - 1e-9)
+    assert stack.seconds >= search.lower_bound([stack, single]) * (1 - 1e-9)
