@@ -19,6 +19,7 @@ from runtime.errors import DatasetError, PlanError
 from runtime.graph.dataset import Graph, open_graph
 from runtime.graph.types import types_of
 from runtime.loader_build import IN_READ, LoaderParts
+from runtime.loader_device import DeviceSampleStage
 from runtime.loader_device_batch import tensors_of
 from runtime.loader_stages import SampleStage, seed_batch
 from runtime.loader_typed import is_typed
@@ -162,9 +163,10 @@ class PlannedLoader:
         if self._factor == factor:
             return
         sampler = self._parts.sampler(wanted)
+        # The host draws from here on, also where the device did.
+        drawing = (SampleStage, DeviceSampleStage)
         self.stages = [
-            SampleStage(sampler) if isinstance(stage, SampleStage) else stage
-            for stage in self.stages
+            SampleStage(sampler) if isinstance(stage, drawing) else stage for stage in self.stages
         ]
         self._factor = factor
 

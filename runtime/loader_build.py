@@ -198,7 +198,7 @@ class LoaderParts:
         if self.place.samples:
             try:
                 self._drawing = DeviceSampleStage(
-                    self.plan, self._folder, self.graph, self.rank, self.place,
+                    self.plan, self._folder, self.graph, self.rank, self.place, self.meter,
                     edge_ids=not self._as_blocks, num_steps=schedule.num_steps,
                 )  # fmt: skip
                 return self._drawing

@@ -28,6 +28,7 @@ from runtime.graph.dataset import Graph
 from runtime.loader_device_batch import DeviceMiniBatch, drawn_blocks
 from runtime.loader_device_sampler import open_device_sampler, refusal
 from runtime.loader_stages import AbstractStage
+from runtime.loader_topology import OFFSET_BYTES
 from runtime.meter import StageMeter
 from runtime.models.adjacency import TorchBlock, device_blocks
 from runtime.models.weights import count_self_loops, refuse_attention
@@ -145,13 +146,14 @@ class DeviceSampleStage(AbstractStage):
     lane = SAMPLE_LANE
 
     def __init__(self, plan: Plan, folder: Path, graph: Graph, rank: int, place: DevicePlace,
-                 *, edge_ids: bool, num_steps: int) -> None:  # fmt: skip
+                 meter: StageMeter, *, edge_ids: bool, num_steps: int) -> None:  # fmt: skip
         """Place the topology as the plan says.
 
         Raises:
             RuntimeError: the host refuses to page-lock it.
         """
-        self._device = place.device
+        self._device, self._meter, self._last = place.device, meter, 0
+        self._counted = plan.strategy.topology.policy in ("replicated", "cached")
         self._sampler = open_device_sampler(
             plan, folder, graph, rank, place.device, edge_ids=edge_ids, num_steps=num_steps
         )
@@ -163,7 +165,7 @@ class DeviceSampleStage(AbstractStage):
 
     def submit(self, batch: MiniBatch, index: int) -> MiniBatch:
         """Replace the seed batch by the sampled one."""
-        del index
+        self._last = max(self._last, index)
         with launching(self._device):
             drawn = self._sampler.sample(
                 batch.seeds,
@@ -173,6 +175,20 @@ class DeviceSampleStage(AbstractStage):
                 global_num_seeds=batch.global_num_seeds,
             )
         return DeviceMiniBatch(drawn)
+
+    def finish(self) -> None:
+        """Meter the lists read so far, where the plan places them; waits for the device."""
+        if not self._counted:
+            return
+        topology, lists, sizes = self._sampler.topology, dict[str, int](), dict[str, int]()
+        for place, reads in topology.reads().items():
+            kind = "own" if place == "device" else "host"
+            if reads.rows:
+                lists[kind] = reads.rows
+                sizes[kind] = reads.entries * topology.indices.element_size()
+        # The offsets of every list lie on the device.
+        sizes["own"] = sizes.get("own", 0) + OFFSET_BYTES * sum(lists.values())
+        self._meter.count_lists(self._last, lists, sizes)
 
 
 @dataclass(frozen=True, slots=True)
