@@ -178,13 +178,15 @@ class _Opening:
         use = self.plan.prediction.memory_bytes.get(f"rank{self.rank}")
         total = planned_sum(self.plan) if use is None else "planned " + sum_text("GPU", use)
         warn_once(
-            f"room on {self.device}",
+            f"{what.partition(':')[0]} on {self.device}",
             f"rank {self.rank}: {what}; the others are read from the host ({total}); plan again "
             "on this machine, or with --device-memory, for what fits",
         )
 
     def _relocate(self, kept: dict[int, int]) -> None:
         """Point the rows that found no room to the host, or to disk."""
+        if all(kept.get(rank, ids.size) >= ids.size for rank, ids in self.own_ids.items()):
+            return
         codes, sources = self.location.codes, list(self.location.sources)
         numbers, slots = self.location.decode(np.arange(codes.size))
         lost = np.zeros(codes.size, np.bool_)
