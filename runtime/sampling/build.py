@@ -35,8 +35,8 @@ class BatchSampler(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, slots=True)
-class _Request:
-    """All that a sampler may be made of."""
+class SamplerRequest:
+    """All that a sampler may be made of, on the host or on a device (`build_device`)."""
 
     indptr: NDArray[np.integer]
     indices: NDArray[np.integer]
@@ -74,6 +74,15 @@ class _Request:
             )
         return sizes
 
+    def over_ladies(self) -> bool:
+        """Whether `las` draws layers, not neighbours."""
+        if self.values["over"] not in ("neighbor", "ladies"):
+            raise SamplerError(
+                f"sampler las: expected over to be neighbor or ladies, found "
+                f"{self.values['over']!r}; choose one"
+            )
+        return self.values["over"] == "ladies"
+
     def variant(self) -> int | float | str:
         """LABOR's; what is no whole number is left for the sampler to refuse."""
         if self.values["variant"] == "star":
@@ -110,6 +119,26 @@ def build_sampler(
     Raises:
         SamplerError: an unknown name or parameter, or a value that cannot be used.
     """
+    request = sampler_request(
+        sampler, indptr, indices, fanouts, seed, edge_ids=edge_ids, edge_weight=edge_weight,
+        local=local, steps_per_epoch=steps_per_epoch,
+    )  # fmt: skip
+    return _MAKERS[sampler.name](request)
+
+
+def sampler_request(
+    sampler: Sampler,
+    indptr: NDArray[np.integer],
+    indices: NDArray[np.integer],
+    fanouts: Sequence[int],
+    seed: int,
+    *,
+    edge_ids: bool,
+    edge_weight: NDArray[np.floating] | None,
+    local: NDArray[np.integer] | None,
+    steps_per_epoch: int | None,
+) -> SamplerRequest:
+    """What a plan asks for, checked; arguments and errors as in `build_sampler`."""
     values = parameters_of(sampler)
     weighted = values.get("weights", "none") != "none"
     if weighted and (values["weights"] != "graph" or edge_weight is None):
@@ -117,7 +146,7 @@ def build_sampler(
             f"sampler {sampler.name}: expected weights none, or graph with a graph that has "
             f"edge_weight, found {values['weights']!r}; correct it or import the weights"
         )
-    request = _Request(
+    return SamplerRequest(
         indptr=indptr,
         indices=indices,
         fanouts=fanouts,
@@ -130,17 +159,16 @@ def build_sampler(
         name=sampler.name,
         values=values,
     )
-    return _MAKERS[sampler.name](request)
 
 
-def _make_full(r: _Request) -> BatchSampler:
+def _make_full(r: SamplerRequest) -> BatchSampler:
     from runtime.sampling.full import full_sampler
 
     hops = len(r.fanouts)
     return full_sampler(r.indptr, r.indices, hops, dialect=r.dialect, edge_ids=r.edge_ids)
 
 
-def _make_neighbor(r: _Request) -> BatchSampler:
+def _make_neighbor(r: SamplerRequest) -> BatchSampler:
     from runtime.sampling.neighbor import NeighborSampler
     from runtime.sampling.weighted import WeightedSampler
 
@@ -160,16 +188,11 @@ def _make_neighbor(r: _Request) -> BatchSampler:
     )
 
 
-def _make_las(r: _Request) -> BatchSampler:
+def _make_las(r: SamplerRequest) -> BatchSampler:
     from runtime.sampling.locality import Correction, LocalitySampler
 
-    if r.values["over"] == "ladies":
+    if r.over_ladies():
         return _make_las_over_ladies(r)
-    if r.values["over"] != "neighbor":
-        raise SamplerError(
-            f"sampler las: expected over to be neighbor or ladies, found {r.values['over']!r}; "
-            "choose one"
-        )
     return LocalitySampler(
         r.indptr,
         r.indices,
@@ -184,12 +207,12 @@ def _make_las(r: _Request) -> BatchSampler:
     )
 
 
-def _make_las_over_ladies(r: _Request) -> BatchSampler:
+def _make_las_over_ladies(r: SamplerRequest) -> BatchSampler:
     from runtime.sampling.layerwise import LayerwiseSampler
     from runtime.sampling.locality import Correction, check_factor, rings
     from runtime.sampling.weighted import Boost
 
-    _check_every_hop(r)
+    check_every_hop(r)
     draws, estimator = r.choice(Correction, "correction").way
     factor, sizes = check_factor(r.number("factor")), r.sizes()
     return LayerwiseSampler(
@@ -206,7 +229,12 @@ def _make_las_over_ladies(r: _Request) -> BatchSampler:
     )
 
 
-def _check_every_hop(r: _Request) -> None:
+def check_every_hop(r: SamplerRequest) -> None:
+    """Refuse the first_seen dialect for layers.
+
+    Raises:
+        SamplerError: it is asked for.
+    """
     if r.dialect is not Dialect.EVERY_HOP:
         raise SamplerError(
             f"sampler {r.name}: expected dialect every_hop (a layer is drawn for all vertices so "
@@ -214,7 +242,7 @@ def _check_every_hop(r: _Request) -> None:
         )
 
 
-def _make_labor(r: _Request) -> BatchSampler:
+def _make_labor(r: SamplerRequest) -> BatchSampler:
     from runtime.sampling.dependent import Dependence
     from runtime.sampling.labor import Form, LaborSampler
 
@@ -237,11 +265,11 @@ def _make_labor(r: _Request) -> BatchSampler:
     )
 
 
-def _make_layerwise(r: _Request) -> BatchSampler:
+def _make_layerwise(r: SamplerRequest) -> BatchSampler:
     from runtime.sampling.dependent import Dependence, StreamPolicy
     from runtime.sampling.layerwise import LayerwiseSampler
 
-    _check_every_hop(r)
+    check_every_hop(r)
     policy = None
     if "kappa" in r.values and (r.number("kappa") != 1 or r.number("layer_dependent")):
         policy = StreamPolicy(
@@ -266,7 +294,7 @@ def _make_layerwise(r: _Request) -> BatchSampler:
     )
 
 
-_MAKERS: dict[str, Callable[[_Request], BatchSampler]] = {
+_MAKERS: dict[str, Callable[[SamplerRequest], BatchSampler]] = {
     "full": _make_full,
     "neighbor": _make_neighbor,
     "labor": _make_labor,

@@ -23,7 +23,7 @@ from runtime.sampling.device_hops import (
     whole_rows,
 )
 from runtime.sampling.device_topology import DeviceTopology
-from runtime.sampling.locality import FAR, Correction, check_factor
+from runtime.sampling.locality import Correction, check_factor
 from runtime.sampling.minibatch import Dialect
 from runtime.sampling.rng import Purpose
 from runtime.sampling.rng_triton import draw
@@ -37,14 +37,107 @@ from runtime.sampling.segments_triton import (
     water_levels,
 )
 from runtime.sampling.statistics import Draws, Estimator
+from runtime.sampling.weighted import Boost
 from runtime.sampling.words_device import plain_words, unit
 
 _Chosen = tuple[Tensor, Tensor, Tensor]
 """Row ends [n + 1], and of each edge drawn its place among the laid out ones and 1 / (d pi)."""
 
 
-class DeviceLocalitySampler(AbstractDeviceHops):
-    """Neighbour sampling by weight with a preference for local vertices.
+class DeviceWeightedSampler(AbstractDeviceHops):
+    """Draws `WeightedSampler`'s batches.
+
+    Args:
+        topology: the graph.
+        fanouts: neighbours per hop, the hop next to the seeds first; -1 takes all.
+        device: where the kernels run.
+        edge_weight: float [E], held in the device's memory; None: all alike.
+        draws: how the edges of a row are drawn.
+        estimator: of the blocks' weights; plain gives none.
+        boost: multiplies the weight of some sources; None: of none.
+        dialect: which vertices a hop expands.
+        seed: the run's seed.
+        edge_ids: fill each block's `e_id`.
+
+    Raises:
+        SamplerError: weights or fan-outs that cannot be used.
+    """
+
+    def __init__(
+        self,
+        topology: DeviceTopology,
+        fanouts: Sequence[int],
+        *,
+        device: torch.device,
+        edge_weight: NDArray[np.floating] | None = None,
+        draws: Draws = Draws.WITHOUT_REPLACEMENT,
+        estimator: Estimator = Estimator.PLAIN,
+        boost: Boost | None = None,
+        dialect: Dialect = Dialect.FIRST_SEEN,
+        seed: int = 0,
+        edge_ids: bool = False,
+    ) -> None:
+        super().__init__(
+            topology,
+            fanouts,
+            device=device,
+            streams=StreamPolicy(seed=seed, purpose=Purpose.NEIGHBOR),
+            dialect=dialect,
+            edge_ids=edge_ids,
+        )
+        self.draws, self.estimator = Draws(draws), Estimator(estimator)
+        self.factor = 1.0 if boost is None else boost.factor
+        self._ring = None if boost is None else torch.from_numpy(np.array(boost.ring)).to(device)
+        weight = float32_weight(edge_weight, topology.num_edges)
+        self._weight = torch.from_numpy(np.array(weight)).to(device) if weight.size else None
+
+    def _draw(self, rows: Tensor, known: list[Tensor], draws: HopDraws) -> Drawn:
+        del known
+        fanout, stream = self.fanouts[draws.hop], int(draws.streams.first[draws.hop])
+        whole = whole_rows(self.topology, rows, draws.stream)
+        row_ptr, places, weight = self._choose(whole, rows, draws.hop, fanout, stream)
+        drawn = Drawn(row_ptr, whole.positions[places], whole.values[places])
+        if self.estimator is Estimator.PLAIN:
+            return drawn
+        if self.estimator is Estimator.HAJEK:
+            weight = weight / segment_sums(row_ptr, weight)[whole.row_of[places]]
+        drawn.weight = weight.to(torch.float32)
+        return drawn
+
+    def _choose(
+        self, whole: WholeRows, rows: Tensor, hop: int, fanout: int, stream: int
+    ) -> _Chosen:
+        replacement = self.draws is Draws.REPLACEMENT and fanout > 0
+        if replacement and self._weight is None and (self._ring is None or self.factor == 1):
+            return _uniform_draws(whole, rows, fanout, stream)
+        law = self._law(whole, hop)
+        able = segment_counts(whole.ptr, law > 0)
+        if replacement:
+            return _draws_by_law(whole, rows, law, able, fanout, stream)
+        everything = torch.full_like(able, fanout < 0, dtype=torch.bool) | (able <= fanout)
+        in_whole = everything[whole.row_of]
+        kept, weight = law > 0, 1.0 / able.to(torch.float64)[whole.row_of]
+        if fanout > 0:
+            offset = whole.positions - whole.rows.starts[whole.row_of]
+            uniform = unit(plain_words(stream, rows[whole.row_of], offset))
+            way = _race if self.draws is Draws.WITHOUT_REPLACEMENT else _poisson
+            marks, found = way(whole, law, able, everything, uniform, fanout)
+            kept, weight = kept & (in_whole | marks), torch.where(in_whole, weight, found)
+        places = torch.nonzero(kept).flatten()
+        return row_ends(segment_counts(whole.ptr, kept)), places, weight[places]
+
+    def _law(self, whole: WholeRows, hop: int) -> Tensor:
+        """w_e of every edge, float64."""
+        boost = torch.ones(whole.values.shape, dtype=torch.float64, device=self.device)
+        if self._ring is not None:
+            boost.masked_fill_(self._ring[whole.values] <= self.num_hops - 1 - hop, self.factor)
+        if self._weight is None:
+            return boost
+        return self._weight[whole.positions].to(torch.float64) * boost
+
+
+class DeviceLocalitySampler(DeviceWeightedSampler):
+    """Neighbour sampling with a preference for local vertices, as `LocalitySampler`.
 
     Args:
         topology: the graph.
@@ -54,7 +147,7 @@ class DeviceLocalitySampler(AbstractDeviceHops):
             vertex is local.
         factor: f, at least 1.
         correction: how the preference is corrected; with f = 1 it is the way of drawing.
-        edge_weight: float [E], what the factor multiplies, held in the device's memory; None: 1.
+        edge_weight: float [E], what the factor multiplies; None: 1.
         dialect: which vertices a hop expands.
         seed: the run's seed.
         edge_ids: fill each block's `e_id`.
@@ -77,65 +170,20 @@ class DeviceLocalitySampler(AbstractDeviceHops):
         seed: int = 0,
         edge_ids: bool = False,
     ) -> None:
+        draws, estimator = Correction(correction).way
+        factor = check_factor(factor)
         super().__init__(
             topology,
             fanouts,
             device=device,
-            streams=StreamPolicy(seed=seed, purpose=Purpose.NEIGHBOR),
+            edge_weight=edge_weight,
+            draws=draws,
+            estimator=estimator,
+            boost=None if ring is None else Boost(ring, factor),
             dialect=dialect,
+            seed=seed,
             edge_ids=edge_ids,
         )
-        self.factor = check_factor(factor)
-        self.draws, self.estimator = Correction(correction).way
-        far = np.full(self.num_nodes, FAR, dtype=np.uint8)
-        self._ring = torch.from_numpy(np.array(far if ring is None else ring)).to(device)
-        weight = float32_weight(edge_weight, topology.num_edges)
-        self._weight = torch.from_numpy(np.array(weight)).to(device) if weight.size else None
-        self._uniform = self._weight is None and (ring is None or self.factor == 1)
-
-    def _draw(self, rows: Tensor, known: list[Tensor], draws: HopDraws) -> Drawn:
-        del known
-        fanout, stream = self.fanouts[draws.hop], int(draws.streams.first[draws.hop])
-        whole = whole_rows(self.topology, rows, draws.stream)
-        row_ptr, places, weight = self._choose(whole, rows, draws.hop, fanout, stream)
-        drawn = Drawn(row_ptr, whole.positions[places], whole.values[places])
-        if self.estimator is Estimator.PLAIN:
-            return drawn
-        if self.estimator is Estimator.HAJEK:
-            weight = weight / segment_sums(row_ptr, weight)[whole.row_of[places]]
-        drawn.weight = weight.to(torch.float32)
-        return drawn
-
-    def _choose(
-        self, whole: WholeRows, rows: Tensor, hop: int, fanout: int, stream: int
-    ) -> _Chosen:
-        replacement = self.draws is Draws.REPLACEMENT and fanout > 0
-        if replacement and self._uniform:
-            return _uniform_draws(whole, rows, fanout, stream)
-        law = self._law(whole, hop)
-        able = segment_counts(whole.ptr, law > 0)
-        if replacement:
-            return _draws_by_law(whole, rows, law, able, fanout, stream)
-        everything = torch.full_like(able, fanout < 0, dtype=torch.bool) | (able <= fanout)
-        in_whole = everything[whole.row_of]
-        kept, weight = law > 0, 1.0 / able.to(torch.float64)[whole.row_of]
-        if fanout > 0:
-            offset = whole.positions - whole.rows.starts[whole.row_of]
-            uniform = unit(plain_words(stream, rows[whole.row_of], offset))
-            way = _race if self.draws is Draws.WITHOUT_REPLACEMENT else _poisson
-            marks, found = way(whole, law, able, everything, uniform, fanout)
-            kept, weight = kept & (in_whole | marks), torch.where(in_whole, weight, found)
-        places = torch.nonzero(kept).flatten()
-        return row_ends(segment_counts(whole.ptr, kept)), places, weight[places]
-
-    def _law(self, whole: WholeRows, hop: int) -> Tensor:
-        """w_e of every edge, float64."""
-        near = self._ring[whole.values] <= self.num_hops - 1 - hop
-        boost = torch.ones(near.shape, dtype=torch.float64, device=near.device)
-        boost.masked_fill_(near, self.factor)
-        if self._weight is None:
-            return boost
-        return self._weight[whole.positions].to(torch.float64) * boost
 
 
 def _uniform_draws(whole: WholeRows, rows: Tensor, fanout: int, stream: int) -> _Chosen:

@@ -1,5 +1,6 @@
 """Adjacency lists in two memories: read at their addresses, counted by source, equal batches."""
 
+import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
@@ -138,6 +139,28 @@ def test_any_number_of_rows_can_be_hot(hot: list[int], kernel_device: torch.devi
     batch = found.sample(np.arange(5), epoch=0, step=0).to_host()
     np.testing.assert_array_equal(batch.blocks[0].indices, [4, 0, 1, 2, 3])
     assert topology.reads()[Source.DEVICE].rows == len(hot)
+
+
+@pytest.mark.parametrize("method", ["neighbor", "labor"])
+def test_positions_beyond_31_bits_are_exact(method: str, kernel_device: torch.device) -> None:
+    from runtime.sampling.device_topology import DeviceTopology
+    from runtime.sampling.neighbor_triton import DeviceNeighborSampler
+
+    graph, far = random_graph(1), 2**33 + 5
+    hot = np.arange(len(graph[0]) - 1)
+    near = DeviceTopology.load(*graph, kernel_device, pinned=True, hot=hot)
+    # The same lists, as if 2^33 other entries lay before them: only their addresses are used.
+    moved = dataclasses.replace(near, indptr=near.indptr + far)
+    settings: dict[str, Any] = {"device": kernel_device, "method": method, "edge_ids": True}
+    seeds = seeds_of(graph, 7)
+    expected, found = (
+        DeviceNeighborSampler(topology, [3, -1], **settings).sample(seeds, epoch=0, step=0)
+        for topology in (near, moved)
+    )
+    for block, other in zip(found.to_host().blocks, expected.to_host().blocks, strict=True):
+        assert other.e_id is not None
+        np.testing.assert_array_equal(block.e_id, other.e_id + far)
+        np.testing.assert_array_equal(block.indices, other.indices)
 
 
 @pytest.mark.parametrize("hot", [[0, 0], [5], [-1]])
