@@ -18,6 +18,7 @@ from planner.solver.joint import bound_of, place_joint
 from planner.solver.lagrange import lagrangian_bound
 from planner.solver.mixture import can_fill, mix_fills, round_mixture
 from planner.solver.program import Prices
+from planner.solver.shadow import shadow_prices
 from tests.support.placements import random_instance
 
 
@@ -217,3 +218,34 @@ def test_weights_of_alike_devices_rows_are_spread_over_them():
     assert lagrangian_bound(instance, rows, lopsided) < mixed.bound * 0.99
     reads = read_bytes(instance, round_mixture(instance, mixed))
     assert rows.values(reads).max() >= mixed.bound
+
+
+@pytest.mark.parametrize("seed", [20])
+def test_prices_of_a_mixture_are_slopes_or_between_two(seed: int):
+    # 5%, or bracketed at a kink; both sides of the programme meet within 1e-5 of its value
+    instance = sharded(seed, nodes=3000)
+    factor = 1.02
+
+    def value(changed: Instance) -> float:
+        mixed = mix_fills(changed, objective(changed))
+        assert mixed is not None
+        return mixed.value
+
+    here = value(instance)
+    noise = 2e-5 * here
+    prices = shadow_prices(instance, "pipelined", place_joint(instance).relaxed, factor=factor)
+    for link in ("dram", "hbm4", "nvlink4"):
+        up, down = (
+            value(replace(instance, network=instance.network.faster(link, f)))
+            for f in (factor, 1 / factor)
+        )
+        saved = prices[f"{link} +2%"]
+        assert (here - up) * 0.95 - noise <= saved <= (down - here) * 1.05 + noise, link
+    step = int(0.02 * instance.device_bytes[0])
+    up, down = (
+        value(replace(instance, device_bytes=tuple(m + s for m in instance.device_bytes)))
+        for s in (step, -step)
+    )
+    per_gib = sum(saved for name, saved in prices.items() if name.startswith("device"))
+    saved = per_gib * step / 2**30
+    assert (here - up) * 0.95 - noise <= saved <= (down - here) * 1.05 + noise
