@@ -6,6 +6,10 @@ from runtime.plan import Interval
 
 NORMAL_90 = 1.645
 """Standard deviations that hold 90% of a normal law around its mean."""
+MODEL_ERROR = 0.16
+"""What remains where rates and sizes are exact: 90% of the candidates of the configurations that
+calibrate `tests.benchmarks.prediction` (not of those it reports), links between hosts apart, took
+at most this much more or less than predicted."""
 OVERSUBSCRIBED_FACTOR = 3.0
 """More threads than cores cost more than proportionally and less predictably (modelling.md 3)."""
 
@@ -18,10 +22,11 @@ def relative_half_width(
     noise: float,
     profile_error: float,
     oversubscribed: bool = False,
+    model_error: float = MODEL_ERROR,
 ) -> float:
     """Relative half-width of a step's 90% interval.
 
-    h = max(noise, sqrt(sum_i (t_i / T * s_i)^2 + (1.645 noise)^2 + (1.645 e)^2))
+    h = max(noise, sqrt(sum_i (t_i / T * s_i)^2 + (1.645 noise)^2 + (1.645 e)^2 + m^2))
 
     Args:
         step_seconds: T.
@@ -30,15 +35,17 @@ def relative_half_width(
         noise: coefficient of variation of a fixed kernel, the least half-width there is.
         profile_error: e, relative standard error of the profiled batch size.
         oversubscribed: more threads than cores; the interval is three times as wide.
+        model_error: m, half-width of what the model itself leaves out.
 
     Source: modelling.md 3 and 14; independent errors add in squares.
 
     >>> h = relative_half_width(10.0, {"sample": 6.0, "gather": 4.0},
-    ...     {"sample": 0.05, "gather": 0.1}, noise=0.0, profile_error=0.0)
+    ...     {"sample": 0.05, "gather": 0.1}, noise=0.0, profile_error=0.0,
+    ...     model_error=0.0)
     >>> round(h, 3)
     0.05
     """
-    squares = (NORMAL_90 * noise) ** 2 + (NORMAL_90 * profile_error) ** 2
+    squares = (NORMAL_90 * noise) ** 2 + (NORMAL_90 * profile_error) ** 2 + model_error**2
     for name, seconds in stages.items():
         share = seconds / step_seconds if step_seconds > 0 else 0.0
         squares += (min(share, 1.0) * spreads.get(name, 0.0)) ** 2

@@ -173,13 +173,13 @@ def compare(
     names: list[str],
     num_seeds: int,
     *,
-    longer: int = 1,
+    longer: float = 1.0,
     larger: float = 1.0,
 ) -> None:
     """Train one data pack with every named sampler and print a line for each."""
     graph = import_graph(source, folder / source.stem, options=ImportOptions(features=FEATURES))
     sizes = [round(larger * size) for size in new_vertices(graph)]
-    epochs = longer * EPOCHS.get(source.stem, 20)
+    epochs = round(longer * EPOCHS.get(source.stem, 20))
     baseline: list[float] = []
     curve: list[float] = []
     for name in ["neighbor", *(n for n in names if n != "neighbor")]:
@@ -232,7 +232,7 @@ def main() -> None:
     parser.add_argument("--graphs", default=",".join(EPOCHS))
     parser.add_argument("--samplers", default=",".join(WAYS))
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--longer", type=int, default=1, help="times the usual epochs")
+    parser.add_argument("--longer", type=float, default=1.0, help="times the usual epochs")
     parser.add_argument("--larger", type=float, default=1.0, help="times the usual layers")
     options = parser.parse_args()
     torch.set_num_threads(1)
