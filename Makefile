@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+FUZZ := $(shell find tests -name 'test_fuzz_*.py')
 # One BLAS thread unless a plan says otherwise: tests run several processes at once.
 TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 
@@ -28,6 +29,7 @@ test: $(STAMP)  ## unit and property tests, distributed tests, notebooks
 
 test-slow: $(STAMP)  ## tests of more than ten seconds
 	$(TEST_ENV) $(BIN)/python -m pytest -q -m slow tests
+	GNNPLAN_FUZZ_EXAMPLES=$${GNNPLAN_FUZZ_EXAMPLES:-1000} $(TEST_ENV) $(BIN)/python -m pytest -q $(FUZZ)
 
 check: $(STAMP)  ## format, lint, types, import directions, notebooks without outputs
 	$(BIN)/ruff format --check .
@@ -43,10 +45,12 @@ format: $(STAMP)  ## format and fix what can be fixed
 bench: $(STAMP)  ## every benchmark, one JSON object per line
 	for name in placement sampling gather end_to_end; do $(BIN)/python -m tests.benchmarks.$$name --json || exit 1; done
 
-soak: $(STAMP)  ## long runs: 50 injected faults; learning on real graphs; the service loaded and killed
+soak: $(STAMP)  ## long runs: 50 injected faults; learning on real graphs; the service loaded, killed and fuzzed
 	$(TEST_ENV) $(BIN)/python -m tests.benchmarks.soak_failures --json
 	$(BIN)/python -m tests.benchmarks.learning --json
 	$(TEST_ENV) $(BIN)/python -m tests.benchmarks.service --json
+	for database in sqlite postgresql; do GNNPLAN_API_CASES=2000 GNNPLAN_API_DATABASE=$$database \
+	  $(TEST_ENV) $(BIN)/python -m pytest -q tests/api/test_openapi.py || exit 1; done
 
 clean:  ## remove the virtual environment and caches
 	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -15,29 +15,42 @@ from planner.report.svg import element, figure
 HEIGHT = 220
 TOP = 18
 MOST_POINTS = 400
+MOST_DOTS = 40
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Loss:
-    """One step's loss per seed."""
+    """One step's loss per seed, or the mean of an epoch's steps."""
 
     epoch: int
-    step: int
+    step: int | None
+    """None for the mean."""
     loss: float
+
+    @property
+    def place(self) -> str:
+        """Where in the run."""
+        return f"epoch {self.epoch}, {'mean' if self.step is None else f'step {self.step}'}"
 
 
 def losses(folder: Path) -> list[Loss]:
-    """Losses of the step events that a job has written last, thinned to what a picture shows."""
-    found: list[Loss] = []
+    """Losses that a job has told of last, thinned to what a picture shows.
+
+    Steps are told of ten times a second at most; where that is less often than epochs end, the
+    epochs' means say more.
+    """
+    told: dict[str, list[Loss]] = {"step": [], "epoch": []}
     for line in end_of(folder / EVENTS_FILE).splitlines():
         event = _event(line)
-        data = event.get("data")
-        if event.get("event") != "step" or not isinstance(data, dict):
+        kind, data = event.get("event"), event.get("data")
+        if kind not in told or not isinstance(data, dict):
             continue
         known: dict[str, Any] = {str(k): v for k, v in data.items()}  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
         if isinstance(known.get("loss"), float) and known["loss"] == known["loss"]:
-            epoch, step = int(known.get("epoch", 0)), int(known.get("step", 0))
-            found.append(Loss(epoch=epoch, step=step, loss=known["loss"]))
+            step = int(known.get("step", 0)) if kind == "step" else None
+            epoch = int(known.get("epoch", 0))
+            told[kind].append(Loss(epoch=epoch, step=step, loss=known["loss"]))
+    found = max(told["step"], told["epoch"], key=len)
     every = 1 + len(found) // MOST_POINTS
     return found[::-1][::every][::-1]
 
@@ -70,10 +83,13 @@ def draw_losses(found: list[Loss]) -> Markup:
         )
         for (xa, ya), (xb, yb) in pairwise(places)
     ]
+    dots = [
+        element("circle", class_="point", cx=f"{100 * x:.2f}%", cy=y, r=3)
+        for x, y in (places if len(places) <= MOST_DOTS else [])
+    ]
     first, last = found[0], found[-1]
     words = (
-        f"Loss {first.loss:.3f} at epoch {first.epoch}, step {first.step}; "
-        f"{last.loss:.3f} at epoch {last.epoch}, step {last.step}; "
+        f"Loss {first.loss:.3f} at {first.place}; {last.loss:.3f} at {last.place}; "
         f"between {low:.3f} and {high:.3f}."
     )
     return figure(
@@ -83,14 +99,13 @@ def draw_losses(found: list[Loss]) -> Markup:
         element("line", class_="grid", x1=0, x2="100%", y1=TOP, y2=TOP),
         element("line", class_="grid", x1=0, x2="100%", y1=HEIGHT - 26, y2=HEIGHT - 26),
         *lines,
+        *dots,
         element("text", f"{high:.3f}", class_="axis", x=0, y=TOP - 5),
         element("text", f"{low:.3f}", class_="axis", x=0, y=HEIGHT - 31),
-        element(
-            "text", f"epoch {first.epoch}, step {first.step}", class_="axis", x=0, y=HEIGHT - 8
-        ),
+        element("text", first.place, class_="axis", x=0, y=HEIGHT - 8),
         element(
             "text",
-            f"epoch {last.epoch}, step {last.step}: {last.loss:.3f}",
+            f"{last.place}: {last.loss:.3f}",
             class_="axis",
             x="100%",
             y=HEIGHT - 8,

@@ -74,3 +74,36 @@ def test_failed_write_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.Mon
         codec.write_text_atomically(path, "new")
     assert path.read_text() == "old"
     assert [p.name for p in tmp_path.iterdir()] == ["a.json"]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[" * 100_000, "nested too deeply"),
+        ("1" * 5000, "expected JSON"),
+        (b"\xff\xfe\xfa", "expected JSON"),
+        ("{", "expected JSON"),
+    ],
+)
+def test_text_that_is_no_json_is_one_error_of_one_line(text: str | bytes, words: str):
+    with pytest.raises(codec.CodecError, match=words) as caught:
+        codec.parse(text)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"named": {"k": 10**400}}, "finite"),
+        ({"name": 10**400}, "an integer of 1329 bits"),
+        ({"name": ["x"] * 10_000}, "a list of 10000"),
+        ({"named": {"a\nb" * 100: "v"}}, "expected float"),
+        ({"y\n" * 1000: 1}, "unknown field"),
+    ],
+)
+def test_faults_of_any_size_are_told_in_one_short_line(change: dict, words: str):
+    document = {"name": "x", "inner": {"n": 1}} | change
+    with pytest.raises(codec.CodecError, match=words) as caught:
+        codec.decode(Outer, document)
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 300

@@ -9,8 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from runtime import codec
 from runtime.errors import PlanError
+from runtime.graph.dataset import Graph
 from runtime.plan import (
+    PLAN_FILE,
     Certificate,
     Device,
     FeaturePlacement,
@@ -27,7 +30,9 @@ from runtime.plan import (
     load_array,
     load_plan,
     save_plan,
+    with_identity,
 )
+from tests.support.plans import make_plan
 
 
 def example() -> Plan:
@@ -188,3 +193,22 @@ def test_the_runtime_imports_without_the_planners_dependencies():
         [sys.executable, "-c", code], check=False, capture_output=True, text=True
     )
     assert result.returncode == 0, result.stderr
+
+
+def test_an_array_outside_the_plans_folder_is_refused(small_graph: Graph, tmp_path: Path):
+    plan = make_plan(small_graph, tmp_path / "plan", own_rows=4)
+    name, ref = next(iter(plan.arrays.items()))
+    np.save(tmp_path / "secret.npy", np.arange(3))
+    away = replace(plan, arrays={**plan.arrays, name: replace(ref, file="../secret.npy")})
+    (tmp_path / "plan" / PLAN_FILE).write_text(codec.dumps(with_identity(away)))
+    with pytest.raises(PlanError, match="in a file beside it"):
+        load_plan(tmp_path / "plan")
+
+
+@pytest.mark.parametrize("content", [b"", b"PK\x03\x04", b"\x93NUMPY\x01\x00"])
+def test_an_array_file_that_is_none_is_refused(small_graph: Graph, tmp_path: Path, content: bytes):
+    plan = make_plan(small_graph, tmp_path / "plan", own_rows=4)
+    name, ref = next(iter(plan.arrays.items()))
+    (tmp_path / "plan" / ref.file).write_bytes(content)
+    with pytest.raises(PlanError, match="cannot be read"):
+        load_array(plan, tmp_path / "plan", name)

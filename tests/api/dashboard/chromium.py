@@ -93,6 +93,7 @@ class Browser:
     def __init__(self, web: WebDriver) -> None:
         self.web: Any = web
         self.said = list[str]()
+        self.pressed = 0
         self.look(1440, dark=False)
 
     def look(self, width: int, *, dark: bool) -> None:
@@ -119,6 +120,7 @@ class Browser:
                 # A refresh may replace it between finding and using it: then again.
                 with suppress(StaleElementReferenceException):
                     element.send_keys("\n")
+                    self.pressed += 1
                     return True
             return False
 

@@ -1,6 +1,7 @@
 """The dashboard in a real browser: made, watched, opened, compared, cancelled, by the keyboard."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,9 @@ from api.schemas.requests import NoopRequest
 from api.service.context import Caller, Service
 from api.service.jobs import get_job, submit_noop
 from api.settings import ServiceSettings
+from planner.machine import save_machine
+from planner.probe.presets import load_preset
+from runtime.device import machine_fingerprint
 from runtime.graph.dataset import Graph
 from tests.api.dashboard.chromium import SIZES, Browser, chromium, served
 
@@ -78,6 +82,22 @@ def test_a_plan_is_made_watched_opened_and_compared(running: tuple[Service, str,
     look_at(browser, "machines")
 
 
+def test_a_first_plan_takes_at_most_five_clicks(
+    running: tuple[Service, str, Browser], tmp_path: Path
+):
+    _, address, browser = running
+    (tmp_path / "cache").mkdir(exist_ok=True)
+    # As if this machine had been probed; the first plan of all waits for that, without a click.
+    fingerprint = machine_fingerprint()
+    machine = replace(load_preset("cpu-2core"), fingerprint=fingerprint, provenance="measured")
+    save_machine(machine, tmp_path / "cache" / f"machine-{fingerprint}.json")
+    browser.web.get(address)
+    for words in ("New plan", "Plan", "Open the plan"):
+        browser.press(words)
+    browser.wait_for("The predicted step")
+    assert browser.pressed <= 5
+
+
 def test_a_running_job_is_cancelled(running: tuple[Service, str, Browser]):
     service, address, browser = running
     job = submit_noop(service, CALLER, NoopRequest(seconds=3000.0, steps=1000))
@@ -99,7 +119,7 @@ def test_a_run_is_watched(running: tuple[Service, str, Browser]):
     browser.find("#epochs").clear()
     browser.find("#epochs").send_keys("6")
     browser.press("Train")
-    browser.wait_for("Measured loss per seed, the last steps")
+    browser.wait_for("Measured loss per seed, the last told of")
     look_at(browser, "live")
     browser.wait_for("succeeded")
     browser.wait_for("Seconds per step by stage")

@@ -185,6 +185,11 @@ def test_a_run_shows_its_losses_as_they_come(
     append_line(folder / EVENTS_FILE, '{"event": "st')
     text = read(client, f"/runs/{row.id}")
     assert "Loss 2.000 at epoch 1, step 0; 1.000 at epoch 1, step 2" in text
+    for epoch in range(5):  # epochs that end faster than steps are told of
+        line = f'{{"event": "epoch", "data": {{"epoch": {epoch}, "loss": {3.0 - epoch / 2}}}}}'
+        append_line(folder / EVENTS_FILE, line)
+    text = read(client, f"/runs/{row.id}")
+    assert "Loss 3.000 at epoch 0, mean; 1.000 at epoch 4, mean" in text
     part = client.get(f"/runs/{row.id}", headers={"HX-Request": "true"}).text
     assert "<html" not in part
     assert "Loss per seed, as measured" in part

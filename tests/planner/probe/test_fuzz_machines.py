@@ -19,7 +19,7 @@ from planner.report.links import link_rows
 from planner.report.topology import draw_topology
 from runtime import codec
 from tests.support.fuzzing import fuzzed, refused
-from tests.support.mutations import damaged, damaged_json
+from tests.support.mutations import damage, damaged, damaged_json
 
 SITON = load_preset("siton")
 RECORDINGS = Path(__file__).resolve().parents[2] / "golden" / "machines"
@@ -60,7 +60,7 @@ def nccl_topology() -> str:
 def damaged_xml(draw: st.DrawFn, text: str) -> bytes:
     """XML that stays well-formed: attributes changed, elements repeated; or damaged bytes."""
     if not draw(st.integers(0, 3)):
-        return draw(damaged(text.encode()))
+        return damage(draw, text.encode())
     for _ in range(draw(st.integers(1, 3))):
         act = draw(st.sampled_from(["value", "value", "value", "repeat", "deep", "encoding"]))
         if act == "value":

@@ -219,3 +219,28 @@ def test_files_damaged_at_random_are_read_or_refused_and_never_crash(tmp_path: P
             words.append(str(error))
     assert 0 < len(words) == 300 - read
     assert not [text for text in words if "\n" in text]
+
+
+def test_damage_that_fuzzing_found_is_refused_in_one_line(tmp_path: Path):
+    many = gpu(0, *[("0000:11:00.0", 36, GPU_CLASS)] * 5000)
+    for text, words in (
+        (
+            PAIRS.replace("<system", '<?xml version="1.0" encoding="none-such"?><system', 1),
+            "not XML",
+        ),
+        (system(many), "at most 36 NVLinks"),
+        (system(*[gpu(d) for d in range(90)]), "1 to 64 GPUs"),
+        (rates(case("host_to_device_memcpy_ce", [[10**400] * 8])), "nvbandwidth"),
+        (rates(case("a\nb", [["fast"]])), "nvbandwidth"),
+        ("[" * 100_000, "neither"),
+        ('{"nvbandwidth":' + "[" * 100_000, "nested too deeply"),
+    ):
+        with pytest.raises(MachineError, match=words) as caught:
+            imported(tmp_path, text)
+        assert "\n" not in str(caught.value)
+
+
+def test_an_address_that_is_none_is_no_address(tmp_path: Path):
+    found = imported(tmp_path, PAIRS.replace("0000:10:00.0", "soon:10:00.0"))
+    assert [g.name for g in found.gpus] == ["gpu0", "gpu1", "gpu2", "gpu3"]
+    assert found.gpus[0].bus_id == ""

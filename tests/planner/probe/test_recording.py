@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from planner.errors import MachineError
-from planner.machine import MachineModel, save_machine
+from planner.machine import MachineModel, Memory, save_machine
 from planner.probe import nvml as nvml_module
 from planner.probe.doctor import topology_findings
 from planner.probe.links import (
@@ -60,7 +60,7 @@ def machine_of(found: Inventory) -> MachineModel:
         fingerprint="f",
         provenance="measured",
         processors=processors,
-        memories=memories,
+        memories=[Memory(name="host0", kind="host", capacity_bytes=2**40), *memories],
         links=gpu_links(found),
         switches=gpu_switches(found),
         cliques=nvlink_cliques(found),
@@ -302,3 +302,21 @@ def test_the_systems_device_tree_is_read(tmp_path: Path):
     assert unknown.numa_node is None
     with pytest.raises(MachineError, match="expected PCI devices"):
         RecordedDevices({"x": {"numa_node": "one"}})
+
+
+@pytest.mark.parametrize(
+    ("call", "answer"),
+    [
+        ("nvmlDeviceGetCount()", 10**9),
+        ("nvmlDeviceGetCount()", [8]),
+        ("nvmlDeviceGetMemoryInfo(device:0)", {"total": None}),
+        ("nvmlDeviceGetPciInfo(device:0)", 3),
+        ("nvmlDeviceGetCudaComputeCapability(device:0)", [8]),
+        ("nvmlDeviceGetCpuAffinity(device:0, 16)", ["x"]),
+        ("nvmlDeviceGetNvLinkState(device:0, 0)", {"error": "soon"}),
+        ("nvmlDeviceGetFieldValues(device:0, [[165, 0]])", []),
+    ],
+)
+def test_an_answer_that_no_driver_gives_is_refused(call: str, answer: object):
+    with pytest.raises(MachineError, match="answer of a driver"):
+        Replay({"format": FORMAT, "calls": {call: answer}})

@@ -80,3 +80,32 @@ def test_without_pyyaml_the_message_says_what_to_install(
     monkeypatch.setitem(sys.modules, "yaml", None)
     with pytest.raises(DatasetError, match="needs PyYAML; install it"):
         import_graph(folder, tmp_path / "g")
+
+
+BOMB = "".join(
+    f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9 if n else ['x'] * 9)}]\n" for n in range(9)
+)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("dataset_name: tiny", BOMB + "dataset_name: *a8"),
+        ("format: numpy", "format: 7"),
+        ("path: edges.npy", f"path: {'9' * 400}.npy"),
+        ("path: edges.npy", 'path: "a\\0b"'),
+    ],
+    ids=["aliases", "number", "too long", "zero byte"],
+)
+def test_words_that_are_none_are_refused(folder: Path, tmp_path: Path, old: str, new: str):
+    (folder / "metadata.yaml").write_text(HOMOGENEOUS.replace(old, new))
+    with pytest.raises(DatasetError, match=r"metadata\.yaml"):
+        import_graph(folder, tmp_path / "g")
+
+
+def test_seeds_without_an_axis_are_refused(folder: Path, tmp_path: Path):
+    np.save(folder / "ids.npy", np.array(1))
+    task = "tasks: [{train_set: [{data: [{name: seeds, format: numpy, path: ids.npy}]}]}]"
+    (folder / "metadata.yaml").write_text(HOMOGENEOUS + task)
+    with pytest.raises(DatasetError, match="in one or two columns"):
+        import_graph(folder, tmp_path / "g")

@@ -1,0 +1,67 @@
+"""Reading .npy files: what a header claims is held against the file before anything is taken."""
+
+import io
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from runtime.npy import map_npy
+
+
+def saved(folder: Path, array: np.ndarray) -> Path:
+    path = folder / "array.npy"
+    np.save(path, array)
+    return path
+
+
+def with_header(folder: Path, header: str, body: bytes = b"\0" * 64) -> Path:
+    text = header.ljust(117).encode() + b"\n"
+    path = folder / "array.npy"
+    path.write_bytes(b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text + body)
+    return path
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.arange(12, dtype=np.int32).reshape(3, 4),
+        np.asfortranarray(np.arange(12.0).reshape(3, 4)),
+        np.array(7),
+        np.zeros((0, 5), np.float32),
+        np.arange(3, dtype=">i8"),
+    ],
+    ids=["rows", "columns", "scalar", "empty", "swapped"],
+)
+def test_values_are_those_that_were_saved(tmp_path: Path, array: np.ndarray):
+    found = map_npy(saved(tmp_path, array))
+    assert found.shape == array.shape
+    assert found.dtype == array.dtype
+    assert (found == array).all()
+
+
+@pytest.mark.parametrize(
+    ("header", "words"),
+    [
+        ("{'descr': '<i8', 'fortran_order': False, 'shape': (4611686018427387904,), }", "bytes"),
+        ("{'descr': '<i8', 'fortran_order': False, 'shape': (3037000500, 3037000500), }", "bytes"),
+        ("{'descr': '<i8', 'fortran_order': False, 'shape': (9,), }", "expected 72 bytes"),
+        ("{'descr': '<i8', 'fortran_order': False, 'shape': (-1,), }", "expected a shape"),
+        ("{'descr': '|O', 'fortran_order': False, 'shape': (1,), }", "plain values"),
+        ("{'descr': '<i8', 'fortran_order': False, 'shape': ((((((((", "."),
+        ("((((((((((((((((((((((((((((((((((((((((((((((((((((((((((", "."),
+    ],
+)
+def test_headers_that_claim_what_is_not_there_are_refused(tmp_path: Path, header: str, words: str):
+    with pytest.raises(ValueError, match=words):
+        map_npy(with_header(tmp_path, header))
+
+
+def test_files_that_are_no_arrays_are_refused(tmp_path: Path):
+    whole = io.BytesIO()
+    np.savez(whole, a=np.arange(3))
+    path = tmp_path / "array.npy"
+    for content in (b"", b"\x93NUMPY", b"PK\x03\x04", whole.getvalue(), b"\x93NUMPY\x03\x00"):
+        path.write_bytes(content)
+        with pytest.raises(ValueError, match=r"."):
+            map_npy(path)

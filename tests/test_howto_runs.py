@@ -1,0 +1,118 @@
+"""Every command of the how-to pages and of the README's scripts runs, in a folder of its own."""
+
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from planner.machine import save_machine
+from planner.probe.presets import load_preset
+from runtime.device import machine_fingerprint
+from tests.support.howto import Block, blocks
+from tests.test_docs_howto import PAGES, ROOT
+
+pytestmark = [pytest.mark.slow, pytest.mark.distributed]
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> tuple[Path, dict[str, str]]:
+    """A folder to run in and its environment; this machine counts as probed already."""
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    fingerprint = machine_fingerprint()
+    machine = replace(load_preset("cpu-2core"), fingerprint=fingerprint, provenance="measured")
+    save_machine(machine, cache / f"machine-{fingerprint}.json")
+    folder = tmp_path / "work"
+    folder.mkdir()
+    paths = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    environment = os.environ | {
+        "GNNPLAN_CACHE": str(cache),
+        "PATH": paths,
+        "PYTHONPATH": str(ROOT),
+        "PYTHONWARNINGS": "default",
+        "OMP_NUM_THREADS": "1",
+    }
+    return folder, environment
+
+
+def free_ports(count: int) -> list[int]:
+    sockets = [socket.socket() for _ in range(count)]
+    for each in sockets:
+        each.bind(("127.0.0.1", 0))
+    ports = [each.getsockname()[1] for each in sockets]
+    for each in sockets:
+        each.close()
+    return ports
+
+
+def with_ports(page: str) -> str:
+    """The same page with addresses of this machine and ports that are free."""
+    named = sorted(set(re.findall(r"(?:host0|localhost|--port )[: ]?(\d{4,5})", page)))
+    for old, new in zip(named, free_ports(len(named)), strict=True):
+        page = re.sub(rf"\b{old}\b", str(new), page)
+    return page.replace("host0:", "127.0.0.1:")
+
+
+def run_page(page: str, folder: Path, environment: dict[str, str]) -> str:
+    """Run a page's blocks in order; what they printed."""
+    script = list[str]()
+    parts = blocks(with_ports(page))
+    for number, block in enumerate(parts):
+        if block.kind == "file":
+            (folder / block.name).write_text(block.text)
+        elif block.kind == "python":
+            script.append(f"python - <<'END_OF_PYTHON'\n{block.text}END_OF_PYTHON\n")
+        elif block.kind == "sh":
+            script.append(block.text)
+        elif block.kind == "host":
+            script.append(
+                f"( {block.text.strip()} ) > host{block.name}.log 2>&1 & HOST{block.name}=$!\n"
+            )
+            if not _is_host(parts, number + 1):
+                script.append(f"wait $HOST0\nwait $HOST{block.name}\n")
+    # What a page started in the background ends with it, whatever went wrong.
+    text = "set -e -m\ntrap 'kill $(jobs -p) 2> /dev/null || true' EXIT\n" + "\n".join(script)
+    done = subprocess.run(
+        ["bash", "-c", text],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    said = done.stdout + done.stderr + "".join(p.read_text() for p in folder.glob("host*.log"))
+    assert done.returncode == 0, said[-3000:]
+    return said
+
+
+def _is_host(parts: list[Block], number: int) -> bool:
+    return number < len(parts) and parts[number].kind == "host"
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda p: p.stem)
+def test_a_how_to_page_runs(path: Path, place: tuple[Path, dict[str, str]]):
+    if "curl" in path.read_text() and shutil.which("curl") is None:
+        pytest.skip("no curl (Debian: apt-get install curl)")
+    said = run_page(path.read_text(), *place)
+    assert "Traceback" not in said
+
+
+def test_the_readmes_scripts_run(place: tuple[Path, dict[str, str]]):
+    folder, environment = place
+    page = (ROOT / "README.md").read_text()
+    ten, script = [b.text for b in blocks(page) if b.kind == "python"]
+    (folder / "script.py").write_text(script)
+    text = (
+        "gnnplan graph generate sbm demo/graph --nodes 3000 --features 16 --classes 5\n"
+        f"python - <<'END_OF_PYTHON'\n{ten}END_OF_PYTHON\n"
+        "gnnplan launch my-plan script.py\n"
+    )
+    said = run_page(f"```sh\n{text}```\n", folder, environment)
+    assert "rank 1 epoch 2 loss" in said
+    assert (folder / "model.pt").is_file()
