@@ -1,7 +1,7 @@
 """Plans: made, read, explained, compared and asked about."""
 
 import asyncio
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Query, Request, Response
 from fastapi.responses import FileResponse
@@ -20,6 +20,19 @@ from runtime.plan import Plan
 router = APIRouter(prefix="/v1/plans", tags=["plans"])
 PlanId = Annotated[str, Path(max_length=64)]
 Filter = Query(max_length=4096)
+_TEXT, _ANY = {"schema": {"type": "string"}}, dict[str, Any]()
+ARTEFACT: dict[int | str, dict[str, Any]] = {
+    200: {
+        "content": {
+            "application/json": _ANY,
+            "application/octet-stream": {"schema": {"type": "string", "format": "binary"}},
+            "application/yaml": _ANY,
+            "text/html": _TEXT,
+            "text/x-shellscript": _TEXT,
+        }
+    }
+}
+"""What a plan's files are; plan.json and the manifest have schemas of their own."""
 UNCHANGING = "private, max-age=3600, immutable"
 
 
@@ -139,7 +152,7 @@ def list_artefacts(service: ServiceIn, _who: Reader, plan: PlanId) -> PageOf[Art
 @router.get(
     "/{plan}/artefacts/{name}",
     response_class=Response,
-    responses={200: {"content": {"*/*": {"schema": {"type": "string", "format": "binary"}}}}},
+    responses=ARTEFACT,
 )
 def get_artefact(
     request: Request,
