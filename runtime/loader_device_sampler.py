@@ -1,6 +1,5 @@
 """The sampler of a plan on a GPU, and whether there is one."""
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,17 +9,11 @@ import torch
 from runtime.graph.dataset import Graph
 from runtime.loader_typed import is_typed
 from runtime.plan import Plan, load_array
-from runtime.sampling.dependent import Dependence
-from runtime.sampling.minibatch import Dialect
-from runtime.sampling.parameters import Value, choice, number, parameters_of
-from runtime.sampling.statistics import Estimator
-
-SAMPLERS = ("neighbor", "full", "labor")
-"""Names of samplers that have a GPU form, as far as their parameters go."""
+from runtime.sampling.parameters import parameters_of
 
 
 def refusal(plan: Plan, graph: Graph) -> str:
-    """Why the device cannot draw this plan's batches; empty where it can."""
+    """Why the device does not draw this plan's batches; empty where it does."""
     strategy, sampler = plan.strategy, plan.strategy.sampler
     if graph.task == "link":
         return "link prediction is sampled by the host"
@@ -32,13 +25,8 @@ def refusal(plan: Plan, graph: Graph) -> str:
         return "bulk batches are sampled by the host"
     if strategy.topology.policy == "partitioned":
         return "partitioned topology is sampled by the host"
-    if sampler.name not in SAMPLERS:
-        return f"sampler {sampler.name} is the host's"
-    values = parameters_of(sampler)
-    if values.get("weights", "none") != "none":
-        return "draws by edge weight are the host's"
-    if sampler.name == "neighbor" and values["draws"] != "without-replacement":
-        return f"draws {values['draws']} are the host's"
+    if sampler.name == "las" and parameters_of(sampler)["schedule"] != "fixed":
+        return "a locality factor that changes while training is the host's"
     return ""
 
 
@@ -59,7 +47,7 @@ def open_device_sampler(
 
     Args:
         plan: one that `refusal` lets through.
-        folder: its folder, for the rank's own lists.
+        folder: its folder, for the rank's own lists and rows.
         graph: the dataset.
         rank: this rank.
         device: where the kernels run.
@@ -70,43 +58,28 @@ def open_device_sampler(
         SamplerError: a parameter cannot be used.
         RuntimeError: the host refuses to page-lock the topology.
     """
-    from runtime.sampling.neighbor_triton import DeviceNeighborSampler, DeviceTopology
+    from runtime.sampling.build_device import build_device_sampler
+    from runtime.sampling.device_topology import DeviceTopology
 
-    policy, sampler, workload = plan.strategy.topology.policy, plan.strategy.sampler, plan.workload
-    hot = None
+    policy, named = plan.strategy.topology.policy, plan.strategy.sampler
+    hot = local = None
     if policy == "cached":
         hot = np.asarray(load_array(plan, folder, f"topology_own_ids_{rank}"), np.int64)
+    if named.name == "las":
+        local = np.asarray(load_array(plan, folder, f"feature_own_ids_{rank}"), np.int64)
     topology = DeviceTopology.load(
         graph.indptr, graph.indices, device, pinned=policy != "replicated", hot=hot
     )
-    values = parameters_of(sampler)
-    common: dict[str, Any] = {
-        "device": device,
-        "dialect": Dialect(sampler.dialect),
-        "seed": workload.seed,
-        "edge_ids": edge_ids,
-    }
-    if sampler.name == "labor":
-        from runtime.sampling.labor_device import DeviceLaborSampler
-
-        return DeviceLaborSampler(
-            topology,
-            workload.fanouts,
-            variant="star" if values["variant"] == "star" else _passes(values),
-            form=str(values["form"]),
-            tolerance=number("labor", values, "tolerance"),
-            estimator=choice("labor", values, Estimator, "estimator"),
-            kappa=number("labor", values, "kappa"),
-            dependence=choice("labor", values, Dependence, "dependence"),
-            layer_dependent=bool(number("labor", values, "layer_dependent")),
-            steps_per_epoch=num_steps,
-            **common,
-        )
-    fanouts = [-1] * len(workload.fanouts) if sampler.name == "full" else workload.fanouts
-    return DeviceNeighborSampler(topology, fanouts, **common)
-
-
-def _passes(values: Mapping[str, Value]) -> int | float:
-    """LABOR's variant; what is no whole number is left for the sampler to refuse."""
-    passes = number("labor", values, "variant")
-    return int(passes) if passes.is_integer() else passes
+    return build_device_sampler(
+        named,
+        topology,
+        graph.indptr,
+        graph.indices,
+        plan.workload.fanouts,
+        plan.workload.seed,
+        device=device,
+        edge_ids=edge_ids,
+        edge_weight=graph.edge_weight,
+        local=local,
+        steps_per_epoch=num_steps,
+    )
