@@ -17,6 +17,7 @@ from typing import Any
 
 from planner.probe.gpu_measure import GpuFindings, measure_gpus
 from planner.probe.gpu_seam import FULL, QUICK, GpuSizes, Work
+from planner.probe.nvml import MASK_WORDS, set_bits
 from planner.probe.worker import State
 
 WARM_UPS = 4
@@ -51,9 +52,11 @@ class CudaDevice:
         self._calls: dict[Work, Callable[[], object]] = {}
         self._rows: dict[Work, tuple[Any, Any, Any, Any]] = {}
         self._alone: dict[Work, float] = {}
+        self._allowed, self._bound = os.sched_getaffinity(0), -1
 
     def seconds(self, work: Work, repeats: int, beside: Sequence[Work] = ()) -> list[float]:
         """See `GpuDevice.seconds`."""
+        self._bind(work.gpu)
         # Buffers of the last point are kept no longer than they serve.
         needed = {work, *beside}
         self._calls = {w: call for w, call in self._calls.items() if w in needed}
@@ -63,6 +66,26 @@ class CudaDevice:
         calls = min(MOST_CALLS, max(1, math.ceil(LEAST_SECONDS / once)))
         around = [(other, self._once(other)) for other in beside]
         return [self._run(work, calls, once, around) for _ in range(repeats)]
+
+    def _bind(self, gpu: int) -> None:
+        """Run on the cores next to a GPU, so that page-locked memory lies there too."""
+        if gpu == self._bound:
+            return
+        self._bound = gpu
+        self._calls, self._rows = {}, {}
+        # What torch keeps of freed page-locked memory may lie next to the last GPU.
+        getattr(self._torch._C, "_host_emptyCache", int)()
+        near = self._allowed & set(self._cores_of(gpu))
+        os.sched_setaffinity(0, near or self._allowed)
+
+    def _cores_of(self, gpu: int) -> list[int]:
+        if self._nvml is None:
+            return []
+        try:
+            handle = self._nvml.nvmlDeviceGetHandleByUUID(self.uuid(gpu))
+            return set_bits(self._nvml.nvmlDeviceGetCpuAffinity(handle, MASK_WORDS)) or []
+        except (self._nvml.NVMLError, AttributeError):
+            return []  # unknown: any core will do
 
     def _once(self, work: Work) -> float:
         """Seconds of one call alone, from a first measurement."""

@@ -194,7 +194,7 @@ def _read_gpu(asker: Asker, index: int, handle: Any, devices: PciDevices) -> Gpu
         numa_node=node,
         numa_conflict=conflict,
         pci_bridges=None if facts is None else facts.bridges,
-        cpus=_bits(asker.ask("nvmlDeviceGetCpuAffinity", handle, MASK_WORDS)),
+        cpus=set_bits(asker.ask("nvmlDeviceGetCpuAffinity", handle, MASK_WORDS)),
         pcie_generation=asker.number("nvmlDeviceGetCurrPcieLinkGeneration", handle),
         pcie_width=asker.number("nvmlDeviceGetCurrPcieLinkWidth", handle),
         pcie_max_generation=asker.number("nvmlDeviceGetMaxPcieLinkGeneration", handle),
@@ -204,7 +204,7 @@ def _read_gpu(asker: Asker, index: int, handle: Any, devices: PciDevices) -> Gpu
     )
 
 
-def _bits(mask: Any) -> list[int] | None:
+def set_bits(mask: Any) -> list[int] | None:
     """Positions of the set bits of an array of 64-bit words."""
     if mask is None:
         return None
@@ -222,7 +222,7 @@ def _numa_node(
         handle: the device.
         told: what the system says; None: it does not know.
     """
-    nodes = _bits(asker.ask("nvmlDeviceGetMemoryAffinity", handle, MASK_WORDS, 0))
+    nodes = set_bits(asker.ask("nvmlDeviceGetMemoryAffinity", handle, MASK_WORDS, 0))
     asked = nodes[0] if nodes is not None and len(nodes) == 1 else None
     if told is None or asked is None:
         return (asked if told is None else told), None
