@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from planner.errors import SettingsError
@@ -29,6 +30,7 @@ from runtime.meter import StageMeter
 from runtime.plan import Plan
 from runtime.sampling.minibatch import MiniBatch
 from runtime.sampling.seeds import SeedSchedule
+from runtime.train.streams import HostStreams
 
 _SOURCE_MASK = (1 << SOURCE_BITS) - 1
 
@@ -70,6 +72,9 @@ class Replay(LoaderParts):
             comm=None,
             meter=StageMeter(),
             blocks=True,
+            device=torch.device("cpu"),
+            on_device=False,  # ids are counted here: the device draws the same ones
+            streams=HostStreams(),
         )
         self.num_steps = self.schedule.num_steps
         """Optimiser steps per epoch."""

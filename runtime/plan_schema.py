@@ -200,8 +200,8 @@ class Threads:
     """On a GPU: most programs of one gather's grid, so that compute runs beside it; 0: as many as
     fill the device."""
     comm: int = 0
-    """Above 0, exchanges are under way beside compute: boundary rows in full-graph training, and the
-    gradient's all-reduce in mini-batches, in parts that follow the backward pass."""
+    """Above 0, exchanges are under way beside compute: boundary rows in full-graph training, and
+    the gradient's all-reduce in mini-batches, in parts that follow the backward pass."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -234,10 +234,13 @@ def is_answer(name: str, answer: Any) -> bool:
         return isinstance(answer, str)
     if name in MASKS or name in PAIRS:
         length = 2 if name in PAIRS else None
-        return _is_list(answer, length) and all(_is_whole(x, low=0) for x in answer)
+        found = cast("list[Any]", answer)
+        return _is_list(answer, length) and all(_is_whole(x, low=0) for x in found)
     if name == "nvmlDeviceGetComputeRunningProcesses":
         return isinstance(answer, list)
-    return _is_whole(answer) and (name != "nvmlDeviceGetCount" or 0 <= answer <= MOST_GPUS)
+    if not _is_whole(answer):
+        return False
+    return name != "nvmlDeviceGetCount" or 0 <= cast("int", answer) <= MOST_GPUS
 
 
 def _is_structure(answer: Any, fields: tuple[str, ...]) -> bool:

@@ -78,9 +78,7 @@ def save(key: str, profile: Profile, folder: Path | None = None) -> None:
 
 
 def _load_hotness(place: Path, seeds: int, num_batches: int) -> Hotness:
-    first, second, topology = (
-        np.array(map_npy(place / f"{name}_{seeds}.npy")) for name in ARRAYS
-    )
+    first, second, topology = (np.array(map_npy(place / f"{name}_{seeds}.npy")) for name in ARRAYS)
     if first.ndim != 1 or any(a.shape != first.shape for a in (second, topology)):
         raise ValueError(f"{place}: expected one value per node")
     if {a.dtype for a in (first, second, topology)} != {np.dtype(np.float32)}:

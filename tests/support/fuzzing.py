@@ -36,7 +36,7 @@ def fuzzed(few: int) -> Callable[[Any], Any]:
         derandomize=not asked,
         deadline=None,  # limits here are of processor time
         database=None,
-        suppress_health_check=list(HealthCheck),
+        suppress_health_check=list(HealthCheck),  # pyright: ignore[reportArgumentType]
         phases=(Phase.explicit, Phase.generate),
     )
 

@@ -186,7 +186,8 @@ def changed(draw: st.DrawFn, value: Any) -> Any:
         else:
             out[draw(st.sampled_from(["", "new", "a\nb", "z" * 500]))] = out[key]
         return out
-    small = isinstance(value, int | float) and -1e9 < value < 1e9
-    if small and not isinstance(value, bool) and draw(st.booleans()):
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return draw(st.sampled_from([*VALUES, DEEP]))
+    if -1e9 < value < 1e9 and draw(st.booleans()):
         return draw(st.sampled_from([-value, value * 2, value + 1, value // 3, value * 10**6]))
     return draw(st.sampled_from([*VALUES, DEEP]))
