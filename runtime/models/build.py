@@ -17,8 +17,9 @@ from runtime.models.adjacency import TorchBlock
 from runtime.models.rgcn import build_rgcn
 from runtime.plan import Workload
 
-# The generator the weights come from is the process's: ranks that are threads take turns at it.
-_drawing = threading.Lock()
+# The generator the weights come from is the process's: ranks that are threads take turns at it. A
+# user's factory may build one of our models inside its own turn.
+_drawing = threading.RLock()
 
 
 class BlockModel(nn.Module):

@@ -1,4 +1,5 @@
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -151,6 +152,17 @@ def test_the_same_seed_builds_the_same_parameters_and_leaves_the_global_generato
     models = [build_model(workload("gat", [2, 2]), 12, 5, "multiclass") for _ in range(2)]
     assert torch.equal(before, torch.get_rng_state())
     for a, b in zip(models[0].parameters(), models[1].parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+def a_model_of_ours(asked: Workload, in_dim: int, num_classes: int, task: str) -> torch.nn.Module:
+    return build_model(replace(asked, model="sage"), in_dim, num_classes, task)
+
+
+def test_a_users_factory_may_build_one_of_our_models():
+    found = build_model(workload(f"{__name__}:a_model_of_ours", [2, 2]), 12, 5, "multiclass")
+    plain = build_model(workload("sage", [2, 2]), 12, 5, "multiclass")
+    for a, b in zip(found.parameters(), plain.parameters(), strict=True):
         assert torch.equal(a, b)
 
 
