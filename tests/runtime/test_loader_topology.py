@@ -190,8 +190,10 @@ def test_every_policy_gives_the_loaders_batches(small_graph: Graph, tmp_path: Pa
         assert not batches[0].lists_by_source
         assert set(batches[1].lists_by_source) == {"own"}
     edges = small_graph.num_edges
-    assert loaders[1].topology.resident_bytes == 4 * edges + 8 * (small_graph.num_nodes + 1)
-    assert not np.shares_memory(loaders[1].topology.graph.indices, graph.indices)
+    copied = loaders[1].topology
+    assert isinstance(copied, Topology)
+    assert copied.resident_bytes == 4 * edges + 8 * (small_graph.num_nodes + 1)
+    assert not np.shares_memory(copied.graph.indices, graph.indices)
     for loader in loaders:
         loader.close()
 
