@@ -27,7 +27,8 @@ def check_machine(machine: MachineModel) -> None:
         )
     _once("part", parts)
     _once("link", (link.name for link in machine.links))
-    known = set(parts)
+    # A host's card is known by its links alone.
+    known = {*parts, *(f"nic{processor.host}" for processor in machine.processors)}
     memories = {memory.name for memory in machine.memories}
     for processor in machine.processors:
         _among(f"processor {processor.name!r:.80}", processor.memory, memories, "memories")
