@@ -156,11 +156,22 @@ def _row(predicted: float, measured: float) -> StageComparison:
 def _stages(plan: Plan, report: RunReport) -> dict[str, StageComparison]:
     """Stages that were both predicted and measured, in the plan's order."""
     rows: dict[str, StageComparison] = {}
+    in_stacks = _in_stacks(plan)
     for name, predicted in plan.prediction.stages.items():
-        medians = [r.stages[name].median for r in report.ranks if name in r.stages]
-        if medians and (predicted > 0 or any(medians)):
-            rows[name] = _row(predicted, _typical(medians))
+        found = [r.stages[name] for r in report.ranks if name in r.stages]
+        seconds = [stage.mean if name in in_stacks else stage.median for stage in found]
+        if seconds and (predicted > 0 or any(seconds)):
+            rows[name] = _row(predicted, _typical(seconds))
     return rows
+
+
+def _in_stacks(plan: Plan) -> set[str]:
+    """Stages whose work for several steps is done in one of them: their median says nothing."""
+    strategy = plan.strategy
+    if strategy.bulk_batches <= 1:
+        return set()
+    waits = {Stage.WAIT.value} if strategy.threads.sample == 0 else set[str]()
+    return {Stage.SAMPLE.value, *waits}
 
 
 def _typical(medians: Iterable[float]) -> float:

@@ -88,6 +88,29 @@ def test_errors_are_relative_to_what_was_measured(plan: Plan) -> None:
     assert found.step_seconds.within_interval
 
 
+def test_stages_done_for_a_whole_stack_are_compared_by_their_mean(plan: Plan) -> None:
+    # One step in four draws four batches: 4 ms in it and nothing in the others, 1 ms on the mean.
+    uneven = StageReport(median=0.0, p10=0.0, p90=4e-3, count=48, mean=1e-3, core_seconds=1e-3)
+    stages = {**plan.prediction.stages, "sample": 1.25e-3}
+    planned = replace(plan, prediction=replace(plan.prediction, stages=stages))
+    run = report(planned)
+    run = replace(
+        run,
+        ranks=[
+            replace(r, stages={**r.stages, "sample": uneven, "wait": uneven}) for r in run.ranks
+        ],
+    )
+    stacked = replace(planned, strategy=replace(planned.strategy, bulk_batches=4))
+    found = compare(stacked, run).stages
+    assert (found["sample"].measured, found["wait"].measured) == (1e-3, 1e-3)
+    assert found["sample"].ape == pytest.approx(0.25)
+    # With a thread that draws ahead, the training thread's own wait is the same every step.
+    threads = replace(stacked.strategy.threads, sample=1)
+    ahead = replace(stacked, strategy=replace(stacked.strategy, threads=threads))
+    assert compare(ahead, run).stages["wait"].measured == 0.0
+    assert compare(planned, run).stages["sample"].measured == 0.0
+
+
 def test_the_first_epoch_is_start_up(plan: Plan) -> None:
     assert compare(plan, report(plan)).epoch_seconds.measured == 1.25
 
