@@ -1,5 +1,8 @@
 """The disk tier of stage `gather`: distinct pages, queue depth, bandwidth [A8]."""
 
+import typing
+
+import numba
 import numpy as np
 from numpy.typing import NDArray
 
@@ -9,6 +12,8 @@ from runtime.features.disk import MOST_REQUEST_BYTES
 
 PAGE_BYTES = 4096
 """Unit of an aligned direct read."""
+SUREST = 1.0 - 1e-12
+"""A chance of 1 counts as this: what lies behind a row that is always read is not quite nothing."""
 
 
 def distinct_pages(p: NDArray[np.float32], rows_per_page: int) -> float:
@@ -58,7 +63,7 @@ def expected_runs(p: NDArray[np.float32], row_bytes: int) -> tuple[float, float]
 
     Returns:
         Requests and bytes; both 0 where nothing is read. Requests are no fewer than their longest
-        length allows.
+        length allows. One pass over p, with K numbers beside it.
 
     Source: derived from `runtime.features.direct`, rows being read independently (formulas 1.4).
 
@@ -68,22 +73,54 @@ def expected_runs(p: NDArray[np.float32], row_bytes: int) -> tuple[float, float]
     >>> round(requests, 6), round(moved)
     (1.0, 36864)
     """
-    total = float(p.sum(dtype=np.float64))
+    reach = (GAP_BYTES + BLOCK_BYTES) // row_bytes + 1
+    total, squares, requests = _run_sums(np.ascontiguousarray(p), np.ones(reach))
     if total <= 0.0:
         return 0.0, 0.0
-    reach = (GAP_BYTES + BLOCK_BYTES) // row_bytes + 1
-    missed = np.log1p(-np.minimum(p.astype(np.float64), 1.0 - 1e-12))
-    before = np.concatenate([[0.0], np.cumsum(missed)])
-    after = np.minimum(np.arange(p.size) + reach, p.size - 1) + 1
-    alone = np.exp(before[after] - before[1:])
-    requests = float((p * alone).sum(dtype=np.float64))
-    density = min(float((p.astype(np.float64) ** 2).sum()) / total, 1.0 - 1e-12)
+    density = min(squares / total, SUREST)
     distance = np.arange(1, reach + 1)
     weight = density * (1.0 - density) ** (distance - 1)
     apart = float((distance * weight).sum() / weight.sum()) * row_bytes
     # A request starts and ends within blocks: one block more than its rows, on the mean.
     moved = requests * (row_bytes + BLOCK_BYTES) + (total - requests) * apart
     return max(requests, moved / MOST_REQUEST_BYTES), moved
+
+
+@numba.njit(cache=True, nogil=True)
+@typing.no_type_check
+def _run_sums(p: np.ndarray, ahead: np.ndarray) -> tuple[float, float, float]:
+    """Sums over p [N] of p_v, of p_v^2, and of p_v prod_{u = v+1 .. v+K} (1 - p_u).
+
+    The rows are taken in blocks of K from the last to the first. The K rows behind one reach to the
+    end of its block and as far into the next block, so two running products serve every row.
+
+    Args:
+        p: chances, shape [N].
+        ahead: K ones; holds the products from the start of the block after the one under way.
+    """
+    reach = ahead.size
+    total = squares = requests = 0.0
+    for block in range((p.size + reach - 1) // reach - 1, -1, -1):
+        start = block * reach
+        stop = min(start + reach, p.size)
+        block_total = block_squares = block_requests = 0.0
+        behind = 1.0  # of the rows from v + 1 to the end of the block
+        for v in range(stop - 1, start - 1, -1):
+            chance = float(p[v])
+            if chance > 0.0:
+                block_total += chance
+                block_squares += chance * chance
+                block_requests += chance * behind * ahead[v - start]
+                behind *= 1.0 - min(chance, SUREST)
+        total += block_total
+        squares += block_squares
+        requests += block_requests
+        here = 1.0
+        for j in range(reach):
+            if start + j < stop:
+                here *= 1.0 - min(float(p[start + j]), SUREST)
+            ahead[j] = here
+    return total, squares, requests
 
 
 def disk_seconds(

@@ -18,6 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 Indices = NDArray[np.int32] | NDArray[np.int64]
+Chances = NDArray[np.float32] | NDArray[np.float64]
+"""Shape [N]. Chances of being hit, never of being missed: those near 0 keep their digits."""
 
 
 def seed_probability(
@@ -48,11 +50,11 @@ def seed_probability(
 def neighbor_hotness(
     indptr: NDArray[np.int64],
     indices: Indices,
-    seeds: NDArray[np.float64],
+    seeds: Chances,
     fanouts: Sequence[int],
     *,
     dialect: Literal["first_seen", "every_hop"] = "every_hop",
-) -> NDArray[np.float64]:
+) -> Chances:
     """P_L under neighbour sampling without replacement.
 
         P_{l+1}(u) = 1 - (1 - P_l(u)) * prod over s != u that list u of (1 - E_l(s) * q_s(u))
@@ -64,24 +66,24 @@ def neighbor_hotness(
     Args:
         indptr: Shape [N + 1].
         indices: Shape [E]; the list of s is `indices[indptr[s]:indptr[s+1]]`.
-        seeds: P_0, shape [N].
+        seeds: P_0, shape [N]; float32 halves the memory.
         fanouts: k by hop, the hop next to the seeds first; -1 takes all.
         dialect: Which vertices are expanded at each hop.
 
     Returns:
-        P_L, shape [N]. O(L * E) time.
+        P_L, shape [N], in the type of the seeds. O(L * E) time; beside it one array [N] of float64,
+        one of int32, and in first_seen one of the seeds' type.
 
     References:
         Formulas 1.4 b; first_seen is derived in the same way.
     """
-    before = np.zeros_like(seeds)
-    p = seeds.copy()
+    # Many small terms may meet in one sum: float32 would lose them.
+    p, hit = seeds.copy(), np.zeros(len(seeds))
+    expanded = seeds.copy() if dialect == "first_seen" else p
     seen = np.zeros(len(seeds), np.int32)
     for k in fanouts:
-        expanded = p - before if dialect == "first_seen" else p
-        miss = np.ones_like(p)
-        _spread_neighbor(indptr, indices, expanded, k, miss, seen)
-        before, p = p, 1 - (1 - p) * miss
+        _spread_neighbor(indptr, indices, expanded, k, hit, seen)
+        _advance(p, expanded, hit, dialect == "first_seen")
     return p
 
 
@@ -111,19 +113,40 @@ def labor_hotness(
     return p
 
 
-def smooth(
-    measured: NDArray[np.float32] | NDArray[np.float64],
-    analytic: NDArray[np.float64],
-    num_batches: int,
-) -> NDArray[np.float64]:
-    """Measured hotness with its zeros ordered: 0.5 / m times the analytic value (formulas 1.4 c).
+def smooth(measured: Chances, analytic: Chances, num_batches: int) -> None:
+    """Order the zeros of measured hotness: 0.5 / m times the analytic value (formulas 1.4 c).
 
     Args:
-        measured: Share of m batches whose input set holds the vertex, shape [N].
+        measured: Share of m batches whose input set holds the vertex, shape [N]; changed in place,
+            so that nothing else as long is made.
         analytic: `neighbor_hotness`, shape [N].
         num_batches: m.
     """
-    return np.where(measured > 0, measured.astype(np.float64), analytic * (0.5 / num_batches))
+    _order_zeros(measured, analytic, 0.5 / num_batches)
+
+
+@numba.njit(cache=True, nogil=True)
+@typing.no_type_check
+def _order_zeros(measured: np.ndarray, analytic: np.ndarray, factor: float) -> None:
+    """Put `factor` times `analytic` [N] where `measured` [N] is not positive."""
+    for v in range(measured.size):
+        if not measured[v] > 0:
+            measured[v] = factor * analytic[v]
+
+
+@numba.njit(cache=True, nogil=True)
+@typing.no_type_check
+def _advance(p: np.ndarray, expanded: np.ndarray, hit: np.ndarray, first_seen: bool) -> None:
+    """One hop on: P [N] grows by what is new in `hit` [N], which is zero again.
+
+    In first_seen `expanded` [N] becomes what is new; else it is P itself.
+    """
+    for v in range(p.size):
+        new = (1.0 - p[v]) * hit[v]
+        hit[v] = 0.0
+        p[v] += new
+        if first_seen:
+            expanded[v] = new
 
 
 @numba.njit(cache=True, nogil=True)
@@ -143,10 +166,10 @@ def _spread_neighbor(
     indices: np.ndarray,
     expanded: np.ndarray,
     k: int,
-    miss: np.ndarray,
+    hit: np.ndarray,
     seen: np.ndarray,
 ) -> None:
-    """Multiply miss [N] by the chance that each s draws none of its places of u; seen is zero."""
+    """Join to hit [N] the chance that each s draws some of its places of u; seen is zero."""
     for s in range(expanded.size):
         if expanded[s] <= 0.0:
             continue
@@ -161,7 +184,7 @@ def _spread_neighbor(
             if m == 0 or u == s:
                 continue
             q = 1.0 if k < 0 or k >= degree else 1.0 - _miss_draws(degree, m, k)
-            miss[u] *= 1.0 - expanded[s] * q
+            hit[u] += (1.0 - hit[u]) * (expanded[s] * q)
 
 
 @numba.njit(cache=True, nogil=True)

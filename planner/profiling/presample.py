@@ -7,7 +7,7 @@ ordered by their analytic hotness: a memory with room for more rows than those t
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -126,7 +126,7 @@ def _smoothed(
     typed, links = is_typed(workload), str(graph.task) == "link"
     if typed or links or graph.indices.shape[0] > MOST_SMOOTHED_EDGES:
         return hotness
-    seeds = np.zeros(graph.num_nodes)
+    seeds = np.zeros(graph.num_nodes, np.float32)
     seeds[graph.train_idx] = seed_probability(
         graph.num_train, workload.batch_size, num_ranks=num_ranks
     )
@@ -139,22 +139,25 @@ def _smoothed(
         dialect="every_hop" if every_hop else "first_seen",
     )
     half = max(1, hotness.num_batches // 2)
-    return replace(
-        hotness,
-        first_half=smooth(hotness.first_half, likely, half).astype(np.float32),
-        second_half=smooth(hotness.second_half, likely, half).astype(np.float32),
-    )
+    for measured in (hotness.first_half, hotness.second_half):
+        smooth(measured, likely, half)  # in place: the halves are nobody else's yet
+    return hotness
 
 
 def _summary(counts: _Counts, seeds_per_rank: int) -> tuple[BatchProfile, Hotness]:
-    """Means, spreads and frequencies."""
-    first, second = (
-        h / np.float32(max(1, n)) for h, n in zip(counts.halves, counts.half_batches, strict=True)
-    )
+    """Means, spreads and frequencies; the counts are used up."""
+    first, second = counts.halves
+    # In place, with one array beside: the counts are as long as the graph.
+    for half, batches in zip(counts.halves, counts.half_batches, strict=True):
+        half /= np.float32(max(1, batches))
     if counts.half_batches[1] == 0:
         second = first
-    total = float((first + second).sum(dtype=np.float64)) / 2
-    error = float(np.abs(first - second).sum(dtype=np.float64)) / total if total > 0 else 0.0
+    beside = first + second
+    total = float(beside.sum(dtype=np.float64)) / 2
+    np.abs(np.subtract(first, second, out=beside), out=beside)
+    error = float(beside.sum(dtype=np.float64)) / total if total > 0 else 0.0
+    del beside
+    counts.topology /= max(1, len(counts.vertices))
     profile = BatchProfile(
         seeds_per_rank=seeds_per_rank,
         num_batches=len(counts.vertices),
@@ -171,7 +174,7 @@ def _summary(counts: _Counts, seeds_per_rank: int) -> tuple[BatchProfile, Hotnes
         first_half=first,
         second_half=second,
         num_batches=len(counts.vertices),
-        topology=(counts.topology / max(1, len(counts.vertices))).astype(np.float32),
+        topology=counts.topology.astype(np.float32),
     )
     return profile, hotness
 

@@ -153,15 +153,13 @@ def place_rows(
             network=network,
         )
 
-    placement = choose(hotness.features)
+    features = hotness.features
+    placement = choose(features)
     shares = shares_of(choose, hotness, costs)
     in_host = request.graph.num_nodes if room.host_rows is None else room.host_rows
     placed = PlacedRows(
         policy=candidate.policy,
-        ranks=[
-            _rank_rows(placement, g, shares, hotness.features, stored)
-            for g in range(candidate.num_ranks)
-        ],
+        ranks=_all_rank_rows(placement, shares, features, stored),
         host_rows=in_host,
         code_bytes=code_bytes(request.graph.num_nodes),
         distinct_tables=len({own.tobytes() for own in placement.own}),
@@ -184,47 +182,58 @@ def shares_of(
     return cross_validated(hotness.first_half, hotness.second_half, rows)
 
 
-def _rank_rows(
-    placement: Placement,
-    rank: int,
-    shares: NDArray[np.float64],
-    p: NDArray[np.float32],
-    stored_bytes: int,
-) -> RankRows:
-    """Rows, working sets and honest shares of one rank."""
-    own = placement.own[rank]
-    elsewhere = p.copy()
-    elsewhere[own] = 0
-    working = {kind: touched_rows(elsewhere) for kind in KINDS}
-    working["own"] = touched_rows(p[own])
-    total = float(p.sum(dtype=np.float64))
-    found = {kind: float(share) for kind, share in zip(KINDS, shares[rank], strict=True)}
-    used = [kind for kind in KINDS if found[kind] > 0]
-    reads = row_reads = moved = 0.0
-    if found["disk"] > 0:
-        far = _on_disk_only(placement, rank, elsewhere, peers=found["peer"] > 0)
-        reads, moved = expected_runs(far, stored_bytes)
-        row_reads = float(far.sum(dtype=np.float64))
-    return RankRows(
-        # Cross-validated shares, not the flattered ones of the placement's own counts [A9].
-        rows={kind: total * found[kind] for kind in used},
-        working_rows={kind: working[kind] for kind in used},
-        shares={kind: found[kind] for kind in used},
-        own_rows=len(own),
-        disk_requests=reads / row_reads if reads > 0 else 1.0,
-        disk_request_bytes=moved / reads if reads > 0 else 0.0,
-    )
+def _all_rank_rows(
+    placement: Placement, shares: Shares, p: NDArray[np.float32], stored_bytes: int
+) -> list[RankRows]:
+    """Rows, working sets and honest shares of every rank; `p` [N] is gone over once for all."""
+    total, touched = float(p.sum(dtype=np.float64)), touched_rows(p)
+    runs: dict[tuple[int, ...], tuple[float, float]] = {}
+    found: list[RankRows] = []
+    for rank, own in enumerate(placement.own):
+        share = {kind: float(s) for kind, s in zip(KINDS, shares[rank], strict=True)}
+        used = [kind for kind in KINDS if share[kind] > 0]
+        kept = touched_rows(p[own])
+        request = (1.0, 0.0)
+        if share["disk"] > 0:
+            holders = _holders(placement, rank, peers=share["peer"] > 0)
+            if holders not in runs:
+                runs[holders] = _disk_requests(placement, holders, p, stored_bytes)
+            request = runs[holders]
+        found.append(
+            RankRows(
+                # Cross-validated shares, not the flattered ones of the placement's counts [A9].
+                rows={kind: total * share[kind] for kind in used},
+                working_rows={kind: kept if kind == "own" else touched - kept for kind in used},
+                shares={kind: share[kind] for kind in used},
+                own_rows=len(own),
+                disk_requests=request[0],
+                disk_request_bytes=request[1],
+            )
+        )
+    return found
 
 
-def _on_disk_only(
-    placement: Placement, rank: int, elsewhere: NDArray[np.float32], *, peers: bool
-) -> NDArray[np.float32]:
-    """`elsewhere` [N], chances of the rows that a rank does not keep, without what is in memory."""
-    far = elsewhere.copy()
+def _holders(placement: Placement, rank: int, *, peers: bool) -> tuple[int, ...]:
+    """The ranks whose copies a rank reads; of ranks that keep the same rows the first."""
+    if peers:
+        return tuple(next(clique for clique in placement.cliques if rank in clique))
+    own = placement.own
+    return (next(g for g in range(rank + 1) if g == rank or np.array_equal(own[g], own[rank])),)
+
+
+def _disk_requests(
+    placement: Placement, holders: tuple[int, ...], p: NDArray[np.float32], stored_bytes: int
+) -> tuple[float, float]:
+    """Requests per row, and their mean bytes, for rows that neither those ranks nor the host has.
+
+    (1, 0) where there are none.
+    """
+    far = p.copy()
     if placement.on_host is not None:
         far[placement.on_host] = 0
-    if peers:
-        for clique in placement.cliques:
-            for other in clique if rank in clique else ():
-                far[placement.own[other]] = 0
-    return far
+    for rank in holders:
+        far[placement.own[rank]] = 0
+    reads, moved = expected_runs(far, stored_bytes)
+    if reads <= 0:
+        return 1.0, 0.0
+    return reads / float(far.sum(dtype=np.float64)), moved / reads

@@ -1,6 +1,8 @@
 """Tests of planner.placement.analytic."""
 
 import itertools
+import math
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -119,8 +121,8 @@ def test_a_vertex_seen_at_an_earlier_hop_is_expanded_again_only_by_every_hop():
 
 def test_smoothing_orders_the_vertices_never_sampled_and_leaves_the_others():
     measured = np.array([0.5, 0.0, 0.0], np.float32)
-    smoothed = smooth(measured, np.array([0.1, 0.2, 0.4]), 10)
-    assert smoothed == pytest.approx([0.5, 0.01, 0.02])  # .2 * .5/10 and .4 * .5/10
+    smooth(measured, np.array([0.1, 0.2, 0.4]), 10)
+    assert measured == pytest.approx([0.5, 0.01, 0.02])  # .2 * .5/10 and .4 * .5/10
 
 
 def test_deeper_hops_of_neighbor_sampling_are_estimated_high():
@@ -140,3 +142,55 @@ def test_deeper_hops_of_neighbor_sampling_are_estimated_high():
     assert abs(over[0]) < 0.02
     assert 0.02 < over[1] < 0.07
     assert 0.04 < over[2] < 0.10
+
+
+def former_hotness(indptr, indices, seeds, fanouts, dialect):
+    """The chances of being missed, multiplied up in float64: what this module once did."""
+    before, p = np.zeros_like(seeds), seeds.copy()
+    for k in fanouts:
+        expanded = p - before if dialect == "first_seen" else p
+        miss = np.ones_like(p)
+        for s in np.flatnonzero(expanded > 0):
+            degree = indptr[s + 1] - indptr[s]
+            found, times = np.unique(indices[indptr[s] : indptr[s + 1]], return_counts=True)
+            for u, m in zip(found, times, strict=True):
+                if u != s:
+                    drawn = 1.0 if k >= degree else 1 - miss_chance(degree, m, k)
+                    miss[u] *= 1 - expanded[s] * drawn
+        before, p = p, 1 - (1 - p) * miss
+    return p
+
+
+def miss_chance(degree, multiplicity, k):
+    """C(d-m, k) / C(d, k)."""
+    return math.comb(degree - multiplicity, k) / math.comb(degree, k)
+
+
+@pytest.mark.parametrize("dialect", ["first_seen", "every_hop"])
+def test_float32_hotness_is_that_of_float64(dialect):
+    rng = np.random.default_rng(3)
+    indptr, indices = csc([rng.integers(0, 400, rng.integers(0, 30)).tolist() for _ in range(400)])
+    seeds = np.where(rng.random(400) < 0.1, 0.02, 0.0)
+    former = former_hotness(indptr, indices, seeds, [5, 3], dialect)
+    double = neighbor_hotness(indptr, indices, seeds, [5, 3], dialect=dialect)
+    single = neighbor_hotness(indptr, indices, seeds.astype(np.float32), [5, 3], dialect=dialect)
+    np.testing.assert_allclose(double, former, rtol=1e-12, atol=1e-15)
+    np.testing.assert_allclose(single, former, rtol=1e-6)
+    assert single.dtype == np.float32
+
+
+def test_smoothing_takes_24_bytes_a_node_beside_what_is_measured():
+    # 2 M nodes in one ring: N-sized arrays are all there is. Formerly 60 bytes a node.
+    num = 2_000_000
+    indptr, indices = np.arange(num + 1), np.roll(np.arange(num, dtype=np.int32), 1)
+    seeds, measured = np.full(num, 1e-6, np.float32), np.zeros(num, np.float32)
+    neighbor_hotness(indptr[:3], indices[:2], seeds[:2], [1], dialect="first_seen")  # compiled
+    smooth(measured[:2].copy(), seeds[:2], 32)
+    tracemalloc.start()
+    try:
+        smooth(measured, neighbor_hotness(indptr, indices, seeds, [1], dialect="first_seen"), 32)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak <= 24 * num
+    np.testing.assert_allclose(measured, 2e-6 * 0.5 / 32, rtol=1e-4)
