@@ -1,6 +1,7 @@
 """Cooperative against independent batches: vertices, bytes, caches, epochs over a slow link.
 
-`python -m tests.benchmarks.cooperative --json [--quick] [--data FOLDER]`
+`python -m tests.benchmarks.cooperative --json [--quick] [--data FOLDER]
+[--only vertices,caches,epochs]`
 
 The global batch is the same in both ways; fan-outs per hop are 10.
 
@@ -53,6 +54,7 @@ SAMPLERS = {"": Sampler(dialect="every_hop"), "_labor0": Sampler(name="labor", d
 FEATURES = {"coauthor-physics": "project:128"}
 CACHE_BATCH = 32
 KAPPAS = (1, 4, 16, 64, 256)
+SECTIONS = ("vertices", "caches", "epochs")
 RATE_BITS_PER_SECOND = 1e9
 PORT = 29_577
 """Free in every host: its network is new."""
@@ -346,17 +348,20 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="accepted: the output is JSON always")
     parser.add_argument("--quick", action="store_true", help="one graph, few batches")
     parser.add_argument("--data", type=Path, default=default_data(), help="folder of .npz packs")
-    parser.add_argument("--no-link", action="store_true", help="skip the epochs over the link")
+    parser.add_argument("--only", default=",".join(SECTIONS))
     options = parser.parse_args()
+    wanted = options.only.split(",")
     size = QUICK if options.quick else FULL
     for name in size.graphs:
         graph = open_benchmark_graph(name, options.data)
-        for ranks in (2, 4, 8):
-            for suffix in SAMPLERS:
-                measure_vertices(name, graph, ranks, suffix, size)
-        for ranks in size.cache_ranks:
-            measure_caches(name, graph, ranks, size)
-        if not options.no_link:
+        if "vertices" in wanted:
+            for ranks in (2, 4, 8):
+                for suffix in SAMPLERS:
+                    measure_vertices(name, graph, ranks, suffix, size)
+        if "caches" in wanted:
+            for ranks in size.cache_ranks:
+                measure_caches(name, graph, ranks, size)
+        if "epochs" in wanted:
             for ranks in size.train_ranks:
                 measure_epochs(name, graph, ranks, size)
 
