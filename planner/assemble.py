@@ -7,6 +7,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from planner.cost.gpu_gather import gather_programs, peer_way
+from planner.cost.gpu_lanes import has_lanes
 from planner.cost.model import row_bytes
 from planner.ranks import planned_devices, planned_pipeline, planned_topology
 from planner.solver.arrays import plan_arrays
@@ -93,6 +94,9 @@ def _threads(search: Search, chosen: Priced) -> Threads:
 
 
 def _peer_way(search: Search, chosen: Priced) -> str:
+    """Batches that are made ahead map their peers' rows: NCCL is training's alone then."""
+    if has_lanes(chosen.candidate):
+        return "mapped"
     machine, graph = search.request.machine, search.request.graph
     return peer_way(machine, chosen.candidate, chosen.placed.rows, row_bytes(graph))
 

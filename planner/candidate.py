@@ -77,7 +77,8 @@ class Candidate:
         """What a reader sees, e.g. "2 ranks x (1 compute + 0 loader) threads, naive"."""
         ending = "".join(f", {words}" for words in choice_words(self))
         if self.gpus:
-            return f"{gpu_words(self)}, {self.policy}{ending}"
+            ahead = f", {self.prefetch_depth} batches ahead" if self.threads.sample else ""
+            return f"{gpu_words(self)}{ahead}, {self.policy}{ending}"
         ranks = f"{self.num_ranks} rank{'s' if self.num_ranks > 1 else ''}"
         t = self.threads
         ahead = f", {self.prefetch_depth} ahead" if t.sample else ""

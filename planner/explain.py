@@ -123,14 +123,20 @@ def _summary(plan: Plan) -> str:
     if strategy.devices[0].kind == "cuda":
         return _gpu_summary(plan)
     ranks = f"{plan.num_ranks} rank{'s' if plan.num_ranks > 1 else ''}"
-    loading = (
-        f"{threads.sample} loader thread{'s' if threads.sample > 1 else ''} "
-        f"{strategy.prefetch_depth} batches ahead"
-        if threads.sample
-        else "batches made in line"
-    )
+    loading = _loading(plan)
     compute = f"{threads.compute} compute thread{'s' if threads.compute > 1 else ''}"
     return f"{ranks}, {compute} each, {loading}, rows placed by {strategy.features.policy}"
+
+
+def _loading(plan: Plan) -> str:
+    """Who makes the batches, and how far ahead."""
+    threads, strategy = plan.strategy.threads, plan.strategy
+    if not threads.sample:
+        return "batches made in line"
+    return (
+        f"{threads.sample} loader thread{'s' if threads.sample > 1 else ''} "
+        f"{strategy.prefetch_depth} batches ahead"
+    )
 
 
 def _gpu_summary(plan: Plan) -> str:
@@ -146,7 +152,7 @@ def _gpu_summary(plan: Plan) -> str:
     count = f"{len(devices)} GPU{'s' if len(devices) > 1 else ''} ({groups})"
     policy = plan.strategy.features.policy
     return (
-        f"{count} of {plan.machine.name}, topology {where}, batches made in line, rows placed by "
+        f"{count} of {plan.machine.name}, topology {where}, {_loading(plan)}, rows placed by "
         f"{policy}"
     )
 

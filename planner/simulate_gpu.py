@@ -6,25 +6,33 @@ Counted are each batch's rows by the rank that serves them, its edges and its bl
     gather            by place, the busiest link that the rank's rows cross, with all who cross it
     forward_backward  the roofline of the counted blocks; optimizer and all_reduce of its gradient
 
-in line, one after the other: how far a GPU overlaps its loader with its compute is not known where
-nothing was measured. The step ends with its slowest rank. Nothing here is fitted on a run.
+in line, one after the other, or ahead of training on lanes of their own (simulate_lanes), as the
+plan says. The step ends with its slowest rank. Nothing here is fitted on a run.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from planner.candidate import Candidate
 from planner.cost.all_reduce import gradient_bytes
 from planner.cost.compute import compute_seconds
 from planner.cost.gpu_all_reduce import gpu_all_reduce
 from planner.cost.gpu_copy import copy_seconds
+from planner.cost.gpu_rank import COPIES
 from planner.cost.gpu_reads import copy_seconds_per_byte, memory_seconds_per_byte, read_seconds
-from planner.cost.gpu_sample import NEIGHBOUR_BYTES, OFFSETS_BYTES, gpu_sample_seconds
+from planner.cost.gpu_sample import (
+    KERNELS_PER_HOP,
+    NEIGHBOUR_BYTES,
+    OFFSETS_BYTES,
+    gpu_sample_seconds,
+)
 from planner.link_use import LinkUse, Ways
 from planner.machine import MachineModel
 from planner.profiling.roofline import KNOWN_MODELS, roofline_timing
+from planner.simulate_lanes import lanes_total, near_seconds
 from planner.simulate_time import BatchWork, StepTimes, movement, served, widths
 from planner.workload import BatchProfile, ModelTiming, Spread
 from runtime.plan import Plan
@@ -153,7 +161,12 @@ def gpu_step_times(
         ],
         dtype=np.float64,
     )  # [ranks, steps, stages]
-    total = float(seconds.sum(axis=2).max(axis=0).sum())
+    total, words = float(seconds.sum(axis=2).max(axis=0).sum()), "in line"
+    if plan.strategy.threads.sample:
+        total, words = (
+            _ahead(plan, machine, candidate, work, seconds),
+            "on lanes, ahead of training",
+        )
     means: list[float] = seconds.mean(axis=(0, 1)).tolist()
     links = f"{machine.provenance} links, shared by all who read"
     return replace(
@@ -165,9 +178,40 @@ def gpu_step_times(
             "sample, gather, copy": f"derived: counted edges and rows over {links}",
             "batch, forward_backward, optimizer": "derived: roofline of the counted blocks",
             "all_reduce": reduced.words,
-            "step": "derived: stages in line, the slowest rank of each step",
+            "step": f"derived: stages {words}, the slowest rank of each step",
         },
     )
+
+
+def _ahead(
+    plan: Plan,
+    machine: MachineModel,
+    candidate: Candidate,
+    work: Sequence[Sequence[BatchWork]],
+    seconds: NDArray[np.float64],
+) -> float:
+    """Seconds of all steps where batches are made ahead."""
+    launch = machine.table("gpu_kernel").at(ranks=float(candidate.num_ranks))
+    near = [
+        [
+            near_seconds(
+                machine,
+                candidate,
+                rank,
+                batch,
+                expanded=_expanded(plan, batch),
+                own_topology=_topology_shares(plan, batch).get("own", 0.0),
+                row_bytes=plan.strategy.features.row_bytes,
+            )
+            for batch in mine
+        ]
+        for rank, mine in enumerate(work)
+    ]
+    starts = [
+        [launch * (KERNELS_PER_HOP * len(b.hop_edges) + COPIES + 1) for b in mine] for mine in work
+    ]
+    depth = plan.strategy.prefetch_depth
+    return lanes_total(seconds, np.array(near), np.array(starts), depth=depth)
 
 
 def _candidate(plan: Plan, ways: Ways) -> Candidate:

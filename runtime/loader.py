@@ -100,7 +100,7 @@ class PlannedLoader:
         self.cooperation = self._parts.cooperation
         self.stages = self._parts.stages()
         self.topology = self._parts.topology
-        self._workers = Workers(self.plan.strategy.threads.sample)
+        self._workers = Workers(self._parts.num_threads)
         self._ready: Prefetcher[_Made] | None = None
         self._hetero: Any = None
         self._epoch, self._step = epoch, 0

@@ -12,6 +12,7 @@ import torch
 from runtime.buffers import BufferRing
 from runtime.comm.collectives import Communicator
 from runtime.errors import DatasetError, PlanError
+from runtime.fallback import warn_once
 from runtime.features.device_rows import PinError
 from runtime.features.device_store import DeviceFeatureStore
 from runtime.features.store import AbstractFeatureStore, open_store
@@ -112,6 +113,29 @@ class LoaderParts:
     def topology(self) -> Topology | DeviceSampleStage:
         """Who holds the adjacency lists that batches are drawn from."""
         return self._host_topology if self._drawing is None else self._drawing
+
+    @property
+    def num_threads(self) -> int:
+        """Prefetch threads of the plan; none where their exchanges would run beside training's.
+
+        Two communicators of NCCL in use at once may wait for each other for ever.
+        """
+        threads = self.plan.strategy.threads.sample
+        kinds = {source.kind for source in self.plan.strategy.features.sources}
+        meets = "remote" in kinds
+        if isinstance(self.store, DeviceFeatureStore):
+            meets = meets or self.store.exchanges
+        else:
+            meets = meets or "peer" in kinds
+        by_nccl = (Communicator() if self._comm is None else self._comm).device.type == "cuda"
+        if not (threads and self.size > 1 and meets and by_nccl):
+            return threads
+        warn_once(
+            "exchanges in line",
+            "batches are made in line, because rows of other GPUs come by NCCL, which the "
+            "gradients use too; plan again with GPUs that can map each other's memory",
+        )
+        return 0
 
     def stages(self) -> list[AbstractStage]:
         """The plan's pipeline, as stages for a training thread on the loader's device."""
@@ -258,7 +282,7 @@ class LoaderParts:
         if not self._as_blocks:
             raise PlanError(
                 "cooperative batches: expected blocks=True (a rank holds no edge_index of its own "
-                "seeds' subgraph); use the blocks, or independent batching"
+                "seeds' subgraph); use the blocks, or plan with --batching independent"
             )
         partition = None
         if strategy.owner == "partition":

@@ -14,12 +14,19 @@ from planner.cost.gpu_reads import (
     memory_seconds_per_byte,
     read_seconds,
 )
-from planner.cost.gpu_sample import NEIGHBOUR_BYTES, OFFSETS_BYTES, gpu_sample_seconds
+from planner.cost.gpu_sample import (
+    KERNELS_PER_HOP,
+    NEIGHBOUR_BYTES,
+    OFFSETS_BYTES,
+    gpu_sample_seconds,
+)
 from planner.cost.rank_seconds import RankSeconds
 from planner.machine import MachineModel
 from planner.workload import BatchProfile, ModelTiming
 
 FLOAT_BYTES = 4
+COPIES = 2
+"""Copies of `gpu_copy`: seeds, and labels."""
 WHERE = {"host": "host", "replicated": "own"}
 """The place that topology is read from, by its policy."""
 
@@ -59,10 +66,10 @@ def gpu_rank_seconds(
     offsets = read_seconds(machine, candidate, OFFSETS_BYTES)
     place = WHERE[candidate.topology]
     expanded = [v.mean for v in batch.vertices[:-1]]
+    hops = len(batch.edges)
+    drawn = (sum(e.mean for e in batch.edges), sum(expanded) if every_hop else expanded[-1], hops)
     sample = gpu_sample_seconds(
-        sum(e.mean for e in batch.edges),
-        sum(expanded) if every_hop else expanded[-1],
-        len(batch.edges),
+        *drawn,
         neighbour_seconds=ids[place][rank],
         offsets_seconds=offsets[place][rank],
         hash_seconds=ids["own"][rank],
@@ -82,6 +89,15 @@ def gpu_rank_seconds(
     vertices = batch.vertices[-1]
     variation = vertices.std / vertices.mean if vertices.mean > 0 else 0.0
     loader = sample + gather + copy + timing.batch_seconds
+    near = read.get("own", 0.0) * stored["own"][rank] + written + timing.batch_seconds
+    near += gpu_sample_seconds(
+        *drawn,
+        neighbour_seconds=ids["own"][rank] if place == "own" else 0.0,
+        offsets_seconds=offsets["own"][rank] if place == "own" else 0.0,
+        hash_seconds=ids["own"][rank],
+        kernel_seconds=0.0,
+    )
+    launches = launch * (max(1, len(read)) + KERNELS_PER_HOP * hops + COPIES)
     # What was not repeated on the machine varies with the batches' sizes alone.
     return RankSeconds(
         sample=sample,
@@ -102,6 +118,8 @@ def gpu_rank_seconds(
             "all_reduce": reduced.spread,
             "optimizer": timing.optimizer.spread,
         },
+        on_gpu=near,
+        on_links=max(0.0, loader - near - launches),
         provenance=_words(candidate, list(read), reduced.words),
     )
 

@@ -51,6 +51,10 @@ class RankSeconds:
     """From the host to the device; nothing where ranks compute on cores."""
     halo_exchange: float = 0.0
     """Hidden rows and their gradients, where ranks share a batch; on the training thread."""
+    on_gpu: float = 0.0
+    """Of the loader's stages: seconds that a GPU's own memory is busy."""
+    on_links: float = 0.0
+    """Of the loader's stages: seconds that links from other memories to a GPU are busy."""
 
     @property
     def loader(self) -> float:

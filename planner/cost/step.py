@@ -2,14 +2,16 @@
 
 The stages mean what the run report measures: sample and gather where they run; wait,
 forward_backward, all_reduce (the wait for the slowest rank is in it) and optimizer on the training
-thread, where their sum is the step. Without loader threads the loader's stages run inside wait.
+thread, where their sum is the step. Without loader threads the loader's stages run inside wait. On
+a GPU with a loader thread they run on lanes of their own (gpu_lanes).
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from planner.candidate import Candidate
 from planner.cost.choices import ordered_seconds
+from planner.cost.gpu_lanes import Lanes, has_lanes, lanes_of, lanes_period
 from planner.cost.pipeline_time import beside, core_bound_seconds, stochastic_period
 from planner.cost.rank_seconds import RankSeconds
 from planner.cost.straggler import expected_maximum
@@ -66,7 +68,13 @@ def step_seconds(
     trainer = slowed.forward_backward + slowest.halo_exchange + all_reduce + slowest.optimizer
     cores = _core_seconds(candidate, ranks)
     bound = core_bound_seconds(sum(cores.values()), max(1, machine.num_cores))
-    if candidate.threads.sample == 0:
+    lanes = None
+    if has_lanes(candidate):
+        lanes = replace(lanes_of(candidate, machine, slowest), training=trainer)
+        fill, alone = lanes.loader, lanes_period(candidate, slowest, lanes)
+        # Threads of several lanes wait for the GPU; no more of them than there are hold a core.
+        bound *= min(1.0, candidate.busy_threads * alone / max(sum(cores.values()), 1e-12))
+    elif candidate.threads.sample == 0:
         alone, fill = slowed.loader_seconds + trainer, 0.0
     else:
         fill = slowed.loader_seconds
@@ -88,7 +96,9 @@ def step_seconds(
         stages=stages,
         core_seconds=cores,
         fill_seconds=fill,
-        bottleneck=_bottleneck(candidate, stages, bound > alone, slowed.loader_seconds, trainer),
+        bottleneck=_bottleneck(candidate, stages, bound > alone, slowed.loader_seconds, trainer)
+        if lanes is None or bound > alone
+        else _lanes_bottleneck(lanes, stages),
         slowest=slowest,
     )
 
@@ -113,6 +123,15 @@ def _slowed(candidate: Candidate, machine: MachineModel, rank: RankSeconds) -> _
     stages = {name: float(getattr(rank, name)) for name in LOADER}
     if candidate.threads.sample == 0 or rank.loader == 0.0:
         return _Slowed(loader=stages, forward_backward=rank.forward_backward)
+    if has_lanes(candidate):
+        lanes = lanes_of(candidate, machine, rank)
+        alone = rank.loader - rank.sample
+        stages |= {n: t * lanes.gather / alone for n, t in stages.items() if n != "sample" and t}
+        training = rank.forward_backward + rank.halo_exchange + rank.all_reduce + rank.optimizer
+        return _Slowed(
+            loader=stages,
+            forward_backward=rank.forward_backward * lanes.training / (training or 1.0),
+        )
     slow_loader, slow_trainer = _slowdowns(candidate, machine)
     busy = rank.forward_backward + rank.halo_exchange + rank.all_reduce + rank.optimizer
     new_loader, new_busy = beside(
@@ -170,6 +189,14 @@ def _core_seconds(candidate: Candidate, ranks: Sequence[RankSeconds]) -> dict[st
     found[Stage.ALL_REDUCE.value] = sum(r.all_reduce_core for r in ranks)
     found[Stage.OPTIMIZER.value] = sum(r.optimizer for r in ranks)
     return found
+
+
+def _lanes_bottleneck(lanes: Lanes, stages: dict[str, float]) -> str:
+    """The loader's lane, the stage on training's, or what lanes share, that binds."""
+    if lanes.bottleneck != "training":
+        return lanes.bottleneck
+    training = [n for n in stages if n not in LOADER and n != Stage.WAIT.value]
+    return max(training, key=lambda n: stages[n])
 
 
 def _bottleneck(

@@ -1,11 +1,12 @@
 """The discrete choices where ranks are GPUs: how many, which ones, in which cliques.
 
 The GPUs of a candidate are taken clique by clique (packed), or one from each PCIe switch before a
-second one shares its port (spread): peers near or host links unshared. Batches are made in line:
-how far a GPU overlaps its loader with its compute is planned for where it was measured, and nothing
-is measured on a preset (modelling.md 5).
+second one shares its port (spread): peers near or host links unshared. Batches are made in line, or
+ahead on lanes of their own by one loader thread: what the lanes use together then binds the step
+(planner.cost.gpu_lanes). More threads would only queue up for the same lanes.
 """
 
+import itertools
 from collections.abc import Sequence
 
 from planner.candidate import Candidate
@@ -13,9 +14,11 @@ from planner.errors import SettingsError
 from planner.machine import MachineModel
 from planner.machine_routes import routes
 from planner.settings import PlanSettings
-from planner.solver.candidates import candidates
+from planner.solver.candidates import DEPTHS, candidates
 from runtime.plan import Threads
 
+AHEAD = ((0, 2), *((1, depth) for depth in DEPTHS))
+"""Loader threads and batches made ahead."""
 GPU_TABLES = ("gpu_flops", "gpu_kernel", "gpu_message", "gpu_context", "gpu_process")
 """What a machine must know of its GPUs for plans to use them."""
 
@@ -39,12 +42,12 @@ def machine_candidates(
     for count in gpu_counts(machine, settings.devices, settings.workload.batch_size):
         for gpus, cliques in _choices(machine, count):
             for topology in ("host", "replicated"):
-                for policy in policies:
+                for (loaders, depth), policy in itertools.product(AHEAD, policies):
                     found.append(
                         Candidate(
                             num_ranks=count,
-                            threads=Threads(compute=1, sample=0, gather=1),
-                            prefetch_depth=2,
+                            threads=Threads(compute=1, sample=loaders, gather=1),
+                            prefetch_depth=depth,
                             policy=policy,
                             gpus=gpus,
                             cliques=cliques,

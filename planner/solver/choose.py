@@ -124,10 +124,11 @@ def alternatives(
     ]
 
 
-def _kind(candidate: Candidate) -> tuple[bool | str, ...]:
-    """Which of the choices beside ranks, threads and fixed placements a candidate takes."""
+def _kind(candidate: Candidate) -> tuple[bool | str | int, ...]:
+    """Which choices beside threads and fixed placements a candidate takes, and how many GPUs."""
     c = candidate
-    return c.bulk > 1, c.kappa is not None, c.las is not None, c.cache or "", c.batching
+    own = c.bulk > 1, c.kappa is not None, c.las is not None, c.cache or "", c.batching
+    return (*own, len(c.gpus))
 
 
 def why_it_lost(other: Priced, chosen: Priced) -> str:

@@ -46,9 +46,13 @@ class Explored:
 
 
 def shortest(priced: Iterable[Priced]) -> list[Candidate]:
-    """The fastest that fit, and the others after them."""
+    """The fastest that fit, and the others after them; of GPUs' lanes the best depth alone."""
     ordered = sorted(priced, key=lambda p: (bool(p.overflow), p.seconds))
-    return [p.candidate for p in ordered[:SHORTLIST]]
+    found: dict[Candidate, Candidate] = {}
+    for p in ordered:
+        c = p.candidate
+        found.setdefault(replace(c, prefetch_depth=0) if c.kind == "cuda" else c, c)
+    return list(found.values())[:SHORTLIST]
 
 
 def other_policies(base: Candidate) -> list[str]:

@@ -69,6 +69,11 @@ class DeviceFeatureStore(AbstractFeatureStore):
         """Whether gathers wait for the device, to fetch rows that it cannot address."""
         return bool(self._others)
 
+    @property
+    def exchanges(self) -> bool:
+        """Whether every gather meets the other ranks' in a collective."""
+        return any(isinstance(each, DeviceExchange) for each in self._others)
+
     def empty(self, count: int) -> Tensor:
         """An undefined float32 [count, feature_dim] for `gather`: padded rows on a GPU."""
         if self.device.type != "cuda":

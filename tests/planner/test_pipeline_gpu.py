@@ -19,6 +19,7 @@ from runtime.graph.generate import generate_rmat
 from runtime.plan import Plan, Workload, load_array, load_plan
 
 SETTINGS = PlanSettings(workload=Workload(batch_size=256, hidden=16, fanouts=[10, 5]))
+TRAINING = ("wait", "forward_backward", "all_reduce", "optimizer")
 STAGES = {"sample", "gather", "copy", "forward_backward", "all_reduce", "optimizer"}
 
 
@@ -41,9 +42,15 @@ def make(graph: Graph, out: Path, machine: str, **changes: object) -> Plan:
 
 
 def budget(graph: Graph, out: Path, machine: str, devices: int, rows: int) -> int:
-    """Device memory that leaves room for so many rows of 1 KiB beside everything else."""
-    parts = make(graph, out, machine, devices=devices, policy="none").prediction.memory_bytes
-    fixed = max(sum(parts[f"rank{g}"].parts.values()) for g in range(devices))
+    """Device memory with room for so many rows of 1 KiB beside all else, batches made in line."""
+    made = make(graph, out, machine, devices=devices, policy="none")
+    parts = made.prediction.memory_bytes
+    ahead = made.strategy.prefetch_depth if made.strategy.threads.sample else 0
+    fixed = max(
+        sum(parts[f"rank{g}"].parts.values())
+        - parts[f"rank{g}"].parts["batches"] * ahead // (1 + ahead)
+        for g in range(devices)
+    )
     reserve = max(parts[f"rank{g}"].parts["reserve"] for g in range(devices))
     return int((fixed - reserve + rows * 1024) / 0.95) + 1
 
@@ -65,12 +72,33 @@ def test_a_plan_on_all_gpus_names_devices_cliques_and_every_stage(
     assert made.strategy.pipeline == ["seeds", "sample", "gather", "copy", "batch"]
     assert set(made.prediction.stages) >= STAGES
     assert made.prediction.step_seconds.value == pytest.approx(
-        sum(made.prediction.stages[s] for s in (*STAGES, "batch"))
+        sum(made.prediction.stages[s] for s in TRAINING)
     )
     assert not [w for w in made.prediction.provenance.values() if w.startswith("measured")]
     assert made.machine.provenance == "preset"
     assert set(made.prediction.memory_bytes) == {*(f"rank{g}" for g in range(8)), "host0"}
     assert min(m.headroom for m in made.prediction.memory_bytes.values()) >= 0
+
+
+@pytest.mark.parametrize("machine", ["h200x1", "siton"])
+def test_batches_are_made_ahead_on_lanes_and_the_step_is_shorter_than_in_line(
+    graph: Graph, tmp_path: Path, machine: str
+):
+    made = make(graph, tmp_path / "p", machine, devices=1)
+    stages, step = made.prediction.stages, made.prediction.step_seconds.value
+    assert made.strategy.threads.sample == 1
+    assert made.strategy.prefetch_depth in (2, 4)
+    assert made.strategy.features.peer_way == "mapped"
+    in_line = sum(stages[s] for s in (*STAGES, "batch"))
+    assert step < 0.9 * in_line
+    # No lane is hidden by the others: the longest of them is the least that a step takes.
+    assert step >= stages["sample"]
+    assert step >= stages["gather"] + stages["copy"] + stages["batch"]
+    listed = [a for a in made.alternatives if "batches ahead" not in a.name and a.step_seconds]
+    assert listed, "batches in line were priced too"
+    assert all(a.step_seconds > step for a in listed if a.step_seconds is not None)
+    text = render(explain(made))
+    assert f"1 loader thread {made.strategy.prefetch_depth} batches ahead" in text
 
 
 def test_peers_are_read_inside_a_clique_and_never_across(graph: Graph, tmp_path: Path):
