@@ -8,6 +8,7 @@ import json
 import os
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import torch.distributed as dist
 from planner.cost.full_graph import broadcast_bytes, drawn_epoch_bytes
 from runtime.comm.collectives import Communicator
 from runtime.graph.dataset import open_graph
+from runtime.models.memory import keep_freed_memory
 from runtime.plan import load_plan
 from runtime.stages import Stage
 from runtime.train.evaluate import evaluate
@@ -59,7 +61,9 @@ def run_job(job: dict[str, Any], comm: Communicator) -> dict[str, Any]:
     plan = load_plan(folder)
     graph = open_graph(Path(plan.graph.path), validate=False)
     gc.collect()
-    with PeakMemory() as memory:
+    # Watching memory costs time, as freed blocks must go back at once to be seen: only runs whose
+    # accuracy is not asked for are watched.
+    with nullcontext() if job.get("evaluate") else PeakMemory() as memory:
         loop = open_rank(folder, graph, comm)
         losses: list[float] = []
         seconds: list[float] = []
@@ -77,7 +81,7 @@ def run_job(job: dict[str, Any], comm: Communicator) -> dict[str, Any]:
         "seconds": seconds,
         "stages": {stage: stages[stage].median for stage in STAGES if stage in stages},
         "bytes": counted["halo"],
-        "memory_bytes": memory.bytes,
+        "memory_bytes": memory.bytes if memory else None,
         "first_epochs_bytes": _bytes_until(loop, sampled),
         "first_epochs_predicted_bytes": sum(
             predicted_bytes(loop, epoch, graph.num_nodes, comm) for epoch in range(sampled)
@@ -107,11 +111,15 @@ def main(arguments: list[str]) -> None:
         int(arguments[3]),
     )
     jobs, out = Path(arguments[4]), Path(arguments[5])
-    return_freed_memory()
+    todo = json.loads(jobs.read_text())
+    if any(job.get("evaluate") for job in todo):
+        keep_freed_memory()
+    else:
+        return_freed_memory()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     comm = join(rank, size, port, address)
     with out.open("w") as file:
-        for job in json.loads(jobs.read_text()):
+        for job in todo:
             file.write(json.dumps(run_job(job, comm)) + "\n")
             file.flush()
     if size > 1:
