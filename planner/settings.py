@@ -49,6 +49,9 @@ class PlanSettings:
     sampler_parameters: dict[str, float | str] = field(default_factory=dict[str, float | str])
     """What differs from that sampler's defaults."""
     dialect: Literal["first_seen", "every_hop"] = "first_seen"
+    batching: Literal["auto", "independent"] = "auto"
+    """Independent leaves out batches that ranks make together: `PlannedLoader(blocks=False)`, hence
+    a model with forward(x, edge_index), needs each rank's own subgraph."""
     policy: str = "auto"
     """Placement policy; auto scores all and keeps the best."""
     shared_host: bool = True

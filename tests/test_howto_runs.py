@@ -3,9 +3,11 @@
 import os
 import re
 import shutil
+import signal
 import socket
 import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -76,19 +78,35 @@ def run_page(page: str, folder: Path, environment: dict[str, str]) -> str:
             )
             if not _is_host(parts, number + 1):
                 script.append(f"wait $HOST0\nwait $HOST{block.name}\n")
-    # What a page started in the background ends with it, whatever went wrong.
-    text = "set -e -m\ntrap 'kill $(jobs -p) 2> /dev/null || true' EXIT\n" + "\n".join(script)
-    done = subprocess.run(
-        ["bash", "-c", text],
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    said = done.stdout + done.stderr + "".join(p.read_text() for p in folder.glob("host*.log"))
-    assert done.returncode == 0, said[-3000:]
+    code = run_script("\n".join(script), folder, environment)
+    logs = [folder / "page.log", *sorted(folder.glob("host*.log"))]
+    said = "".join(log.read_text() for log in logs)
+    assert code == 0, said[-3000:]
     return said
+
+
+def run_script(text: str, folder: Path, environment: dict[str, str]) -> int:
+    """The exit code of a script; what it started in the background ends with it.
+
+    Its processes are one group of a session of their own. The shell's job control (`set -m`) would
+    do that too, but takes a command that was stopped for a while (SIGSTOP) for one that ended.
+    """
+    with (folder / "page.log").open("w") as log:
+        shell = subprocess.Popen(
+            ["bash", "-e", "-c", text],
+            cwd=folder,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        try:
+            return shell.wait()
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(shell.pid, signal.SIGTERM)
+            shell.wait()
 
 
 def _is_host(parts: list[Block], number: int) -> bool:
@@ -107,11 +125,12 @@ def test_the_readmes_scripts_run(place: tuple[Path, dict[str, str]]):
     folder, environment = place
     page = (ROOT / "README.md").read_text()
     ten, script = [b.text for b in blocks(page) if b.kind == "python"]
+    (planned,) = [b.text for b in blocks(page) if b.kind == "sh"]
     (folder / "script.py").write_text(script)
     text = (
         "gnnplan graph generate sbm demo/graph --nodes 3000 --features 16 --classes 5\n"
         f"python - <<'END_OF_PYTHON'\n{ten}END_OF_PYTHON\n"
-        "gnnplan launch my-plan script.py\n"
+        f"{planned}gnnplan launch my-plan script.py\n"
     )
     said = run_page(f"```sh\n{text}```\n", folder, environment)
     assert "rank 1 epoch 2 loss" in said

@@ -58,6 +58,9 @@ class WorkloadRequest(Limited):
     sampler_parameters: dict[str, float | str] = Field(default_factory=dict, max_length=50)
     dialect: Literal["first_seen", "every_hop"] = "first_seen"
     mode: Literal["auto", "minibatch", "full-graph"] = "auto"
+    batching: Literal["auto", "independent"] = Field(
+        default="auto", description="independent: ranks never make a batch together."
+    )
     policy: Name = "auto"
     allow: Literal["exact", "unbiased", "approximate"] = "exact"
     seed: int = Field(default=0, ge=0, le=2**63 - 1)
@@ -100,6 +103,7 @@ class WorkloadRequest(Limited):
             sampler=self.sampler,
             sampler_parameters=dict(self.sampler_parameters),
             dialect=self.dialect,
+            batching=self.batching,
             policy=self.policy,
             shared_host=self.shared_host,
             oversubscribe=self.oversubscribe,

@@ -47,6 +47,13 @@ class Dialect(StrEnum):
     EVERY_HOP = "every_hop"
 
 
+class Batching(StrEnum):
+    """Whether ranks may make batches together."""
+
+    AUTO = "auto"
+    INDEPENDENT = "independent"
+
+
 class Precision(StrEnum):
     """Of the forward pass's products."""
 
@@ -141,6 +148,12 @@ def plan_command(
         typer.Option(help="Of products in training; sums and parameters stay float32."),
     ] = Precision.FLOAT32,
     mode: Annotated[Mode, typer.Option(help="Kind of training.")] = Mode.AUTO,
+    batching: Annotated[
+        Batching,
+        typer.Option(
+            help="independent: ranks never share a batch, as PlannedLoader(blocks=False)."
+        ),
+    ] = Batching.AUTO,
     policy: Annotated[str, typer.Option(help="Placement policy, or auto.")] = "auto",
     allow: Annotated[
         Allow, typer.Option(help="How far training statistics may change.")
@@ -194,6 +207,7 @@ def plan_command(
         sampler=sampler_name,
         sampler_parameters=sampler_parameters,
         dialect=dialect.value,
+        batching=batching.value,
         policy=policy,
         shared_host=shared_host,
         oversubscribe=oversubscribe,

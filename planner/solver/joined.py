@@ -81,7 +81,7 @@ def shares_batches(settings: PlanSettings, task: str) -> bool:
     (True, False)
     """
     work = settings.workload
-    if task == "link" or work.model not in SHARED_MODELS:
+    if settings.batching == "independent" or task == "link" or work.model not in SHARED_MODELS:
         return False
     if (work.model == "gcn" and work.gcn_norm == "sampled") or work.precision != "float32":
         return False

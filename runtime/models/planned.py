@@ -91,10 +91,15 @@ class Planned(nn.Module):
             Shape (num_seeds, out).
 
         Raises:
-            InputError: weighted blocks, a batch without sampled counts, or an every_hop batch with
-                a model that blocks cannot follow.
+            InputError: weighted blocks, a batch that ranks share, a batch without sampled counts,
+                or an every_hop batch with a model that blocks cannot follow.
         """
         sampled = batch if isinstance(batch, MiniBatch) else minibatch_of(batch)
+        if sampled.exchanges:
+            raise InputError(
+                "planned: expected a batch of this rank alone, found one that ranks share, whose "
+                "layers exchange rows; plan with --batching independent"
+            )
         if any(block.weight is not None for block in sampled.blocks):
             raise InputError(
                 "planned: expected blocks without weights, which forward(x, edge_index) ignores, "

@@ -41,7 +41,7 @@ UNUSUAL = PlanSettings(
     ),
     devices=3, device_memory_bytes=10**9, host_memory_bytes=10**10, mode="minibatch",
     sampler="labor", sampler_parameters={"variant": "star", "kappa": 2.0}, dialect="every_hop",
-    policy="degree", shared_host=False, oversubscribe=True,
+    batching="independent", policy="degree", shared_host=False, oversubscribe=True,
 )  # fmt: skip
 
 

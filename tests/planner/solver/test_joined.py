@@ -102,6 +102,13 @@ def test_what_cannot_be_shared_is_not_tried(
     assert not shares_topology(settings, "link")
 
 
+def test_ranks_share_no_batch_where_independent_ones_are_asked_for() -> None:
+    settings = replace(SETTINGS, batching="independent", devices=2)
+    tried = joined_candidates(settings, machine(), ("none",), task="multiclass")
+    assert {c.batching for c in tried} == {"independent"}
+    assert not any(c.shared for c in combinations_of(tried))
+
+
 def test_devices_are_dealt_evenly_over_hosts_or_refused() -> None:
     model = hosts_machine()
     four = joined_candidates(replace(SETTINGS, devices=4), model, ("none",), task="multiclass")

@@ -1,5 +1,7 @@
 import warnings
+from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -9,6 +11,7 @@ from torch_geometric.nn.models import GAT, GCN, GraphSAGE
 from runtime.errors import InputError
 from runtime.models.adjacency import torch_blocks
 from runtime.models.planned import planned
+from runtime.sampling.cooperative_exchange import RowExchange
 from runtime.sampling.minibatch import Dialect, MiniBatch
 from runtime.sampling.pyg import to_pyg
 
@@ -186,3 +189,14 @@ def test_input_that_cannot_be_planned_says_why(batch):
     batch.blocks[0].weight = torch.ones(batch.blocks[0].num_edges).numpy()
     with pytest.raises(InputError, match="without weights"):
         planned(MODELS["GCN"]())(batch)
+
+
+def test_a_batch_that_ranks_share_is_refused(batch: MiniBatch):
+    rows = np.arange(batch.blocks[0].num_src)
+    alone = RowExchange(
+        ids=rows, num_own=len(rows), send_rows=rows[:0], send_counts=[0], receive_counts=[0],
+        num_touched=len(rows),
+    )  # fmt: skip
+    shared = replace(batch, exchanges=[alone] * len(batch.blocks))
+    with pytest.raises(InputError, match="--batching independent"):
+        planned(GraphSAGE(12, 16, 2, 5))(shared)
