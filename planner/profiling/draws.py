@@ -26,8 +26,8 @@ from planner.profiling.draw import PROFILE_EPOCH
 from planner.profiling.pilots import pilot, stack_rates
 from planner.settings import PlanSettings
 from planner.solver.drawn import LocalBatches
+from planner.solver.kinds.stacks import BULKS
 from planner.solver.sampling import plan_sampler
-from planner.solver.variants import BULKS
 from runtime import codec
 from runtime.errors import SamplerError
 from runtime.graph.dataset import Graph

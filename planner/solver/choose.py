@@ -7,8 +7,8 @@ from planner.candidate import Candidate
 from planner.cost.memory import require_fit, sum_text
 from planner.errors import PlanDoesNotFit
 from planner.machine import MachineModel, Table
+from planner.solver.kinds.kind import LeftOut
 from planner.solver.placing import Placed
-from planner.solver.variants import LeftOut
 from runtime.plan import Alternative, Certificate, Prediction
 
 GIB = 2**30

@@ -16,8 +16,10 @@ from planner.profiling.cache import Profile
 from planner.profiling.presample import presample
 from planner.settings import PlanSettings
 from planner.solver.choose import Priced
+from planner.solver.kinds.dependence import KAPPAS
+from planner.solver.kinds.local_neighbours import FACTORS
+from planner.solver.kinds.stacks import BULKS
 from planner.solver.search import Explored, Search
-from planner.solver.variants import BULKS, FACTORS, KAPPAS
 from runtime.graph.dataset import Graph
 from runtime.loader import PlannedLoader
 from runtime.plan import Plan, Sampler, Workload, save_plan

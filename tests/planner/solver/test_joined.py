@@ -21,12 +21,9 @@ from planner.machine_hosts import first_hosts, num_hosts, one_host
 from planner.settings import PlanSettings
 from planner.solver.choose import Priced
 from planner.solver.cooperative import OWNED, owners_of
-from planner.solver.joined import (
-    combinations_of,
-    joined_candidates,
-    shares_batches,
-    shares_topology,
-)
+from planner.solver.joined import combinations_of, joined_candidates
+from planner.solver.kinds.grids import shares_topology
+from planner.solver.kinds.shared_batch import shares_batches
 from planner.solver.search import Explored, Search
 from runtime import launch
 from runtime.features.location import LocationTable

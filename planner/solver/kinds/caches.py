@@ -1,0 +1,56 @@
+"""Caches that fill themselves while training: LRU and CLOCK in each rank on one host's cores."""
+
+from collections.abc import Hashable, Iterator
+from dataclasses import replace
+
+from planner.candidate import DYNAMIC, Candidate
+from planner.cost.model import Request
+from planner.solver.dynamic import Sequences
+from planner.solver.kinds.kind import Ask, Kind, LeftOut, Question
+from planner.solver.placing import Placed
+from planner.solver.placing_cache import place_behind_caches
+from planner.workload import Hotness
+
+
+class Caches(Kind):
+    """Rows where the last batches left them."""
+
+    name = "caches that fill themselves"
+    bounded = False
+
+    def taken(self, candidate: Candidate) -> bool:
+        """Whether the placement is a cache."""
+        return candidate.cache is not None
+
+    def propose(self, ask: Ask, base: Candidate | None) -> Iterator[Candidate | LeftOut]:
+        """Each cache on the same ranks, where they are alone on a host's cores."""
+        del ask
+        if base is None or base.kind != "cpu" or base.hosts > 1 or base.batching == "cooperative":
+            return
+        for policy in DYNAMIC:
+            yield replace(base, policy=policy)
+
+    def placement_key(self, candidate: Candidate) -> Hashable:
+        """Batches that hang together find more of their rows again."""
+        return candidate.kappa
+
+    def place(
+        self, ask: Question, request: Request, candidate: Candidate, hotness: Hotness
+    ) -> Placed | None:
+        """Slots of the caches beside what the host holds."""
+        return place_behind_caches(
+            request,
+            candidate,
+            hotness,
+            _sequence(ask, candidate),
+            shared_host=ask.settings.shared_host,
+        )
+
+
+def _sequence(ask: Question, candidate: Candidate) -> Sequences | None:
+    """Successive batches where they hang together; frequencies do for independent ones."""
+    asked = ask.settings.sampler_parameters.get("kappa", 1)
+    if (candidate.kappa is None and float(asked) == 1.0) or ask.draws is None:
+        return None
+    found = ask.draws.batches(candidate.num_ranks, candidate.kappa)
+    return None if isinstance(found, str) else found

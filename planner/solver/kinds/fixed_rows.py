@@ -1,0 +1,58 @@
+"""Fixed copies of rows in each rank, by any of the named policies or none."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from planner.candidate import Candidate
+from planner.cost.model import Request
+from planner.solver.floor import reads_floor
+from planner.solver.kinds.kind import Ask, Kind, LeftOut, Question
+from planner.solver.placing import Placed, capacity, place_rows
+from planner.solver.policies import NEEDS_DEGREE
+from planner.workload import Hotness
+
+POLICIES = ("song-jiang", "joint", "degree", "random", "naive")
+"""Placements that auto tries beside none, the plain ones first: equal times keep the plainer."""
+
+
+class FixedRows(Kind):
+    """Rows at places that stay while training."""
+
+    name = "fixed rows"
+
+    def taken(self, candidate: Candidate) -> bool:
+        """Whether rows lie at fixed places, for ranks with batches of their own."""
+        return candidate.cache is None and candidate.batching == "independent"
+
+    def propose(self, ask: Ask, base: Candidate | None) -> Iterator[Candidate | LeftOut]:
+        """Every such policy on the same ranks."""
+        del ask
+        if base is not None and base.batching == "independent":
+            for policy in POLICIES:
+                yield replace(base, policy=policy)
+
+    def shape(self, candidate: Candidate) -> Candidate:
+        """One bound holds for all policies."""
+        return replace(candidate, policy="")
+
+    def place(
+        self, ask: Question, request: Request, candidate: Candidate, hotness: Hotness
+    ) -> Placed | None:
+        """By the named policy."""
+        return place_rows(
+            request,
+            candidate,
+            hotness,
+            shared_host=ask.settings.shared_host,
+            out_degree=ask.out_degree() if candidate.policy in NEEDS_DEGREE else None,
+            parts=ask.parts,
+        )
+
+    def floor(
+        self, ask: Question, request: Request, candidate: Candidate, placed: Placed,
+        hotness: Hotness,
+    ) -> float | None:  # fmt: skip
+        """By weak duality, at these costs and capacities."""
+        room = capacity(request, candidate, shared_host=ask.settings.shared_host)
+        cliques = placed.placement.cliques
+        return reads_floor(hotness, placed.costs, room.own_rows, room.host_rows, cliques)

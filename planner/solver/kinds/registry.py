@@ -1,0 +1,82 @@
+"""All kinds, in the order in which the search asks them.
+
+    starts      made from nothing: on GPUs, or on the cores of one host or several
+    joins       made from every start: ranks that do more together than sum gradients
+    placements  tried on the fastest of those: where rows lie
+    choices     tried on the fastest of all: what the sampler does
+
+A new kind is a module of this package and its place here.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from planner.candidate import Candidate
+from planner.solver.kinds.caches import Caches
+from planner.solver.kinds.cores import Cores
+from planner.solver.kinds.dependence import Dependence
+from planner.solver.kinds.fixed_rows import FixedRows
+from planner.solver.kinds.gpus import Gpus
+from planner.solver.kinds.grids import Grids
+from planner.solver.kinds.kind import Ask, Kind, LeftOut
+from planner.solver.kinds.local_neighbours import LocalNeighbours
+from planner.solver.kinds.owned_rows import OwnedRows
+from planner.solver.kinds.shared_batch import SharedBatch
+from planner.solver.kinds.stacks import Stacks
+
+STARTS: tuple[Kind, ...] = (Gpus(), Cores())
+JOINS: tuple[Kind, ...] = (SharedBatch(), Grids())
+PLACEMENTS: tuple[Kind, ...] = (FixedRows(), Caches(), OwnedRows())
+CHOICES: tuple[Kind, ...] = (Stacks(), Dependence(), LocalNeighbours())
+KINDS = (*STARTS, *JOINS, *PLACEMENTS, *CHOICES)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Proposed:
+    """Candidates to price, and the kinds that none of them takes."""
+
+    candidates: list[Candidate]
+    left_out: list[LeftOut]
+
+
+def kinds_of(candidate: Candidate) -> Iterator[Kind]:
+    """The kinds that a candidate takes, in the registry's order."""
+    return (kind for kind in KINDS if kind.taken(candidate))
+
+
+def first_candidates(ask: Ask) -> Proposed:
+    """Every way to run the workload: the starts, then what joins their ranks."""
+    starts = proposed(STARTS, ask, [None])
+    joined = [proposed([kind], ask, starts.candidates) for kind in JOINS]
+    every = [starts, *joined]
+    return Proposed(
+        candidates=[c for each in every for c in each.candidates],
+        left_out=[reason for each in every for reason in each.left_out],
+    )
+
+
+def more_choices(ask: Ask, bases: Iterable[Candidate]) -> Proposed:
+    """What the sampler may do otherwise, on those of some candidates whose ranks work alone."""
+    alone = [
+        b
+        for b in bases
+        if b.batching == "independent" and b.topology != "partitioned" and b.hosts == 1
+    ]
+    return proposed(CHOICES, ask, alone)
+
+
+def proposed(kinds: Sequence[Kind], ask: Ask, bases: Iterable[Candidate | None]) -> Proposed:
+    """What some kinds make of each base, base by base; of equal candidates the first."""
+    found: dict[Candidate, None] = {}
+    left_out: dict[str, LeftOut] = {}
+    for base in bases:
+        for kind in kinds:
+            for each in kind.propose(ask, base):
+                if isinstance(each, LeftOut):
+                    left_out.setdefault(each.name, each)
+                else:
+                    found.setdefault(each)
+    tried = {kind.name for kind in kinds if any(kind.taken(c) for c in found)}
+    return Proposed(
+        candidates=list(found), left_out=[r for name, r in left_out.items() if name not in tried]
+    )
