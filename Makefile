@@ -3,6 +3,12 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+# A few minutes each at most on 2 quiet cores; gpu says in one line that there is no GPU. Not among them,
+# with guessed minutes where none are given:
+#   10 to 60 minutes: cooperative, full_graph_plan, learning, learning_samplers, matrix, partition,
+#     placement_scale, plan_scale --scale 0.0625, policies, scaling, soak_failures, service
+#   boundary (100 minutes), prediction (several hours, can be stopped and gone on with)
+BENCH ?= placement published sampling samplers bulk gather loader compute end_to_end planning gpu
 FUZZ := $(shell find tests -name 'test_fuzz_*.py')
 # One BLAS thread unless a plan says otherwise: tests run several processes at once.
 TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
@@ -42,8 +48,9 @@ format: $(STAMP)  ## format and fix what can be fixed
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: $(STAMP)  ## every benchmark, one JSON object per line
-	for name in placement sampling gather end_to_end; do $(BIN)/python -m tests.benchmarks.$$name --json || exit 1; done
+bench: $(STAMP)  ## the benchmarks that take minutes, one JSON object per line; BENCH="NAME ..." for others
+	for name in $(BENCH); do $(BIN)/python -m tests.benchmarks.$$name --json || exit 1; done
+	$(BIN)/python -m tests.benchmarks.service --json --only cached_plan
 
 soak: $(STAMP)  ## long runs: 50 injected faults; learning on real graphs; the service loaded, killed and fuzzed
 	$(TEST_ENV) $(BIN)/python -m tests.benchmarks.soak_failures --json
