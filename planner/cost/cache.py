@@ -112,7 +112,9 @@ def dependent_hit_rate(a: Rates, q: Rates, num_slots: int, kappa: int) -> float:
         return 1.0 if a.size else 0.0
     if kappa <= 1:
         return lru_hit_rate(a * q, num_slots)
-    return _at_footprint(_dependent(a, q, kappa), num_slots)
+    # Drawn paths may pass more often than q says: then a cache of nearly all rows seems to serve
+    # more than is read.
+    return min(_at_footprint(_dependent(a, q, kappa), num_slots), 1.0)
 
 
 def _buckets(a: Rates, q: Rates) -> list[tuple[float, float, int]]:

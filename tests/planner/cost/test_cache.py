@@ -60,3 +60,10 @@ def test_a_cache_that_holds_everything_misses_nothing() -> None:
     assert lru_hit_rate(SEEN, 2000) == 1.0
     assert dependent_hit_rate(SEEN, PASSES, 2000, 16) == 1.0
     assert lru_hit_rate(np.zeros(3), 1) == 0.0
+
+
+def test_no_cache_serves_more_than_is_read() -> None:
+    # Rows that nearly every batch reads, and a cache that holds nearly all of them: the drawn paths
+    # pass more often than q says, and hits over expected reads are 1.003.
+    a, q = np.full(400, 0.95), np.linspace(0.6, 0.99, 400)
+    assert dependent_hit_rate(a, q, 399, 16) <= 1.0
