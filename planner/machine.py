@@ -14,6 +14,7 @@ import networkx as nx
 from planner.errors import MachineError
 from planner.machine_table import Provenance, Table
 from runtime import codec
+from runtime.plan import MachineRef
 
 __all__ = [
     "SCHEMA_VERSION",
@@ -68,7 +69,8 @@ class Switch:
     """A node that bytes pass and do not live in: all who cross its links share them."""
 
     name: str
-    kind: Literal["pcie", "nvlink", "numa", "network"]
+    kind: Literal["pcie", "nvlink", "numa", "card", "network"]
+    """A card joins one host's memory to the network; the network joins cards."""
     provenance: Provenance = "measured"
 
 
@@ -134,6 +136,15 @@ class MachineModel:
     def gpus(self) -> list[Processor]:
         """The GPUs, in order."""
         return [p for p in self.processors if p.kind == "cuda"]
+
+    def reference(self) -> MachineRef:
+        """What a plan says of the machine it was made for."""
+        return MachineRef(
+            name=self.name,
+            fingerprint=self.fingerprint,
+            calibration=self.calibration,
+            provenance=self.provenance,
+        )
 
     def memory(self, name: str) -> Memory:
         """The memory of that name.

@@ -27,9 +27,7 @@ def check_machine(machine: MachineModel) -> None:
         )
     _once("part", parts)
     _once("link", (link.name for link in machine.links))
-    # A host's card is known by its links alone.
-    known = {*parts, *(f"nic{processor.host}" for processor in machine.processors)}
-    memories = {memory.name for memory in machine.memories}
+    known, memories = set(parts), {memory.name for memory in machine.memories}
     for processor in machine.processors:
         _among(f"processor {processor.name!r:.80}", processor.memory, memories, "memories")
         if not 1 <= processor.cores < 1 << 20:
@@ -41,6 +39,9 @@ def check_machine(machine: MachineModel) -> None:
             _refuse(f"memory {memory.name!r:.80}: expected a capacity above 0 bytes")
     for link in machine.links:
         _check_link(link, known)
+    for switch in machine.switches:
+        if switch.kind == "card":
+            _check_card(machine, switch.name, memories)
     processors = {processor.name for processor in machine.processors}
     for cover in (machine.cliques, *machine.other_covers):
         names = [name for clique in cover for name in clique]
@@ -58,6 +59,15 @@ def _check_link(link: Link, known: set[str]) -> None:
         _refuse(f"link {link.name!r:.80}: expected a bandwidth above 0 and a latency from 0")
     if min(link.gather_bytes_per_second, link.transaction_bytes, link.lanes) < 0:
         _refuse(f"link {link.name!r:.80}: expected rates, sizes and lanes from 0")
+
+
+def _check_card(machine: MachineModel, card: str, memories: set[str]) -> None:
+    """A card is one host's: bytes reach it from that host's memory, and go back there."""
+    joined = {x.source for x in machine.links if x.target == card} & memories
+    back = {x.target for x in machine.links if x.source == card} & memories
+    if len(joined) != 1 or joined != back:
+        found = ", ".join(sorted(joined | back)) or "none"
+        _refuse(f"card {card!r:.80}: expected links to and from one memory, found {found:.80}")
 
 
 def _once(what: str, names: Iterable[str]) -> None:

@@ -1,12 +1,15 @@
 """A machine of several hosts, host by host: whose part is what, and fewer of them.
 
 Host 0's parts keep their plain names; those of host h begin with `h<h>.`. What lies between hosts
-(cards `nic<h>`, tables `hosts_*` and `message.*`) belongs to none of them.
+(cards and the network, tables `hosts_*` and `message.*`) belongs to none of them.
 """
 
 from dataclasses import replace
 
 from planner.machine import MachineModel
+
+BETWEEN = ("card", "network")
+"""Kinds of switches that lie between hosts."""
 
 
 def prefix_of(host: int) -> str:
@@ -41,7 +44,7 @@ def one_host(machine: MachineModel, host: int) -> MachineModel:
 
     names = {m.name for m in machine.memories if own(m.name)}
     names |= {p.name for p in machine.processors if p.host == host}
-    names |= {s.name for s in machine.switches if own(s.name)}
+    names |= {s.name for s in machine.switches if own(s.name) and s.kind not in BETWEEN}
     between = {k: t for k, t in machine.tables.items() if k.startswith(("hosts_", "message."))}
     return replace(
         machine,
@@ -69,10 +72,12 @@ def first_hosts(machine: MachineModel, hosts: int) -> MachineModel:
     if hosts == 1:
         return one_host(machine, 0)
     beyond = tuple(prefix_of(h) for h in range(hosts, num_hosts(machine)))
-    cards = tuple(f"nic{h}" for h in range(hosts, num_hosts(machine)))
+    # A card goes with the host whose memory it is joined to.
+    cards = {s.name for s in machine.switches if s.kind == "card"}
+    gone = {x.target for x in machine.links if x.source.startswith(beyond) and x.target in cards}
 
     def within(name: str) -> bool:
-        return not name.startswith(beyond) and name.partition(".")[0] not in cards
+        return not name.startswith(beyond) and name not in gone
 
     return replace(
         machine,

@@ -234,4 +234,4 @@ def add_card(build: Build, h: int) -> None:
     ):
         half = network.latency_seconds.scaled(0.5) if "network" in name else None
         build.link(name, source, target, bandwidth, latency=half)
-    build.switches.append(Switch(name=card, kind="network", provenance="preset"))
+    build.switches.append(Switch(name=card, kind="card", provenance="preset"))

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.errors import MachineError
-from planner.machine import Link, MachineModel, Memory, Processor, Table
+from planner.machine import Link, MachineModel, Memory, Processor, Switch, Table
 from planner.machine_hosts import prefix_of as prefix_of
 from planner.partition.cliques import clique_covers
 from planner.probe.fit import monotone
@@ -71,7 +71,8 @@ def join_hosts(machines: list[MachineModel], rates: HostRates) -> MachineModel:
         processors=[each for part in parts for each in part.processors],
         memories=[each for part in parts for each in part.memories],
         links=[each for part in parts for each in part.links] + _network(rates),
-        switches=[each for part in parts for each in part.switches],
+        switches=[each for part in parts for each in part.switches]
+        + [Switch(name=f"nic{host}", kind="card") for host in range(len(parts))],
         cliques=[each for part in parts for each in part.cliques]
         + [[cpus[host] for host in clique] for clique in near],
         tables={k: v for part in parts for k, v in part.tables.items()} | _tables(rates),

@@ -119,9 +119,15 @@ def _kinds(machine: MachineModel) -> dict[str, str]:
     kinds |= {s.name: s.kind for s in machine.switches}
     known = {*kinds, *(p.memory for p in machine.gpus)}
     ends = {end for link in machine.links for end in (link.source, link.target)}
-    # A link may end at something that is no processor, memory or switch: a card, say.
+    # Records of earlier versions name cards by their links alone.
     kinds |= dict.fromkeys(sorted(ends - known), "network")
-    order = ("disk", "host", "cpu", "network")  # of the top row, so that no line crosses a box
+    order = (
+        "disk",
+        "host",
+        "cpu",
+        "card",
+        "network",
+    )  # of the top row, so that no line crosses a box
     rank = {kind: i for i, kind in enumerate(order)}
     return dict(sorted(kinds.items(), key=lambda item: rank.get(item[1], len(order))))
 

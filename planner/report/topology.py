@@ -20,6 +20,7 @@ WORDS = {
     "numa": "NUMA node",
     "pcie": "PCIe switch",
     "nvlink": "NVLink switch",
+    "card": "network card",
     "network": "network",
     "gpu": "GPU",
 }

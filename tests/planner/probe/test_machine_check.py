@@ -7,7 +7,9 @@ import pytest
 from planner.errors import MachineError
 from planner.machine import MachineModel, load_machine, save_machine
 from planner.machine_check import check_machine
+from planner.machine_hosts import first_hosts, one_host
 from planner.probe.presets import list_presets, load_preset
+from tests.support.joined import hosts_machine
 
 
 @pytest.mark.parametrize("name", [*list_presets(), "perlmutter:3"])
@@ -61,3 +63,28 @@ def test_parts_that_do_not_fit_are_refused_when_the_file_is_read(tmp_path, what:
     save_machine(changed(load_preset("siton"), what), path)
     with pytest.raises(MachineError, match=r"machine\.json: .*expected"):
         load_machine(path)
+
+
+def test_a_card_is_a_part_of_one_host_whatever_it_is_called():
+    machine = hosts_machine(3)
+    cards = [s.name for s in machine.switches if s.kind == "card"]
+    assert cards == ["nic0", "nic1", "nic2"]
+    renamed = replace(
+        machine,
+        switches=[replace(s, name=s.name.replace("nic", "mlx")) for s in machine.switches],
+        links=[
+            replace(x, source=x.source.replace("nic", "mlx"), target=x.target.replace("nic", "mlx"))
+            for x in machine.links
+        ],
+    )
+    for found, name in ((machine, "nic"), (renamed, "mlx")):
+        check_machine(found)
+        two = first_hosts(found, 2)
+        check_machine(two)
+        assert [s.name for s in two.switches if s.kind == "card"] == [f"{name}0", f"{name}1"]
+        assert not [s for s in one_host(found, 1).switches if s.kind == "card"]
+    with pytest.raises(MachineError, match="found 'nic0'"):
+        check_machine(replace(machine, switches=[]))
+    astray = [replace(x, target="host0") if x.source == "nic1" else x for x in machine.links]
+    with pytest.raises(MachineError, match="card 'nic1': expected links to and from one memory"):
+        check_machine(replace(machine, links=astray))
