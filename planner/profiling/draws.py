@@ -6,8 +6,6 @@ Where something cannot be drawn, the answer is a sentence that says why.
 
 import contextlib
 import hashlib
-import io
-import math
 import os
 import tempfile
 import zipfile
@@ -32,6 +30,7 @@ from runtime import codec
 from runtime.errors import SamplerError
 from runtime.graph.dataset import Graph
 from runtime.loader_typed import is_typed
+from runtime.npy import npy_of
 from runtime.plan import Sampler
 from runtime.sampling.build import BatchSampler, build_sampler
 from runtime.sampling.matrix_memory import BulkBytes
@@ -292,7 +291,7 @@ def _read(place: Path) -> Batches:
 
 
 def _member(stored: zipfile.ZipFile, name: str) -> NDArray[Any]:
-    """One array; its header is held against what is stored, before memory is asked for.
+    """One array; its size is held against what is stored, before memory is asked for.
 
     Raises:
         ValueError: they do not fit.
@@ -300,14 +299,7 @@ def _member(stored: zipfile.ZipFile, name: str) -> NDArray[Any]:
     info = stored.getinfo(name)
     if info.compress_type != zipfile.ZIP_STORED or info.file_size > info.compress_size:
         raise ValueError(f"{name}: expected a member as it was written, found another size")
-    data = stored.read(info)
-    header = io.BytesIO(data)
-    np.lib.format.read_magic(header)
-    shape, _, dtype = np.lib.format.read_array_header_1_0(header)
-    values = memoryview(data)[header.tell() :]
-    if dtype.hasobject or math.prod(shape) * dtype.itemsize != len(values):
-        raise ValueError(f"{name}: expected {shape} values, found {len(values)} bytes")
-    return np.frombuffer(values, dtype).reshape(shape)
+    return npy_of(stored.read(info))
 
 
 def _write(place: Path, batches: Batches) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from runtime.npy import map_npy
+from runtime.npy import map_npy, npy_of
 
 
 def saved(folder: Path, array: np.ndarray) -> Path:
@@ -34,10 +34,11 @@ def with_header(folder: Path, header: str, body: bytes = b"\0" * 64) -> Path:
     ids=["rows", "columns", "scalar", "empty", "swapped"],
 )
 def test_values_are_those_that_were_saved(tmp_path: Path, array: np.ndarray):
-    found = map_npy(saved(tmp_path, array))
-    assert found.shape == array.shape
-    assert found.dtype == array.dtype
-    assert (found == array).all()
+    path = saved(tmp_path, array)
+    for found in (map_npy(path), npy_of(path.read_bytes())):
+        assert found.shape == array.shape
+        assert found.dtype == array.dtype
+        assert (found == array).all()
 
 
 @pytest.mark.parametrize(
@@ -53,8 +54,11 @@ def test_values_are_those_that_were_saved(tmp_path: Path, array: np.ndarray):
     ],
 )
 def test_headers_that_claim_what_is_not_there_are_refused(tmp_path: Path, header: str, words: str):
+    path = with_header(tmp_path, header)
     with pytest.raises(ValueError, match=words):
-        map_npy(with_header(tmp_path, header))
+        map_npy(path)
+    with pytest.raises(ValueError, match=words):
+        npy_of(path.read_bytes())
 
 
 def test_files_that_are_no_arrays_are_refused(tmp_path: Path):
@@ -65,3 +69,5 @@ def test_files_that_are_no_arrays_are_refused(tmp_path: Path):
         path.write_bytes(content)
         with pytest.raises(ValueError, match=r"."):
             map_npy(path)
+        with pytest.raises(ValueError, match=r"."):
+            npy_of(content)
