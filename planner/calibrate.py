@@ -30,13 +30,15 @@ DRIFT = 1.25
 CONFIRMED = 3
 """Runs a factor must rest on before a run can drift from it."""
 TABLES = {
-    "sample": ("sample_edge", "sample_vertex"),
+    "sample": ("sample_edge", "sample_vertex", "sample_beside"),
     "gather": ("gather", "mapped_gather"),
     "gather.disk": ("disk_read",),
-    "exchange_rows": ("all_to_all", "all_to_all_stepped"),
+    "exchange_rows": ("all_to_all", "all_to_all_stepped", "all_to_all_early"),
+    "exchange_ids": ("all_to_all_asked",),
     "all_reduce": ("all_reduce", "all_reduce_stepped"),
 }
-"""Tables of the machine by the factor that scales them; ids of an exchange go with its rows."""
+"""Tables of the machine by the factor that scales them; ids of an exchange go with its rows where
+they were not measured together with the counts that precede them."""
 TIMED = ("forward_backward", "optimizer", "batch")
 """Stages priced from the profile's timing of the model."""
 

@@ -8,7 +8,11 @@ from planner.cost.compute import compute_seconds, seconds_per_scale
 from planner.cost.gather import gather_seconds
 from planner.cost.rates import (
     Rate,
+    after_seconds,
+    beside_seconds,
     collective_table,
+    crossing,
+    early_seconds,
     edge_rate,
     exchange_rates,
     hosts_all_reduce,
@@ -55,6 +59,10 @@ class RankSeconds:
     """Of the loader's stages: seconds that a GPU's own memory is busy."""
     on_links: float = 0.0
     """Of the loader's stages: seconds that links from other memories to a GPU are busy."""
+    sample_beside: float = 0.0
+    """What a batch takes longer on a loader thread, beside the training thread."""
+    early: float = 0.0
+    """How much before the last rank this one leaves the exchange of rows; it waits for it later."""
 
     @property
     def loader(self) -> float:
@@ -95,6 +103,7 @@ def rank_seconds(
     sample = sample_seconds(edges, vertices, edge.seconds, vertex.seconds)
     if timing.sample_seconds > 0:
         sample = timing.sample_seconds * _crowding(machine, graph, candidate, batch)
+    beside = beside_seconds(machine, graph, candidate, vertices)
     by_source = {
         k: row_rate(machine, k, rows, row_bytes, candidate)
         for k in sorted(rows.rows)
@@ -105,13 +114,18 @@ def rank_seconds(
         {k: r.seconds for k, r in by_source.items()},
         candidate.threads.gather,
     )
-    asked, sent = exchange_rates(machine, rows.rows.get("peer", 0.0), row_bytes, candidate)
-    if rows.rows.get("remote", 0.0) > 0:
-        remote = remote_rates(machine, rows.rows["remote"], row_bytes, candidate)
+    peers = rows.rows.get("peer", 0.0)
+    asked, sent = exchange_rates(machine, peers, row_bytes, candidate)
+    remote_rows = rows.rows.get("remote", 0.0)
+    if remote_rows > 0:
+        remote = remote_rates(machine, remote_rows, row_bytes, candidate)
         asked, sent = together(asked, remote[0]), together(sent, remote[1])
+        peers += crossing(candidate, remote_rows)
     loader = sample + gather + asked.seconds + sent.seconds
     ranks, threads = ranks_here(candidate), candidate.threads.compute
+    early = early_seconds(machine, candidate, peers, row_bytes)
     compute = compute_seconds(timing, ranks=ranks, threads=threads)
+    compute += after_seconds(machine, candidate, peers, row_bytes)
     variation = _variation(batch)
     slope = seconds_per_scale(timing, ranks=ranks, threads=threads)
     reduced = _all_reduce(machine, timing, candidate)
@@ -126,7 +140,9 @@ def rank_seconds(
         all_reduce_core=reduced.core_seconds,
         optimizer=timing.optimizer.at(ranks=ranks, threads=threads),
         loader_sigma=_join(loader * variation, loader * machine.noise),
-        trainer_sigma=_join(slope * variation, compute * machine.noise),
+        trainer_sigma=_join(slope * variation, compute * _jitter(machine, ranks)),
+        sample_beside=beside,
+        early=early,
         spreads={
             "sample": max(edge.spread, vertex.spread),
             "gather": max((r.spread for r in by_source.values()), default=0.0),
@@ -231,6 +247,17 @@ def _variation(batch: BatchProfile) -> float:
     """Relative standard deviation of a batch's size."""
     vertices = batch.vertices[-1]
     return vertices.std / vertices.mean if vertices.mean > 0 else 0.0
+
+
+def _jitter(machine: MachineModel, ranks: int) -> float:
+    """Relative deviation of equal compute from step to step: of ranks side by side, if measured.
+
+    One process alone on an idle machine (`noise`) is steadier than ranks that share its memory.
+    """
+    table = machine.tables.get("step_jitter")
+    if table is None or ranks == 1:
+        return machine.noise
+    return max(machine.noise, table.at(ranks=ranks))
 
 
 def _join(a: float, b: float) -> float:

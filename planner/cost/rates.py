@@ -14,6 +14,7 @@ INDPTR_BYTES = 8
 INDEX_BYTES = 4
 RELABEL_BYTES = 8
 """A stamp and a local id for each node."""
+ID_BYTES = 8
 EXCHANGED_COPIES = 2
 """Of a row from another rank: its owner copies it to send, the asker copies it to its place."""
 QUEUE_DEPTH = 16
@@ -48,13 +49,23 @@ def readers(candidate: Candidate) -> int:
     return ranks_here(candidate) * max(1, candidate.threads.sample)
 
 
-def lookup(machine: MachineModel, name: str, **coordinates: float | int) -> Rate:
+def lookup(
+    machine: MachineModel, name: str, *, rows: float | None = None, **coordinates: float | int
+) -> Rate:
     """One value of one table, with its spread and provenance.
+
+    Args:
+        machine: holds the table.
+        name: of the table.
+        rows: of one call, for tables that tell small calls from large ones; None: the largest.
+        coordinates: by axis.
 
     Raises:
         MachineError: the machine has no such measurement.
     """
     table = machine.table(name)
+    if "rows" in table.axes:
+        coordinates["rows"] = table.points[table.axes.index("rows")][-1] if rows is None else rows
     words = f"{table.provenance}: table {name}" + (" (uncertain)" if table.uncertain else "")
     return Rate(
         seconds=table.at(**{axis: float(x) for axis, x in coordinates.items()}),
@@ -71,6 +82,28 @@ def edge_rate(machine: MachineModel, graph: GraphRef, candidate: Candidate) -> R
         topology_bytes=topology_bytes(graph),
         readers=readers(candidate),
     )
+
+
+def beside_seconds(
+    machine: MachineModel, graph: GraphRef, candidate: Candidate, vertices: float
+) -> float:
+    """Seconds that a loader thread's batch takes longer because training runs beside it.
+
+    V c_x at this topology's bytes; 0 without loader threads or where it was not measured.
+
+    Args:
+        machine: table sample_beside.
+        graph: sizes of the dataset.
+        candidate: loader threads.
+        vertices: V, distinct vertices of a batch.
+
+    Source: modelling.md 7: one mixed point of sampling beside compute.
+    """
+    if candidate.threads.sample == 0 or "sample_beside" not in machine.tables:
+        return 0.0
+    at = topology_bytes(graph)
+    rate = lookup(machine, "sample_beside", topology_bytes=at, readers=readers(candidate))
+    return vertices * rate.seconds
 
 
 def vertex_rate(machine: MachineModel, graph: GraphRef, candidate: Candidate) -> Rate:
@@ -110,6 +143,7 @@ def row_rate(
     rate = lookup(
         machine,
         "mapped_gather" if kind in ("host", "remote") else "gather",
+        rows=rows.rows.get(kind),
         row_bytes=row_bytes,
         working_set_bytes=max(1.0, rows.working_rows.get(kind, 0.0)) * row_bytes,
         readers=reading,
@@ -132,34 +166,104 @@ def collective_table(machine: MachineModel, name: str, candidate: Candidate) -> 
     return stepped if inline else name
 
 
+def hosts_table(machine: MachineModel, name: str) -> str:
+    """Between hosts: as a training step has it, where that was measured.
+
+    Also with loader threads: between two of their exchanges lies work as well, and a collective
+    beside compute is not measured between hosts.
+    """
+    stepped = f"hosts_{name}_stepped"
+    return stepped if stepped in machine.tables else f"hosts_{name}"
+
+
 def exchange_rates(
     machine: MachineModel, rows: float, row_bytes: int, candidate: Candidate
 ) -> tuple[Rate, Rate]:
     """Seconds per batch to ask peers for rows and to be sent them (formulas 8.4 [A4]).
 
     Counts and ids go out in two messages, rows come back in a third; each is looked up at its own
-    size, so that latency counts three times.
+    size, so that latency counts three times. A rank hands nothing over to itself, which the tables'
+    bytes count too: P / (P - 1) times as many.
     """
     ranks = candidate.num_ranks
     if rows <= 0 or ranks == 1:
         nothing = Rate(seconds=0.0, spread=0.0, provenance="derived: no rows of peers are read")
         return nothing, nothing
-    counts, ids, back = (
-        all_to_all(machine, candidate, size) for size in (8.0 * ranks, 8.0 * rows, rows * row_bytes)
-    )
-    asked = Rate(seconds=counts.seconds + ids.seconds, spread=ids.spread, provenance=ids.provenance)
-    return asked, back
+    each = _handed_over(candidate, rows)
+    back = all_to_all(machine, candidate, each * row_bytes)
+    return _asked(machine, candidate, each), back
 
 
 def remote_rates(
     machine: MachineModel, rows: float, row_bytes: int, candidate: Candidate
 ) -> tuple[Rate, Rate]:
     """As `exchange_rates`, for rows of other hosts: all of them cross the cards."""
-    if candidate.hosts == 1:
-        return exchange_rates(machine, 0.0, row_bytes, candidate)
-    return exchange_rates(
-        machine, rows * candidate.hosts / (candidate.hosts - 1), row_bytes, candidate
-    )
+    return exchange_rates(machine, crossing(candidate, rows), row_bytes, candidate)
+
+
+def crossing(candidate: Candidate, rows: float) -> float:
+    """Rows of peers that load the cards as so many rows of other hosts do; 0 on one host.
+
+    The share of a rank's own host is none: H / (H - 1) of what (P - 1) / P are on average.
+    """
+    hosts, ranks = candidate.hosts, candidate.num_ranks
+    return rows * hosts / (hosts - 1) * (ranks - 1) / ranks if hosts > 1 else 0.0
+
+
+def _handed_over(candidate: Candidate, rows: float) -> float:
+    """Rows in the tables' sense, a rank's own share included, of so many for other ranks."""
+    return rows * candidate.num_ranks / max(1, candidate.num_ranks - 1)
+
+
+def _asked(machine: MachineModel, candidate: Candidate, rows: float) -> Rate:
+    """Counts and ids together, as they follow compute, where that was measured; else apart.
+
+    With loader threads the ranks' loaders are in step already.
+    """
+    hosts, size = candidate.hosts, ID_BYTES * rows
+    name = "all_to_all_asked" if hosts == 1 else "hosts_all_to_all_asked"
+    if candidate.threads.sample == 0 and name in machine.tables:
+        if hosts == 1:
+            return lookup(machine, name, bytes=size, ranks=candidate.num_ranks)
+        return lookup(machine, name, bytes=ranks_here(candidate) * size, hosts=hosts)
+    counts = all_to_all(machine, candidate, float(ID_BYTES * candidate.num_ranks))
+    ids = all_to_all(machine, candidate, size)
+    return Rate(seconds=counts.seconds + ids.seconds, spread=ids.spread, provenance=ids.provenance)
+
+
+def early_seconds(
+    machine: MachineModel, candidate: Candidate, rows: float, row_bytes: int
+) -> float:
+    """How much before the last rank the mean rank leaves the exchange of rows.
+
+    It waits as long where the ranks meet next, in the all-reduce: the step is not shorter for it.
+    0 with loader threads, which meet elsewhere, and where it was not measured.
+    """
+    return _with_exchange(machine, candidate, "early", _handed_over(candidate, rows) * row_bytes)
+
+
+def after_seconds(
+    machine: MachineModel, candidate: Candidate, rows: float, row_bytes: int
+) -> float:
+    """What the model's pass takes longer because it follows an exchange of so many rows.
+
+    0 with loader threads, and where it was not measured.
+
+    Source: modelling.md 4 and 15: gloo and the network cost the ranks' cores time.
+    """
+    return _with_exchange(machine, candidate, "after", _handed_over(candidate, rows) * row_bytes)
+
+
+def _with_exchange(machine: MachineModel, candidate: Candidate, name: str, size: float) -> float:
+    """A table of what goes with an all-to-all in line; 0 where nothing is exchanged."""
+    hosts = candidate.hosts
+    name = f"all_to_all_{name}" if hosts == 1 else f"hosts_all_to_all_{name}"
+    inline = candidate.threads.sample == 0 and name in machine.tables
+    if size <= 0 or candidate.num_ranks == 1 or not inline:
+        return 0.0
+    if hosts == 1:
+        return lookup(machine, name, bytes=size, ranks=candidate.num_ranks).seconds
+    return lookup(machine, name, bytes=ranks_here(candidate) * size, hosts=hosts).seconds
 
 
 def all_to_all(machine: MachineModel, candidate: Candidate, each_bytes: float) -> Rate:
@@ -175,7 +279,8 @@ def all_to_all(machine: MachineModel, candidate: Candidate, each_bytes: float) -
     name = collective_table(machine, "all_to_all", candidate)
     if hosts == 1:
         return lookup(machine, name, bytes=each_bytes, ranks=ranks)
-    across = lookup(machine, "hosts_all_to_all", bytes=ranks * each_bytes, hosts=hosts)
+    across_name = hosts_table(machine, "all_to_all")
+    across = lookup(machine, across_name, bytes=ranks * each_bytes, hosts=hosts)
     if ranks == 1:
         return across
     return together(across, lookup(machine, name, bytes=each_bytes / hosts, ranks=ranks))
@@ -192,7 +297,7 @@ def hosts_all_reduce(machine: MachineModel, candidate: Candidate, num_bytes: flo
     Source: formulas.md 8.3 [A3]; derived from measured tables.
     """
     ranks, hosts = candidate.num_ranks, candidate.hosts
-    across = lookup(machine, "hosts_all_reduce", bytes=num_bytes, hosts=hosts)
+    across = lookup(machine, hosts_table(machine, "all_reduce"), bytes=num_bytes, hosts=hosts)
     longer = (1 - 1 / ranks) / (1 - 1 / hosts)
     across = Rate(
         seconds=across.seconds * longer, spread=across.spread, provenance=across.provenance

@@ -43,6 +43,7 @@ class _Slowed:
 
     loader: dict[str, float]
     forward_backward: float
+    early: float = 0.0
 
     @property
     def loader_seconds(self) -> float:
@@ -64,7 +65,8 @@ def step_seconds(
     slowest = max(ranks, key=lambda r: r.loader + r.forward_backward + r.halo_exchange)
     slowed = _slowed(candidate, machine, slowest)
     straggling = _straggling(candidate, ranks)
-    all_reduce = slowest.all_reduce + straggling
+    # Who left the exchange of rows first waits for the others here.
+    all_reduce = slowest.all_reduce + straggling + slowed.early
     trainer = slowed.forward_backward + slowest.halo_exchange + all_reduce + slowest.optimizer
     cores = _core_seconds(candidate, ranks)
     bound = core_bound_seconds(sum(cores.values()), max(1, machine.num_cores))
@@ -122,7 +124,9 @@ def _slowed(candidate: Candidate, machine: MachineModel, rank: RankSeconds) -> _
     """What loader threads and the training thread take away from each other."""
     stages = {name: float(getattr(rank, name)) for name in LOADER}
     if candidate.threads.sample == 0 or rank.loader == 0.0:
-        return _Slowed(loader=stages, forward_backward=rank.forward_backward)
+        early = min(rank.early, stages["exchange_rows"])
+        stages["exchange_rows"] -= early
+        return _Slowed(loader=stages, forward_backward=rank.forward_backward, early=early)
     if has_lanes(candidate):
         lanes = lanes_of(candidate, machine, rank)
         alone = rank.loader - rank.sample
@@ -132,7 +136,12 @@ def _slowed(candidate: Candidate, machine: MachineModel, rank: RankSeconds) -> _
             loader=stages,
             forward_backward=rank.forward_backward * lanes.training / (training or 1.0),
         )
-    slow_loader, slow_trainer = _slowdowns(candidate, machine)
+    slow_rest, slow_trainer = _slowdowns(candidate, machine)
+    # Sampling beside compute was measured by itself; the rest slows down as a gather does.
+    slow = {name: t * slow_rest for name, t in stages.items()}
+    if rank.sample_beside > 0:
+        slow["sample"] = rank.sample + rank.sample_beside
+    slow_loader = sum(slow.values()) / rank.loader
     busy = rank.forward_backward + rank.halo_exchange + rank.all_reduce + rank.optimizer
     new_loader, new_busy = beside(
         rank.loader,
@@ -142,7 +151,7 @@ def _slowed(candidate: Candidate, machine: MachineModel, rank: RankSeconds) -> _
         workers=candidate.threads.sample,
     )
     return _Slowed(
-        loader={name: t * new_loader / rank.loader for name, t in stages.items()},
+        loader={name: t * new_loader / (rank.loader * slow_loader) for name, t in slow.items()},
         forward_backward=rank.forward_backward * new_busy / busy if busy > 0 else 0.0,
     )
 

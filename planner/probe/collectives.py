@@ -1,7 +1,7 @@
 """gloo between real processes: all-reduce and all-to-all against message size and ranks.
 
 Three states: idle ranks; ranks with another thread computing (as while loaders run); and ranks that
-compute a step-like burst between calls, as a training loop without loader threads does. One call's
+compute between calls, as a training loop without loader threads does (`stepped`). One call's
 seconds run from the entry of the last rank to the exit of the last (the clock is one for all
 processes of a host), so that waiting for a slow rank is not charged to the exchange. Core-seconds
 are all threads' CPU time, summed over ranks: gloo costs CPU (modelling rule 4).
@@ -16,17 +16,29 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
+from planner.cost.straggler import kappa
 from planner.machine import Table
 from planner.probe.burst import background_load, make_burst
 from planner.probe.context import ProbeContext
+from planner.probe.stepped import (
+    CALLS,
+    SHORT,
+    after,
+    asked_sizes,
+    exchanged,
+    jitter,
+    one_core_each,
+    take_steps,
+)
 from planner.probe.timing import Measurement, robust_spread, summarize, wait_until
 from planner.probe.worker import State
 
 MODULE = "planner.probe.collectives"
 Operation = Literal["all_reduce", "all_to_all"]
-Mode = Literal["idle", "loaded", "stepped"]
-MODES: tuple[tuple[str, Mode], ...] = (("", "loaded"), ("_idle", "idle"), ("_stepped", "stepped"))
+Mode = Literal["idle", "loaded"]
+MODES: tuple[tuple[str, Mode], ...] = (("", "loaded"), ("_idle", "idle"))
 """Suffix of the table's name, and the state of the ranks."""
 COLLECTIVE_LIMIT = 0.4
 """Accepted spread: small messages over sockets scatter, their median is still useful."""
@@ -50,7 +62,52 @@ def measure(context: ProbeContext) -> dict[str, Table]:
     tables: dict[str, Table] = {}
     for operation in ("all_reduce", "all_to_all"):
         tables |= _tables_of(context, operation)
-    return tables
+    return tables | _stepped(context)
+
+
+def _stepped(context: ProbeContext) -> dict[str, Table]:
+    """Tables `*_stepped`, `all_to_all_asked`, `_early`, `_after` and `step_jitter`."""
+    sizes, counts = context.sizes.exchange_bytes, context.ranks(least=2)
+    axes = {"bytes": sizes, "ranks": counts}
+    names = ("all_to_all", "all_reduce", "asked", "early", "after")
+    found: dict[str, list[Measurement]] = {name: [] for name in names}
+    plain: dict[int, NDArray[np.float64]] = {}
+    jitters: dict[int, list[float]] = {ranks: [] for ranks in counts}
+    for num_bytes, ranks in itertools.product(sizes, counts):
+        moments = np.array(
+            context.team.run_together(
+                f"{MODULE}:step_task",
+                ranks=ranks,
+                num_ranks=ranks,
+                num_bytes=num_bytes,
+                steps=_steps(context, ranks),
+                burst_rows=context.sizes.exchange_burst_rows,
+            )
+        )
+        computed = moments[:, :, -1]
+        found["after"].append(after(computed, plain.setdefault(ranks, computed)))
+        calls = {name: exchanged(moments[:, :, i]) for i, name in enumerate(CALLS)}
+        found["all_to_all"].append(calls["all_to_all"].seconds)
+        found["all_reduce"].append(calls["all_reduce"].seconds)
+        found["early"].append(calls["all_to_all"].early)
+        found["asked"].append(calls["asked"].seconds)
+        jitters[ranks].append(jitter(computed, kappa(ranks)))
+    tables: dict[str, Table] = {}
+    for operation in ("all_reduce", "all_to_all"):
+        points = found[operation]
+        tables |= context.table(f"{operation}_stepped", "seconds", axes, points, rising=["bytes"])
+    tables |= context.table("all_to_all_early", "seconds", axes, found["early"])
+    tables |= context.table("all_to_all_after", "seconds", axes, found["after"], rising=["bytes"])
+    spread = [summarize(jitters[ranks]) for ranks in counts]
+    asked = {"bytes": asked_sizes(sizes), "ranks": counts}
+    tables |= context.table("all_to_all_asked", "seconds", asked, found["asked"], rising=["bytes"])
+    return tables | context.table("step_jitter", "ratio", {"ranks": counts}, spread)
+
+
+def _steps(context: ProbeContext, ranks: int) -> int:
+    """Fewer for crowded ranks: they are slow, and nobody plans for them closely."""
+    steps = context.sizes.exchange_steps
+    return steps if ranks <= context.cores else max(2, steps // 4)
 
 
 def _tables_of(context: ProbeContext, operation: Operation) -> dict[str, Table]:
@@ -91,7 +148,6 @@ def _point(
             num_ranks=ranks,
             num_bytes=num_bytes,
             calls=calls,
-            burst_rows=context.sizes.burst_rows,
         )
         used.append(max(1e-9, sum(cpu for _, _, cpu in found) / calls))
         entered = np.max([entries for entries, _, _ in found], axis=0)
@@ -99,12 +155,9 @@ def _point(
         return [float(s) for s in np.maximum(left - entered, 1e-7)]
 
     took = max(1e-5, float(np.mean(run(TRIAL_CALLS))))
-    if mode == "stepped":
-        calls = 2 * context.sizes.least_repeats
-    else:
-        most = max(context.sizes.least_repeats, MOST_CALLS)
-        wanted = math.ceil(context.sizes.point_seconds / took)
-        calls = min(most, max(context.sizes.least_repeats, wanted))
+    most = max(context.sizes.least_repeats, MOST_CALLS)
+    wanted = math.ceil(context.sizes.point_seconds / took)
+    calls = min(most, max(context.sizes.least_repeats, wanted))
     used.clear()
     point = context.settle(lambda: run(calls), limit=COLLECTIVE_LIMIT)
     cores.append(summarize(used) if robust_spread(used) < 1 else summarize(used[-1:]))
@@ -123,6 +176,7 @@ def join_task(state: State, *, path: Path, size: int, groups: list[int]) -> None
     dist = distributed()
     dist.init_process_group("gloo", init_method=f"file://{path}", rank=state.rank, world_size=size)
     state.kept["groups"] = {n: dist.new_group(list(range(n))) for n in groups}
+    state.kept["reducing"] = {n: dist.new_group(list(range(n))) for n in groups}
 
 
 def call_task(
@@ -133,15 +187,10 @@ def call_task(
     num_ranks: int,
     num_bytes: int,
     calls: int,
-    burst_rows: int,
     start_at: float,
 ) -> tuple[list[float], list[float], float]:
     """Task: entry and exit moments of each call, and this rank's CPU seconds inside them all."""
     call = make_call(state, operation, num_ranks, num_bytes)
-    between: Callable[[], None] = _nothing
-    if mode == "stepped":
-        between = state.kept.setdefault("burst", make_burst(burst_rows))
-        between()
     entries: list[float] = []
     exits: list[float] = []
     call()
@@ -149,7 +198,6 @@ def call_task(
     with background_load() if mode == "loaded" else contextlib.nullcontext():
         cpu = time.process_time()
         for _ in range(calls):
-            between()
             entries.append(time.perf_counter())
             call()
             exits.append(time.perf_counter())
@@ -173,5 +221,20 @@ def make_call(
     return lambda: dist.all_to_all_single(received, sent, group=group)
 
 
-def _nothing() -> None:
-    """Between calls, idle ranks do nothing."""
+def step_task(
+    state: State,
+    *,
+    num_ranks: int,
+    num_bytes: int,
+    steps: int,
+    burst_rows: int,
+    start_at: float,
+) -> list[list[tuple[float, float]]]:
+    """Task: moments of each step's compute and exchanges (`planner.probe.stepped`)."""
+    if "bursts" not in state.kept:
+        state.kept["bursts"] = [make_burst(rows) for rows in (burst_rows, burst_rows // SHORT)]
+    compute, short = state.kept["bursts"]
+    both = state.kept["groups"][num_ranks], state.kept["reducing"][num_ranks]
+    with one_core_each(state.rank, num_ranks):
+        wait_until(start_at)
+        return take_steps(distributed(), both, num_ranks, num_bytes, steps, compute, short)

@@ -17,15 +17,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from planner.probe.burst import make_burst
 from planner.probe.context import ProgressCallback
 from planner.probe.hosts_team import HostTeam
 from planner.probe.sizes import MIB
+from planner.probe.stepped import CALLS, SHORT, after, exchanged, one_core_each, take_steps
 from planner.probe.timing import Measurement, summarize
 
 SUSTAINED_SECONDS = 0.3
 CHUNK_BYTES = MIB
 MOST_CALLS = 50
 SMALL_BYTES = 8
+CLOCK_TRIPS = 8
+"""Round trips of which the quickest tells how far two hosts' clocks are apart."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,6 +51,13 @@ class HostRates:
     """Numbers of hosts that the collectives ran on."""
     collectives: dict[str, list[Measurement]] = field(default_factory=dict[str, list[Measurement]])
     """Seconds of a call, row-major over (message_bytes, host_counts)."""
+    exchange_bytes: list[int] = field(default_factory=list[int])
+    stepped: dict[str, list[Measurement]] = field(default_factory=dict[str, list[Measurement]])
+    """The same between two stretches of compute, over (exchange_bytes, host_counts): `*_stepped`,
+    `all_to_all_early`, how much before the last host the mean one leaves, and `all_to_all_after`,
+    what the compute that follows takes longer."""
+    asked: list[Measurement] = field(default_factory=list[Measurement])
+    """Seconds of the counts and ids that go ahead, over (asked_sizes(exchange_bytes), hosts)."""
 
 
 def _silent(what: str, share: float) -> None:
@@ -80,6 +91,8 @@ class _Schedule:
         report("collectives", 0.9)
         counts = list(range(2, n + 1))
         calls = {name: self._collective(name, counts) for name in ("all_reduce", "all_to_all")}
+        report("collectives between compute", 0.95)
+        stepped, asked = self._stepped(counts)
         return HostRates(
             latency_seconds=latency,
             bandwidth=bandwidth,
@@ -89,6 +102,9 @@ class _Schedule:
             messages=messages,
             host_counts=counts,
             collectives=calls,
+            exchange_bytes=list(self._sizes.exchange_bytes),
+            stepped=stepped,
+            asked=asked,
         )
 
     def _pair(self, source: int, target: int) -> tuple[float, float, list[Measurement]]:
@@ -233,3 +249,65 @@ class _Schedule:
                 self._dist.all_to_all_single(received, sent, group=group)
             out.append(time.perf_counter() - start)
         return out[1:]  # the first one connects
+
+    def _stepped(
+        self, counts: Sequence[int]
+    ) -> tuple[dict[str, list[Measurement]], list[Measurement]]:
+        """Seconds of the calls of a training loop, and of the counts and ids that go ahead."""
+        names = ("all_to_all_stepped", "all_reduce_stepped", "all_to_all_early", "all_to_all_after")
+        plain: dict[int, NDArray[np.float64]] = {}
+        found: dict[str, list[Measurement]] = {name: [] for name in names}
+        asked: list[Measurement] = []
+        rows = self._sizes.exchange_burst_rows
+        compute, short = make_burst(rows), make_burst(rows // SHORT)
+        made = [self._dist.new_group(list(range(count))) for count in counts for _ in range(2)]
+        groups = dict(zip(counts, zip(made[::2], made[1::2], strict=True), strict=True))
+        for num_bytes in self._sizes.exchange_bytes:
+            for count in counts:
+                offset = self._clock_offset()
+                mine: list[Any] = []
+                if self.host < count:
+                    # One process per host: its threads meet on one core, as those of a rank do.
+                    with one_core_each(self.host, count):
+                        mine = take_steps(
+                            self._dist, groups[count], count, num_bytes,
+                            self._sizes.exchange_steps, compute, short,
+                        )  # fmt: skip
+                each = [np.array(m) - o for m, o in self.gather((mine, offset)) if m]
+                moments = np.array(each)
+                computed = moments[:, :, -1]
+                longer = after(computed, plain.setdefault(count, computed))
+                found["all_to_all_after"].append(longer)
+                calls = {name: exchanged(moments[:, :, i]) for i, name in enumerate(CALLS)}
+                found["all_to_all_stepped"].append(calls["all_to_all"].seconds)
+                found["all_reduce_stepped"].append(calls["all_reduce"].seconds)
+                found["all_to_all_early"].append(calls["all_to_all"].early)
+                asked.append(calls["asked"].seconds)
+        for group in made:
+            if group is not self._dist.GroupMember.NON_GROUP_MEMBER:
+                self._dist.destroy_process_group(group)
+        return found, asked
+
+    def _clock_offset(self) -> float:
+        """This host's clock less host 0's: both read in the middle of the quickest round trip."""
+        import torch
+
+        self._dist.barrier()
+        clock = torch.zeros(1, dtype=torch.float64)
+        offset = 0.0
+        for peer in range(1, self.size):
+            found: list[tuple[float, float]] = []
+            for _ in range(CLOCK_TRIPS):
+                if self.host == 0:
+                    self._dist.recv(clock, peer)
+                    clock[0] = time.perf_counter()
+                    self._dist.send(clock, peer)
+                elif self.host == peer:
+                    start = time.perf_counter()
+                    self._dist.send(clock, 0)
+                    self._dist.recv(clock, 0)
+                    end = time.perf_counter()
+                    found.append((end - start, (start + end) / 2 - float(clock)))
+            if found:
+                offset = min(found)[1]
+        return offset

@@ -5,6 +5,7 @@ the card (`nic<h>.out`, what the host sends to all at once), over the network (`
 what the pair carries alone) and from the card into memory (`nic<h>.in`).
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -16,6 +17,7 @@ from planner.machine_hosts import prefix_of as prefix_of
 from planner.partition.cliques import clique_covers
 from planner.probe.fit import monotone
 from planner.probe.hosts import HostRates
+from planner.probe.stepped import asked_sizes
 from planner.probe.timing import Measurement
 
 CLEAR_MARGIN = 1.5
@@ -48,7 +50,8 @@ def join_hosts(machines: list[MachineModel], rates: HostRates) -> MachineModel:
     """One machine of several hosts.
 
     Tables of host 0 keep their names, other hosts' begin with their prefix. New tables:
-    `message.<a>.<b>` (bytes), `hosts_all_reduce` and `hosts_all_to_all` (bytes, hosts).
+    `message.<a>.<b>` (bytes), `hosts_all_reduce`, `hosts_all_to_all`, their `_stepped` ones and
+    `hosts_all_to_all_asked`, `_early` and `_after` (bytes, hosts).
 
     Args:
         machines: each host's own model.
@@ -151,12 +154,24 @@ def _tables(rates: HostRates) -> dict[str, Table]:
     }
     for name, points in rates.collectives.items():
         out[f"hosts_{name}"] = _table(["bytes", "hosts"], [sizes, counts], points)
+    sizes = [float(size) for size in rates.exchange_bytes]
+    for name, points in rates.stepped.items():
+        rising = [] if name == "all_to_all_early" else [0]
+        out[f"hosts_{name}"] = _table(["bytes", "hosts"], [sizes, counts], points, rising)
+    if rates.asked:
+        sizes = [float(size) for size in asked_sizes(rates.exchange_bytes)]
+        out["hosts_all_to_all_asked"] = _table(["bytes", "hosts"], [sizes, counts], rates.asked)
     return out
 
 
-def _table(axes: list[str], grid: list[list[float]], points: list[Measurement]) -> Table:
+def _table(
+    axes: list[str],
+    grid: list[list[float]],
+    points: list[Measurement],
+    rising: Sequence[int] = (0,),
+) -> Table:
     values = np.array([point.value for point in points]).reshape([len(axis) for axis in grid])
-    values, moved = monotone(values, [0])
+    values, moved = monotone(values, rising)
     spread = float(np.percentile([point.spread for point in points], 75))
     return Table(
         unit="seconds",

@@ -43,8 +43,10 @@ def _memory_links(tables: dict[str, Table]) -> list[Link]:
     copy, gather = tables["copy"], tables["gather"]
     readers = copy.points[0]
     bandwidth = max(n * rate for n, rate in zip(readers, copy.values, strict=True))
-    row_bytes, working_sets, _ = gather.points
-    latency = gather.at(row_bytes=row_bytes[0], working_set_bytes=working_sets[-1], readers=1)
+    grid = dict(zip(gather.axes, gather.points, strict=True))
+    latency = gather.at(**{name: axis[-1] for name, axis in grid.items()} | {
+        "row_bytes": grid["row_bytes"][0], "readers": 1.0,
+    })  # fmt: skip
     return [
         Link(
             name=name,

@@ -8,19 +8,30 @@ a batch, E edges and V distinct vertices, is fitted as
 
 per size and number of readers. The residual is part of the tables' spread. The graphs are the
 probe's own: no constant is ever fitted on the graph being planned for.
+
+A loader thread draws a batch beside its process's training thread, after it slept until there was
+room for one: its core has lost what it held of the lists, and the other thread takes memory
+bandwidth and the interpreter lock. That is measured apart (`sample_beside`) where every thread has
+a core: one mixed point per size (modelling rule 7).
 """
 
+import contextlib
 import itertools
 import time
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from planner.machine import Table
+from planner.probe.burst import make_burst
 from planner.probe.context import ProbeContext
 from planner.probe.fit import fit_non_negative
-from planner.probe.timing import Measurement, wait_until
+from planner.probe.timing import Measurement, summarize, wait_until
 from planner.probe.worker import State
 
 MODULE = "planner.probe.sampling"
@@ -34,13 +45,28 @@ SAMPLING_LIMIT = 0.2
 WARM_BATCHES = 3
 """Batches that grow the sampler's workspace before the clock runs."""
 KINDS = ("rmat", "sbm")
+BESIDE_ROWS = 3072
+"""Of the compute burst beside which a batch is drawn: longer than the batch takes."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Drawn:
+    """Calibration batches of both graphs, one row per (graph, case)."""
+
+    counts: NDArray[np.float64]
+    """Edges and distinct vertices, shape (n, 2)."""
+    seconds: NDArray[np.float64]
+    """Shape (n,)."""
+    spread: float
+    noisy: bool
 
 
 def measure(context: ProbeContext) -> dict[str, Table]:
-    """Tables `sample_edge` and `sample_vertex`."""
+    """Tables `sample_edge`, `sample_vertex` and `sample_beside`."""
     sizes, readers = context.sizes, context.readers()
-    edges: list[Measurement] = []
-    vertices: list[Measurement] = []
+    paired = [n for n in readers if 2 * n <= context.cores]
+    costs: list[tuple[Measurement, Measurement]] = []
+    longer: list[Measurement] = []
     topology_bytes: list[float] = []
     for num_nodes in sizes.graph_nodes:
         folders = [context.scratch / f"{kind}-{num_nodes}" for kind in KINDS]
@@ -54,18 +80,23 @@ def measure(context: ProbeContext) -> dict[str, Table]:
         context.team.run(f"{MODULE}:open_task", ranks=1, folders=folders)  # compiles
         context.team.run(f"{MODULE}:open_task", ranks=max(readers), folders=folders)
         topology_bytes.append(float(made[0]))
-        for num_readers in readers:
-            edge, vertex = _costs(context, num_nodes, num_readers)
-            edges.append(edge)
-            vertices.append(vertex)
+        alone = {n: _draw(context, n, sizes.sample_cases) for n in readers}
+        costs += [_fit(drawn) for drawn in alone.values()]
+        few = sizes.sample_cases[: sizes.beside_cases]
+        for n in paired:
+            longer.append(longer_beside(alone[n], _draw(context, n, few, beside=True)))
         context.team.run(f"{MODULE}:close_task", ranks=max(readers))
-    tables = context.table(
-        "sample_edge",
-        "seconds_per_edge",
-        {"topology_bytes": topology_bytes, "readers": readers},
-        edges,
-        rising=["topology_bytes", "readers"],
-    )
+    axes = {"topology_bytes": topology_bytes, "readers": readers}
+    edges, vertices = zip(*costs, strict=True)
+    tables = context.table("sample_edge", "seconds_per_edge", axes, edges, rising=list(axes))
+    if paired:
+        axes = {"topology_bytes": topology_bytes, "readers": paired}
+        unit = "seconds_per_vertex"
+        tables |= context.table("sample_beside", unit, axes, longer, rising=list(axes))
+    else:
+        context.notes.append(
+            "sample_beside: not measured: one core has no room for a loader thread"
+        )
     table_bytes = [RELABEL_BYTES * n for n in sizes.graph_nodes]
     return tables | context.table(
         "sample_vertex",
@@ -76,17 +107,19 @@ def measure(context: ProbeContext) -> dict[str, Table]:
     )
 
 
-def _costs(
-    context: ProbeContext, num_nodes: int, num_readers: int
-) -> tuple[Measurement, Measurement]:
-    """Cost per edge and per vertex at one size and number of readers."""
+def _draw(
+    context: ProbeContext,
+    num_readers: int,
+    cases: Sequence[tuple[int, tuple[int, ...]]],
+    *,
+    beside: bool = False,
+) -> Drawn:
+    """Batches of the opened graphs, drawn by so many processes at once."""
     rows: list[tuple[float, float]] = []
     seconds: list[float] = []
     spreads: list[float] = []
     noisy = False
-    for graph, (num_seeds, fanouts) in itertools.product(
-        range(len(KINDS)), context.sizes.sample_cases
-    ):
+    for graph, (num_seeds, fanouts) in itertools.product(range(len(KINDS)), cases):
         counts: list[tuple[float, float]] = []
 
         def samples(
@@ -103,6 +136,7 @@ def _costs(
                 fanouts=fanouts,
                 seconds=context.sizes.sample_seconds,
                 least=context.sizes.least_repeats,
+                beside=beside,
             )
             counts[:] = [pair for _, pairs in found for pair in pairs]
             return [s for times, _ in found for s in times]
@@ -113,23 +147,43 @@ def _costs(
         seconds.append(case.value)
         spreads.append(case.spread)
         noisy = noisy or case.uncertain
-    return _fit(np.array(rows), np.array(seconds), float(np.median(spreads)), noisy)
+    return Drawn(
+        counts=np.array(rows),
+        seconds=np.array(seconds),
+        spread=float(np.median(spreads)),
+        noisy=noisy,
+    )
 
 
-def _fit(
-    counts: Any, seconds: Any, case_spread: float, noisy: bool
-) -> tuple[Measurement, Measurement]:
-    """Turn fitted costs into measurements that carry the residual."""
-    fit = fit_non_negative(counts, seconds)
-    spread = float(np.hypot(fit.residual, case_spread))
+def longer_beside(alone: Drawn, beside: Drawn) -> Measurement:
+    """Seconds per distinct vertex that a batch takes longer beside compute: the cases' median.
+
+    What a loader's core has lost meanwhile, entries of the lists and of the relabelling table, it
+    fetches once per vertex; fitted to edges and vertices alike the two could not be told apart.
+
+    Args:
+        alone: of each graph at least the cases of `beside`, which come first.
+        beside: the same batches beside compute.
+    """
+    each = len(beside.seconds) // len(KINDS)
+    same = alone.seconds.reshape(len(KINDS), -1)[:, :each].ravel()
+    per_vertex = (beside.seconds - same) / beside.counts[:, 1]
+    found = summarize([max(LEAST_SECONDS, float(cost)) for cost in per_vertex])
+    return replace(found, spread=min(1.0, found.spread), uncertain=beside.noisy)
+
+
+def _fit(drawn: Drawn) -> tuple[Measurement, Measurement]:
+    """Turn fitted costs, per edge and per vertex, into measurements that carry the residual."""
+    fit = fit_non_negative(drawn.counts, drawn.seconds)
+    spread = float(np.hypot(fit.residual, drawn.spread))
     edge, vertex = (
         Measurement(
             value=max(LEAST_SECONDS, cost),
             p90=cost,
             spread=spread,
-            num_samples=len(seconds),
+            num_samples=len(drawn.seconds),
             attempts=1,
-            uncertain=noisy or fit.residual > RESIDUAL_LIMIT,
+            uncertain=drawn.noisy or fit.residual > RESIDUAL_LIMIT,
         )
         for cost in fit.costs
     )
@@ -172,6 +226,7 @@ def close_task(state: State) -> None:
     """Task: unmap the graphs."""
     state.kept.pop("graphs")
     state.kept.pop("interlude")
+    state.kept.pop("beside", None)
 
 
 def sample_task(
@@ -182,9 +237,13 @@ def sample_task(
     fanouts: tuple[int, ...],
     seconds: float,
     least: int,
+    beside: bool,
     start_at: float,
 ) -> tuple[list[float], list[tuple[int, int]]]:
-    """Task: seconds, and (edges, vertices), of each batch; no batch is drawn twice."""
+    """Task: seconds, and (edges, vertices), of each batch; no batch is drawn twice.
+
+    After a stretch of compute, or beside it on another thread.
+    """
     from runtime.sampling.neighbor import NeighborSampler
 
     data: Any = state.kept["graphs"][graph]
@@ -197,17 +256,40 @@ def sample_task(
     def one_batch() -> float:
         seeds = draws.choice(pool, size=min(num_seeds, len(pool)), replace=False)
         state.kept["step"] += 1
-        state.kept["interlude"]()  # the model ran since the last batch
+        if not beside:
+            state.kept["interlude"]()  # the model ran since the last batch
         start = time.perf_counter()
         batch = sampler.sample(seeds, epoch=0, step=state.kept["step"])
         took = time.perf_counter() - start
         counts.append((batch.num_edges, int(batch.n_id.shape[0])))
         return took
 
-    for _ in range(WARM_BATCHES):
-        one_batch()
-    wait_until(start_at)
-    end = time.perf_counter() + seconds
-    while len(times) < least or time.perf_counter() < end:
-        times.append(one_batch())
+    with _beside(state, one_batch) if beside else contextlib.nullcontext(one_batch) as turn:
+        for _ in range(WARM_BATCHES):
+            turn()
+        del counts[:]
+        wait_until(start_at)
+        end = time.perf_counter() + seconds
+        while len(times) < least or time.perf_counter() < end:
+            times.append(turn())
     return times, counts
+
+
+@contextlib.contextmanager
+def _beside(state: State, one_batch: Callable[[], float]) -> Generator[Callable[[], float]]:
+    """A function that draws a batch on a thread of its own while this one computes.
+
+    The thread sleeps from the end of its batch to the next call, as a loader does whose batches
+    are ready.
+    """
+    if "beside" not in state.kept:
+        state.kept["beside"] = make_burst(BESIDE_ROWS)
+        state.kept["beside"]()
+
+    def turn() -> float:
+        drawn = loader.submit(one_batch)
+        state.kept["beside"]()
+        return drawn.result()
+
+    with ThreadPoolExecutor(1) as loader:
+        yield turn

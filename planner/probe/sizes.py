@@ -30,18 +30,28 @@ class ProbeSizes:
     copy_bytes: int
     row_bytes: tuple[int, ...]
     working_set_bytes: tuple[int, ...]
-    gather_rows: int
-    """Rows of one gather call: about a real batch."""
+    gather_rows: tuple[int, ...]
+    """Rows of one gather call: a small batch pays for cold caches and page tables as a large one
+    does, over fewer rows."""
     disk_file_bytes: int
     disk_read_bytes: tuple[int, ...]
     disk_queue_depths: tuple[int, ...]
     message_bytes: tuple[int, ...]
     """All-reduce: bytes of the tensor; all-to-all: bytes each rank sends, its own share too."""
+    exchange_bytes: tuple[int, ...]
+    """As `message_bytes`, where ranks compute between exchanges; finer about the size of gradients,
+    where the seconds of a call rise tenfold."""
+    exchange_steps: int
+    """Steps of each point where ranks compute between exchanges."""
+    exchange_burst_rows: int
+    """Rows of the compute burst between them: a short step's."""
     graph_nodes: tuple[int, ...]
     """Vertices of the calibration graphs."""
     graph_degree: int
     sample_cases: tuple[tuple[int, tuple[int, ...]], ...]
     """(seeds, fan-outs) of the calibration batches of each graph."""
+    beside_cases: int
+    """So many of them are drawn beside compute too."""
     sample_seconds: float
     """Time given to one case."""
     threads: tuple[int, ...]
@@ -63,11 +73,14 @@ FULL = ProbeSizes(
     copy_bytes=128 * MIB,
     row_bytes=(64, 256, 512, 1024, 2048),
     working_set_bytes=(4 * MIB, 32 * MIB, 256 * MIB, 1024 * MIB),
-    gather_rows=40_000,
+    gather_rows=(4_000, 40_000),
     disk_file_bytes=256 * MIB,
     disk_read_bytes=(4096, 16384, 65536),
     disk_queue_depths=(1, 4, 16, 32),
     message_bytes=(256, 16384, 262144, MIB, 4 * MIB, 16 * MIB),
+    exchange_bytes=(256, 16384, 131072, 262144, 524288, MIB, 4 * MIB, 8 * MIB, 16 * MIB),
+    exchange_steps=40,
+    exchange_burst_rows=3072,
     graph_nodes=(2**14, 2**16, 2**18, 2**20),
     graph_degree=16,
     sample_cases=(
@@ -77,6 +90,7 @@ FULL = ProbeSizes(
         (512, (15, 10, 5)),
         (1024, (20,)),
     ),
+    beside_cases=3,
     sample_seconds=0.1,
     threads=(1, 2),
     burst_rows=8192,
@@ -95,14 +109,18 @@ QUICK = ProbeSizes(
     copy_bytes=64 * MIB,
     row_bytes=(64, 512, 2048),
     working_set_bytes=(8 * MIB, 256 * MIB),
-    gather_rows=30_000,
+    gather_rows=(4_000, 30_000),
     disk_file_bytes=64 * MIB,
     disk_read_bytes=(4096, 65536),
     disk_queue_depths=(1, 16),
     message_bytes=(256, 262144, 4 * MIB),
+    exchange_bytes=(256, 131072, 524288, 4 * MIB),
+    exchange_steps=8,
+    exchange_burst_rows=2048,
     graph_nodes=(2**14, 2**18),
     graph_degree=12,
     sample_cases=((512, (15, 10)), (1024, (20,))),
+    beside_cases=2,
     sample_seconds=0.05,
     threads=(1,),
     burst_rows=8192,

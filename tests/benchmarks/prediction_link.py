@@ -21,7 +21,16 @@ from tests.benchmarks.prediction_cases import RATE_BITS_PER_SECOND
 from tests.hosts import Hosts
 
 PORT = 29510
-STEPPED = ("all_reduce_stepped", "all_to_all_stepped")
+BETWEEN = (
+    "all_reduce",
+    "all_to_all",
+    "all_reduce_stepped",
+    "all_to_all_stepped",
+    "all_to_all_early",
+    "all_to_all_after",
+    "all_to_all_asked",
+)
+"""Tables that the link replaces."""
 
 
 def link_machine(machine: MachineModel, path: Path) -> MachineModel:
@@ -42,7 +51,7 @@ def link_machine(machine: MachineModel, path: Path) -> MachineModel:
     measured = {
         name: codec.decode(Table, found) for name, found in json.loads(tables.read_text()).items()
     }
-    kept = {name: table for name, table in machine.tables.items() if name not in STEPPED}
+    kept = {name: table for name, table in machine.tables.items() if name not in BETWEEN}
     made = replace(machine, name=f"{machine.name} over 1 Gbit/s", tables=kept | measured)
     save_machine(made, path)
     return made
@@ -56,8 +65,9 @@ def main(arguments: list[str]) -> None:
     if team.host == 0:
         joined = join_hosts([_nothing(), _nothing()], rates)
         named = {
-            name: replace(joined.tables[f"hosts_{name}"], axes=["bytes", "ranks"])
-            for name in ("all_reduce", "all_to_all")
+            name: replace(table, axes=["ranks" if axis == "hosts" else axis for axis in table.axes])
+            for name in BETWEEN
+            for table in (joined.tables[f"hosts_{name}"],)
         }
         codec.write_text_atomically(Path(out), codec.dumps(named))
 

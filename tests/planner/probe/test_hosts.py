@@ -3,16 +3,20 @@
 import pickle
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from planner.candidate import Candidate
+from planner.cost.rates import early_seconds, exchange_rates, hosts_all_reduce
 from planner.errors import MachineError
 from planner.machine import MachineModel, load_machine, save_machine
 from planner.probe.hosts import HostRates
 from planner.probe.hosts_machine import host_cliques, join_hosts
 from planner.probe.timing import summarize
+from runtime.plan import Threads
 from tests.hosts import Hosts, needs_root
 from tests.support.machines import machine
 
@@ -25,7 +29,10 @@ from planner.probe.sizes import QUICK
 
 node_rank, num_hosts, endpoint, out = sys.argv[1:]
 largest = 2**22 if num_hosts == "2" else 2**18
-sizes = replace(QUICK, message_bytes=(256, largest), point_seconds=0.01)
+sizes = replace(
+    QUICK, message_bytes=(256, largest), exchange_bytes=(256, largest), exchange_burst_rows=64,
+    point_seconds=0.01,
+)
 meeting = Meeting(
     node_rank=int(node_rank), num_hosts=int(num_hosts), endpoint=endpoint, wait_seconds=120.0
 )
@@ -77,6 +84,12 @@ def test_the_rate_of_the_link_between_two_hosts_is_found(tmp_path: Path) -> None
     assert {"message.0.1", "message.1.0", "hosts_all_reduce", "hosts_all_to_all"} <= set(
         model.tables
     )
+    between = {"hosts_all_reduce_stepped", "hosts_all_to_all_stepped", "hosts_all_to_all_early"}
+    assert between | {"hosts_all_to_all_after", "hosts_all_to_all_asked"} <= set(model.tables)
+    # Half of 4 MiB goes to the other host: 16.8 ms. Clocks that were not the same would show here.
+    stepped = model.tables["hosts_all_to_all_stepped"].at(bytes=2**22, hosts=2)
+    assert 0.008 < stepped < 0.2
+    assert model.tables["hosts_all_to_all_early"].at(bytes=2**22, hosts=2) < stepped
     # 4 MiB take 33.6 ms at 1 Gbit/s, less what the shapers let through at once (two of 256 KiB)
     # and half a round trip.
     assert model.tables["message.0.1"].at(bytes=2**22) > 0.025
@@ -177,3 +190,27 @@ def test_every_host_runs_the_same_command_and_host_0_writes_the_machine(tmp_path
     assert {"host0", "h1.host0"} <= {memory.name for memory in model.memories}
     assert rate(model, "network.0.1") == pytest.approx(1e9, rel=0.15)
     assert not (tmp_path / "b.json").exists()
+
+
+def test_what_was_measured_between_compute_is_what_steps_are_priced_by() -> None:
+    rates = replace(
+        by_hand([[0.0, 1e9], [1e9, 0.0]]),
+        exchange_bytes=[4096],
+        stepped={
+            "all_to_all_stepped": [summarize([5e-3])],
+            "all_reduce_stepped": [summarize([7e-3])],
+            "all_to_all_early": [summarize([1e-3])],
+        },
+        asked=[summarize([2e-3])],
+    )
+    model = joined(rates)
+    threads = Threads(compute=1, sample=0, gather=1)
+    two = Candidate(num_ranks=2, hosts=2, threads=threads, prefetch_depth=2, policy="none")
+    asked, sent = exchange_rates(model, 100.0, 400, two)
+    assert asked.seconds == pytest.approx(2e-3)
+    assert sent.seconds == pytest.approx(5e-3)
+    assert early_seconds(model, two, 100.0, 400) == pytest.approx(1e-3)
+    assert hosts_all_reduce(model, two, 4096).seconds == pytest.approx(7e-3)
+    plain = joined(replace(rates, stepped={}, asked=[]))
+    assert hosts_all_reduce(plain, two, 4096).seconds == pytest.approx(2e-3)
+    assert early_seconds(plain, two, 100.0, 400) == 0.0

@@ -25,7 +25,11 @@ TINY = replace(
     copy_bytes=2**20,
     row_bytes=(64, 4096),
     working_set_bytes=(2**20, 2**24),
-    gather_rows=4000,
+    gather_rows=(1000, 4000),
+    exchange_bytes=(256, 2**20),
+    exchange_steps=3,
+    exchange_burst_rows=64,
+    beside_cases=1,
     disk_file_bytes=2**22,
     message_bytes=(256, 2**20),
     graph_nodes=(2**11,),
@@ -48,6 +52,7 @@ def check_tables(machine: MachineModel) -> None:
     for operation in ("all_reduce", "all_to_all"):
         suffixes = ("", "_p90", "_idle", "_stepped", "_core_seconds")
         expected |= {operation + suffix for suffix in suffixes}
+    expected |= {"all_to_all_asked", "all_to_all_early", "all_to_all_after", "step_jitter"}
     assert expected | {"compute_slowdown", "process_start"} <= set(machine.tables)
     for name, table in machine.tables.items():
         assert np.all(np.isfinite(table.values)), name
@@ -55,9 +60,9 @@ def check_tables(machine: MachineModel) -> None:
     assert 1e8 < machine.table("copy").at(readers=1) < 1e12
     for name in ("gather", "mapped_gather"):
         gather = machine.table(name)
-        row_bytes, working_sets, _ = gather.points
-        small = working_sets[0]
-        grid = [gather.at(row_bytes=b, working_set_bytes=small, readers=1) for b in row_bytes]
+        num_rows, row_bytes, working_sets, _ = gather.points
+        small = {"rows": num_rows[-1], "working_set_bytes": working_sets[0], "readers": 1}
+        grid = [gather.at(row_bytes=b, **small) for b in row_bytes]
         assert np.all(np.diff(grid) >= 0)
         assert grid[-1] > grid[0]
         assert 1e-10 < grid[0] < 1e-4

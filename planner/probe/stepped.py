@@ -1,0 +1,211 @@
+"""Exchanges as a training step has them, within a host and between hosts.
+
+    update, sample -> counts, ids -> gather -> rows -> compute -> gradients
+
+Counts, ids and rows are all-to-alls, gradients an all-reduce.
+
+Called again and again, an exchange finds its threads awake and its connections busy; between two
+stretches of compute it does not, and long ones have more than one speed: on a link of 1 Gbit/s
+both directions of an all-to-all run side by side in some steps, one after the other in others. A
+point is therefore the mean of the middle half of many steps, which lies between two humps where
+there are two. One exchange's seconds run from the entry of the last rank to the exit of the last;
+how much earlier the mean rank leaves is kept apart, because it waits that long in the next one, and
+so is what the compute that follows takes longer.
+
+Each rank of a host has a core of its own while this is measured, as ranks have it in training.
+"""
+
+import os
+import time
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.probe.timing import Measurement, robust_spread, summarize
+
+CALLS = ("asked", "all_to_all", "all_reduce")
+"""Calls of a step, in order; the first one is two: a count for each rank, and ids."""
+ROW_IDS = 64
+"""Bytes of rows for each byte of ids: rows of 128 columns and more ask for fewer ids."""
+WARM_STEPS = 2
+LEAST_SECONDS = 1e-6
+"""Tables hold positive values."""
+
+SHORT = 12
+"""Update and sampling, and the gather between ids and rows, each take about this part of the
+compute."""
+
+Moments = list[list[tuple[float, float]]]
+"""Of one rank, by step: entry and exit of each of `CALLS`, then of the compute."""
+
+
+def middle_mean(samples: Sequence[float] | NDArray[np.float64]) -> float:
+    """Mean of the middle half: like the median where samples gather, between two humps else.
+
+    >>> middle_mean([1.0, 1.0, 1.0, 9.0]), middle_mean([1.0, 1.0, 3.0, 3.0])
+    (1.0, 2.0)
+    """
+    ordered = np.sort(np.asarray(samples, dtype=np.float64))
+    cut = len(ordered) // 4
+    return float(ordered[cut : len(ordered) - cut].mean())
+
+
+def settle_middle(samples: NDArray[np.float64]) -> Measurement:
+    """The middle mean as a measurement; its spread is that of such a mean, not of one call."""
+    kept = np.maximum(samples, LEAST_SECONDS)
+    return Measurement(
+        value=middle_mean(kept),
+        p90=float(np.percentile(kept, 90)),
+        spread=min(1.0, robust_spread(list(kept)) / max(1, len(kept)) ** 0.5),
+        num_samples=len(kept),
+        attempts=1,
+        uncertain=False,
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Exchanged:
+    """One call of the loop, over steps."""
+
+    seconds: Measurement
+    """From the last entry to the last exit."""
+    early: Measurement
+    """Before the last exit, the mean rank's."""
+
+
+def exchanged(moments: NDArray[np.float64]) -> Exchanged:
+    """Read the moments of one call.
+
+    Args:
+        moments: entry and exit on one clock, shape (ranks, steps, 2).
+    """
+    entries, exits = moments[:, :, 0], moments[:, :, 1]
+    last = exits.max(axis=0)
+    return Exchanged(
+        seconds=settle_middle(last - entries.max(axis=0)),
+        early=settle_middle(last - exits.mean(axis=0)),
+    )
+
+
+def jitter(moments: NDArray[np.float64], kappa: float) -> float:
+    """Relative standard deviation of ranks' equal compute that explains what they wait.
+
+    (mean of the longest - mean) / (mean kappa_P), kappa_P the expected maximum of P standard
+    normal variables [A1]; the middle half of the steps.
+
+    Args:
+        moments: start and end of the compute, shape (ranks, steps, 2).
+        kappa: of that many ranks.
+    """
+    seconds = moments[:, :, 1] - moments[:, :, 0]
+    mean = float(seconds.mean())
+    if kappa <= 0 or mean <= 0:
+        return LEAST_SECONDS
+    waited = middle_mean(seconds.max(axis=0) - seconds.mean(axis=0))
+    return max(LEAST_SECONDS, waited / mean / kappa)
+
+
+def after(moments: NDArray[np.float64], plain: NDArray[np.float64]) -> Measurement:
+    """Seconds that compute takes longer after a large exchange than after a small one.
+
+    What the exchange left behind is worked off meanwhile: caches filled with its bytes, and the
+    sending of what a slower rank still has to receive.
+
+    Args:
+        moments: start and end of the compute, shape (ranks, steps, 2).
+        plain: the same after the smallest exchange.
+    """
+    seconds, least = (each[:, :, 1] - each[:, :, 0] for each in (moments, plain))
+    longer = settle_middle(seconds.mean(axis=0)).value - settle_middle(least.mean(axis=0)).value
+    return summarize([max(LEAST_SECONDS, longer)])
+
+
+@contextmanager
+def one_core_each(rank: int, ranks: int) -> Generator[None]:
+    """This process's threads on a core of their own, where there are as many cores as ranks."""
+    if not hasattr(os, "sched_setaffinity"):
+        yield
+        return
+    from runtime.process import pin_to
+
+    cores = sorted(os.sched_getaffinity(0))
+    if ranks <= len(cores):
+        pin_to([cores[rank]])
+    try:
+        yield
+    finally:
+        pin_to(cores)
+
+
+def asked_bytes(num_bytes: int, ranks: int) -> int:
+    """Bytes of the ids that go ahead of so many bytes of rows: whole ids, one for each rank.
+
+    >>> asked_bytes(256, 2), asked_bytes(4096, 2), asked_bytes(16384, 3)
+    (16, 64, 240)
+    """
+    return 8 * ranks * max(1, num_bytes // ROW_IDS // 8 // ranks)
+
+
+def asked_sizes(sizes: Sequence[int]) -> list[int]:
+    """Nominal bytes of ids for each size of rows, as a table's axis: those of two ranks, rising.
+
+    >>> asked_sizes([256, 16384])
+    [16, 256]
+    """
+    return [asked_bytes(size, 2) for size in sizes]
+
+
+def take_steps(
+    dist: Any,
+    groups: tuple[Any, Any],
+    ranks: int,
+    num_bytes: int,
+    steps: int,
+    compute: Callable[[], object],
+    short: Callable[[], object],
+) -> Moments:
+    """Steps of the loop at one size; the first `WARM_STEPS` are not counted.
+
+    Args:
+        dist: torch.distributed.
+        groups: two of these ranks: rows and gradients have connections of their own, as in runs.
+        ranks: their size.
+        num_bytes: that each rank hands over (its own share too), and of the gradient.
+        steps: counted.
+        compute: what a rank does between its exchanges of rows and of gradients.
+        short: and what it does before it asks for rows, and before it hands them over.
+    """
+    import torch
+
+    group, reducing = groups
+    counts, wanted = (torch.zeros(ranks, dtype=torch.int64) for _ in range(2))
+    share = max(1, num_bytes // 4 // ranks)
+    sent, received = torch.zeros(share * ranks), torch.zeros(share * ranks)
+    ids, wanted_ids = (torch.zeros(asked_bytes(num_bytes, ranks) // 8, dtype=torch.int64)
+                       for _ in range(2))  # fmt: skip
+    gradient = torch.zeros(max(1, num_bytes // 4))
+    clock = time.perf_counter
+
+    def timed(call: Callable[[], object]) -> tuple[float, float]:
+        start = clock()
+        call()
+        return start, clock()
+
+    def ask() -> None:
+        dist.all_to_all_single(wanted, counts, group=group)
+        dist.all_to_all_single(wanted_ids, ids, group=group)
+
+    out: Moments = []
+    for _ in range(WARM_STEPS + steps):
+        short()
+        asked = timed(ask)
+        short()
+        rows = timed(lambda: dist.all_to_all_single(received, sent, group=group))
+        computed = timed(compute)
+        reduced = timed(lambda: dist.all_reduce(gradient, group=reducing))
+        out.append([asked, rows, reduced, computed])
+    return out[WARM_STEPS:]
