@@ -109,6 +109,7 @@ def _cached(
     copied = lookup(
         machine,
         "gather",
+        rows=max(1.0, missed),
         row_bytes=row_bytes,
         working_set_bytes=max(1.0, missed) * row_bytes,
         readers=readers(candidate) * candidate.threads.gather,

@@ -226,6 +226,7 @@ def cooperative_rank(
     packed = lookup(
         machine,
         "gather",
+        rows=max(1.0, part.remote[-1]),
         row_bytes=row_bytes,
         working_set_bytes=max(1.0, part.own[-1]) * row_bytes,
         readers=readers(candidate),

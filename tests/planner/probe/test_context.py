@@ -7,6 +7,7 @@ import pytest
 from planner.probe.context import ProbeContext
 from planner.probe.host import LoadSample, load_notes
 from planner.probe.sizes import FULL, QUICK, fit_to, powers_up_to
+from planner.probe.stepped import asked_sizes
 from planner.probe.team import Team
 from planner.probe.timing import summarize
 
@@ -83,11 +84,16 @@ def test_grids_rise_and_calls_are_as_large_as_real_batches(sizes):
         sizes.disk_read_bytes,
         sizes.disk_queue_depths,
         sizes.message_bytes,
+        sizes.exchange_bytes,
+        asked_sizes(sizes.exchange_bytes),
+        sizes.gather_rows,
         sizes.graph_nodes,
         sizes.threads,
     ):
         assert list(grid) == sorted(set(grid))
-    assert 30_000 <= sizes.gather_rows <= 60_000
+    assert sizes.gather_rows[0] <= 2_000
+    assert 30_000 <= sizes.gather_rows[-1] <= 60_000
+    assert sizes.beside_cases <= len(sizes.sample_cases)
     assert all(size % 4096 == 0 for size in sizes.disk_read_bytes)
 
 
