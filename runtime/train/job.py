@@ -26,6 +26,7 @@ from runtime.report import (
     measured_steps,
     save_report,
 )
+from runtime.train.epochs_file import Mark
 from runtime.train.evaluate import evaluate
 from runtime.train.fullgraph import FullGraphEpochs
 from runtime.train.links import evaluate_links
@@ -48,6 +49,10 @@ class Job:
     notes: list[str] = field(default_factory=list[str])
     before: HostState = field(default_factory=host_state)
     epochs: list[EpochReport] = field(default_factory=list[EpochReport])
+    first_epoch: int = 0
+    """Epoch of the first of them: above 0 where the reports before it were lost."""
+    epochs_mark: Mark = field(default_factory=Mark)
+    """How many of them lie beside the checkpoints."""
     losses: list[float] = field(default_factory=list[float])
     """Global loss of every step of this process."""
     epoch_losses: list[float] = field(default_factory=list[float])
@@ -112,10 +117,10 @@ class Job:
         self.epoch_losses.append(loss)
         self.steps += 1
         done, total = len(self.epoch_losses), len(self.loader)
-        self.events.step(len(self.epochs), done, total, loss)
+        self.events.step(self.first_epoch + len(self.epochs), done, total, loss)
 
     def _end_epoch(self) -> None:
-        epoch = len(self.epochs)
+        epoch = self.first_epoch + len(self.epochs)
         started = time.perf_counter()
         val = None
         self.heartbeat.begin(Phase.EVALUATING)

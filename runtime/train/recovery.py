@@ -4,10 +4,9 @@ No generator's state is kept: every draw, dropout's too, comes from a stream tha
 epoch, the step and the rank give.
 """
 
-import json
 import logging
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from runtime import codec
 from runtime.errors import PlanError
@@ -16,6 +15,7 @@ from runtime.heartbeat import Phase, attempt
 from runtime.report import EpochReport
 from runtime.train.checkpoint import read_newest, save_checkpoint, state_of
 from runtime.train.checkpoint_files import CHECKPOINTS, set_aside
+from runtime.train.epochs_file import EPOCHS_FILE, Mark, append_epochs, read_epochs
 
 if TYPE_CHECKING:
     from runtime.train.job import Job
@@ -50,19 +50,20 @@ def save(job: "Job") -> None:
     factor = None if job.factor is None else job.factor.state(job.loop.comm)
     if job.loop.comm.rank != 0:
         return
-    state = {
+    folder = job.config.run_path / CHECKPOINTS
+    state: dict[str, Any] = {
         "plan_id": job.plan.plan_id,
         "steps": job.steps,
         "loader": job.loader.state(),
         "factor": factor,
-        "epochs": codec.dumps(job.epochs),
         "epoch_losses": job.epoch_losses,
         "epoch_seconds": job.epoch_seconds,
         "model": job.loop.model.state_dict(),
         "optimizer": job.loop.optimizer.state_dict(),
     }
-    folder = job.config.run_path / CHECKPOINTS
     try:
+        job.epochs_mark = append_epochs(folder, job.epochs, job.epochs_mark)
+        state["epochs"] = {"before": job.first_epoch, "mark": codec.to_plain(job.epochs_mark)}
         save_checkpoint(folder, job.steps, state, keep=job.config.keep_checkpoints)
         job.disk_full = False
     except OSError as error:
@@ -99,8 +100,32 @@ def resume(job: "Job") -> None:
     job.steps = job.first_step = int(state["steps"])
     job.epoch_losses = [float(loss) for loss in state["epoch_losses"]]
     job.epoch_seconds = float(state["epoch_seconds"])
-    job.epochs = [codec.decode(EpochReport, each) for each in json.loads(state["epochs"])]
+    _resume_epochs(job, state["epochs"])
     job.notes.append(f"resumed after step {job.steps}")
+
+
+def _resume_epochs(job: "Job", known: dict[str, Any] | str) -> None:
+    """Take the reports of the epochs before; without them training goes on all the same."""
+    if isinstance(known, str):  # checkpoints of versions before the file hold all reports
+        job.epochs = [codec.decode(EpochReport, each) for each in codec.parse(known)]
+        return
+    mark = codec.decode(Mark, known["mark"])
+    found, warning = None, ""
+    if job.loop.comm.rank == 0:
+        folder = job.config.run_path / CHECKPOINTS
+        try:
+            found = read_epochs(folder, mark)
+        except (OSError, ValueError) as error:
+            warning = (
+                f"{folder / EPOCHS_FILE}: {error}; the report begins after epoch "
+                f"{known['before'] + mark.epochs - 1}, training is not affected"
+            )
+    found, warning = job.loop.comm.broadcast_object((found, warning))
+    if found is None:
+        job.notes.append(warning)
+        job.first_epoch, job.epochs, job.epochs_mark = known["before"] + mark.epochs, [], Mark()
+        return
+    job.first_epoch, job.epochs, job.epochs_mark = known["before"], found, mark
 
 
 def _warn_of_disk(job: "Job", folder: Path, error: OSError) -> None:

@@ -16,6 +16,7 @@ from runtime.errors import GnnplanError
 from runtime.graph.dataset import Graph
 from runtime.report import RunReport
 from runtime.train.checkpoint_files import list_checkpoints
+from runtime.train.epochs_file import EPOCHS_FILE
 from tests.support.faults import EPOCHS, INTERVAL, SAVED, STEPS, plan_to_disturb
 
 
@@ -132,6 +133,19 @@ def test_damaged_checkpoints_are_passed_over_with_a_note(
     assert report.first_step == start
     assert report.losses == undisturbed.losses[start:]
     assert sum("is damaged" in note for note in report.notes) == damaged
+
+
+def test_without_the_epochs_before_training_goes_on_and_says_so(
+    plan: Path, undisturbed: RunReport, tmp_path: Path
+) -> None:
+    train(plan, tmp_path, max_steps=7)
+    kept = tmp_path / "checkpoints" / EPOCHS_FILE
+    kept.write_bytes(kept.read_bytes().replace(b"loss", b"l0ss"))
+    report = train(plan, tmp_path, resume=True)
+    assert report.losses == undisturbed.losses[report.first_step :]
+    assert any(str(kept) in note and "begins after epoch 0" in note for note in report.notes)
+    assert [e.epoch for e in report.epochs] == list(range(1, EPOCHS))
+    assert [e.loss for e in report.epochs] == [e.loss for e in undisturbed.epochs[1:]]
 
 
 def test_a_fresh_run_sets_an_earlier_runs_checkpoints_aside(
