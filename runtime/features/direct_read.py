@@ -6,6 +6,7 @@ that trains stands in the same queue; here a thread takes the lock once for all 
 """
 
 import typing
+from typing import NamedTuple
 
 import numba
 import numpy as np
@@ -25,6 +26,36 @@ _ADVISE = types.ExternalFunction(
 _DROP_PAGES = 4  # POSIX_FADV_DONTNEED of Linux
 
 
+class Requests(NamedTuple):
+    """Which rows each request brings, and where they go; the kernels take it as it is."""
+
+    slots: NDArray[np.int64]
+    """Rows in ascending order, shape (n,)."""
+    positions: NDArray[np.int64]
+    """Row of the output of each, shape (n,)."""
+    firsts: NDArray[np.int64]
+    """Position of each request's first row, and n; shape (number of requests + 1,)."""
+    addresses: NDArray[np.int64]
+    """Room for n addresses; each thread uses its own requests' part."""
+
+
+class Stored(NamedTuple):
+    """A file of rows, opened."""
+
+    file: int
+    """Descriptor."""
+    row_bytes: int
+    """Of a row as it is stored."""
+    data_offset: int
+    """Bytes of the file before row 0."""
+    end_bytes: int
+    """Where the rows end."""
+    widen: bool
+    """Rows are float16, the output float32."""
+    drop_pages: bool
+    """Reads go through the page cache; its pages are given back."""
+
+
 def read_blocks_at(
     file: int, numbers: NDArray[np.int64], buffer: NDArray[np.uint8], out: NDArray[np.uint8]
 ) -> int:
@@ -40,21 +71,22 @@ def read_blocks_at(
         Blocks read before one failed; n when none did.
     """
     count, block_bytes = numbers.size, buffer.size
+    requests = Requests(
+        slots=numbers,
+        positions=np.zeros(count, np.int64),
+        firsts=np.arange(count + 1),
+        addresses=np.empty(count, np.int64),
+    )
+    stored = Stored(
+        file=file,
+        row_bytes=block_bytes,
+        data_offset=0,
+        end_bytes=(int(numbers.max()) + 1) * block_bytes,
+        widen=False,
+        drop_pages=False,
+    )
     found: tuple[int, int] = read_requests(
-        file,
-        numbers,
-        np.zeros(count, np.int64),
-        np.arange(count + 1),
-        np.empty(count, np.int64),
-        0,
-        1,
-        buffer.ctypes.data,
-        block_bytes,
-        0,
-        (int(numbers.max()) + 1) * block_bytes,
-        out.ctypes.data,
-        False,
-        False,
+        stored, requests, 0, 1, buffer.ctypes.data, out.ctypes.data
     )
     return found[0]
 
@@ -62,65 +94,47 @@ def read_blocks_at(
 @numba.njit(cache=True, nogil=True)
 @typing.no_type_check
 def read_requests(
-    file: int,
-    slots: np.ndarray,
-    positions: np.ndarray,
-    firsts: np.ndarray,
-    addresses: np.ndarray,
-    request: int,
-    stride: int,
-    buffer: int,
-    row_bytes: int,
-    data_offset: int,
-    end_bytes: int,
-    target: int,
-    widen: bool,
-    drop_pages: bool,
+    stored: Stored, requests: Requests, first: int, stride: int, buffer: int, target: int
 ) -> tuple[int, int]:
-    """Read requests `request`, `request + stride`, ... and copy their rows out.
+    """Read requests `first`, `first + stride`, ... and copy their rows out.
 
     Args:
-        file: descriptor.
-        slots: rows in ascending order, shape (n,).
-        positions: row of the output of each, shape (n,).
-        firsts: position of each request's first row, and n; shape (number of requests + 1,).
-        addresses: room for n addresses; each thread uses its own requests' part.
-        request: the first to serve.
+        stored: where the rows are.
+        requests: all of them.
+        first: the first to serve.
         stride: between those that this thread serves.
         buffer: address of an aligned buffer that holds the longest request.
-        row_bytes: of a row as it is stored.
-        data_offset: bytes of the file before row 0.
-        end_bytes: where the rows end.
-        target: address of the output, C-contiguous rows of float32 (float16 with `widen` False).
-        widen: rows are float16, the output float32.
-        drop_pages: reads go through the page cache; its pages are given back.
+        target: address of the output, C-contiguous rows of float32 (float16 without `widen`).
 
     Returns:
         The request that could not be read whole, or the number of requests; and the bytes read.
     """
     done = 0
+    request = first
+    slots, firsts, addresses = requests.slots, requests.firsts, requests.addresses
+    file, row_bytes, offset = np.int32(stored.file), stored.row_bytes, stored.data_offset
     count = firsts.size - 1
     while request < count:
-        first, last = firsts[request], firsts[request + 1]
-        begin = (data_offset + slots[first] * row_bytes) // BLOCK_BYTES * BLOCK_BYTES
-        end = data_offset + (slots[last - 1] + 1) * row_bytes
+        i, j = firsts[request], firsts[request + 1]
+        begin = (offset + slots[i] * row_bytes) // BLOCK_BYTES * BLOCK_BYTES
+        end = offset + (slots[j - 1] + 1) * row_bytes
         end = (end + BLOCK_BYTES - 1) // BLOCK_BYTES * BLOCK_BYTES
-        wanted = min(end, end_bytes) - begin
+        wanted = min(end, stored.end_bytes) - begin
         got = 0
         while got < wanted:
-            more = _READ(np.int32(file), buffer + got, np.uint64(end - begin - got), begin + got)
+            more = _READ(file, buffer + got, np.uint64(end - begin - got), begin + got)
             # Whole blocks but at the file's end; what else comes is the interpreter's to explain.
             if more <= 0 or (more % BLOCK_BYTES != 0 and got + more < wanted):
                 return request, done
             got += more
-        if drop_pages:
-            _ADVISE(np.int32(file), begin, end - begin, np.int32(_DROP_PAGES))
-        for i in range(first, last):
-            addresses[i] = buffer + data_offset + slots[i] * row_bytes - begin
-        if widen:
-            widen_rows(addresses, positions, target, row_bytes, first, last, _AHEAD, False)
+        if stored.drop_pages:
+            _ADVISE(file, begin, end - begin, np.int32(_DROP_PAGES))
+        for row in range(i, j):
+            addresses[row] = buffer + offset + slots[row] * row_bytes - begin
+        if stored.widen:
+            widen_rows(addresses, requests.positions, target, row_bytes, i, j, _AHEAD, False)
         else:
-            copy_rows(addresses, positions, target, row_bytes, first, last, _AHEAD, False)
+            copy_rows(addresses, requests.positions, target, row_bytes, i, j, _AHEAD, False)
         done += end - begin
         request += stride
     return count, done

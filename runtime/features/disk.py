@@ -11,7 +11,6 @@ import mmap
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -22,7 +21,7 @@ from numpy.typing import NDArray
 from runtime.features import direct
 from runtime.features.budget import ByteBudget
 from runtime.features.counters import Counters
-from runtime.features.direct_read import read_requests
+from runtime.features.direct_read import Requests, Stored, read_requests
 from runtime.features.gather import copy_from_addresses
 from runtime.features.tier import AbstractTier
 
@@ -32,15 +31,6 @@ INDEX_BYTES_PER_ID = 6 * 8
 """Per id under way: order and the sort's own space, slot, position, first of request, address."""
 LEAST_IDS = 256
 """A budget must leave room to sort at least this many ids at a time."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Piece:
-    """Ids that are read together, sorted by slot, and where each request begins among them."""
-
-    slots: NDArray[np.int64]
-    positions: NDArray[np.int64]
-    firsts: NDArray[np.int64]
 
 
 class Disk(AbstractTier):
@@ -111,66 +101,59 @@ class Disk(AbstractTier):
         out: NDArray[np.float32],
         counters: Counters,
     ) -> None:
-        order = np.argsort(slots, kind="stable")
-        piece = _Piece(slots[order], positions[order], np.empty(slots.size + 1, np.int64))
-        num_requests = self.rows.cut_requests(piece.slots, self.request_bytes, piece.firsts)
+        order, begins = np.argsort(slots, kind="stable"), np.empty(slots.size + 1, np.int64)
+        ascending = slots[order]
+        num_requests = self.rows.cut_requests(ascending, self.request_bytes, begins)
+        requests = Requests(
+            slots=ascending,
+            positions=positions[order],
+            firsts=begins[: num_requests + 1],
+            addresses=np.empty(slots.size, np.int64),
+        )
         # Stripes of requests: which thread reads which is fixed, so that no queue is needed.
-        addresses, threads = np.empty(slots.size, np.int64), min(self.queue_depth, num_requests)
+        threads = min(self.queue_depth, num_requests)
         workers = [
-            self._pool.submit(self._work, piece, addresses, (i, threads), num_requests, out)
-            for i in range(threads)
+            self._pool.submit(self._work, requests, first, threads, out) for first in range(threads)
         ]
         counters.disk_read_bytes += sum([worker.result() for worker in workers])
         counters.disk_reads += num_requests
 
-    def _work(
-        self,
-        piece: _Piece,
-        addresses: NDArray[np.int64],
-        stripe: tuple[int, int],
-        num_requests: int,
-        out: NDArray[Any],
-    ) -> int:
-        """Serve requests number i, i + n, ... for stripe (i, n); returns the bytes asked for."""
-        rows, read_bytes, request = self.rows, 0, stripe[0]
+    def _work(self, requests: Requests, first: int, stride: int, out: NDArray[Any]) -> int:
+        """Serve requests `first`, `first + stride`, ...; returns the bytes asked for."""
+        rows, read_bytes, num_requests = self.rows, 0, requests.firsts.size - 1
+        stored = Stored(
+            file=self._file,
+            row_bytes=rows.row_bytes,
+            data_offset=rows.data_offset,
+            end_bytes=rows.end_bytes,
+            widen=rows.dtype != out.dtype,
+            drop_pages=not self.is_direct,
+        )
         buffer = self._buffers.get()
         try:
-            while request < num_requests:
-                request, done = read_requests(
-                    self._file,
-                    piece.slots,
-                    piece.positions,
-                    piece.firsts[: num_requests + 1],
-                    addresses,
-                    request,
-                    stripe[1],
-                    buffer.ctypes.data,
-                    rows.row_bytes,
-                    rows.data_offset,
-                    rows.end_bytes,
-                    out.ctypes.data,
-                    rows.dtype != out.dtype,
-                    not self.is_direct,
+            while first < num_requests:
+                first, done = read_requests(
+                    stored, requests, first, stride, buffer.ctypes.data, out.ctypes.data
                 )
                 read_bytes += done
-                if request < num_requests:  # interrupted, cut short or failing: say which
-                    read_bytes += self._serve(piece, request, buffer, out)
-                    request += stripe[1]
+                if first < num_requests:  # interrupted, cut short or failing: say which
+                    read_bytes += self._serve(requests, first, buffer, out)
+                    first += stride
         finally:
             self._buffers.put(buffer)
         return read_bytes
 
     def _serve(
-        self, piece: _Piece, request: int, buffer: NDArray[np.uint8], out: NDArray[Any]
+        self, requests: Requests, number: int, buffer: NDArray[np.uint8], out: NDArray[Any]
     ) -> int:
         """One request by the interpreter, with its errors."""
-        ids = slice(int(piece.firsts[request]), int(piece.firsts[request + 1]))
-        slots = piece.slots[ids]
+        ids = slice(int(requests.firsts[number]), int(requests.firsts[number + 1]))
+        slots = requests.slots[ids]
         begin, end = self.rows.block_range(int(slots[0]), int(slots[-1]))
         direct.read_blocks(self._file, buffer[: end - begin], begin, self.rows.end_bytes)
         addresses = slots * self.rows.row_bytes
         addresses += buffer.ctypes.data + self.rows.data_offset - begin
-        copy_from_addresses(addresses, self.rows.dtype, out, positions=piece.positions[ids])
+        copy_from_addresses(addresses, self.rows.dtype, out, positions=requests.positions[ids])
         return end - begin
 
     def close(self) -> None:
