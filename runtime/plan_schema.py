@@ -199,6 +199,9 @@ class Threads:
     gather_programs: int = 0
     """On a GPU: most programs of one gather's grid, so that compute runs beside it; 0: as many as
     fill the device."""
+    capture: int = 0
+    """On a GPU, above 0: whole shares of a batch are sampled by one CUDA graph, not kernel by
+    kernel, where launches take longer than the graph's larger buffers."""
     comm: int = 0
     """Above 0, exchanges are under way beside compute: boundary rows in full-graph training, and
     the gradient's all-reduce in mini-batches, in parts that follow the backward pass."""

@@ -21,6 +21,7 @@ MEMORY_LATENCY_SECONDS = 7e-7
 MOST_PROGRAMS = 4096
 SLACK = 0.05
 """How much longer a gather may take for leaving multiprocessors to compute."""
+UVA_PROGRAMS = "gpu_uva_programs"
 ID_BYTES = 8
 EXCHANGES = 3
 """Collectives of one exchange of rows: counts, slots, rows."""
@@ -83,8 +84,11 @@ def gather_programs(
 ) -> int:
     """Cap of the gather's grid: the widest that one of the ranks needs.
 
+    What must be under way to the host is what the probe's least grid near the best rate had under
+    way (table `gpu_uva_programs`), where it measured one; else bandwidth x latency.
+
     Args:
-        machine: its links.
+        machine: its links, and that table.
         candidate: which GPUs.
         placed: rows that each rank reads of each place.
         row_bytes: of a stored row.
@@ -101,6 +105,8 @@ def gather_programs(
                 continue
             routes = found.readers(place)[rank].routes
             under_way = sum(route.share * _under_way(route) for route in routes)
+            if place == "host" and UVA_PROGRAMS in machine.tables:
+                under_way = PROGRAM_BYTES * machine.table(UVA_PROGRAMS).at(ranks=1.0)
             seconds = count * stored[place][rank]
             flows[place] = Flow(seconds=seconds, under_way_bytes=under_way)
         most = max(most, fewest_programs(flows))

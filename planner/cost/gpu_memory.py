@@ -24,6 +24,8 @@ def gpu_parts(
     batch_row_bytes: int,
     code_bytes: int,
     budgets: Budgets,
+    *,
+    captured_bytes: int = 0,
 ) -> dict[str, int]:
     """Bytes of one GPU before it keeps any feature row.
 
@@ -37,6 +39,7 @@ def gpu_parts(
         batch_row_bytes: bytes of one feature row in a batch (float32).
         code_bytes: bytes of one entry of the location table.
         budgets: the user's limits; the reserve is a share of what may be used.
+        captured_bytes: of the buffers of the graph that samples.
 
     Source: formulas.md 8.10 [A10]; two ids of 8 bytes per drawn edge while a batch is drawn, and a
     relabelling table of two ids per vertex at half load.
@@ -50,7 +53,7 @@ def gpu_parts(
         "reserve": round(RESERVE * gpu_capacity(machine, candidate, rank, budgets)),
         "model and optimizer": memory.model_bytes(timing.num_parameters),
         "activations": memory.activation_bytes(timing.activation_bytes, scale),
-        "sampling": round(2 * ID_BYTES * edges + 2 * 2 * ID_BYTES * vertices),
+        "sampling": captured_bytes + round(2 * ID_BYTES * edges + 2 * 2 * ID_BYTES * vertices),
         "batches": memory.batch_bytes(vertices, edges, batch_row_bytes, buffers),
         "location table": memory.location_bytes(graph.num_nodes, code_bytes),
         "topology": topology_bytes(graph) if candidate.topology == "replicated" else 0,

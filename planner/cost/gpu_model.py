@@ -1,7 +1,11 @@
 """A candidate's ranks on GPUs: their stages, and what their rows move over each link."""
 
+from dataclasses import replace
+
 from planner.candidate import Candidate, PlacedRows
 from planner.cost.all_reduce import gradient_bytes
+from planner.cost.beside_backward import exposed_in_parts
+from planner.cost.compute import compute_seconds
 from planner.cost.gpu_all_reduce import gpu_all_reduce
 from planner.cost.gpu_rank import gpu_rank_seconds
 from planner.cost.gpu_reads import link_bytes
@@ -19,14 +23,26 @@ def gpu_ranks(
     row_bytes: int,
     *,
     every_hop: bool = False,
+    captured_bytes: int = 0,
 ) -> list[RankSeconds]:
     """Every rank's stages; the all-reduce is the same for all.
+
+    `captured_bytes` are those of a graph's buffers (gpu_capture); the others as in
+    `gpu_rank_seconds`.
 
     Raises:
         MachineError: the machine lacks a link or a rate that the candidate needs.
     """
     size = float(gradient_bytes(timing.num_parameters))
     reduced = gpu_all_reduce(machine, candidate, size)
+    if candidate.threads.comm:
+        compute = compute_seconds(
+            timing, ranks=candidate.num_ranks, threads=candidate.threads.compute
+        )
+        left = exposed_in_parts(
+            lambda n: gpu_all_reduce(machine, candidate, n).seconds, size, compute, 1.0
+        )
+        reduced = replace(reduced, seconds=left)
     return [
         gpu_rank_seconds(
             candidate,
@@ -38,6 +54,7 @@ def gpu_ranks(
             row_bytes,
             reduced,
             every_hop=every_hop,
+            captured_bytes=captured_bytes,
         )
         for rank, rows in enumerate(placed.ranks)
     ]

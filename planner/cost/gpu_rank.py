@@ -42,6 +42,7 @@ def gpu_rank_seconds(
     reduced: Collective,
     *,
     every_hop: bool = False,
+    captured_bytes: int = 0,
 ) -> RankSeconds:
     """Price every stage of one GPU's rank.
 
@@ -55,6 +56,7 @@ def gpu_rank_seconds(
         row_bytes: bytes of a row as it is stored.
         reduced: the gradient's all-reduce, which all ranks share.
         every_hop: every vertex so far is expanded at each hop, not only the new ones.
+        captured_bytes: of the buffers of the graph that samples; 0: kernel by kernel.
 
     Raises:
         MachineError: the machine lacks a link or a rate that the candidate needs.
@@ -68,15 +70,17 @@ def gpu_rank_seconds(
     expanded = [v.mean for v in batch.vertices[:-1]]
     hops = len(batch.edges)
     drawn = (sum(e.mean for e in batch.edges), sum(expanded) if every_hop else expanded[-1], hops)
-    sample = gpu_sample_seconds(
+    kernels = 1 if captured_bytes else KERNELS_PER_HOP * hops
+    in_memory = memory_seconds_per_byte(machine, candidate)
+    swept = captured_bytes * in_memory
+    sample = swept + gpu_sample_seconds(
         *drawn,
         neighbour_seconds=ids[place][rank],
         offsets_seconds=offsets[place][rank],
         hash_seconds=ids["own"][rank],
-        kernel_seconds=launch,
+        kernel_seconds=launch * kernels / (KERNELS_PER_HOP * hops),
     )
     read = {k: n for k, n in sorted(rows.rows.items()) if n > 0}
-    in_memory = memory_seconds_per_byte(machine, candidate)
     written = batch.vertices[-1].mean * row_bytes * in_memory
     gather = gather_seconds(read, {k: stored[k][rank] for k in read}) + written
     gather += launch * max(1, len(read))
@@ -90,14 +94,14 @@ def gpu_rank_seconds(
     variation = vertices.std / vertices.mean if vertices.mean > 0 else 0.0
     loader = sample + gather + copy + timing.batch_seconds
     near = read.get("own", 0.0) * stored["own"][rank] + written + timing.batch_seconds
-    near += gpu_sample_seconds(
+    near += swept + gpu_sample_seconds(
         *drawn,
         neighbour_seconds=ids["own"][rank] if place == "own" else 0.0,
         offsets_seconds=offsets["own"][rank] if place == "own" else 0.0,
         hash_seconds=ids["own"][rank],
         kernel_seconds=0.0,
     )
-    launches = launch * (max(1, len(read)) + KERNELS_PER_HOP * hops + COPIES)
+    launches = launch * (max(1, len(read)) + kernels + COPIES)
     # What was not repeated on the machine varies with the batches' sizes alone.
     return RankSeconds(
         sample=sample,
@@ -130,7 +134,8 @@ def _words(candidate: Candidate, read: list[str], all_reduce: str) -> dict[str, 
     roofline = "derived: roofline of the profiled shapes, the preset's flops and bandwidth"
     return {
         "sample": f"derived: profiled edges x transactions over {shared}; topology "
-        f"{'in host memory' if candidate.topology == 'host' else 'in GPU memory'}",
+        f"{'in host memory' if candidate.topology == 'host' else 'in GPU memory'}"
+        f"{'; by one CUDA graph' if candidate.threads.capture else ''}",
         "gather": f"derived: rows ({sources}) x lines per row over {shared}",
         "copy": f"derived: seeds and labels over {shared}",
         "batch": "derived: edge weights over the GPU's bandwidth",

@@ -10,6 +10,7 @@ from planner.candidate import Candidate, PlacedRows
 from planner.cost.all_reduce import gradient_bytes
 from planner.cost.budget import memory_use, rank_parts
 from planner.cost.choices import choice_parts
+from planner.cost.gpu_capture import captured_bytes
 from planner.cost.gpu_memory import gpu_memory_use, gpu_parts
 from planner.cost.gpu_model import gpu_ranks, gpu_traffic
 from planner.cost.gpu_reads import copy_seconds_per_byte
@@ -49,6 +50,7 @@ def predict(request: Request, candidate: Candidate, placed: PlacedRows) -> Predi
             timing,
             stored,
             every_hop=request.every_hop,
+            captured_bytes=captured_bytes(request, candidate),
         )
     else:
         ranks = [
@@ -93,8 +95,9 @@ def fixed_parts(
         machine = request.machine
         limits = request.budgets
         return gpu_parts(
-            candidate, graph, batch, timing, machine, rank, in_batch, code_bytes, limits
-        )
+            candidate, graph, batch, timing, machine, rank, in_batch, code_bytes, limits,
+            captured_bytes=captured_bytes(request, candidate),
+        )  # fmt: skip
     process = request.profile.process or ProcessCost(start_seconds=0.0, resident_bytes=0)
     parts = rank_parts(candidate, graph, batch, timing, process, in_batch, code_bytes)
     parts |= choice_parts(candidate, batch, graph.num_nodes, graph.feature_dim)

@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 
 from planner.candidate import Candidate, RankRows
 from planner.cost.all_reduce import all_reduce_seconds, gradient_bytes
+from planner.cost.beside_backward import exposed_in_parts
 from planner.cost.compute import compute_seconds, seconds_per_scale
 from planner.cost.gather import gather_seconds
 from planner.cost.rates import (
@@ -184,6 +185,14 @@ def _all_reduce(machine: MachineModel, timing: ModelTiming, candidate: Candidate
     name = collective_table(machine, "all_reduce", candidate)
     table, size = machine.table(name), float(gradient_bytes(timing.num_parameters))
     seconds = all_reduce_seconds(table, size, ranks)
+    if candidate.threads.comm:
+        threads = candidate.threads.compute
+        seconds = exposed_in_parts(
+            lambda n: all_reduce_seconds(table, n, ranks),
+            size,
+            compute_seconds(timing, ranks=ranks, threads=threads),
+            machine.table("overlap_eta").at(ranks=float(ranks), threads=float(threads)),
+        )
     busy = machine.tables.get("all_reduce_core_seconds")
     return _AllReduce(
         seconds=seconds,

@@ -13,6 +13,7 @@ from planner.candidate import Candidate
 from planner.cost.model import Request, predict, seeds_per_rank, steps_per_epoch
 from planner.solver.choose import Priced, shadow_prices
 from planner.solver.floor import least_share, scaled
+from planner.solver.following import with_capture, with_parts
 from planner.solver.kinds.kind import Ask, LeftOut, Question
 from planner.solver.kinds.registry import (
     KINDS,
@@ -80,10 +81,13 @@ class Search(Question):
         """Place and price one candidate, or what its kinds make of one that contradicts itself."""
         for kind in kinds_of(candidate):
             candidate = kind.settled(candidate)
-        request, placed = self._request(candidate), self._place(candidate)
+        request = self._request(candidate)
+        candidate = with_capture(self.settings, request, candidate)
+        placed = self._place(candidate)
         for kind in kinds_of(candidate):
             request, placed = kind.adjusted(request, candidate, placed, self.draws)
         prediction = predict(request, candidate, placed.rows)
+        candidate, prediction = with_parts(request, candidate, placed.rows, prediction)
         return Priced(candidate=candidate, placed=placed, prediction=prediction)
 
     def _request(self, candidate: Candidate) -> Request:

@@ -14,9 +14,7 @@ from torch import Tensor, nn
 
 from runtime.comm.collectives import Communicator, Pending
 from runtime.train.gradients import GradientBuffer
-
-PART_BYTES = 1 << 20
-"""Least size of a part but the last: below, latency outweighs what is hidden."""
+from runtime.train.parts import PART_BYTES
 
 
 class OverlappedReduce:

@@ -165,6 +165,19 @@ def test_a_presets_gpus_get_step_seconds_marked_as_derived(
     assert slow.times.stages["forward_backward"] == times.stages["forward_backward"]
 
 
+def test_batches_made_ahead_on_lanes_are_modelled_so(small_graph: Graph, tmp_path: Path) -> None:
+    plan = make_plan(small_graph, tmp_path / "plan", ranks=2, own_rows=700)
+    arrays = {name: np.load(tmp_path / "plan" / ref.file) for name, ref in plan.arrays.items()}
+    ahead = replace(plan.strategy, threads=Threads(compute=1, sample=1))
+    save_plan(replace(plan, strategy=ahead), arrays, tmp_path / "ahead")
+    line, lanes = (simulate(tmp_path / n, load_preset("siton")).times for n in ("plan", "ahead"))
+    assert lanes.stages == line.stages
+    assert line.step_seconds is not None
+    assert lanes.step_seconds is not None
+    assert max(line.stages.values()) < lanes.step_seconds < line.step_seconds
+    assert "on lanes, ahead of training" in lanes.provenance["step"]
+
+
 def test_devices_and_topology_reads_add_up_to_what_was_counted(
     small_graph: Graph, tmp_path: Path
 ) -> None:

@@ -13,6 +13,7 @@ from planner.cost.gpu_gather import (
     gather_seconds_with,
     peer_way,
 )
+from planner.machine import Table
 from planner.probe.presets import load_preset
 from runtime.plan import Threads
 
@@ -52,6 +53,21 @@ def test_rows_over_pcie_want_a_narrow_grid_and_rows_at_hand_a_wide_one() -> None
     assert 100 <= near <= 600
     assert far <= both <= near
     assert gather_programs(machine, chosen, placed(), 512) == 0
+
+
+def test_a_measured_cap_of_reads_from_the_host_is_the_grids() -> None:
+    machine = load_preset("hgx-h100")
+    chosen = candidate(machine)
+    for cap in (50, 132, 528):
+        table = Table(
+            unit="programs", axes=["ranks"], points=[[1.0]], values=[float(cap)], spread=0.0
+        )
+        measured = machine.with_tables({gpu_gather.UVA_PROGRAMS: table})
+        far = gather_programs(measured, chosen, placed(host=1e5), 512)
+        # Within a twentieth of the time of the measured grid, which is near the best itself.
+        assert cap / 1.06 <= far <= cap
+        near = gather_programs(measured, chosen, placed(own=1e5), 512)
+        assert near == gather_programs(machine, chosen, placed(own=1e5), 512)
 
 
 def test_few_rows_of_peers_are_read_in_place() -> None:
