@@ -47,7 +47,10 @@ def exchange(
         found, most = _descend(instance, rows, layout, seconds, powers)
         if most < least:
             best, least = found, most
-    return best
+    # At the programme's prices copies everywhere and copies anywhere are worth the same per byte.
+    # Where rounding left more room on one link than on another, that no longer holds.
+    found, most = _descend(instance, rows, best, None, POWERS)
+    return found if most < least else best
 
 
 def worth_exchanging(instance: Instance) -> bool:
@@ -60,15 +63,18 @@ def _descend(
     instance: Instance,
     rows: Rows,
     layout: Layout,
-    seconds: NDArray[np.float64],
+    seconds: NDArray[np.float64] | None,
     powers: tuple[int, ...],
 ) -> tuple[Layout, float]:
+    """Pass after pass; without `seconds`, each tries what gains most at the loads as they are."""
     state = _State(instance, layout)
     loads = rows.values(read_bytes(instance, layout))
     weights = np.ascontiguousarray(rows.weights)
-    finite = np.where(np.isfinite(seconds), seconds, 1e30)
     for power in powers:
         for _ in range(PASSES):
+            priced = _seconds_at(rows, loads, power) if seconds is None else seconds
+            known = np.isfinite(priced) & np.isfinite(instance.network.alone)
+            finite = np.where(known, priced, 1e30)
             before = _spread(loads, power, float(loads.max()))
             top = float(loads.max())
             for g in range(instance.num_devices):
@@ -82,6 +88,13 @@ def _descend(
             if _spread(loads, power, top) >= before * (1 - 1e-6):
                 break
     return state.layout(layout), float(loads.max())
+
+
+def _seconds_at(rows: Rows, loads: NDArray[np.float64], power: int) -> NDArray[np.float64]:
+    """Seconds per byte [T, G, 5], rows weighed as the sum of their powers rises with them."""
+    most = max(float(loads.max()), 1e-300)
+    weights = (loads / most) ** ((power or max(POWERS)) - 1)
+    return np.einsum("k,ktgs->tgs", weights / max(float(weights.sum()), 1e-300), rows.weights)
 
 
 def _spread(loads: NDArray[np.float64], power: int, top: float) -> float:

@@ -98,10 +98,14 @@ def test_no_other_price_of_bytes_bounds_better_at_the_weights_found():
         assert lagrangian_bound(instance, rows, other) <= best * (1 + 1e-3)
 
 
-@pytest.mark.parametrize("seed", [20, 21, 22])
-def test_joint_is_within_a_hundredth_of_its_bound_where_cliques_differ(seed: int):
-    # by buckets: 23% at seed 20, where memories of GPUs and host both bind; 1.4% on real graphs
-    instance = sharded(seed)
+@pytest.mark.parametrize(
+    ("name", "seed"),
+    [("4 x 2", 20), ("4 x 2", 21), ("4 x 2", 22), ("hybrid cube mesh, 2 x 4", 9)],
+)
+def test_joint_is_within_a_hundredth_of_its_bound_where_cliques_differ(name: str, seed: int):
+    # by buckets: 23% at seed 20, where memories of GPUs and host both bind; 1.4% on real graphs.
+    # The cube mesh: 1.7% while exchanges were tried at the programme's prices alone.
+    instance = sharded(seed, name=name)
     found = place_joint(instance)
     assert found.relaxed.status == "optimal"
     assert found.gap <= 0.01
