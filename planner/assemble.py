@@ -17,7 +17,6 @@ from planner.solver.search import Explored, Search
 from runtime.plan import (
     DynamicCache,
     FeaturePlacement,
-    MachineRef,
     Plan,
     Source,
     Strategy,
@@ -38,12 +37,7 @@ def assemble(
     result = Plan(
         version=metadata.version("gnnplan"),
         graph=request.graph,
-        machine=MachineRef(
-            name=machine.name,
-            fingerprint=machine.fingerprint,
-            calibration=machine.calibration,
-            provenance=machine.provenance,
-        ),
+        machine=machine.reference(),
         workload=request.workload,
         strategy=_strategy(search, chosen, listed),
         prediction=chosen.prediction,

@@ -70,20 +70,20 @@ def plan(
     """
     refuse_foreign_folder(out)
     graph = open_graph(Path(graph_folder))
+    say, factors = progress or _silent, dict[str, float]()
     if settings.mode == "full-graph":
         from planner.fullgraph.plan import plan_full_graph
 
-        return plan_full_graph(
-            graph, graph_ref(graph), settings,
-            machine=machine, out=out, progress=progress, calibrate=calibrate,
-        )  # fmt: skip
-    say = progress or _silent
-    factors = load_calibration(machine.fingerprint).factors() if calibrate else {}
-    search = calibrated(search_for(graph, settings, machine, progress=progress), factors)
-    explored = search.explore()
-    chosen = _choose(search, explored.priced)
+        made = plan_full_graph(
+            graph, graph_ref(graph), settings, machine, progress, calibrate=calibrate
+        )
+    else:
+        factors = load_calibration(machine.fingerprint).factors() if calibrate else factors
+        search = calibrated(search_for(graph, settings, machine, progress=progress), factors)
+        explored = search.explore()
+        made = assemble(search, explored, _choose(search, explored.priced))
     say("writing the plan", 0.9)
-    written = save_plan(*assemble(search, explored, chosen), out)
+    written = save_plan(*made, out)
     save_record(PlanRecord(settings=settings, machine=machine, factors=factors), written.plan_id)
     say("done", 1.0)
     return written

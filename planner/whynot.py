@@ -1,6 +1,6 @@
 """`gnnplan why-not`: what the plan would cost under a placement it did not take, and why."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from planner.errors import PlanDoesNotFit
 from planner.explain import PLACES, seconds_text
@@ -26,6 +26,8 @@ class WhyNot:
     stage_seconds: dict[str, float]
     """Seconds by stage that the policy adds to the plan's (same ranks and threads)."""
     provenance: str
+    not_tried: list[str] = field(default_factory=list[str])
+    """Kinds of choices that this request or machine has not, each with why."""
 
 
 def why_not(plan: Plan, policy: str) -> WhyNot:
@@ -38,7 +40,8 @@ def why_not(plan: Plan, policy: str) -> WhyNot:
     search = reopen(plan)
     named = replace(search, settings=replace(search.settings, policy=policy))
     noise = search.request.machine.noise
-    chosen = choose(search.run(), noise)
+    explored = search.explore()
+    chosen = choose(explored.priced, noise)
     here = search.price(replace(chosen.candidate, policy=policy))
     try:
         best: Priced | None = choose(named.run(), noise)
@@ -58,6 +61,7 @@ def why_not(plan: Plan, policy: str) -> WhyNot:
             for name in sorted({*stages, *theirs})
         },
         provenance="derived: both priced by the same model from the cached profile",
+        not_tried=[f"{each.name}: {each.why}" for each in (*explored.refused, *explored.left_out)],
     )
 
 
@@ -82,5 +86,6 @@ def render(found: WhyNot) -> str:
         lines.append(f"best plan with {found.policy}: {found.best.name}, predicted step {step}")
     else:
         lines.append(f"no plan with {found.policy} fits")
+    lines += [f"not tried: {words}" for words in found.not_tried]
     lines.append(f"predicted; {found.provenance}")
     return "\n".join(lines)

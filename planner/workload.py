@@ -21,6 +21,15 @@ class Spread:
     p99: float
     largest: float
 
+    def scaled(self, factor: float) -> "Spread":
+        """The same quantity in batches that much larger."""
+        return Spread(
+            mean=self.mean * factor,
+            std=self.std * factor,
+            p99=self.p99 * factor,
+            largest=self.largest * factor,
+        )
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BatchProfile:

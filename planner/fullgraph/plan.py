@@ -8,7 +8,9 @@ machine file and cached profile a repeated plan is the same to the byte.
 
 from dataclasses import replace
 from importlib import metadata
-from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
 
 from planner.cost.budget import Budgets
 from planner.cost.model import link_of, row_bytes
@@ -19,7 +21,6 @@ from planner.fullgraph.price import FullPriced, FullRequest, price
 from planner.fullgraph.profile import CutProfile, profile_cuts
 from planner.machine import MachineModel
 from planner.profiling.presample import Progress
-from planner.record import PlanRecord, save_record
 from planner.settings import PlanSettings
 from planner.solver.choose import LINK_TABLES, faster, shadow_prices
 from runtime.fullgraph.statistics import SAFE_SHARED_LAYERS, full_graph_class
@@ -29,14 +30,11 @@ from runtime.plan import (
     Device,
     FeaturePlacement,
     GraphRef,
-    MachineRef,
     Plan,
     Sampler,
     Source,
     Strategy,
     Threads,
-    refuse_foreign_folder,
-    save_plan,
 )
 from runtime.sampling.statistics import StatisticsClass
 
@@ -45,33 +43,19 @@ def plan_full_graph(
     graph: Graph,
     reference: GraphRef,
     settings: PlanSettings,
-    *,
     machine: MachineModel,
-    out: Path,
-    progress: Progress | None = None,
-    calibrate: bool = False,
-) -> Plan:
-    """Find the full-graph plan with the lowest predicted time per epoch, and write it.
+    progress: Progress | None,
+    *,
+    calibrate: bool,
+) -> tuple[Plan, dict[str, NDArray[Any]]]:
+    """The full-graph plan with the lowest predicted time per epoch, and its array.
 
-    Args:
-        graph: the dataset.
-        reference: what a plan says of it.
-        settings: what is to be trained and what may be used; mode full-graph.
-        machine: what was measured; its cores are this host's.
-        out: plan folder to write.
-        progress: told what is going on and the share done.
-        calibrate: refused: factors are learnt from mini-batches.
-
-    Returns:
-        The plan as written.
+    Arguments and errors are those of `planner.pipeline.plan`, which writes what is found; factors
+    are learnt from mini-batches, so `calibrate` is refused.
 
     Raises:
-        SettingsError: the request is not one of full-graph training.
-        PlanDoesNotFit: no candidate fits; the text is the sum and the ways out.
-        PlanError: `out` holds something that is not a plan.
         WorkerFailed: the parts could not be timed.
     """
-    refuse_foreign_folder(out)
     check_request(graph, settings, machine, calibrate=calibrate)
     request = FullRequest(
         graph=reference,
@@ -91,11 +75,8 @@ def plan_full_graph(
     }  # fmt: skip
     profiles = {cut: p.numbers for cut, p in found.items()}
     choice = choose(request, profiles, allowed)
-    made = assemble(request, profiles, choice)
     chosen = found[choice.chosen.candidate.cut]
-    written = save_plan(made, {"partition": chosen.partition}, out)
-    save_record(PlanRecord(settings=settings, machine=machine, factors={}), written.plan_id)
-    return written
+    return assemble(request, profiles, choice), {"partition": chosen.partition}
 
 
 def draws_of(settings: PlanSettings, allowed: StatisticsClass) -> tuple[str, ...]:
@@ -120,12 +101,7 @@ def assemble(request: FullRequest, profiles: dict[Cut, CutProfile], choice: Choi
     return Plan(
         version=metadata.version("gnnplan"),
         graph=request.graph,
-        machine=MachineRef(
-            name=machine.name,
-            fingerprint=machine.fingerprint,
-            calibration=machine.calibration,
-            provenance=machine.provenance,
-        ),
+        machine=machine.reference(),
         workload=work,
         strategy=_strategy(request, profiles[chosen.candidate.cut], chosen),
         prediction=replace(prediction, provenance=dict(sorted(words.items()))),

@@ -1,14 +1,11 @@
 """One timing process of full-graph training: the runtime's loop on one part, with nothing sent.
 
-Started by planner.profiling.team as `python -m planner.fullgraph.timing`; the lines are those of
-planner.profiling.layers. The part's edges are the graph's own, because where neighbours lie decides
-how caches serve them; features and labels are made up. The only module here that imports torch when
-it runs, beside `stand_in`.
+`python -m planner.fullgraph.timing` speaks the lines of planner.profiling.serving. The part's edges
+are the graph's own, because where neighbours lie decides how caches serve them; features and labels
+are made up. The only module here that imports torch when it runs, beside `stand_in`.
 """
 
-import importlib
-import json
-import sys
+import functools
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from planner.fullgraph.request import Case, CaseSeconds, PartAnswer, PartRequest
-from planner.profiling.layers import private_bytes
+from planner.profiling.serving import half_width, serve_standard_streams
 from runtime import codec
 from runtime.graph.dataset import open_graph
 from runtime.stages import Stage
@@ -124,7 +121,7 @@ def _epochs(loop: Any) -> CaseSeconds:
         forward_backward=float(np.median(compute)),
         packing=float(np.median(measured[Stage.HALO_EXCHANGE] or [0.0])),
         windows=[float(v) for v in np.median(np.array(windows[WARMUP_EPOCHS:]), axis=0)],
-        spread=_spread(compute),
+        spread=half_width(compute),
     )
 
 
@@ -139,7 +136,7 @@ def _draws(loop: Any) -> CaseSeconds:
         epoch += 1
     return CaseSeconds(
         sample=float(np.median(seconds[WARMUP_EPOCHS:])),
-        forward_backward=0.0, packing=0.0, windows=[], spread=_spread(seconds[WARMUP_EPOCHS:]),
+        forward_backward=0.0, packing=0.0, windows=[], spread=half_width(seconds[WARMUP_EPOCHS:]),
     )  # fmt: skip
 
 
@@ -150,42 +147,10 @@ def _goes_on(epoch: int, started: float) -> bool:
     return done < MOST_EPOCHS and time.perf_counter() - started < CASE_SECONDS
 
 
-def _spread(values: list[float]) -> float:
-    """Relative half-width (90%) of the median of repeats, from their quartiles."""
-    low, middle, high = np.percentile(values, (25, 50, 75))
-    sigma = (high - low) / 1.349
-    return float(1.645 * 1.25 * sigma / np.sqrt(len(values)) / middle) if middle > 0 else 0.0
-
-
-def serve(read: Callable[[], str], write: Callable[[str], None]) -> None:
-    """Answer requests until an empty line or the end of the input.
-
-    Args:
-        read: the next line, empty at the end.
-        write: sends one line.
-    """
-    from runtime.models.memory import keep_freed_memory
-
-    for library in ("torch", "torch_geometric.nn", "runtime.train.fullgraph"):
-        importlib.import_module(library)
-    keep_freed_memory()
-    write(json.dumps({"resident_bytes": private_bytes()}))
-    while line := read().strip():
-        request = codec.decode(PartRequest, json.loads(line))
-        write("ready")
-        read()
-        write(json.dumps(codec.to_plain(time_part(request))))
-
-
-def main() -> None:
-    """Serve the standard streams."""
-
-    def write(line: str) -> None:
-        sys.stdout.write(line + "\n")
-        sys.stdout.flush()
-
-    serve(sys.stdin.readline, write)
+def build(plain: Any) -> Callable[[], PartAnswer]:
+    """A request's cases, each built when its turn comes: together they would not fit."""
+    return functools.partial(time_part, codec.decode(PartRequest, plain))
 
 
 if __name__ == "__main__":
-    main()
+    serve_standard_streams(("torch", "torch_geometric.nn", "runtime.train.fullgraph"), build)

@@ -1,7 +1,8 @@
 """Named placements: one function from a policy's name to the rows each device holds."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Literal, get_args
 
 import numpy as np
@@ -10,8 +11,10 @@ from numpy.typing import NDArray
 from planner.errors import SettingsError
 from planner.placement.costs import RowCosts
 from planner.placement.evaluate import Evaluation, evaluate
+from planner.placement.host_rows import hottest_on_host
 from planner.placement.layout import Reason
-from planner.placement.order import Probabilities, check_hotness, hotness_order
+from planner.placement.network import Network
+from planner.placement.order import Probabilities, check_hotness
 from planner.placement.policies import WITHOUT_PEERS, Knowledge, place_named, rows_instance
 from planner.placement.song_jiang import (
     CliquePlacement,
@@ -58,6 +61,28 @@ class Placement:
     miss (host, or disk where the host lacks rows) held every row."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Asked:
+    """Feature rows to place: the arguments of `place`, checked."""
+
+    hotness: Probabilities
+    costs: RowCosts
+    capacity_rows: Sequence[int]
+    groups: list[list[int]]
+    """The cliques; each device in one."""
+    host_rows: int | None
+    out_degree: NDArray[np.int64] | None
+    parts: Parts | None
+    row_bytes: int
+    seed: int
+    objective: Objective
+    network: Network | None
+
+
+Placer = Callable[[Asked], Placement]
+"""A policy of another module."""
+
+
 def place(
     policy: str,
     hotness: Probabilities,
@@ -71,11 +96,13 @@ def place(
     row_bytes: int = 0,
     seed: int = 0,
     objective: Objective = "max",
+    network: Network | None = None,
+    more: Mapping[str, Placer] = MappingProxyType({}),
 ) -> Placement:
     """Place feature rows by a named policy.
 
     Args:
-        policy: a name of `Policy`; none leaves the devices empty.
+        policy: a name of `Policy` or of `more`; none leaves the devices empty.
         hotness: p(v), shape [N] when all devices draw from the same law, else [G, N].
         costs: Seconds per row, gross.
         capacity_rows: Rows each of the G devices may hold.
@@ -87,6 +114,9 @@ def place(
         row_bytes: Bytes per row.
         seed: For policy random.
         objective: What song-jiang minimises over the devices of a clique.
+        network: Seconds per row of each device, for policies of `more` that look at shared links.
+            None: `costs` hold for all.
+        more: policies that this module does not know (`planner.solver.policies`).
 
     Returns:
         The placement and its score.
@@ -95,16 +125,39 @@ def place(
         SettingsError: the policy is unknown or lacks its input.
         InputError: hotness holds negative or non-finite values.
     """
-    if policy not in get_args(Policy):
-        raise SettingsError(
-            f"expected a policy among {', '.join(get_args(Policy))}, found {policy!r}"
-        )
+    known = (*get_args(Policy), *more)
+    if policy not in known:
+        raise SettingsError(f"expected a policy among {', '.join(known)}, found {policy!r}")
     check_hotness(hotness)
-    groups = [list(c) for c in ([range(len(capacity_rows))] if cliques is None else cliques)]
+    asked = Asked(
+        hotness=hotness,
+        costs=costs,
+        capacity_rows=capacity_rows,
+        groups=[list(c) for c in ([range(len(capacity_rows))] if cliques is None else cliques)],
+        host_rows=host_rows,
+        out_degree=out_degree,
+        parts=parts,
+        row_bytes=row_bytes,
+        seed=seed,
+        objective=objective,
+        network=network,
+    )
+    return more[policy](asked) if policy in more else place_published(policy, asked)
+
+
+def place_published(policy: str, asked: Asked) -> Placement:
+    """Place rows by a policy of `Policy`.
+
+    Raises:
+        SettingsError: it lacks its input.
+    """
+    hotness, costs, groups = asked.hotness, asked.costs, asked.groups
 
     def finish(own: list[NDArray[np.int64]], variants: tuple[Variant, ...] = ()) -> Placement:
-        on_host = hottest_on_host(hotness, own, groups, costs, host_rows)
-        result = evaluate(hotness, own, costs, cliques=groups, on_host=on_host, row_bytes=row_bytes)
+        on_host = hottest_on_host(hotness, own, groups, costs, asked.host_rows)
+        result = evaluate(
+            hotness, own, costs, cliques=groups, on_host=on_host, row_bytes=asked.row_bytes
+        )
         return Placement(
             policy=policy,
             variant=variants[0].name if variants else policy,
@@ -116,12 +169,12 @@ def place(
         )
 
     if policy != "song-jiang":
-        instance = rows_instance(hotness, costs, capacity_rows, groups, host_rows)
-        num = len(capacity_rows)
+        instance = rows_instance(hotness, costs, asked.capacity_rows, groups, asked.host_rows)
+        num, parts = len(asked.capacity_rows), asked.parts
         know = Knowledge(
-            out_degree=out_degree,
+            out_degree=asked.out_degree,
             parts=None if parts is None else lambda name: parts(name, num),
-            seed=seed,
+            seed=asked.seed,
         )
         found = place_named(policy, instance, know)
         if isinstance(found, Reason):
@@ -130,10 +183,10 @@ def place(
             groups = [[g] for g in range(num)]
         return finish(found.held[0].own)
     tried = [
-        finish(*_song_jiang(hotness, miss, capacity_rows, groups, objective))
-        for miss in _costs_of_a_miss(costs, host_rows, hotness.shape[-1])
+        finish(*_song_jiang(hotness, miss, asked.capacity_rows, groups, asked.objective))
+        for miss in _costs_of_a_miss(costs, asked.host_rows, hotness.shape[-1])
     ]
-    return min(tried, key=lambda placement: sort_key(placement.evaluation, objective))
+    return min(tried, key=lambda placement: sort_key(placement.evaluation, asked.objective))
 
 
 def _costs_of_a_miss(costs: RowCosts, host_rows: int | None, num_nodes: int) -> list[RowCosts]:
@@ -171,47 +224,3 @@ def _song_jiang(
             own[g] = solved[key].own[position]
         first = first or solved[key].variants
     return own, first
-
-
-def hottest_on_host(
-    hotness: Probabilities,
-    own: Sequence[NDArray[np.int64]],
-    cliques: Sequence[Sequence[int]],
-    costs: RowCosts,
-    host_rows: int | None,
-) -> NDArray[np.bool_] | None:
-    """The rows host memory keeps: those whose place there saves most seconds, ties to low ids.
-
-    A row no device of the clique holds would come from disk; one that a peer holds, from the peer.
-
-    Args:
-        hotness: p(v), shape [N] or [G, N].
-        own: Ids each of the G devices stores.
-        cliques: Devices that can read each other.
-        costs: Seconds per row.
-        host_rows: Rows that fit; None: all.
-
-    Returns:
-        Mask of shape [N], or None where all rows fit.
-    """
-    num_nodes = int(hotness.shape[-1])
-    if host_rows is None or host_rows >= num_nodes:
-        return None
-    on_host = np.zeros(num_nodes, np.bool_)
-    if host_rows == 0:
-        return on_host
-    saved_over_disk = costs.disk - costs.host
-    saved_over_peer = max(0.0, min(costs.peer, costs.disk) - costs.host)
-    # relative to disk; a disk that cannot be read outweighs any peer, unless that cannot be either
-    peer_weight = 1.0 if saved_over_peer >= saved_over_disk else saved_over_peer / saved_over_disk
-    saved = np.zeros(num_nodes)
-    for clique in cliques:
-        weight = np.ones(num_nodes)
-        for g in clique:
-            weight[own[g]] = peer_weight
-        for g in clique:
-            of_device = weight * (hotness[g] if hotness.ndim == 2 else hotness)
-            of_device[own[g]] = 0
-            saved += of_device
-    on_host[hotness_order(saved)[:host_rows]] = True
-    return on_host

@@ -1,14 +1,9 @@
 """One timing process: runs the real model on synthetic blocks when told to.
 
-Started by planner.profiling.team as `python -m planner.profiling.layers`. It reads one JSON request
-per line, answers "ready" when the blocks are built, computes on the next line, and answers with the
-measured seconds. The only module of the profile that imports torch, and only when it runs.
+`python -m planner.profiling.layers` speaks the lines of planner.profiling.serving. The only module
+of the profile that imports torch, and only when it runs.
 """
 
-import importlib
-import json
-import resource
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from planner.profiling.serving import half_width, serve_standard_streams
 from planner.profiling.synthetic import BatchShape, synthetic_batch, synthetic_links
 from runtime import codec
 from runtime.graph.types import GraphTypes
@@ -125,7 +121,7 @@ class _Bench:
         steady = medians[self.steady] + float(np.median(optimizer))
         return TimingAnswer(
             forward_backward=medians,
-            spread=max(_spread(values) for values in seconds),
+            spread=max(half_width(values) for values in seconds),
             optimizer_seconds=float(np.median(optimizer)),
             warmup_seconds=max(0.0, sum(map(sum, warm)) - WARMUP_STEPS * steady),
             batch_seconds=self._batch_seconds(),
@@ -208,56 +204,10 @@ def _degrees(batch: MiniBatch) -> NDArray[np.int64]:
     return degrees
 
 
-def _spread(values: list[float]) -> float:
-    """Relative half-width (90%) of the median of repeats, from their quartiles."""
-    low, middle, high = np.percentile(values, (25, 50, 75))
-    # The median of n repeats varies 1.25 times as much as their mean; IQR / 1.349 is sigma.
-    sigma = (high - low) / 1.349
-    return float(1.645 * 1.25 * sigma / np.sqrt(len(values)) / middle) if middle > 0 else 0.0
-
-
-def private_bytes() -> int:
-    """Resident bytes of this process that no file backs; the peak where the system tells no more.
-
-    Libraries' code is shared between ranks and not counted.
-    """
-    try:
-        with open("/proc/self/smaps_rollup") as file:  # noqa: PTH123
-            fields = dict(line.split(":", 1) for line in file if ":" in line)
-        return int(fields["Anonymous"].split()[0]) * 1024
-    except (OSError, KeyError, ValueError):
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
-
-def serve(read: Callable[[], str], write: Callable[[str], None]) -> None:
-    """Answer requests until an empty line or the end of the input.
-
-    Args:
-        read: the next line, empty at the end.
-        write: sends one line.
-    """
-    from runtime.models.memory import keep_freed_memory
-
-    for library in ("torch", "torch_geometric.nn", "runtime.models.build"):
-        importlib.import_module(library)
-    keep_freed_memory()
-    write(json.dumps({"resident_bytes": private_bytes()}))
-    while line := read().strip():
-        bench = _Bench(codec.decode(TimingRequest, json.loads(line)))
-        write("ready")
-        read()
-        write(json.dumps(codec.to_plain(bench.run())))
-
-
-def main() -> None:
-    """Serve the standard streams."""
-
-    def write(line: str) -> None:
-        sys.stdout.write(line + "\n")
-        sys.stdout.flush()
-
-    serve(sys.stdin.readline, write)
+def build(plain: Any) -> Callable[[], TimingAnswer]:
+    """The model and batches of a request, ready to be timed."""
+    return _Bench(codec.decode(TimingRequest, plain)).run
 
 
 if __name__ == "__main__":
-    main()
+    serve_standard_streams(("torch", "torch_geometric.nn", "runtime.models.build"), build)

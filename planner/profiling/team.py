@@ -111,7 +111,7 @@ class Team:
 
     Args:
         size: processes to start.
-        module: what each runs: it speaks the lines of `layers.serve`.
+        module: what each runs: it speaks the lines of `serving.serve`.
     """
 
     def __init__(self, size: int, module: str = LAYERS) -> None:

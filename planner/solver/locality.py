@@ -6,7 +6,7 @@ from planner.candidate import Candidate, RankRows
 from planner.cost.model import Request, seeds_per_rank
 from planner.solver.drawn import LocalBatches
 from planner.solver.placing import Placed
-from planner.workload import BatchProfile, Spread
+from planner.workload import BatchProfile
 
 
 def preferring_local(
@@ -41,18 +41,9 @@ def _resized(batch: BatchProfile, drawn: LocalBatches) -> BatchProfile:
     factor = drawn.edges / edges if edges > 0 else 1.0
     return replace(
         batch,
-        vertices=[_scaled(s, vertices) for s in batch.vertices],
-        edges=[_scaled(s, factor) for s in batch.edges],
-        block_edges=[_scaled(s, factor) for s in batch.block_edges],
-    )
-
-
-def _scaled(spread: Spread, factor: float) -> Spread:
-    return Spread(
-        mean=spread.mean * factor,
-        std=spread.std * factor,
-        p99=spread.p99 * factor,
-        largest=spread.largest * factor,
+        vertices=[s.scaled(vertices) for s in batch.vertices],
+        edges=[s.scaled(factor) for s in batch.edges],
+        block_edges=[s.scaled(factor) for s in batch.block_edges],
     )
 
 

@@ -8,19 +8,14 @@ import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
-from numpy.typing import NDArray
-
 from planner.placement import policy as published
-from planner.placement.costs import RowCosts
 from planner.placement.evaluate import evaluate
 from planner.placement.layout import Instance, Layout, Reason, read_nearest
-from planner.placement.network import Goal, Network
-from planner.placement.order import Probabilities
+from planner.placement.network import Goal
 from planner.placement.policies import NAMED, Knowledge, place_named, rows_instance
-from planner.placement.policy import Parts, Placement
+from planner.placement.policy import Asked, Placement, place_published
 from planner.placement.score import Score, score
-from planner.placement.song_jiang import Objective, as_variant, sort_key
+from planner.placement.song_jiang import as_variant, sort_key
 from planner.solver.joint import Joint, place_joint
 
 JOINT = "joint"
@@ -68,55 +63,27 @@ def compare_policies(
     return Compared(scores=scores, reasons=reasons, joint=joint, best=best)
 
 
-def place(
-    policy: str,
-    hotness: Probabilities,
-    costs: RowCosts,
-    capacity_rows: Sequence[int],
-    *,
-    cliques: Sequence[Sequence[int]] | None = None,
-    host_rows: int | None = None,
-    out_degree: NDArray[np.int64] | None = None,
-    parts: Parts | None = None,
-    row_bytes: int = 0,
-    seed: int = 0,
-    objective: Objective = "max",
-    network: Network | None = None,
-) -> Placement:
-    """Place feature rows by name; as `planner.placement.policy.place`, and `joint`.
+def place_rows_jointly(asked: Asked) -> Placement:
+    """Feature rows by the programme, or by a published policy of `WARM` that scores better.
 
-    With a `network`, seconds per row of each device, joint is placed and held against the others
-    on it: devices that share a link with more readers wait longer. None: `costs` hold for all.
-
-    Raises:
-        SettingsError: the policy is unknown or lacks its input.
-        InputError: hotness holds negative or non-finite values.
+    With a network the candidates are held against each other on it: devices that share a link with
+    more readers wait longer.
     """
-    again = functools.partial(
-        published.place,
-        hotness=hotness,
-        costs=costs,
-        capacity_rows=capacity_rows,
-        cliques=cliques,
-        host_rows=host_rows,
-        out_degree=out_degree,
-        parts=parts,
-        row_bytes=row_bytes,
-        seed=seed,
-        objective=objective,
-    )
-    if policy != JOINT:
-        return again(policy)
-    published.check_hotness(hotness)
-    groups = [list(c) for c in ([range(len(capacity_rows))] if cliques is None else cliques)]
-    limit = None if host_rows is None or host_rows >= hotness.shape[-1] else host_rows
-    instance = rows_instance(hotness, costs, capacity_rows, groups, limit)
-    if network is not None:
-        instance = replace(instance, network=network)
+    hotness, groups = asked.hotness, asked.groups
+    every = asked.host_rows is None or asked.host_rows >= hotness.shape[-1]
+    limit = None if every else asked.host_rows
+    instance = rows_instance(hotness, asked.costs, asked.capacity_rows, groups, limit)
+    if asked.network is not None:
+        instance = replace(instance, network=asked.network)
     found = place_joint(instance, "serial")
     held = found.layout.held[0]
     result = evaluate(
-        hotness, held.own, costs, cliques=groups, on_host=held.on_host, row_bytes=row_bytes
+        hotness,
+        held.own,
+        asked.costs,
+        cliques=groups,
+        on_host=held.on_host,
+        row_bytes=asked.row_bytes,
     )
     own = Placement(
         policy=JOINT,
@@ -127,17 +94,19 @@ def place(
         evaluation=result,
         variants=(as_variant(found.relaxed.solver, result),),
     )
-    tried = [own, *(again(name) for name in WARM)]
-    best = min(tried, key=lambda each: _worth(instance, network, each, objective))
+    tried = [own, *(place_published(name, asked) for name in WARM)]
+    best = min(tried, key=lambda each: _worth(instance, asked, each))
     variants = tuple(as_variant(p.variant, p.evaluation) for p in tried)
     return replace(best, policy=JOINT, variants=variants)
 
 
-def _worth(
-    instance: Instance, network: Network | None, found: Placement, objective: Objective
-) -> tuple[float, ...]:
+place = functools.partial(published.place, more={JOINT: place_rows_jointly})
+"""`planner.placement.policy.place` with joint among its policies."""
+
+
+def _worth(instance: Instance, asked: Asked, found: Placement) -> tuple[float, ...]:
     """What placements are ranked by, least first."""
-    if network is None:
-        return tuple(sort_key(found.evaluation, objective))
+    if asked.network is None:
+        return tuple(sort_key(found.evaluation, asked.objective))
     held = read_nearest(instance, 0, found.own, found.on_host)
     return (score(instance, Layout(policy="", held=(held,)), "serial", check=False).seconds,)

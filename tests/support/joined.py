@@ -8,11 +8,11 @@ from planner.machine import MachineModel
 from planner.probe.hosts import HostRates
 from planner.probe.hosts_machine import join_hosts
 from planner.probe.timing import summarize
+from planner.profiling.batches import draw_sharing
 from planner.profiling.cache import Profile
 from planner.profiling.presample import presample
-from planner.profiling.profile import Combination, draw_sharing
 from planner.settings import PlanSettings
-from planner.workload import ProcessCost, WorkloadProfile
+from planner.workload import Combination, ProcessCost, WorkloadProfile
 from runtime.device import machine_fingerprint
 from runtime.graph.dataset import Graph
 from runtime.plan import Sampler

@@ -4,7 +4,7 @@ import numpy as np
 
 from planner.machine import Table
 from planner.profiling.cache import Profile
-from planner.profiling.profile import SCALES
+from planner.profiling.model_seconds import SCALES
 from planner.workload import (
     BatchProfile,
     Hotness,

@@ -6,8 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from planner.profiling.batches import interpolated
+from planner.profiling.model_seconds import batch_shape
 from planner.profiling.presample import MIN_BATCHES, presample
-from planner.profiling.profile import batch_shape, interpolated
 from planner.profiling.synthetic import BatchShape, synthetic_batch, synthetic_links
 from runtime.graph.dataset import Graph
 from runtime.graph.generate_links import generate_links

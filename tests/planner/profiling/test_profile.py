@@ -10,16 +10,13 @@ import pytest
 from planner.profiling import cache
 from planner.profiling.draw import drawer
 from planner.profiling.layers import TimingAnswer, TimingRequest
-from planner.profiling.profile import (
-    TIMED_BATCHES,
-    Combination,
-    model_timing,
-    profile_key,
-    sampling_seconds,
-)
+from planner.profiling.model_seconds import model_timing
+from planner.profiling.profile import profile_key
+from planner.profiling.sampler_seconds import TIMED_BATCHES, sampling_seconds
 from planner.profiling.synthetic import BatchShape
 from planner.profiling.team import Team
 from planner.settings import PlanSettings
+from planner.workload import Combination
 from runtime.errors import WorkerFailed
 from runtime.graph.dataset import Graph
 from runtime.plan import Sampler, Workload

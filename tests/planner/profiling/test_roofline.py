@@ -7,7 +7,7 @@ import pytest
 
 from planner.errors import SettingsError
 from planner.probe.presets import load_preset
-from planner.profiling.profile import SCALES
+from planner.profiling.model_seconds import SCALES
 from planner.profiling.roofline import (
     LayerShape,
     Operation,

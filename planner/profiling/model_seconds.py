@@ -1,0 +1,107 @@
+"""Seconds of the model on blocks of the profiled sizes, as a table over scale and threads."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from planner.machine import Table
+from planner.profiling.layers import TimingAnswer, TimingRequest
+from planner.profiling.presample import Progress
+from planner.profiling.synthetic import BatchShape
+from planner.profiling.team import Team
+from planner.settings import PlanSettings
+from planner.workload import BatchProfile, Combination, ModelTiming
+from runtime.graph.dataset import Graph
+from runtime.graph.types import GraphTypes, types_of
+from runtime.loader_typed import is_typed
+
+SCALES = [0.6, 1.0, 1.6]
+"""Batch sizes over the mean batch at which the model is timed."""
+STEPS = 20
+"""Measured steps of each scale."""
+
+
+def batch_shape(batch: BatchProfile, dialect: str, *, links: bool = False) -> BatchShape:
+    """The mean batch as the timing processes build it; with `links`, its seeds are their ends."""
+    return BatchShape(
+        vertices=[round(v.mean) for v in batch.vertices],
+        edges=[round(e.mean) for e in batch.edges],
+        dialect=dialect,
+        num_links=batch.seeds_per_rank if links else 0,
+        edge_types=batch.edge_types,
+        node_types=batch.node_types,
+    )
+
+
+def _types(graph: Graph, settings: PlanSettings) -> GraphTypes | None:
+    """The graph's types where the model reads them."""
+    return types_of(graph) if is_typed(settings.workload) else None
+
+
+def time_model(
+    graph: Graph,
+    settings: PlanSettings,
+    batch: BatchProfile,
+    combinations: Sequence[Combination],
+    team: Team,
+    progress: Progress | None,
+) -> ModelTiming:
+    """Time one batch size at every number of threads; all its combinations have the same ranks."""
+    answers: list[tuple[Combination, list[TimingAnswer]]] = []
+    ordered = sorted(combinations, key=lambda c: (c.ranks, c.threads))
+    for i, combination in enumerate(ordered):
+        if progress is not None:
+            words = f"timing {combination.ranks} ranks x {combination.threads} threads"
+            progress(words, i / len(ordered))
+        request = TimingRequest(
+            workload=settings.workload,
+            in_dim=graph.feature_dim,
+            num_classes=graph.num_classes,
+            task=str(graph.task),
+            shape=batch_shape(batch, settings.dialect, links=str(graph.task) == "link"),
+            types=_types(graph, settings),
+            scales=SCALES,
+            threads=combination.threads,
+            steps=STEPS,
+        )
+        answers.append((combination, team.time(request, combination.ranks)))
+    return model_timing(answers)
+
+
+def model_timing(answers: Sequence[tuple[Combination, Sequence[TimingAnswer]]]) -> ModelTiming:
+    """One table out of the processes' answers, averaged over ranks that computed at once.
+
+    Args:
+        answers: per combination, each rank's answer; all combinations have the same ranks.
+    """
+    threads = [c.threads for c, _ in answers]
+    ranks = {c.ranks for c, _ in answers}
+    if len(ranks) != 1:
+        raise ValueError(f"expected one number of ranks per batch size, found {sorted(ranks)}")
+    values = [
+        float(np.mean([a.forward_backward[s] for a in found]))
+        for s in range(len(SCALES))
+        for _, found in answers
+    ]
+    every = [a for _, found in answers for a in found]
+    shared = [[float(ranks.pop())], [float(t) for t in threads]]
+    return ModelTiming(
+        forward_backward=Table(
+            unit="seconds",
+            axes=["scale", "ranks", "threads"],
+            points=[SCALES, *shared],
+            values=values,
+            spread=max(a.spread for a in every),
+        ),
+        optimizer=Table(
+            unit="seconds",
+            axes=["ranks", "threads"],
+            points=shared,
+            values=[float(np.mean([a.optimizer_seconds for a in found])) for _, found in answers],
+            spread=max(a.spread for a in every),
+        ),
+        num_parameters=every[0].num_parameters,
+        activation_bytes=max(a.activation_bytes for a in every),
+        batch_seconds=float(np.median([a.batch_seconds for a in every])),
+        warmup_seconds=max(a.warmup_seconds for a in every),
+    )
