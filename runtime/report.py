@@ -173,12 +173,12 @@ def save_report(report: RunReport, folder: Path) -> Path:
 
 
 def load_report(folder: Path) -> RunReport:
-    """Read report.json from a plan's or a run's folder.
+    """Read report.json from a plan's or a run's folder; that file may be named itself.
 
     Raises:
         InputError: there is none, or it is damaged.
     """
-    path = Path(folder) / REPORT_FILE
+    path = folder if folder.name == REPORT_FILE else folder / REPORT_FILE
     if not path.is_file():
         raise InputError(f"{folder}: expected {REPORT_FILE}, found none; train first")
     try:

@@ -3,14 +3,17 @@
 import warnings
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, cast
 
 import typer
 from rich.table import Table
 
+from planner.commands import remote
 from planner.commands.common import JsonFlag, bytes_text, console, emit_json, progress_bar
+from planner.commands.remote import ServerOption
 from planner.errors import SettingsError
 from planner.graph_presets import generate_like
+from runtime import codec
 from runtime.graph.dataset import Graph, open_graph
 from runtime.graph.generate import generate_rmat, generate_sbm
 from runtime.graph.generate_links import generate_links
@@ -75,7 +78,7 @@ def generate(
             graph = generate_like(folder, name, scale=scale, seed=seed)
         else:
             graph = _generate(_kind(kind), folder, nodes, degree, features, classes, seed)
-    _show(graph, as_json)
+    _show(facts(graph), as_json)
 
 
 def _kind(text: str) -> Kind:
@@ -149,20 +152,27 @@ def import_command(
         options=options,
         report=lambda text: screen.print(text, markup=False),
     )
-    _show(graph, as_json)
+    _show(facts(graph), as_json)
 
 
 @app.command()
 def info(
-    folder: Annotated[Path, typer.Argument(help="Dataset folder.")], as_json: JsonFlag = False
+    folder: Annotated[
+        Path, typer.Argument(help="Dataset folder (with --server: below its graph roots).")
+    ],
+    server: ServerOption = None,
+    as_json: JsonFlag = False,
 ) -> None:
     """Check a dataset and show what is in it."""
+    if server is not None:
+        _show(codec.to_plain(remote.graph(server, folder)), as_json)
+        return
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         graph = open_graph(folder)
     for warning in caught:
         console(True).print(f"warning: {warning.message}", markup=False)
-    _show(graph, as_json)
+    _show(facts(graph), as_json)
 
 
 def facts(graph: Graph) -> dict[str, object]:
@@ -197,17 +207,14 @@ def _feature_storage(graph: Graph) -> str:
     return "sparse" if graph.x is None else "dense"
 
 
-def _show(graph: Graph, as_json: bool) -> None:
-    values = facts(graph)
+def _show(values: dict[str, Any], as_json: bool) -> None:
     if as_json:
         emit_json(values)
         return
     table = Table(show_header=False, box=None)
     for key, value in values.items():
-        if key.endswith("_types"):
-            text = ", ".join(
-                graph.meta.node_types if key == "node_types" else graph.meta.edge_types
-            )
+        if isinstance(value, list):
+            text = ", ".join(cast(list[str], value))
             if not text:
                 continue
         elif key.endswith("_bytes"):

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table as Grid
 
+from planner.commands import remote
 from planner.commands.common import (
     JsonFlag,
     NodeRank,
@@ -17,6 +18,7 @@ from planner.commands.common import (
     progress_bar,
     seconds_text,
 )
+from planner.commands.remote import ServerOption
 from planner.machine import MachineModel, load_machine, save_machine
 from planner.probe.presets import is_preset, list_presets, load_preset
 from runtime.errors import InputError
@@ -123,23 +125,30 @@ def meeting_of(hosts: int, node_rank: int, endpoint: str, wait_seconds: float) -
 
 
 @app.command("list")
-def list_command(as_json: JsonFlag = False) -> None:
-    """Presets that can be planned for without owning the machine."""
-    names = list_presets()
+def list_command(server: ServerOption = None, as_json: JsonFlag = False) -> None:
+    """Presets that can be planned for without owning the machine; with --server also uploads."""
+    if server is None:
+        names = dict.fromkeys(list_presets(), "")
+    else:
+        found = remote.machines(server)
+        names = {m.id: "" if m.id == m.name else f"  {m.name} ({m.origin})" for m in found}
     if as_json:
-        emit_json(names)
+        emit_json(list(names))
         return
-    for name in names:
-        console().print(name)
+    for name, words in names.items():
+        console().print(f"{name}{words}", markup=False)
 
 
 @app.command("show")
 def show_command(
-    machine: Annotated[str, typer.Argument(help="Preset name or machine file.")],
+    machine: Annotated[
+        str, typer.Argument(help="Preset name or machine file (with --server: name or id).")
+    ],
+    server: ServerOption = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Show a machine: processors, memories, links, measured tables."""
-    model = find_machine(machine)
+    model = find_machine(machine) if server is None else remote.machine(server, machine)
     if as_json:
         emit_json(model)
         return

@@ -14,8 +14,11 @@ from runtime import codec
 from runtime.plan import PLAN_FILE, Plan, load_plan
 
 if TYPE_CHECKING:
+    from planner.compare import Comparison
     from planner.explain import Explanation
+    from planner.machine import MachineModel
     from planner.remote import Client, Event
+    from planner.remote.resources import GraphDetail, MachineSummary
     from planner.settings import PlanSettings
     from runtime.report import RunReport
 
@@ -139,3 +142,45 @@ def report_page(server: str, plan: Path, run: Path | None) -> tuple[str, str]:
         if run is None:
             return wanted, client.plans.artefact(wanted, "report.html").decode()
         return wanted, client.runs.page(str(run)).decode()
+
+
+def comparison(server: str, plan: Path, run: Path | None) -> "Comparison":
+    """Predicted against measured, of a run that the service made.
+
+    Args:
+        server: address of the service.
+        plan: folder or id of the plan.
+        run: id of the run; None: the newest of the plan that has succeeded.
+
+    Raises:
+        SettingsError: no run of the plan has succeeded there.
+    """
+    with service(server) as client:
+        if run is not None:
+            return client.runs.comparison(str(run))
+        wanted = plan_id(plan)
+        newest = next(client.runs.list(plan=wanted, state="succeeded"), None)
+        if newest is None:
+            raise SettingsError(
+                f"expected a run of plan {wanted[:12]} that has succeeded at {server}, found none; "
+                "train it there first, or name a run with --run"
+            )
+        return client.runs.comparison(newest.id)
+
+
+def machines(server: str) -> "list[MachineSummary]":
+    """Presets and machines that were uploaded to the service."""
+    with service(server) as client:
+        return list(client.machines.list())
+
+
+def machine(server: str, name: str) -> "MachineModel":
+    """A preset, or an uploaded machine by its id, as the service has it."""
+    with service(server) as client:
+        return client.machines.get(name)
+
+
+def graph(server: str, name: Path) -> "GraphDetail":
+    """A dataset below the service's graph roots."""
+    with service(server) as client:
+        return client.graphs.get(str(name))

@@ -126,5 +126,5 @@ def _machine(plan: Plan, named: str | None) -> MachineModel | None:
 
 def _run_report(plan: Path, run: Path | None) -> RunReport | None:
     if run is not None:
-        return load_report(run.parent if run.name == REPORT_FILE else run)
+        return load_report(run)
     return load_report(plan) if (plan / REPORT_FILE).is_file() else None

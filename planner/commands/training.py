@@ -188,12 +188,25 @@ def event_line(event: dict[str, object]) -> str:
 
 
 def compare_command(
-    plan: Annotated[Path, typer.Argument(help="Plan folder that was trained.")],
+    plan: Annotated[
+        Path, typer.Argument(help="Plan folder that was trained (with --server also an id).")
+    ],
+    run: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder with a run's report.json (with --server: a run's id); default: the "
+            "plan's own (with --server: its newest that has succeeded)."
+        ),
+    ] = None,
+    server: ServerOption = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Predicted against measured, per stage."""
-    found, report = load_plan(plan), load_report(plan)
-    result = _learnt(found, report, compare(found, report))
+    if server is not None:  # that machine's factors are learnt there, not here
+        result = remote.comparison(server, plan, run)
+    else:
+        found, report = load_plan(plan), load_report(plan if run is None else run)
+        result = _learnt(found, report, compare(found, report))
     if as_json:
         emit_json(result)
         return

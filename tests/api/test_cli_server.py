@@ -3,14 +3,17 @@
 import json
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 
+from api.client import Client
 from api.security.keys import create_key
 from api.storage.storage import Storage
 from planner.cli import main
+from planner.machine import save_machine
+from planner.probe.presets import load_preset
 from runtime.graph.dataset import Graph
 from runtime.plan import load_plan
 from runtime.report import load_report
@@ -94,6 +97,9 @@ def test_a_plan_made_there_is_the_plan_made_here(
         ["why-not", "P", "--policy", "naive"],
         pytest.param(["why-not", "P", "--policy", "none", "--json"], marks=pytest.mark.slow),
         ["diff", "P", "P"],
+        ["machine", "list"],
+        ["machine", "list", "--json"],
+        ["machine", "show", "siton"],
         pytest.param(["whatif", "P", "--set", "device_memory=8GiB"], marks=pytest.mark.slow),
         pytest.param(
             ["whatif", "P", "--set", "memory.ram0.capacity=64GiB", "--json"], marks=pytest.mark.slow
@@ -124,6 +130,34 @@ def test_a_plan_is_named_by_its_id_too(planned: Served, capsys: pytest.CaptureFi
     code, _, error = answers(capsys, ["explain", "nowhere", *planned.there])
     assert code == 2
     assert "found no plan.json" in error
+
+
+def test_what_a_graph_is_told_agrees_with_what_is_found_here(
+    served: Served, capsys: pytest.CaptureFixture[str]
+):
+    _, here, _ = answers(capsys, ["graph", "info", str(served.graph.path), "--json"])
+    words = ["graph", "info", served.graph.path.name, *served.there]
+    code, there, _ = answers(capsys, [*words, "--json"])
+    assert code == 0
+    told, found = json.loads(there), json.loads(here)
+    assert told["id"] == served.graph.path.name
+    shared = told.keys() & found.keys()
+    assert {"fingerprint", "num_nodes", "num_edges", "num_classes", "task"} <= shared
+    assert {name: told[name] for name in shared} == {name: found[name] for name in shared}
+    assert f"{served.graph.num_nodes:,}" in answers(capsys, words)[1]
+
+
+def test_an_uploaded_machine_is_listed_and_shown(
+    served: Served, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    mine = replace(load_preset("cpu-2core"), name="cellar")
+    with Client(served.there[1]) as client:
+        kept = client.machines.upload(mine)
+    _, printed, _ = answers(capsys, ["machine", "list", *served.there])
+    assert f"{kept.id}  cellar (uploaded)" in printed
+    there = answers(capsys, ["machine", "show", kept.id, *served.there])
+    save_machine(mine, tmp_path / "mine.json")
+    assert there == answers(capsys, ["machine", "show", str(tmp_path / "mine.json")])
 
 
 def test_a_page_is_the_same(planned: Served, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
@@ -158,6 +192,10 @@ def test_a_plan_that_does_not_fit_has_code_3_and_the_same_sum(
         (["train", "P", "--resume"], 2, "--resume: expected no such option with --server"),
         (["train", "P", "--executor", "ray"], 2, "--executor: expected no such option"),
         (["whatif", "I"], 2, "expected --set"),
+        (["compare", "I"], 2, "expected a run of plan 000000000000 that has succeeded"),
+        (["compare", "I", "--run", "1" * 32], 2, "no run 111"),
+        (["machine", "show", "nowhere"], 2, "nowhere"),
+        (["graph", "info", "nowhere"], 2, "no graph nowhere"),
         (["why-not", "I", "--policy", "astrology"], 2, "expected a policy"),
     ],
 )
@@ -207,6 +245,15 @@ def test_training_there_leaves_its_report_here(planned: Served, capsys: pytest.C
     here = answers(capsys, words)
     assert json.loads(here[1])["measured"] is True
     assert answers(capsys, [*words, *planned.there]) == here
+    compared = answers(capsys, ["compare", str(planned.plan), "--json", *planned.there])
+    assert compared[0] == 0, compared
+    told = json.loads(compared[1])
+    assert told["step_seconds"]["measured"] == report.step_seconds.median
+    assert told["plan_id"] == load_plan(planned.plan).plan_id
+    with Client(planned.there[1]) as client:
+        run = next(client.runs.list(plan=told["plan_id"]))
+    by_id = answers(capsys, ["compare", "0" * 32, "--run", run.id, "--json", *planned.there])
+    assert by_id == compared
     refused = answers(capsys, ["train", str(planned.plan), "--epochs", "1", *planned.there])
     assert refused[0] == answers(capsys, ["train", str(planned.plan), "--epochs", "1"])[0] == 2
 
