@@ -21,7 +21,7 @@ from runtime.errors import InputError
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 WHOLE = ("devices", "hidden", "batch_size", "seed")
 SIZES = {"device_memory": "device_memory_bytes", "host_memory": "host_memory_bytes"}
-WORDS = ("graph", "machine", "model", "policy", "allow", "mode", "sampler")
+WORDS = ("graph", "machine", "model", "policy", "allow", "mode", "batching", "sampler")
 MODELS = ("sage", "gcn", "gat", "rgcn")
 DEFAULTS = {
     "model": "sage",
@@ -31,6 +31,7 @@ DEFAULTS = {
     "policy": "auto",
     "allow": "exact",
     "mode": "auto",
+    "batching": "auto",
     "sampler": "neighbor",
     "seed": "0",
 }

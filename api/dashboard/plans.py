@@ -10,14 +10,12 @@ from api.routes.common import ServiceIn
 from api.schemas.resources import PlanSummary
 from api.security.auth import Reader
 from api.service import plans, runs
-from api.service.context import Service
+from api.service.pages import drawn_machine, plan_page
 from planner.explain import explain
 from planner.report.differences import differences
-from planner.report.machine import machine_of
-from planner.report.page import report_html, sections
+from planner.report.page import sections
 from planner.report.timeline import draw_timeline, timeline
 from runtime.device import machine_fingerprint
-from runtime.errors import InputError
 from runtime.plan import Plan
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
@@ -48,7 +46,7 @@ def show_plan(request: Request, service: ServiceIn, _who: Reader, plan: PlanId) 
     return page(
         request,
         "plan_page.html",
-        **sections(found, _machine(found), None),
+        **sections(found, drawn_machine(found), None),
         runs=made,
         elsewhere=found.machine.fingerprint != machine_fingerprint(),
         others=[other for other in others if other.id != plan],
@@ -59,9 +57,10 @@ def show_plan(request: Request, service: ServiceIn, _who: Reader, plan: PlanId) 
 def take_report(service: ServiceIn, _who: Reader, plan: PlanId) -> Response:
     """The plan's self-contained page, with a run's measurements where there are any."""
     found = plans.get_plan(service, plan)
-    text = report_html(found, _machine(found), _latest_report(service, plan))
     name = f'attachment; filename="plan-{found.plan_id[:12]}.html"'
-    return HTMLResponse(text, headers={**headers(), "Content-Disposition": name})
+    return HTMLResponse(
+        plan_page(service, found), headers={**headers(), "Content-Disposition": name}
+    )
 
 
 @router.get("/compare")
@@ -91,16 +90,3 @@ def _side(name: str, plan: Plan) -> dict[str, Any]:
         "told": explain(plan),
         "picture": draw_timeline(timeline(plan), name=f"timeline-{name}"),
     }
-
-
-def _machine(plan: Plan) -> Any:
-    """The machine, or None: a page without its picture is better than none."""
-    try:
-        return machine_of(plan)
-    except InputError:
-        return None
-
-
-def _latest_report(service: Service, plan: str) -> Any:
-    done = runs.list_runs(service, plan=plan, state="succeeded", limit=1).items
-    return runs.run_report(service, done[0].id) if done else None

@@ -30,10 +30,10 @@ def run_page(service: Service, run_id: str) -> str:
 
 
 def _page(plan: Plan, report: RunReport | None) -> str:
-    return report_html(plan, _machine(plan), report)
+    return report_html(plan, drawn_machine(plan), report)
 
 
-def _machine(plan: Plan) -> MachineModel | None:
+def drawn_machine(plan: Plan) -> MachineModel | None:
     """The machine, or None: a page without its picture is better than none."""
     try:
         return machine_of(plan)
