@@ -19,8 +19,8 @@ from runtime.errors import DatasetError, PlanError
 from runtime.graph.dataset import Graph, open_graph
 from runtime.graph.types import types_of
 from runtime.loader_build import IN_READ, LoaderParts
-from runtime.loader_device import DeviceSampleStage
 from runtime.loader_device_batch import tensors_of
+from runtime.loader_device_sample import DeviceSampleStage
 from runtime.loader_stages import SampleStage, seed_batch
 from runtime.loader_typed import is_typed
 from runtime.mesh import rank_and_size

@@ -12,7 +12,6 @@ import torch
 from runtime.buffers import BufferRing
 from runtime.comm.collectives import Communicator
 from runtime.errors import DatasetError, PlanError
-from runtime.fallback import warn_once
 from runtime.features.device_rows import PinError
 from runtime.features.device_store import DeviceFeatureStore
 from runtime.features.store import AbstractFeatureStore, open_store
@@ -25,15 +24,15 @@ from runtime.loader_cooperative import (
     CooperativeSampleStage,
     fill_cooperative_weights,
 )
-from runtime.loader_device import (
-    DeviceBatchStage,
-    DeviceGatherStage,
-    DeviceSampleStage,
+from runtime.loader_device import DeviceBatchStage, DeviceGatherStage
+from runtime.loader_device_place import (
     device_place,
     may_pin,
     say_host_samples,
+    threads_ahead,
     try_device_store,
 )
+from runtime.loader_device_sample import DeviceBulkStage, DeviceSampleStage
 from runtime.loader_links import link_stages
 from runtime.loader_stages import (
     AbstractStage,
@@ -116,26 +115,8 @@ class LoaderParts:
 
     @property
     def num_threads(self) -> int:
-        """Prefetch threads of the plan; none where their exchanges would run beside training's.
-
-        Two communicators of NCCL in use at once may wait for each other for ever.
-        """
-        threads = self.plan.strategy.threads.sample
-        kinds = {source.kind for source in self.plan.strategy.features.sources}
-        meets = "remote" in kinds
-        if isinstance(self.store, DeviceFeatureStore):
-            meets = meets or self.store.exchanges
-        else:
-            meets = meets or "peer" in kinds
-        by_nccl = (Communicator() if self._comm is None else self._comm).device.type == "cuda"
-        if not (threads and self.size > 1 and meets and by_nccl):
-            return threads
-        warn_once(
-            "exchanges in line",
-            "batches are made in line, because rows of other GPUs come by NCCL, which the "
-            "gradients use too; plan again with GPUs that can map each other's memory",
-        )
-        return 0
+        """Prefetch threads, as far as exchanges may run beside the training thread's."""
+        return threads_ahead(self.plan, self.store, self._comm, self.size)
 
     def stages(self) -> list[AbstractStage]:
         """The plan's pipeline, as stages for a training thread on the loader's device."""
@@ -219,16 +200,19 @@ class LoaderParts:
 
     def _sample_stage(self, schedule: SeedSchedule) -> AbstractStage:
         """Step by step, in bulk, or from the other ranks' rows of the graph, as the plan says."""
+        strategy, in_flight = self.plan.strategy, self.plan.strategy.prefetch_depth + 1
         if self.place.samples:
             try:
                 self._drawing = DeviceSampleStage(
                     self.plan, self._folder, self.graph, self.rank, self.place, self.meter,
-                    edge_ids=not self._as_blocks, num_steps=schedule.num_steps,
+                    edge_ids=not self._as_blocks, schedule=schedule,
                 )  # fmt: skip
-                return self._drawing
             except (RuntimeError, PinError) as error:  # the topology does not let itself be locked
                 say_host_samples(error)
-        strategy, in_flight = self.plan.strategy, self.plan.strategy.prefetch_depth + 1
+        if self._drawing is not None and strategy.bulk_batches > 1:
+            return DeviceBulkStage(self._drawing, self.plan, schedule, in_flight)
+        if self._drawing is not None:
+            return self._drawing
         if strategy.topology.policy == "partitioned":
             return grid_stage(
                 self.plan, self.graph, schedule, self._comm, edge_ids=not self._as_blocks,

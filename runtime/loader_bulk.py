@@ -73,8 +73,12 @@ class BulkSampleStage(AbstractStage):
             stack = next(self._stacks)
         shared = max(len(stack) - self._in_flight, 0)
         self._ready.extend(stack[:shared])
-        self._ready.extend(with_own_arrays(batch) for batch in stack[shared:])
+        self._ready.extend(self.own(batch) for batch in stack[shared:])
         stack.clear()  # whoever made the list may hold it until the next one
+
+    def own(self, batch: MiniBatch) -> MiniBatch:
+        """The same batch, without views of its stack."""
+        return with_own_arrays(batch)
 
 
 def with_own_arrays(batch: MiniBatch) -> MiniBatch:
@@ -105,17 +109,12 @@ def bulk_stage(
         PlanError: the topology is neither on the host nor replicated.
         SamplerError: the sampler has no bulk form.
     """
-    policy = plan.strategy.topology.policy
-    if policy not in ("host", "replicated"):
-        raise PlanError(
-            f"bulk_batches {plan.strategy.bulk_batches}: expected topology host, replicated or "
-            f"partitioned, found {policy}; plan again"
-        )
+    refuse_lists(plan)
     kept = 2 * in_flight
     bulk = BulkSampler.of(sampler, budget_bytes=_budget(plan), kept_batches=kept)
 
     def draw(epoch: int, steps: range) -> Iterator[list[MiniBatch]]:
-        return bulk.stacks([_request(schedule, epoch, step, schedule.rank) for step in steps])
+        return bulk.stacks([bulk_request(schedule, epoch, step, schedule.rank) for step in steps])
 
     k = plan.strategy.bulk_batches
     return BulkSampleStage(draw, schedule.num_steps, k, in_flight)
@@ -172,10 +171,20 @@ def grid_stage(
 
     def draw(epoch: int, steps: range) -> Iterator[list[MiniBatch]]:
         rows = grid.ranks_of_row()
-        return made.stacks([[_request(schedule, epoch, s, r) for r in rows] for s in steps])
+        return made.stacks([[bulk_request(schedule, epoch, s, r) for r in rows] for s in steps])
 
     k = plan.strategy.bulk_batches
     return BulkSampleStage(draw, schedule.num_steps, k, in_flight)
+
+
+def refuse_lists(plan: Plan) -> None:
+    """Raise PlanError where stacks would read lists that a rank keeps of its own."""
+    policy = plan.strategy.topology.policy
+    if policy not in ("host", "replicated"):
+        raise PlanError(
+            f"bulk_batches {plan.strategy.bulk_batches}: expected topology host, replicated or "
+            f"partitioned, found {policy}; plan again"
+        )
 
 
 def refuse_bulk(plan: Plan, what: str) -> None:
@@ -192,7 +201,8 @@ def _budget(plan: Plan) -> int | None:
     return plan.strategy.bulk_bytes or None
 
 
-def _request(schedule: SeedSchedule, epoch: int, step: int, rank: int) -> Request:
+def bulk_request(schedule: SeedSchedule, epoch: int, step: int, rank: int) -> Request:
+    """What a rank's batch of one step is to be drawn for."""
     seeds, input_id, total = schedule.share(epoch, step, rank=rank)
     return Request(
         seeds=np.ascontiguousarray(seeds),

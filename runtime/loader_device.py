@@ -1,194 +1,34 @@
-"""The loader's stages on a GPU: batches drawn and gathered by the device, under the same plan.
+"""The loader's stages on a GPU behind sampling: rows and labels, under the same plan.
 
-Which stages the device takes over follows from the plan: the rank's own kind, its sampler, where
-topology and rows lie. What the device does not do (link prediction, typed graphs, bulk and
-cooperative batches, sparse features) stays with the host's stages, and so does everything where a
-kernel's compiler or page-locked memory is lacking, with one warning. Batches and losses are the
-same either way.
+`loader_device_place` says which stages the device takes over, `loader_device_sample` draws.
 """
 
 import threading
 from collections import deque
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from runtime.comm.collectives import Communicator
-from runtime.fallback import has_triton, warn_once
 from runtime.features.counters import Counters, total
-from runtime.features.device_rows import PinError
 from runtime.features.device_store import DeviceFeatureStore
 from runtime.features.labels import take_labels
 from runtime.graph.dataset import Graph
 from runtime.loader_device_batch import DeviceMiniBatch, drawn_blocks
-from runtime.loader_device_sampler import open_device_sampler, refusal
+from runtime.loader_device_place import launching
 from runtime.loader_stages import AbstractStage
-from runtime.loader_topology import OFFSET_BYTES
 from runtime.meter import StageMeter
 from runtime.models.adjacency import TorchBlock, device_blocks
 from runtime.models.weights import count_self_loops, refuse_attention
 from runtime.models.weights_device import full_degrees, gcn_blocks, sampled_degrees
-from runtime.plan import Plan, Workload
+from runtime.plan import Workload
 from runtime.sampling.minibatch import Dialect, MiniBatch
 from runtime.stages import Stage
 from runtime.train.streams import AbstractMark, AbstractStreams
 
-SAMPLE_LANE, GATHER_LANE = "sample", "gather"
-_interpreter = threading.Lock()
-"""Triton's interpreter changes its language while a kernel runs: one thread at a time."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class DevicePlace:
-    """What the device does itself."""
-
-    device: torch.device
-    gathers: bool = False
-    samples: bool = False
-
-
-def device_place(
-    plan: Plan, graph: Graph, device: torch.device, *, asked: bool | None
-) -> DevicePlace:
-    """Which of a plan's stages run on the device.
-
-    Args:
-        plan: the plan.
-        graph: its dataset.
-        device: where the model runs.
-        asked: True and False decide, as far as the device can; None: wherever it is a GPU.
-    """
-    if not (device.type == "cuda" if asked is None else asked):
-        return DevicePlace(device=device)
-    if not has_triton():
-        warn_once(
-            "triton",
-            "batches are drawn and gathered by the host's processor, because Triton is not "
-            "installed; pip install 'gnnplan[gpu]' (gnnplan doctor says more)",
-        )
-        return DevicePlace(device=device)
-    dense = graph.x is not None and not graph.x_by_type
-    gathers = dense and plan.strategy.batching == "independent"
-    return DevicePlace(device=device, gathers=gathers, samples=gathers and not refusal(plan, graph))
-
-
-def try_device_store(
-    place: DevicePlace,
-    graph: Graph,
-    plan: Plan,
-    folder: Path,
-    rank: int,
-    comm: Communicator | None,
-) -> DeviceFeatureStore | None:
-    """The plan's store on the device; None, with a warning, where memory cannot be page-locked.
-
-    Every rank comes to the same answer, because with peers in the plan reads are collective.
-    """
-    from runtime.features.device_open import open_device_store
-
-    store, why = None, ""
-    try:
-        store = open_device_store(
-            graph, plan, folder, rank, place.device, comm=comm,
-            threads=plan.strategy.threads.gather,
-        )  # fmt: skip
-    except PinError as error:
-        why = str(error)
-    if any(source.kind in ("peer", "remote") for source in plan.strategy.features.sources):
-        everyone = (Communicator() if comm is None else comm).all_gather_objects(why)
-        why = next((each for each in everyone if each), "")
-    if not why:
-        return store
-    if store is not None:
-        store.close()
-    warn_once("pinned rows", f"rows are gathered by the host's processor and copied, because {why}")
-    return None
-
-
-def say_host_samples(error: BaseException) -> None:
-    """Warn that the host draws the batches, because the device was refused the topology."""
-    warn_once(
-        "pinned topology",
-        "batches are drawn by the host's processor, because the topology finds no place for the "
-        f"GPU to read ({' '.join(str(error).split())}); raise the limit on locked memory (ulimit "
-        "-l unlimited, docker --ulimit memlock=-1), or plan again",
-    )
-
-
-def launching(device: torch.device) -> AbstractContextManager[object]:
-    """Held while kernels are launched: by any number of threads on a GPU, by one elsewhere."""
-    return nullcontext() if device.type == "cuda" else _interpreter
-
-
-def may_pin() -> bool:
-    """Whether buffers of a batch's size can be page-locked; copies wait for each other if not."""
-    try:
-        torch.empty(1 << 20, dtype=torch.uint8, pin_memory=True)
-    except RuntimeError as error:
-        warn_once(
-            "pinned buffers",
-            "rows are copied to the GPU from ordinary memory, which is slower, because none can "
-            f"be page-locked ({' '.join(str(error).split())}); raise the limit on locked memory",
-        )
-        return False
-    return True
-
-
-class DeviceSampleStage(AbstractStage):
-    """Draws and relabels on the device; ids and blocks stay there."""
-
-    name = Stage.SAMPLE
-    lane = SAMPLE_LANE
-
-    def __init__(self, plan: Plan, folder: Path, graph: Graph, rank: int, place: DevicePlace,
-                 meter: StageMeter, *, edge_ids: bool, num_steps: int) -> None:  # fmt: skip
-        """Place the topology as the plan says.
-
-        Raises:
-            RuntimeError: the host refuses to page-lock it.
-        """
-        self._device, self._meter, self._last = place.device, meter, 0
-        self._counted = plan.strategy.topology.policy in ("replicated", "cached")
-        self._sampler = open_device_sampler(
-            plan, folder, graph, rank, place.device, edge_ids=edge_ids, num_steps=num_steps
-        )
-
-    @property
-    def resident_bytes(self) -> int:
-        """Bytes of adjacency lists and tables on the device."""
-        return self._sampler.topology.device_bytes
-
-    def submit(self, batch: MiniBatch, index: int) -> MiniBatch:
-        """Replace the seed batch by the sampled one."""
-        self._last = max(self._last, index)
-        with launching(self._device):
-            drawn = self._sampler.sample(
-                batch.seeds,
-                epoch=batch.epoch,
-                step=batch.step,
-                input_id=batch.input_id,
-                global_num_seeds=batch.global_num_seeds,
-            )
-        return DeviceMiniBatch(drawn)
-
-    def finish(self) -> None:
-        """Meter the lists read so far, where the plan places them; waits for the device."""
-        if not self._counted:
-            return
-        topology, lists, sizes = self._sampler.topology, dict[str, int](), dict[str, int]()
-        for place, reads in topology.reads().items():
-            kind = "own" if place == "device" else "host"
-            if reads.rows:
-                lists[kind] = reads.rows
-                sizes[kind] = reads.entries * topology.indices.element_size()
-        # The offsets of every list lie on the device.
-        sizes["own"] = sizes.get("own", 0) + OFFSET_BYTES * sum(lists.values())
-        self._meter.count_lists(self._last, lists, sizes)
+GATHER_LANE = "gather"
 
 
 @dataclass(frozen=True, slots=True)

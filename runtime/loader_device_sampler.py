@@ -6,6 +6,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from runtime.errors import SamplerError
+from runtime.fallback import warn_once
 from runtime.graph.dataset import Graph
 from runtime.loader_typed import is_typed
 from runtime.plan import Plan, load_array
@@ -21,8 +23,6 @@ def refusal(plan: Plan, graph: Graph) -> str:
         return "typed graphs are sampled by the host"
     if strategy.batching != "independent":
         return "cooperative batches are sampled by the host"
-    if strategy.bulk_batches > 1:
-        return "bulk batches are sampled by the host"
     if strategy.topology.policy == "partitioned":
         return "partitioned topology is sampled by the host"
     if sampler.name == "las" and parameters_of(sampler)["schedule"] != "fixed":
@@ -39,6 +39,7 @@ def open_device_sampler(
     *,
     edge_ids: bool,
     num_steps: int,
+    share: int = 0,
 ) -> Any:
     """The plan's sampler over the graph where the plan places it.
 
@@ -53,6 +54,7 @@ def open_device_sampler(
         device: where the kernels run.
         edge_ids: fill each block's `e_id`.
         num_steps: steps of an epoch, for dependent batches.
+        share: seeds of this rank in a whole batch, for plans that sample by a graph.
 
     Raises:
         SamplerError: a parameter cannot be used.
@@ -70,7 +72,7 @@ def open_device_sampler(
     topology = DeviceTopology.load(
         graph.indptr, graph.indices, device, pinned=policy != "replicated", hot=hot
     )
-    return build_device_sampler(
+    made = build_device_sampler(
         named,
         topology,
         graph.indptr,
@@ -83,3 +85,23 @@ def open_device_sampler(
         local=local,
         steps_per_epoch=num_steps,
     )
+    if plan.strategy.threads.capture and plan.strategy.bulk_batches == 1:
+        return _captured(made, share)
+    return made
+
+
+def _captured(sampler: Any, share: int) -> Any:
+    """The sampler as one CUDA graph; itself, with a warning, where that cannot be."""
+    from runtime.sampling.neighbor_captured import CapturedNeighborSampler
+
+    try:
+        found = CapturedNeighborSampler.of(sampler, share)
+        found.prepare()
+        return found
+    except (SamplerError, RuntimeError) as error:  # torch's own: no room, or nothing to capture
+        warn_once(
+            "captured sampling",
+            "batches are sampled kernel by kernel, because they cannot be by one CUDA graph "
+            f"({' '.join(str(error).split())}); plan again on this machine",
+        )
+    return sampler

@@ -1,6 +1,8 @@
 """Fixtures for every test: where the data packs are, and one small learnable graph."""
 
 import os
+import random
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import jaxtyping
@@ -29,6 +31,44 @@ os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
 def kernel_device() -> torch.device:
     """Where Triton's kernels run: CUDA where there is one, else its interpreter on CPU tensors."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+@pytest.fixture
+def shuffled(kernel_device: torch.device) -> Iterator[None]:
+    """Programs of every grid run in an order drawn anew (the interpreter runs them in turn)."""
+    if kernel_device.type == "cuda":
+        yield  # the device chooses the order itself, another one each time
+        return
+    interpreter = pytest.importorskip("triton.runtime.interpreter")
+    builder, orders = interpreter.interpreter_builder, dict[int, list[int]]()
+    in_turn, drawn = builder.set_grid_idx, random.Random()
+
+    def place(x: int, y: int, z: int) -> None:
+        count = builder.grid_dim[0]
+        if x == 0 or count not in orders:
+            orders[count] = drawn.sample(range(count), count)
+        in_turn(orders[count][x], y, z)
+
+    builder.set_grid_idx = place
+    yield
+    builder.set_grid_idx = in_turn
+
+
+@pytest.fixture
+def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """New tensors hold rubbish: what a kernel does not write cannot pass for a result."""
+
+    def rubbish(made: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        def empty(*args: object, **kwargs: object) -> torch.Tensor:
+            tensor = made(*args, **kwargs)
+            if tensor.dtype is torch.bool:
+                return tensor.fill_(True)
+            return tensor.fill_(float("nan") if tensor.is_floating_point() else -77)
+
+        return empty
+
+    monkeypatch.setattr(torch, "empty", rubbish(torch.empty))
+    monkeypatch.setattr(torch, "empty_like", rubbish(torch.empty_like))
 
 
 @pytest.fixture(scope="session")

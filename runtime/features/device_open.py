@@ -7,7 +7,6 @@ the devices can, and exchanged otherwise.
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
 
 import numpy as np
 import torch
@@ -15,26 +14,23 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from runtime.comm.collectives import Communicator
-from runtime.errors import BudgetExceeded, PlanError
+from runtime.errors import PlanError
 from runtime.fallback import warn_once
 from runtime.features import tiers as building
 from runtime.features.device_cache import DeviceCache
 from runtime.features.device_exchange import DeviceExchange
+from runtime.features.device_room import as_much_as_fits, rows_of_room, without_rows
 from runtime.features.device_rows import DeviceRows, lock, on_device, on_host, word_multiple
 from runtime.features.device_staging import Staged
 from runtime.features.device_store import DeviceFeatureStore
 from runtime.features.gather_triton import DeviceTable
-from runtime.features.location import MAX_SOURCES, LocationTable, encode
+from runtime.features.location import MAX_SOURCES
 from runtime.features.peer import Peer, ServedArray
 from runtime.features.shared_rows import NotSharedError, SharedRows, share_host_rows, share_rows
 from runtime.features.tier import Dense
 from runtime.graph.dataset import Graph
 from runtime.memory_sum import planned_sum, sum_text
-from runtime.plan import Plan, Source
-
-T = TypeVar("T")
-_SMALLER = 0.75
-"""What is left of the rows after each try that found no room."""
+from runtime.plan import Plan
 
 
 def open_device_store(
@@ -144,7 +140,7 @@ class _Opening:
         """This rank's rows on its device, as many as find room; the ranks tell each other."""
         held = self._own_rows()
         planned = held.shape[0]
-        table = _as_much_as_fits(
+        table = as_much_as_fits(
             planned, self._room(word_multiple(held.shape[1] * held.itemsize)),
             lambda count: on_device(held[:count], self.device),
         )  # fmt: skip
@@ -153,7 +149,15 @@ class _Opening:
             kept = dict(enumerate(self.comm.all_gather_objects(table.shape[0])))
         if table.shape[0] < planned:
             self._say(f"own rows: {table.shape[0]} of {planned} find room on {self.device}")
-        self._relocate(kept)
+        moved = without_rows(
+            self.plan, self.rank, self.location, self.own_ids, kept, device=self.device,
+            whole_dataset=self.whole_dataset,
+        )  # fmt: skip
+        if moved is not None:
+            self.location, instead = moved
+            if self.location.sources[instead].kind == "host" and instead not in self.dense:
+                assert self.graph.x is not None
+                self.dense[instead] = Dense("host", self.graph.x, private=False)
         return table
 
     def _own_rows(self) -> NDArray[np.float32] | NDArray[np.float16]:
@@ -164,15 +168,7 @@ class _Opening:
         return held[0] if held else np.empty((0, self.graph.feature_dim), np.float32)
 
     def _room(self, row_bytes: int) -> int | None:
-        """Rows that the device has room for beside everything else that the plan has it hold."""
-        if self.device.type != "cuda":
-            return None
-        free, _ = torch.cuda.mem_get_info(self.device)
-        use = self.plan.prediction.memory_bytes.get(f"rank{self.rank}")
-        parts = {} if use is None else dict(use.parts)
-        for held_already in ("own rows", "cache", "context", "reserve"):
-            parts.pop(held_already, None)
-        return max(0, free - sum(parts.values())) // max(1, row_bytes)
+        return rows_of_room(self.plan, self.rank, self.device, row_bytes)
 
     def _say(self, what: str) -> None:
         use = self.plan.prediction.memory_bytes.get(f"rank{self.rank}")
@@ -182,37 +178,6 @@ class _Opening:
             f"rank {self.rank}: {what}; the others are read from the host ({total}); plan again "
             "on this machine, or with --device-memory, for what fits",
         )
-
-    def _relocate(self, kept: dict[int, int]) -> None:
-        """Point the rows that found no room to the host, or to disk."""
-        if all(kept.get(rank, ids.size) >= ids.size for rank, ids in self.own_ids.items()):
-            return
-        codes, sources = self.location.codes, list(self.location.sources)
-        numbers, slots = self.location.decode(np.arange(codes.size))
-        lost = np.zeros(codes.size, np.bool_)
-        for number, source in enumerate(sources):
-            holder = self.rank if source.kind == "own" else source.rank
-            if source.kind in ("own", "peer") and holder in kept:
-                lost |= (numbers == number) & (slots >= kept[holder])
-        if not lost.any():
-            return
-        kinds = [source.kind for source in sources]
-        if self.whole_dataset and "host" not in kinds:
-            sources.append(Source(kind="host"))
-            kinds.append("host")
-        instead = next((kinds.index(kind) for kind in ("host", "disk") if kind in kinds), -1)
-        if instead < 0 or not self.whole_dataset:
-            raise BudgetExceeded(
-                f"rank {self.rank}: {int(lost.sum())} rows find no room on {self.device} and this "
-                f"host does not hold them; {planned_sum(self.plan, self.rank)}; plan again with a "
-                "smaller --device-memory"
-            )
-        numbers, slots = numbers.astype(np.int64), slots.copy()
-        numbers[lost], slots[lost] = instead, np.flatnonzero(lost)
-        self.location = LocationTable(encode(numbers, slots), sources)
-        if kinds[instead] == "host" and instead not in self.dense:
-            assert self.graph.x is not None
-            self.dense[instead] = Dense("host", self.graph.x, private=False)
 
     def _peers(
         self, own: Tensor, rows: dict[int, DeviceRows], others: list[Staged | DeviceExchange]
@@ -283,25 +248,7 @@ class _Opening:
             )  # fmt: skip
 
         room = self._room(word_multiple(width * dtype.itemsize))
-        cache = _as_much_as_fits(planned, room, make)
+        cache = as_much_as_fits(planned, room, make)
         if cache.num_slots < planned:
             self._say(f"cache: {cache.num_slots} of {planned} rows find room on {self.device}")
         return cache
-
-
-def _as_much_as_fits(planned: int, room: int | None, make: Callable[[int], T]) -> T:
-    """make(count) with the largest count tried that the device has memory for.
-
-    Raises:
-        torch.OutOfMemoryError: not even make(0).
-    """
-    count = planned if room is None else min(planned, room)
-    while True:
-        try:
-            return make(count)
-        except torch.OutOfMemoryError:
-            if count == 0:
-                raise
-            count = int(count * _SMALLER)
-            if torch.cuda.is_available():
-                torch.cuda.empty_cache()

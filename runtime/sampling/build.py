@@ -1,20 +1,21 @@
 """From a plan's `strategy.sampler` to the sampler; modules of others are not imported."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from enum import StrEnum
-from typing import Protocol, TypeVar, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.errors import SamplerError
 from runtime.plan import Sampler
-from runtime.sampling.minibatch import Dialect, MiniBatch
-from runtime.sampling.parameters import Value, choice, number, parameters_of
+from runtime.sampling.minibatch import MiniBatch
+from runtime.sampling.sampler_request import (
+    SamplerRequest,
+    labor_settings,
+    layer_settings,
+    local_layer_settings,
+    sampler_request,
+)
 from runtime.sampling.statistics import Draws, Estimator
-
-E = TypeVar("E", bound=StrEnum)
 
 
 @runtime_checkable
@@ -32,63 +33,6 @@ class BatchSampler(Protocol):
     ) -> MiniBatch:
         """Sample the blocks of one batch; any thread may call it."""
         ...
-
-
-@dataclass(frozen=True, kw_only=True, eq=False, slots=True)
-class SamplerRequest:
-    """All that a sampler may be made of, on the host or on a device (`build_device`)."""
-
-    indptr: NDArray[np.integer]
-    indices: NDArray[np.integer]
-    fanouts: Sequence[int]
-    seed: int
-    dialect: Dialect
-    edge_ids: bool
-    edge_weight: NDArray[np.floating] | None
-    local: NDArray[np.integer]
-    steps_per_epoch: int | None
-    name: str
-    values: dict[str, Value]
-
-    def choice(self, kind: type[E], key: str) -> E:
-        """A parameter that is one of an enumeration."""
-        return choice(self.name, self.values, kind, key)
-
-    def number(self, key: str) -> float:
-        """A parameter that is a number."""
-        return number(self.name, self.values, key)
-
-    def sizes(self) -> list[int]:
-        """Vertices per layer; the fan-outs where the plan names none."""
-        text = str(self.values["sizes"])
-        try:
-            sizes = [int(part) for part in text.split(",")] if text else list(self.fanouts)
-        except ValueError:
-            raise SamplerError(
-                f"sampler {self.name}: expected sizes as in '512,256', found {text!r}; correct them"
-            ) from None
-        if len(sizes) != len(self.fanouts):
-            raise SamplerError(
-                f"sampler {self.name}: expected {len(self.fanouts)} sizes (one per layer), found "
-                f"{text!r}; correct them"
-            )
-        return sizes
-
-    def over_ladies(self) -> bool:
-        """Whether `las` draws layers, not neighbours."""
-        if self.values["over"] not in ("neighbor", "ladies"):
-            raise SamplerError(
-                f"sampler las: expected over to be neighbor or ladies, found "
-                f"{self.values['over']!r}; choose one"
-            )
-        return self.values["over"] == "ladies"
-
-    def variant(self) -> int | float | str:
-        """LABOR's; what is no whole number is left for the sampler to refuse."""
-        if self.values["variant"] == "star":
-            return "star"
-        passes = self.number("variant")
-        return int(passes) if passes.is_integer() else passes
 
 
 def build_sampler(
@@ -126,41 +70,6 @@ def build_sampler(
     return _MAKERS[sampler.name](request)
 
 
-def sampler_request(
-    sampler: Sampler,
-    indptr: NDArray[np.integer],
-    indices: NDArray[np.integer],
-    fanouts: Sequence[int],
-    seed: int,
-    *,
-    edge_ids: bool,
-    edge_weight: NDArray[np.floating] | None,
-    local: NDArray[np.integer] | None,
-    steps_per_epoch: int | None,
-) -> SamplerRequest:
-    """What a plan asks for, checked; arguments and errors as in `build_sampler`."""
-    values = parameters_of(sampler)
-    weighted = values.get("weights", "none") != "none"
-    if weighted and (values["weights"] != "graph" or edge_weight is None):
-        raise SamplerError(
-            f"sampler {sampler.name}: expected weights none, or graph with a graph that has "
-            f"edge_weight, found {values['weights']!r}; correct it or import the weights"
-        )
-    return SamplerRequest(
-        indptr=indptr,
-        indices=indices,
-        fanouts=fanouts,
-        seed=seed,
-        dialect=Dialect(sampler.dialect),
-        edge_ids=edge_ids,
-        edge_weight=edge_weight if weighted else None,
-        local=np.zeros(0, dtype=np.int64) if local is None else local,
-        steps_per_epoch=steps_per_epoch,
-        name=sampler.name,
-        values=values,
-    )
-
-
 def _make_full(r: SamplerRequest) -> BatchSampler:
     from runtime.sampling.full import full_sampler
 
@@ -192,7 +101,7 @@ def _make_las(r: SamplerRequest) -> BatchSampler:
     from runtime.sampling.locality import Correction, LocalitySampler
 
     if r.over_ladies():
-        return _make_las_over_ladies(r)
+        return _make_layerwise(r)
     return LocalitySampler(
         r.indptr,
         r.indices,
@@ -207,91 +116,18 @@ def _make_las(r: SamplerRequest) -> BatchSampler:
     )
 
 
-def _make_las_over_ladies(r: SamplerRequest) -> BatchSampler:
-    from runtime.sampling.layerwise import LayerwiseSampler
-    from runtime.sampling.locality import Correction, check_factor, rings
-    from runtime.sampling.weighted import Boost
-
-    check_every_hop(r)
-    draws, estimator = r.choice(Correction, "correction").way
-    factor, sizes = check_factor(r.number("factor")), r.sizes()
-    return LayerwiseSampler(
-        r.indptr,
-        r.indices,
-        sizes,
-        method="pladies" if draws is Draws.POISSON else "ladies",
-        replace=draws is Draws.REPLACEMENT,
-        estimator=estimator,
-        edge_weight=r.edge_weight,
-        seed=r.seed,
-        boost=Boost(rings(r.indptr, r.indices, r.local, len(sizes)), factor),
-        edge_ids=r.edge_ids,
-    )
-
-
-def check_every_hop(r: SamplerRequest) -> None:
-    """Refuse the first_seen dialect for layers.
-
-    Raises:
-        SamplerError: it is asked for.
-    """
-    if r.dialect is not Dialect.EVERY_HOP:
-        raise SamplerError(
-            f"sampler {r.name}: expected dialect every_hop (a layer is drawn for all vertices so "
-            f"far), found {r.dialect.value}; plan with every_hop"
-        )
-
-
 def _make_labor(r: SamplerRequest) -> BatchSampler:
-    from runtime.sampling.dependent import Dependence
-    from runtime.sampling.labor import Form, LaborSampler
+    from runtime.sampling.labor import LaborSampler
 
-    return LaborSampler(
-        r.indptr,
-        r.indices,
-        r.fanouts,
-        variant=r.variant(),
-        form=r.choice(Form, "form"),
-        tolerance=r.number("tolerance"),
-        estimator=r.choice(Estimator, "estimator"),
-        dialect=r.dialect,
-        seed=r.seed,
-        kappa=r.number("kappa"),
-        dependence=r.choice(Dependence, "dependence"),
-        layer_dependent=bool(r.number("layer_dependent")),
-        steps_per_epoch=r.steps_per_epoch,
-        edge_weight=r.edge_weight,
-        edge_ids=r.edge_ids,
-    )
+    settings = labor_settings(r)
+    return LaborSampler(r.indptr, r.indices, r.fanouts, edge_ids=r.edge_ids, **settings)
 
 
 def _make_layerwise(r: SamplerRequest) -> BatchSampler:
-    from runtime.sampling.dependent import Dependence, StreamPolicy
     from runtime.sampling.layerwise import LayerwiseSampler
 
-    check_every_hop(r)
-    policy = None
-    if "kappa" in r.values and (r.number("kappa") != 1 or r.number("layer_dependent")):
-        policy = StreamPolicy(
-            seed=r.seed,
-            kappa=r.number("kappa"),
-            dependence=r.choice(Dependence, "dependence"),
-            layer_dependent=bool(r.number("layer_dependent")),
-            steps_per_epoch=r.steps_per_epoch,
-        )
-    return LayerwiseSampler(
-        r.indptr,
-        r.indices,
-        r.sizes(),
-        method=r.name,
-        norm=str(r.values.get("norm", "fro")),
-        replace=r.choice(Draws, "draws") is Draws.REPLACEMENT,
-        estimator=r.choice(Estimator, "estimator"),
-        edge_weight=r.edge_weight,
-        seed=r.seed,
-        policy=policy,
-        edge_ids=r.edge_ids,
-    )
+    settings = local_layer_settings(r) if r.name == "las" else layer_settings(r)
+    return LayerwiseSampler(r.indptr, r.indices, edge_ids=r.edge_ids, **settings)
 
 
 _MAKERS: dict[str, Callable[[SamplerRequest], BatchSampler]] = {

@@ -8,13 +8,17 @@ import torch
 from numpy.typing import NDArray
 
 from runtime.plan import Sampler
-from runtime.sampling.build import SamplerRequest, check_every_hop, sampler_request
-from runtime.sampling.dependent import Dependence, StreamPolicy
 from runtime.sampling.device_batch import DeviceBatch
 from runtime.sampling.device_topology import DeviceTopology
 from runtime.sampling.locality import Correction, check_factor, rings
+from runtime.sampling.sampler_request import (
+    SamplerRequest,
+    labor_settings,
+    layer_settings,
+    local_layer_settings,
+    sampler_request,
+)
 from runtime.sampling.statistics import Draws, Estimator
-from runtime.sampling.weighted import Boost
 
 
 @runtime_checkable
@@ -97,77 +101,34 @@ def _make_neighbor(r: SamplerRequest, topology: DeviceTopology, common: dict[str
 
 
 def _make_las(r: SamplerRequest, topology: DeviceTopology, common: dict[str, Any]) -> Any:
-    from runtime.sampling.layerwise_device import DeviceLayerwiseSampler
     from runtime.sampling.locality_device import DeviceLocalitySampler
 
-    factor, correction = check_factor(r.number("factor")), r.choice(Correction, "correction")
-    common |= {"edge_weight": r.edge_weight, "seed": r.seed}
     if r.over_ladies():
-        check_every_hop(r)
-        (draws, estimator), sizes = correction.way, r.sizes()
-        return DeviceLayerwiseSampler(
-            topology,
-            sizes,
-            method="pladies" if draws is Draws.POISSON else "ladies",
-            replace=draws is Draws.REPLACEMENT,
-            estimator=estimator,
-            boost=Boost(rings(r.indptr, r.indices, r.local, len(sizes)), factor),
-            **common,
-        )
-    ring = rings(r.indptr, r.indices, r.local, len(r.fanouts))
+        return _make_layerwise(r, topology, common)
     return DeviceLocalitySampler(
-        topology, r.fanouts, ring=ring, factor=factor, correction=correction, dialect=r.dialect,
+        topology,
+        r.fanouts,
+        ring=rings(r.indptr, r.indices, r.local, len(r.fanouts)),
+        factor=check_factor(r.number("factor")),
+        correction=r.choice(Correction, "correction"),
+        dialect=r.dialect,
+        edge_weight=r.edge_weight,
+        seed=r.seed,
         **common,
-    )  # fmt: skip
+    )
 
 
 def _make_labor(r: SamplerRequest, topology: DeviceTopology, common: dict[str, Any]) -> Any:
-    from runtime.sampling.labor import Form
     from runtime.sampling.labor_device import DeviceLaborSampler
 
-    return DeviceLaborSampler(
-        topology,
-        r.fanouts,
-        variant=r.variant(),
-        form=r.choice(Form, "form"),
-        tolerance=r.number("tolerance"),
-        estimator=r.choice(Estimator, "estimator"),
-        dialect=r.dialect,
-        seed=r.seed,
-        kappa=r.number("kappa"),
-        dependence=r.choice(Dependence, "dependence"),
-        layer_dependent=bool(r.number("layer_dependent")),
-        steps_per_epoch=r.steps_per_epoch,
-        edge_weight=r.edge_weight,
-        **common,
-    )
+    return DeviceLaborSampler(topology, r.fanouts, **labor_settings(r), **common)
 
 
 def _make_layerwise(r: SamplerRequest, topology: DeviceTopology, common: dict[str, Any]) -> Any:
     from runtime.sampling.layerwise_device import DeviceLayerwiseSampler
 
-    check_every_hop(r)
-    policy = None
-    if "kappa" in r.values and (r.number("kappa") != 1 or r.number("layer_dependent")):
-        policy = StreamPolicy(
-            seed=r.seed,
-            kappa=r.number("kappa"),
-            dependence=r.choice(Dependence, "dependence"),
-            layer_dependent=bool(r.number("layer_dependent")),
-            steps_per_epoch=r.steps_per_epoch,
-        )
-    return DeviceLayerwiseSampler(
-        topology,
-        r.sizes(),
-        method=r.name,
-        norm=str(r.values.get("norm", "fro")),
-        replace=r.choice(Draws, "draws") is Draws.REPLACEMENT,
-        estimator=r.choice(Estimator, "estimator"),
-        edge_weight=r.edge_weight,
-        seed=r.seed,
-        policy=policy,
-        **common,
-    )
+    settings = local_layer_settings(r) if r.name == "las" else layer_settings(r)
+    return DeviceLayerwiseSampler(topology, **settings, **common)
 
 
 _Maker = Callable[[SamplerRequest, DeviceTopology, dict[str, Any]], Any]

@@ -78,13 +78,14 @@ def _bounds_kernel(
 @no_type_check
 def _floyd_kernel(
     stream, words, nodes, starts, degrees, addresses, row_ptr, positions, values, num_rows,
-    fanout, UNIT: tl.constexpr, BYTES: tl.constexpr, GIVEN: tl.constexpr, ROWS: tl.constexpr,
-    WIDE: tl.constexpr,
+    fanout, UNIT: tl.constexpr, BYTES: tl.constexpr, GIVEN: tl.constexpr, EACH: tl.constexpr,
+    ROWS: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     mask = row < num_rows
     degree = tl.load(degrees + row, mask=mask, other=0)
-    key = key_of(tl.load(stream), tl.load(nodes + row, mask=mask & (degree > 0), other=0))
+    source = tl.load(stream + row * EACH, mask=mask, other=0)
+    key = key_of(source, tl.load(nodes + row, mask=mask & (degree > 0), other=0))
     columns = tl.arange(0, WIDE)[None, :]
     some = degree > fanout
     chosen = tl.zeros((ROWS, WIDE), tl.int64) + columns
@@ -200,7 +201,7 @@ def choose_some(
     """Fill `edges` with positions and neighbours of up to `fanout` edges per row.
 
     Args:
-        stream: int64 [1], the hop's, as `rng_triton.signed` gives it.
+        stream: int64 [1], the hop's, as `rng_triton.signed` gives it; or [n], one for each row.
         graph: the topology.
         nodes: int64 [n].
         rows: theirs, from `row_bounds`.
@@ -216,7 +217,7 @@ def choose_some(
     _floyd_kernel[(triton.cdiv(nodes.numel(), tile),)](
         stream, stream if words is None else words, nodes, rows.starts, rows.degrees,
         rows.addresses, row_ptr, *edges, nodes.numel(), fanout, **_unit(graph),
-        GIVEN=words is not None, ROWS=tile, WIDE=wide,
+        GIVEN=words is not None, EACH=int(stream.numel() > 1), ROWS=tile, WIDE=wide,
     )  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -67,3 +68,29 @@ class DeviceBatch:
             epoch=self.epoch,
             step=self.step,
         )
+
+
+def as_device_batch(
+    blocks: list[DeviceBlock],
+    nodes: list[Tensor],
+    num_edges: list[int],
+    seeds: NDArray[np.int64],
+    when: tuple[int, int],
+    input_id: NDArray[np.int64] | None,
+    global_num_seeds: int | None,
+    dialect: Dialect,
+) -> DeviceBatch:
+    """A batch from its blocks, the nodes and edges that each hop added, and its epoch and step."""
+    count = int(seeds.shape[0])
+    return DeviceBatch(
+        blocks=blocks,
+        n_id=torch.cat(nodes),
+        seeds=seeds,
+        input_id=np.arange(count, dtype=np.int64) if input_id is None else input_id,
+        dialect=dialect,
+        num_sampled_nodes=[part.numel() for part in nodes],
+        num_sampled_edges=num_edges,
+        global_num_seeds=count if global_num_seeds is None else global_num_seeds,
+        epoch=when[0],
+        step=when[1],
+    )

@@ -13,11 +13,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from runtime.errors import SamplerError
-from runtime.sampling.checks import bad_seed, check_fanouts, check_seeds
-from runtime.sampling.choose_triton import Rows, row_bounds, write_below
+from runtime.sampling.checks import check_fanouts, check_seeds
 from runtime.sampling.dependent import HopStreams, StreamPolicy
-from runtime.sampling.device_batch import DeviceBatch, DeviceBlock
+from runtime.sampling.device_batch import DeviceBatch, DeviceBlock, as_device_batch
+from runtime.sampling.device_seeds import seeds_on_device
 from runtime.sampling.device_topology import DeviceTopology
 from runtime.sampling.minibatch import Dialect
 from runtime.sampling.relabel_triton import DeviceRelabel
@@ -46,21 +45,6 @@ class HopDraws:
     hop: int
     stream: Tensor
     """int64 [1], the hop's first stream on the device."""
-
-
-@dataclass(frozen=True, slots=True)
-class WholeRows:
-    """Rows with all their edges laid out one after another."""
-
-    rows: Rows
-    ptr: Tensor
-    """int64 [n + 1]."""
-    row_of: Tensor
-    """int64, the row of each edge."""
-    positions: Tensor
-    values: Tensor
-    widest: int
-    """At least the longest row."""
 
 
 @dataclass(slots=True)
@@ -132,21 +116,9 @@ class AbstractDeviceHops(ABC):
             SamplerError: seeds are no list of node ids, one is out of range, or occurs twice.
         """
         seeds = check_seeds(seeds)
-        streams = self.streams.streams(epoch, step, self.num_hops)
-        bits = torch.tensor([signed(s) for s in streams.first], device=self.device)
-        relabel = DeviceRelabel(self.device)
-        nodes = [self._add_seeds(seeds, relabel)]
-        ends = [nodes[0].numel()]
-        hops: list[Hop] = []
-        for hop in range(self.num_hops):
-            rows = nodes[-1] if self.dialect is Dialect.FIRST_SEEN else torch.cat(nodes)
-            drawn = self._draw(rows, nodes, HopDraws(streams, hop, bits[hop : hop + 1]))
-            done, new = _relabelled(drawn, relabel, nodes)
-            hops.append(done)
-            nodes.append(new)
-            ends.append(ends[-1] + new.numel())
+        hops, nodes = self._hops(seeds, self.streams.streams(epoch, step, self.num_hops))
         return as_device_batch(
-            self._blocks(hops, ends),
+            self.blocks_of(hops, nodes),
             nodes,
             [hop.num_edges for hop in hops],
             seeds,
@@ -156,13 +128,31 @@ class AbstractDeviceHops(ABC):
             self.dialect,
         )
 
+    def _hops(
+        self, seeds: NDArray[np.int64], streams: HopStreams
+    ) -> tuple[list[Hop], list[Tensor]]:
+        """Every hop, and the nodes: the seeds, then what each hop added."""
+        bits = torch.tensor([signed(s) for s in streams.first], device=self.device)
+        relabel = DeviceRelabel(self.device)
+        nodes = [self._add_seeds(seeds, relabel)]
+        hops: list[Hop] = []
+        for hop in range(self.num_hops):
+            rows = nodes[-1] if self.dialect is Dialect.FIRST_SEEN else torch.cat(nodes)
+            drawn = self._draw(rows, nodes, HopDraws(streams, hop, bits[hop : hop + 1]))
+            done, new = _relabelled(drawn, relabel, nodes)
+            hops.append(done)
+            nodes.append(new)
+        return hops, nodes
+
     def _add_seeds(self, seeds: NDArray[np.int64], relabel: DeviceRelabel) -> Tensor:
         held, ends = seeds_on_device([seeds], self.num_nodes, self.device)
         relabel.add(held, ends[-1:], [])
         relabel.num_known = held.numel()
         return held
 
-    def _blocks(self, hops: list[Hop], ends: list[int]) -> list[DeviceBlock]:
+    def blocks_of(self, hops: list[Hop], nodes: list[Tensor]) -> list[DeviceBlock]:
+        """Blocks of a batch's hops and of the nodes that each added, outermost first."""
+        ends: list[int] = np.cumsum([part.numel() for part in nodes]).tolist()
         if self.dialect is Dialect.EVERY_HOP:
             return [
                 self._block(ends[h + 1], ends[h], hop.row_ptr, hop.local, hop.positions, hop.weight)
@@ -201,79 +191,6 @@ class AbstractDeviceHops(ABC):
             e_id=positions if self.edge_ids else None,
             weight=weight,
         )
-
-
-def as_device_batch(
-    blocks: list[DeviceBlock],
-    nodes: list[Tensor],
-    num_edges: list[int],
-    seeds: NDArray[np.int64],
-    when: tuple[int, int],
-    input_id: NDArray[np.int64] | None,
-    global_num_seeds: int | None,
-    dialect: Dialect,
-) -> DeviceBatch:
-    """A batch from its blocks, the nodes and edges that each hop added, and its epoch and step."""
-    count = int(seeds.shape[0])
-    return DeviceBatch(
-        blocks=blocks,
-        n_id=torch.cat(nodes),
-        seeds=seeds,
-        input_id=np.arange(count, dtype=np.int64) if input_id is None else input_id,
-        dialect=dialect,
-        num_sampled_nodes=[part.numel() for part in nodes],
-        num_sampled_edges=num_edges,
-        global_num_seeds=count if global_num_seeds is None else global_num_seeds,
-        epoch=when[0],
-        step=when[1],
-    )
-
-
-def seeds_on_device(
-    batches: Sequence[NDArray[np.int64]], num_nodes: int, device: torch.device
-) -> tuple[Tensor, Tensor]:
-    """The seeds of some batches one after another, and where each batch ends: [total], [k + 1].
-
-    Raises:
-        SamplerError: a seed is out of range, or occurs twice in its batch.
-    """
-    for seeds in batches:
-        ordered = np.sort(seeds)
-        inside = seeds.size == 0 or (ordered[0] >= 0 and ordered[-1] < num_nodes)
-        if not inside or (ordered[1:] == ordered[:-1]).any():
-            raise _bad_seed(seeds, num_nodes)
-    ends = np.cumsum([0, *(seeds.shape[0] for seeds in batches)])
-    nodes = np.concatenate([np.zeros(0, np.int64), *batches])
-    return torch.from_numpy(nodes).to(device), torch.from_numpy(ends).to(device)
-
-
-def _bad_seed(seeds: NDArray[np.int64], num_nodes: int) -> SamplerError:
-    """What is wrong with the first seed that is out of range or repeated."""
-    _, firsts = np.unique(seeds, return_index=True)
-    again = np.setdiff1d(np.arange(seeds.shape[0]), firsts)
-    outside = np.flatnonzero((seeds < 0) | (seeds >= num_nodes))
-    return bad_seed(seeds, int(np.concatenate([outside, again]).min()), num_nodes)
-
-
-def whole_rows(graph: DeviceTopology, nodes: Tensor, stream: Tensor) -> WholeRows:
-    """All edges of some nodes' rows; the host waits for their number."""
-    rows = row_bounds(graph, nodes, -1, passes=1)
-    ptr = row_ends(rows.degrees)
-    total = int(ptr[-1])
-    positions, values = (
-        torch.empty(total, dtype=torch.int64, device=nodes.device) for _ in range(2)
-    )
-    write_below(stream, graph, rows, ptr, -1, (positions, values))
-    numbers = torch.arange(nodes.numel(), device=nodes.device)
-    row_of = torch.repeat_interleave(numbers, rows.degrees, output_size=total)
-    return WholeRows(rows, ptr, row_of, positions, values, graph.widest)
-
-
-def row_ends(counts: Tensor) -> Tensor:
-    """0 and the running sums of counts: int64 [n + 1]."""
-    ptr = torch.zeros(counts.numel() + 1, dtype=torch.int64, device=counts.device)
-    torch.cumsum(counts, 0, out=ptr[1:])
-    return ptr
 
 
 def _relabelled(drawn: Drawn, relabel: DeviceRelabel, known: list[Tensor]) -> tuple[Hop, Tensor]:

@@ -16,22 +16,17 @@ from torch import Tensor
 
 from runtime.sampling.checks import check_edge_weight
 from runtime.sampling.dependent import Dependence, StreamPolicy
-from runtime.sampling.device_hops import (
-    AbstractDeviceHops,
-    Drawn,
-    HopDraws,
-    WholeRows,
-    row_ends,
-    whole_rows,
-)
+from runtime.sampling.device_hops import AbstractDeviceHops, Drawn, HopDraws
 from runtime.sampling.device_topology import DeviceTopology
 from runtime.sampling.labor import Form, check_form, check_tolerance, check_variant
 from runtime.sampling.labor_solve_device import Candidates, LaborPasses
 from runtime.sampling.minibatch import Dialect
 from runtime.sampling.neighbor_triton import scan_rows
 from runtime.sampling.rng import Purpose
-from runtime.sampling.segments_triton import NEVER, segment_counts, segment_sums, smallest
+from runtime.sampling.segment_sums_triton import segment_counts, segment_sums
+from runtime.sampling.segments_triton import NEVER, smallest
 from runtime.sampling.statistics import Estimator
+from runtime.sampling.whole_rows_device import WholeRows, row_ends, whole_rows
 from runtime.sampling.words_device import LOWEST, high_bits, hop_words, unit
 
 

@@ -10,15 +10,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from runtime.sampling.device_hops import WholeRows
 from runtime.sampling.labor_solve import MAX_PASSES
 from runtime.sampling.relabel_triton import DeviceRelabel
-from runtime.sampling.segments_triton import (
-    row_scales,
-    segment_counts,
-    segment_largest,
-    segment_sums,
-)
+from runtime.sampling.segment_sums_triton import segment_counts, segment_largest, segment_sums
+from runtime.sampling.segments_triton import row_scales
+from runtime.sampling.whole_rows_device import WholeRows
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,44 +7,31 @@ in the order in which the CPU finds them. A single batch is a stack of one.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from runtime.errors import SamplerError
 from runtime.sampling.checks import check_layer_sizes, check_seeds, float32_weight
 from runtime.sampling.dependent import HopStreams, StreamPolicy
-from runtime.sampling.device_batch import DeviceBatch, DeviceBlock
-from runtime.sampling.device_hops import WholeRows, row_ends, seeds_on_device, whole_rows
+from runtime.sampling.device_batch import DeviceBatch
+from runtime.sampling.device_seeds import seeds_on_device
+from runtime.sampling.device_stack import number, owners
 from runtime.sampling.device_topology import DeviceTopology
 from runtime.sampling.layerwise import make_law, policy_of
+from runtime.sampling.layerwise_columns_device import Columns
 from runtime.sampling.layerwise_draw_device import Candidates, draw_layers
-from runtime.sampling.layerwise_law import Method, Norm
+from runtime.sampling.layerwise_law import Method, Norm, check_boost
+from runtime.sampling.layerwise_unstack_device import StackedLayer, unstacked
 from runtime.sampling.matrix_stack import Request
 from runtime.sampling.minibatch import Dialect
 from runtime.sampling.relabel_triton import DeviceRelabel
-from runtime.sampling.segments_triton import segment_counts, segment_sums
+from runtime.sampling.segment_sums_triton import segment_counts, segment_sums
 from runtime.sampling.statistics import Estimator
 from runtime.sampling.weighted import Boost
+from runtime.sampling.whole_rows_device import WholeRows, row_ends, whole_rows
 from runtime.sampling.words_device import StackStreams
-
-
-@dataclass(slots=True)
-class _Layer:
-    """One layer of k batches; batch b has what lies from ends[b] to ends[b + 1]."""
-
-    dst_ends: Tensor
-    row_ptr: Tensor
-    """int64 [destinations + 1], over the whole stack."""
-    indices: Tensor
-    """int32, local to the batch."""
-    ends: Tensor
-    """int64 [k + 1], of the sources."""
-    e_id: Tensor
-    weight: Tensor | None
 
 
 class DeviceLayerwiseSampler:
@@ -85,11 +72,7 @@ class DeviceLayerwiseSampler:
         edge_ids: bool = False,
     ) -> None:
         self.law = make_law(method, norm, replace=replace, estimator=estimator, by_vertex=by_vertex)
-        if boost is not None and self.law.method is Method.FASTGCN:
-            raise SamplerError(
-                "expected ladies or pladies for locality-aware layers, found fastgcn: its "
-                "probabilities are the same at every hop; choose another sampler"
-            )
+        check_boost(self.law, boost)
         self.topology, self.device = topology, device
         self.num_nodes = topology.num_nodes
         self.sizes = check_layer_sizes(sizes, self.num_nodes)
@@ -99,7 +82,9 @@ class DeviceLayerwiseSampler:
         self._weight = torch.from_numpy(np.array(weight)).to(device) if weight.size else None
         self._boost = boost
         self._ring = None if boost is None else torch.from_numpy(np.array(boost.ring)).to(device)
-        self._fixed = self._all_columns() if self.law.method is Method.FASTGCN else None
+        self._columns = Columns(self.law.norm, self.num_nodes, self._weight)
+        fastgcn = self.law.method is Method.FASTGCN
+        self._fixed = self._columns.of_graph(topology, device) if fastgcn else None
 
     @property
     def num_hops(self) -> int:
@@ -133,35 +118,34 @@ class DeviceLayerwiseSampler:
         """
         nodes, ends = seeds_on_device([r.seeds for r in requests], self.num_nodes, self.device)
         steps = [self.streams.streams(r.epoch, r.step, self.num_hops) for r in requests]
-        layers: list[_Layer] = []
+        layers: list[StackedLayer] = []
         for hop in range(self.num_hops):
             layer, nodes = self._layer(hop, nodes, ends, steps)
             ends = layer.ends
             layers.append(layer)
-        return self._unstack(layers, nodes, requests)
+        return unstacked(layers, nodes, requests, edge_ids=self.edge_ids)
 
     def _layer(
         self, hop: int, nodes: Tensor, ends: Tensor, steps: Sequence[HopStreams]
-    ) -> tuple[_Layer, Tensor]:
+    ) -> tuple[StackedLayer, Tensor]:
         """One layer, and the nodes of the next: each batch's destinations, then the new ones."""
-        batch_of = _owners(ends)
+        batch_of = owners(ends)
         stream = torch.zeros(1, dtype=torch.int64, device=self.device)  # whole rows draw nothing
         whole = whole_rows(self.topology, nodes, stream)
         edge_batch = batch_of[whole.row_of]
         table, keys = DeviceRelabel(self.device), edge_batch * self.num_nodes + whole.values
-        numbers, columns = _number(table, keys, [])
-        if self._fixed is None:
-            found = self._probabilities(whole, numbers, columns, len(steps))
+        numbers, columns = number(table, keys, [])
+        found = self._fixed
+        if found is None:
+            found = self._columns.drawn_from(whole, numbers, columns, len(steps))
             found = self._prefer_local(found, hop)
-        else:
-            found = self._fixed
         streams = StackStreams.of(steps, hop, self.device)
         picked = draw_layers(found, self.law, streams, self.sizes[hop])
-        drawn_numbers, drawn_new = _number(
+        drawn_numbers, drawn_new = number(
             table, picked.batch * self.num_nodes + picked.ids, [columns]
         )
         known = [columns, drawn_new]
-        dst_numbers, _ = _number(table, batch_of * self.num_nodes + nodes, known)
+        dst_numbers, _ = number(table, batch_of * self.num_nodes + nodes, known)
         factor = torch.zeros(table.num_known, dtype=torch.float64, device=self.device)
         factor[drawn_numbers] = picked.factor
         fresh = torch.ones(table.num_known, dtype=torch.bool, device=self.device)
@@ -181,7 +165,7 @@ class DeviceLayerwiseSampler:
         if weight is not None:
             kept &= weight > 0
         row_ptr = row_ends(segment_counts(whole.ptr, kept))
-        layer = _Layer(
+        layer = StackedLayer(
             dst_ends=ends,
             row_ptr=row_ptr,
             indices=local[numbers[kept]].to(torch.int32),
@@ -194,26 +178,6 @@ class DeviceLayerwiseSampler:
         following[next_ends[new_batch] + num_dst[new_batch] + rank] = new_ids
         return layer, following
 
-    def _probabilities(
-        self, whole: WholeRows, numbers: Tensor, columns: Tensor, num_batches: int
-    ) -> Candidates:
-        """P of every batch, rows normalised."""
-        count = columns.numel()
-        if self._weight is None:
-            sums = torch.bincount(numbers, minlength=count).to(torch.float64)
-        else:
-            entry = self._weight[whole.positions].to(torch.float64)
-            entry = entry if self.law.norm is Norm.COUNT2 else entry * entry
-            # By candidate, its edges in the order of the graph: one order of adding for all runs.
-            order = torch.argsort(numbers, stable=True)
-            sums = segment_sums(row_ends(torch.bincount(numbers, minlength=count)), entry[order])
-        if self.law.norm is Norm.COUNT2:
-            sums = sums * sums
-        batch = torch.div(columns, self.num_nodes, rounding_mode="floor")
-        ptr = row_ends(torch.bincount(batch, minlength=num_batches))
-        ids = columns - batch * self.num_nodes
-        return Candidates(ptr, batch, ids, sums, shared=False).normalised()
-
     def _prefer_local(self, found: Candidates, hop: int) -> Candidates:
         if self._boost is None or self._ring is None:
             return found
@@ -222,21 +186,6 @@ class DeviceLayerwiseSampler:
         boost.masked_fill_(near, self._boost.factor)
         boosted = Candidates(found.ptr, found.batch, found.ids, found.values * boost, shared=False)
         return boosted.normalised()
-
-    def _all_columns(self) -> Candidates:
-        """FastGCN's one row: sum_s A_ts^2 over the whole graph."""
-        indices = self.topology.indices.to(self.device, torch.int64)
-        if self._weight is None:
-            total = torch.bincount(indices, minlength=self.num_nodes).to(torch.float64)
-        else:
-            order = torch.argsort(indices, stable=True)
-            squares = self._weight[order].to(torch.float64) ** 2
-            total = segment_sums(
-                row_ends(torch.bincount(indices, minlength=self.num_nodes)), squares
-            )
-        ids = torch.nonzero(total).flatten()
-        ptr = torch.tensor([0, ids.numel()], device=self.device)
-        return Candidates(ptr, torch.zeros_like(ids), ids, total[ids], shared=True).normalised()
 
     def _weights(
         self, whole: WholeRows, weight: Tensor | None, factor: Tensor, kept: Tensor, ptr: Tensor
@@ -253,75 +202,3 @@ class DeviceLayerwiseSampler:
         else:
             total = segment_sums(whole.ptr, weight)
         return (raw / total[whole.row_of[kept]]).to(torch.float32)
-
-    def _unstack(
-        self, layers: list[_Layer], nodes: Tensor, requests: Sequence[Request]
-    ) -> list[DeviceBatch]:
-        hops = [_Cut.of(layer) for layer in layers]
-        batches: list[DeviceBatch] = []
-        for b, request in enumerate(requests):
-            blocks = [
-                hop.block(b, edge_ids=self.edge_ids, first=hop.edge_ends[b])
-                for hop in reversed(hops)
-            ]
-            first, last = hops[-1].ends[b], hops[-1].ends[b + 1]
-            count = int(request.seeds.shape[0])
-            total, input_id = request.global_num_seeds, request.input_id
-            batches.append(
-                DeviceBatch(
-                    blocks=blocks,
-                    n_id=nodes[first:last],
-                    seeds=request.seeds,
-                    input_id=np.arange(count, dtype=np.int64) if input_id is None else input_id,
-                    dialect=self.dialect,
-                    num_sampled_nodes=[count, *(x.num_src - x.num_dst for x in reversed(blocks))],
-                    num_sampled_edges=[hop.edge_ends[b + 1] - hop.edge_ends[b] for hop in hops],
-                    global_num_seeds=count if total is None else total,
-                    epoch=request.epoch,
-                    step=request.step,
-                )
-            )
-        return batches
-
-
-@dataclass(frozen=True, slots=True)
-class _Cut:
-    """A layer with its ends on the host, to take the stack apart."""
-
-    layer: _Layer
-    dst_ends: list[int]
-    ends: list[int]
-    edge_ends: list[int]
-
-    @staticmethod
-    def of(layer: _Layer) -> "_Cut":
-        edge_ends = layer.row_ptr[layer.dst_ends]
-        found = torch.stack([layer.dst_ends, layer.ends, edge_ends]).tolist()
-        return _Cut(layer, *found)
-
-    def block(self, b: int, *, edge_ids: bool, first: int) -> DeviceBlock:
-        """The block of one batch, whose edges begin at `first`."""
-        layer, dst, edges = self.layer, self.dst_ends, slice(first, self.edge_ends[b + 1])
-        return DeviceBlock(
-            num_src=self.ends[b + 1] - self.ends[b],
-            num_dst=dst[b + 1] - dst[b],
-            indptr=layer.row_ptr[dst[b] : dst[b + 1] + 1] - first,
-            indices=layer.indices[edges],
-            e_id=layer.e_id[edges] if edge_ids else None,
-            weight=None if layer.weight is None else layer.weight[edges],
-        )
-
-
-def _owners(ends: Tensor) -> Tensor:
-    """The row of each entry of rows that end at `ends`; int64."""
-    numbers = torch.arange(ends.numel() - 1, device=ends.device)
-    return torch.repeat_interleave(numbers, ends[1:] - ends[:-1])
-
-
-def _number(table: DeviceRelabel, keys: Tensor, known: list[Tensor]) -> tuple[Tensor, Tensor]:
-    """Numbers of keys in order of first appearance, and the new keys; waits for how many."""
-    total = torch.tensor([keys.numel()], device=keys.device)
-    local, new, sums = table.add(keys, total, known)
-    num_new = int(sums[-1]) if keys.numel() else 0
-    table.num_known += num_new
-    return local.to(torch.int64), new[:num_new]

@@ -11,15 +11,13 @@ from torch import Tensor
 
 from runtime.sampling.layerwise_law import Law, Method
 from runtime.sampling.matrix_its import PATIENCE
-from runtime.sampling.segments_triton import (
-    NEVER,
+from runtime.sampling.segment_sums_triton import (
     prefix_sums,
     segment_counts,
     segment_sums,
-    smallest,
     upper_bounds,
-    water_levels,
 )
+from runtime.sampling.segments_triton import NEVER, smallest, water_levels
 from runtime.sampling.words_device import StackStreams, unit
 
 

@@ -69,6 +69,19 @@ class Law:
         return self.method is Method.FASTGCN
 
 
+def check_boost(law: Law, boost: Boost | None) -> None:
+    """Refuse FastGCN with a boost.
+
+    Raises:
+        SamplerError: it is asked for.
+    """
+    if boost is not None and law.method is Method.FASTGCN:
+        raise SamplerError(
+            "expected ladies or pladies for locality-aware layers, found fastgcn: its "
+            "probabilities are the same at every hop; choose another sampler"
+        )
+
+
 class LayerGraph:
     """The graph's arrays as the layer kernels want them, with what does not change per batch.
 
@@ -91,11 +104,7 @@ class LayerGraph:
         law: Law,
         boost: Boost | None = None,
     ) -> None:
-        if boost is not None and law.method is Method.FASTGCN:
-            raise SamplerError(
-                "expected ladies or pladies for locality-aware layers, found fastgcn: its "
-                "probabilities are the same at every hop; choose another sampler"
-            )
+        check_boost(law, boost)
         self.boost = boost
         self.indptr, self.indices = indptr, indices
         self.num_nodes = int(indptr.shape[0]) - 1

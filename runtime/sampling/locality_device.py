@@ -14,30 +14,22 @@ from torch import Tensor
 
 from runtime.sampling.checks import float32_weight
 from runtime.sampling.dependent import StreamPolicy
-from runtime.sampling.device_hops import (
-    AbstractDeviceHops,
-    Drawn,
-    HopDraws,
-    WholeRows,
-    row_ends,
-    whole_rows,
-)
+from runtime.sampling.device_hops import AbstractDeviceHops, Drawn, HopDraws
 from runtime.sampling.device_topology import DeviceTopology
 from runtime.sampling.locality import Correction, check_factor
 from runtime.sampling.minibatch import Dialect
 from runtime.sampling.rng import Purpose
 from runtime.sampling.rng_triton import draw
-from runtime.sampling.segments_triton import (
-    NEVER,
+from runtime.sampling.segment_sums_triton import (
     prefix_sums,
     segment_counts,
     segment_sums,
-    smallest,
     upper_bounds,
-    water_levels,
 )
+from runtime.sampling.segments_triton import NEVER, smallest, water_levels
 from runtime.sampling.statistics import Draws, Estimator
 from runtime.sampling.weighted import Boost
+from runtime.sampling.whole_rows_device import WholeRows, row_ends, whole_rows
 from runtime.sampling.words_device import plain_words, unit
 
 _Chosen = tuple[Tensor, Tensor, Tensor]

@@ -6,6 +6,7 @@ edges and nodes stay on the device until the end, so that all of it is one graph
 with other seeds and streams. Without CUDA the same steps run one by one.
 """
 
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,15 +17,17 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from runtime.errors import SamplerError
-from runtime.sampling.checks import check_seeds
+from runtime.sampling.capture_room import known_bounds, may_capture
 from runtime.sampling.choose_triton import choose_some, row_bounds
-from runtime.sampling.device_batch import DeviceBatch
-from runtime.sampling.device_hops import Hop, as_device_batch, row_ends, seeds_on_device
+from runtime.sampling.dependent import HopStreams
+from runtime.sampling.device_hops import Hop
+from runtime.sampling.device_seeds import seeds_on_device
 from runtime.sampling.device_topology import DeviceTopology
 from runtime.sampling.minibatch import Dialect
-from runtime.sampling.neighbor_triton import DeviceNeighborSampler, room
+from runtime.sampling.neighbor_triton import DeviceNeighborSampler, Method, room
 from runtime.sampling.relabel_triton import RelabelTable, slots_for
 from runtime.sampling.rng_triton import signed
+from runtime.sampling.whole_rows_device import row_ends
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +44,8 @@ class CapturedNeighborSampler(DeviceNeighborSampler):
     """Draws `DeviceNeighborSampler`'s batches; those of `batch_size` seeds by one graph.
 
     Batches of another size, such as an epoch's last, are drawn kernel by kernel. Buffers belong to
-    the sampler, so it serves one stream at a time; what a batch holds is copied out of them.
+    the sampler, so it serves one stream and one thread at a time (others wait); what a batch holds
+    is copied out of them.
 
     Args:
         topology: the graph.
@@ -70,7 +74,7 @@ class CapturedNeighborSampler(DeviceNeighborSampler):
         super().__init__(
             topology, fanouts, device=device, dialect=dialect, seed=seed, edge_ids=edge_ids
         )
-        if min(self.fanouts) < 0 or batch_size < 1:
+        if not may_capture(self.fanouts, batch_size):
             raise SamplerError(
                 f"expected positive fan-outs and a batch size to capture, found "
                 f"{list(self.fanouts)} and {batch_size}; sample with DeviceNeighborSampler"
@@ -82,65 +86,68 @@ class CapturedNeighborSampler(DeviceNeighborSampler):
         self._table = RelabelTable.empty(slots_for(bounds[-1]), device)
         # One entry more takes what lies beyond a hop's new nodes.
         self._nodes = torch.zeros(bounds[-1] + 1, dtype=torch.int64, device=device)
-        self._hops: list[_HopBuffers] = []
+        self._buffers: list[_HopBuffers] = []
         self._ends = torch.zeros(2 * self.num_hops, dtype=torch.int64, device=device)
         self._graph: Any = None
+        self._lock = threading.Lock()
+
+    @staticmethod
+    def of(sampler: object, batch_size: int) -> "CapturedNeighborSampler":
+        """A sampler's batches, those of `batch_size` seeds by one graph.
+
+        Raises:
+            SamplerError: it is no sampler of uniform, independent neighbours with bounded fan-outs.
+        """
+        plain = type(sampler) is DeviceNeighborSampler and sampler.method is Method.NEIGHBOR
+        if not plain or sampler.streams.kappa != 1:
+            raise SamplerError(
+                "expected uniform neighbours in independent batches to capture, found "
+                f"{type(sampler).__name__}; sample it kernel by kernel"
+            )
+        return CapturedNeighborSampler(
+            sampler.topology, sampler.fanouts, device=sampler.device, batch_size=batch_size,
+            dialect=sampler.dialect, seed=sampler.seed, edge_ids=sampler.edge_ids,
+        )  # fmt: skip
 
     def _bounds(self) -> list[int]:
         """The most nodes that are known before each hop, and after the last."""
-        known, fresh = [min(self.batch_size, self.num_nodes)], self.batch_size
-        for fanout in self.fanouts:
-            rows = fresh if self.dialect is Dialect.FIRST_SEEN else known[-1]
-            fresh = min(rows * fanout, self.num_nodes)
-            known.append(min(known[-1] + fresh, self.num_nodes))
-        return known
+        every_hop = self.dialect is Dialect.EVERY_HOP
+        return known_bounds(self.batch_size, self.fanouts, self.num_nodes, every_hop=every_hop)
 
     @property
     def buffer_bytes(self) -> int:
         """Bytes of the buffers; 0 of a hop's before the first batch."""
         held = [self._seeds, self._nodes, self._table.keys, self._table.ranks]
-        for hop in self._hops:
+        for hop in self._buffers:
             held += [hop.row_ptr, hop.positions, hop.local, hop.new]
         return sum(t.numel() * t.element_size() for t in held)
 
-    def sample(
-        self,
-        seeds: NDArray[np.int64],
-        *,
-        epoch: int,
-        step: int,
-        input_id: NDArray[np.int64] | None = None,
-        global_num_seeds: int | None = None,
-    ) -> DeviceBatch:
-        """Sample the blocks of one batch; arguments and errors as in `NeighborSampler.sample`."""
-        seeds = check_seeds(seeds)
+    def _hops(
+        self, seeds: NDArray[np.int64], streams: HopStreams
+    ) -> tuple[list[Hop], list[Tensor]]:
         if seeds.shape[0] != self.batch_size:
-            return super().sample(
-                seeds, epoch=epoch, step=step, input_id=input_id, global_num_seeds=global_num_seeds
-            )
+            return super()._hops(seeds, streams)
         held, _ = seeds_on_device([seeds], self.num_nodes, self.device)
-        streams = self.streams.streams(epoch, step, self.num_hops)
-        self._seeds.copy_(held)
-        self._streams.copy_(torch.tensor([signed(s) for s in streams.first]))
-        self._run()
-        hops, nodes = self._results()
-        return as_device_batch(
-            self._blocks(hops, np.cumsum([part.numel() for part in nodes]).tolist()),
-            nodes,
-            [hop.num_edges for hop in hops],
-            seeds,
-            (epoch, step),
-            input_id,
-            global_num_seeds,
-            self.dialect,
-        )
+        with self._lock:
+            self._seeds.copy_(held)
+            self._streams.copy_(torch.tensor([signed(s) for s in streams.first]))
+            self._run()
+            return self._results()
+
+    def prepare(self) -> None:
+        """Capture the graph now, from any seeds, before other threads use the device.
+
+        Raises:
+            RuntimeError: the device refuses it, or has no room for the buffers.
+        """
+        if self.device.type == "cuda" and self._graph is None:
+            self._graph = self._capture()
 
     def _run(self) -> None:
         if self.device.type != "cuda":
             self._steps()
             return
-        if self._graph is None:
-            self._graph = self._capture()
+        self.prepare()
         self._graph.replay()
 
     def _capture(self) -> Any:
@@ -153,7 +160,8 @@ class CapturedNeighborSampler(DeviceNeighborSampler):
         torch.cuda.current_stream(self.device).wait_stream(side)
         self.topology.counts.copy_(counts)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        # What other threads do meanwhile is theirs, and no part of the graph.
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
             self._steps()
         return graph
 
@@ -186,7 +194,7 @@ class CapturedNeighborSampler(DeviceNeighborSampler):
             self._ends[2 * hop + 1 : 2 * hop + 2].copy_(fresh)
             hops.append(_HopBuffers(row_ptr, edges[0], local, new))
             rows, count, known = new, fresh, known + fresh
-        self._hops = hops
+        self._buffers = hops
 
     def _enter(self, new: Tensor, known: Tensor, fresh: Tensor) -> None:
         """Put a hop's new nodes behind those known, where every hop expands all of them."""
@@ -201,7 +209,7 @@ class CapturedNeighborSampler(DeviceNeighborSampler):
         hops: list[Hop] = []
         nodes = [self._seeds.clone()]
         num_known, num_rows = self.batch_size, self.batch_size
-        for buffers, num_edges, num_new in zip(self._hops, ends[::2], ends[1::2], strict=True):
+        for buffers, num_edges, num_new in zip(self._buffers, ends[::2], ends[1::2], strict=True):
             rows = num_known if self.dialect is Dialect.EVERY_HOP else num_rows
             hops.append(
                 Hop(

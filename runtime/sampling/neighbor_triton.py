@@ -20,10 +20,11 @@ from runtime.sampling.choose_triton import (
     write_below,
 )
 from runtime.sampling.dependent import Dependence, StreamPolicy
-from runtime.sampling.device_hops import AbstractDeviceHops, Drawn, HopDraws, row_ends
+from runtime.sampling.device_hops import AbstractDeviceHops, Drawn, HopDraws
 from runtime.sampling.device_topology import DeviceTopology as DeviceTopology
 from runtime.sampling.minibatch import Dialect
 from runtime.sampling.rng import Purpose
+from runtime.sampling.whole_rows_device import row_ends
 from runtime.sampling.words_device import hop_words
 
 SCANS = 2

@@ -1,4 +1,4 @@
-"""Rows of numbers side by side on a GPU: the n-th smallest, the scale, the water level, the search.
+"""Rows of numbers side by side on a GPU: the n-th smallest, the scale, the water level.
 
 A row is a stretch of a CSR array. Short rows share a tile, a long one has a program of its own, and
 every sum is taken in a fixed order, so that results do not depend on the order of programs.
@@ -19,12 +19,11 @@ from runtime.sampling.choose_triton import tiles
 
 NEVER = (1 << 63) - 1
 """Key of an entry that is not to be taken."""
-_BLOCK = 256
 
 
 @triton.jit
 @no_type_check
-def _row_of(ptr, num_rows, above, most, ROWS: tl.constexpr):
+def row_of(ptr, num_rows, above, most, ROWS: tl.constexpr):
     """This program's rows, which of them are its own, where they begin and how long they are."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     begin = tl.load(ptr + row, mask=row < num_rows, other=0)
@@ -39,7 +38,7 @@ def _nth_kernel(
     ptr, keys, wanted, found, below, num_rows, above, most, ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    row, mine, begin, degree = _row_of(ptr, num_rows, above, most, ROWS)
+    row, mine, begin, degree = row_of(ptr, num_rows, above, most, ROWS)
     want = tl.load(wanted + row, mask=mine, other=0)
     longest = tl.max(degree, axis=0)
     columns = tl.arange(0, COLUMNS).to(tl.int64)[None, :]
@@ -85,7 +84,7 @@ def _scale_kernel(
     ptr, inverse, squares, excess, scale, num_rows, above, most, WEIGHTED: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    row, mine, begin, degree = _row_of(ptr, num_rows, above, most, ROWS)
+    row, mine, begin, degree = row_of(ptr, num_rows, above, most, ROWS)
     extra = tl.load(excess + row, mask=mine, other=0.0)
     longest = tl.max(degree, axis=0)
     columns = tl.arange(0, COLUMNS).to(tl.int64)[None, :]
@@ -120,7 +119,7 @@ def _scale_kernel(
 def _level_kernel(
     ptr, values, sizes, levels, num_rows, above, most, ROWS: tl.constexpr, COLUMNS: tl.constexpr
 ):
-    row, mine, begin, degree = _row_of(ptr, num_rows, above, most, ROWS)
+    row, mine, begin, degree = row_of(ptr, num_rows, above, most, ROWS)
     size = tl.load(sizes + row, mask=mine, other=0).to(tl.float64)
     longest = tl.max(degree, axis=0)
     columns = tl.arange(0, COLUMNS).to(tl.int64)[None, :]
@@ -143,41 +142,6 @@ def _level_kernel(
     tl.store(levels + row, level, mask=solved)
 
 
-@triton.jit
-@no_type_check
-def _prefix_kernel(
-    ptr, values, sums, num_rows, above, most, ROWS: tl.constexpr, COLUMNS: tl.constexpr
-):
-    _, _, begin, degree = _row_of(ptr, num_rows, above, most, ROWS)
-    columns = tl.arange(0, COLUMNS).to(tl.int64)[None, :]
-    before = tl.zeros((ROWS,), tl.float64)
-    for first in range(0, tl.max(degree, axis=0), COLUMNS):
-        place = first + columns
-        inside = place < degree[:, None]
-        each = tl.load(values + begin[:, None] + place, mask=inside, other=0.0)
-        running = tl.cumsum(each, axis=1) + before[:, None]
-        tl.store(sums + begin[:, None] + place, running, mask=inside)
-        # The last sum itself, so that sums cannot fall from one tile to the next.
-        before = tl.maximum(before, tl.max(tl.where(inside, running, 0.0), axis=1))
-
-
-@triton.jit
-@no_type_check
-def _upper_kernel(sums, lows, highs, goals, places, count, BLOCK: tl.constexpr):
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    mask = at < count
-    low = tl.load(lows + at, mask=mask, other=0)
-    high = tl.load(highs + at, mask=mask, other=0)
-    goal = tl.load(goals + at, mask=mask, other=0.0)
-    while tl.max((low < high).to(tl.int32), axis=0) > 0:
-        middle = (low + high) >> 1
-        searching = low < high
-        above = tl.load(sums + middle, mask=searching, other=0.0) > goal
-        high = tl.where(searching & above, middle, high)
-        low = tl.where(searching & (above == 0), middle + 1, low)
-    tl.store(places + at, low, mask=mask)
-
-
 def nth_smallest(ptr: Tensor, keys: Tensor, wanted: Tensor, widest: int) -> tuple[Tensor, Tensor]:
     """The `wanted`-th smallest key of every row, and how many keys of the row are smaller.
 
@@ -188,7 +152,7 @@ def nth_smallest(ptr: Tensor, keys: Tensor, wanted: Tensor, widest: int) -> tupl
         widest: at least the longest row.
     """
     found, below = torch.zeros_like(wanted), torch.zeros_like(wanted)
-    _by_rows(_nth_kernel, ptr, (keys, wanted, found, below), widest)
+    by_rows(_nth_kernel, ptr, (keys, wanted, found, below), widest)
     return found, below
 
 
@@ -206,7 +170,7 @@ def row_scales(
     """
     scale = torch.zeros_like(excess)
     arrays = (inverse, inverse if squares is None else squares, excess, scale)
-    _by_rows(_scale_kernel, ptr, arrays, widest, WEIGHTED=squares is not None)
+    by_rows(_scale_kernel, ptr, arrays, widest, WEIGHTED=squares is not None)
     return scale
 
 
@@ -220,55 +184,8 @@ def water_levels(ptr: Tensor, values: Tensor, sizes: Tensor, widest: int) -> Ten
         widest: at least the longest row.
     """
     levels = torch.zeros(sizes.shape, dtype=torch.float64, device=sizes.device)
-    _by_rows(_level_kernel, ptr, (values, sizes, levels), widest)
+    by_rows(_level_kernel, ptr, (values, sizes, levels), widest)
     return levels
-
-
-def prefix_sums(ptr: Tensor, values: Tensor, widest: int) -> Tensor:
-    """Inclusive sums of each row's entries (not negative), float64 as `values`; they never fall."""
-    sums = torch.empty_like(values)
-    _by_rows(_prefix_kernel, ptr, (values, sums), widest)
-    return sums
-
-
-def upper_bounds(sums: Tensor, lows: Tensor, highs: Tensor, goals: Tensor) -> Tensor:
-    """First place p in lows .. highs-1 with sums[p] > goal, or highs; int64 [m].
-
-    Args:
-        sums: float64, from `prefix_sums`.
-        lows: int64 [m].
-        highs: int64 [m], not below `lows`.
-        goals: float64 [m].
-    """
-    places = torch.empty_like(lows)
-    if lows.numel():
-        _upper_kernel[(triton.cdiv(lows.numel(), _BLOCK),)](
-            sums, lows, highs, goals, places, lows.numel(), BLOCK=_BLOCK
-        )
-    return places
-
-
-def segment_sums(ptr: Tensor, values: Tensor) -> Tensor:
-    """Sums of each row's entries in a fixed order; float64 [n]."""
-    lengths = ptr[1:] - ptr[:-1]
-    if values.numel() == 0 or lengths.numel() == 0:
-        return torch.zeros(lengths.shape, dtype=torch.float64, device=ptr.device)
-    return torch.segment_reduce(values, "sum", lengths=lengths, unsafe=True, initial=0.0)
-
-
-def segment_counts(ptr: Tensor, marks: Tensor) -> Tensor:
-    """How many marks (bool) are set in each row; int64 [n]."""
-    before = torch.zeros(marks.numel() + 1, dtype=torch.int64, device=marks.device)
-    torch.cumsum(marks, 0, out=before[1:])
-    return before[ptr[1:]] - before[ptr[:-1]]
-
-
-def segment_largest(ptr: Tensor, values: Tensor) -> Tensor:
-    """The largest of each row's entries (not negative), 0 for an empty row; float64 [n]."""
-    lengths = ptr[1:] - ptr[:-1]
-    if values.numel() == 0 or lengths.numel() == 0:
-        return torch.zeros(lengths.shape, dtype=torch.float64, device=ptr.device)
-    return torch.segment_reduce(values, "max", lengths=lengths, unsafe=True, initial=0.0)
 
 
 def smallest(
@@ -296,9 +213,10 @@ def smallest(
     return marks | (equal & allowed), limit
 
 
-def _by_rows(
+def by_rows(
     kernel: Any, ptr: Tensor, arrays: tuple[Tensor, ...], widest: int, **values: Any
 ) -> None:
+    """Launch a kernel over rows, once for each shape of tile that rows so long need."""
     num_rows = ptr.numel() - 1
     if num_rows == 0:
         return

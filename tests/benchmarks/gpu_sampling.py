@@ -47,6 +47,8 @@ def _neighbours(
     chosen: tuple[np.ndarray, np.ndarray],
     reads: Spread,
 ) -> None:
+    from runtime.sampling.device_stack import stack_of
+    from runtime.sampling.matrix_stack import Request
     from runtime.sampling.minibatch import Dialect
     from runtime.sampling.neighbor import NeighborSampler
     from runtime.sampling.neighbor_captured import CapturedNeighborSampler
@@ -74,6 +76,14 @@ def _neighbours(
         mode: (lambda s=sampler, i=ids: s.sample(i, epoch=0, step=0))
         for mode, (sampler, ids) in modes.items()
     }
+    # As many batches as bulk has seeds for, each with vertices of its own.
+    stack, size = stack_of(plain), bench.sizes.batch
+    requests = [
+        Request(seeds=chosen[1][first : first + size], epoch=0, step=first // size)
+        for first in range(0, len(chosen[1]), size)
+    ]
+    edges["stack"] = sum(sum(b.num_sampled_edges) for b in stack.sample_stack(requests))
+    tasks["stack"] = lambda: stack.sample_stack(requests)
     taken = bench.in_turns(tasks, CALLS)
     found = {mode: rates(edges[mode], times) for mode, times in taken.items()}
     for mode, rate in found.items():

@@ -41,6 +41,7 @@ def test_every_part_of_the_gpu_benchmark_runs_and_names_its_bars(tmp_path: Path)
     # One edge per seed and hop at least, and as many in the graph's way as without it.
     edges = {name: line["edges"] for name, line in found.items() if "neighbor" in name}
     assert edges["sample_neighbor_graph_hbm"] == edges["sample_neighbor_batch_pinned"]
+    assert edges["sample_neighbor_stack_hbm"] >= edges["sample_neighbor_bulk_hbm"]
     assert edges["sample_neighbor_bulk_hbm"] > edges["sample_neighbor_batch_hbm"] > 0
     assert not any(name.startswith("skipped") for name in found)
 

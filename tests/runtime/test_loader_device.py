@@ -1,5 +1,7 @@
 """The device's stages make the batches of the host's: in Triton's interpreter where no GPU is."""
 
+import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +18,17 @@ from runtime.loader import PlannedLoader
 from runtime.meter import StageMeter
 from runtime.models.adjacency import torch_blocks
 from runtime.models.build import build_model
-from runtime.plan import DynamicCache, Sampler, TopologyPlacement, load_plan
+from runtime.plan import DynamicCache, Sampler, TopologyPlacement, load_plan, save_plan
 from runtime.train.minibatch import GradientBuffer, TrainLoop, make_optimizer
 from tests.support.plans import make_plan
 
 pytest.importorskip("triton")
 
-from runtime import loader_device
+from runtime import loader_device_place, loader_device_sample
 from runtime.features import device_rows
 from runtime.features.device_store import DeviceFeatureStore
 from runtime.loader_device_batch import DeviceMiniBatch
+from runtime.sampling.neighbor_captured import CapturedNeighborSampler
 
 STEPS = 3
 
@@ -182,7 +185,7 @@ def test_the_order_of_drawn_ids_cannot_be_overwritten(
 def test_a_plan_without_triton_runs_on_the_host_with_one_warning(
     tiny_graph: Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loader_device, "has_triton", lambda: False)
+    monkeypatch.setattr(loader_device_place, "has_triton", lambda: False)
     forget_warnings()
     with pytest.warns(SlowerPathWarning, match="Triton is not installed; pip install"):
         loader = open_loader(tiny_graph, tmp_path / "plan", torch.device("cpu"))
@@ -204,7 +207,7 @@ def test_a_host_that_locks_no_memory_gathers_and_draws_itself(
         raise RuntimeError("CUDA error: out of memory")
 
     monkeypatch.setattr(device_rows, "lock", refuse)
-    monkeypatch.setattr(loader_device, "open_device_sampler", no_topology)
+    monkeypatch.setattr(loader_device_sample, "open_device_sampler", no_topology)
     forget_warnings()
     with pytest.warns(SlowerPathWarning) as said:
         loader = open_loader(tiny_graph, tmp_path / "plan", torch.device("cpu"))
@@ -216,6 +219,72 @@ def test_a_host_that_locks_no_memory_gathers_and_draws_itself(
     for found, expected in zip(loader.batches(2), host.batches(2), strict=True):
         assert torch.equal(found.x, expected.x)
         assert torch.equal(found.y, expected.y)
+
+
+def plan_capture(graph: Graph, folder: Path, **settings: Any) -> None:
+    """A plan that samples by a graph."""
+    plan = make_plan(graph, folder, **{"fanouts": [3, 2], "batch_size": 24, **settings})
+    arrays = {name: np.load(folder / ref.file) for name, ref in plan.arrays.items()}
+    threads = replace(plan.strategy.threads, capture=1)
+    save_plan(replace(plan, strategy=replace(plan.strategy, threads=threads)), arrays, folder)
+
+
+@pytest.mark.parametrize("threads", [0, 2])
+def test_a_plan_may_sample_by_one_graph(
+    threads: int, tiny_graph: Graph, tmp_path: Path, kernel_device: torch.device
+) -> None:
+    plan_capture(tiny_graph, tmp_path / "plan", sample_threads=threads)
+    loader = PlannedLoader(tmp_path / "plan", tiny_graph, device=kernel_device, on_device=True)
+    drawing = loader.topology
+    assert isinstance(drawing, loader_device_sample.DeviceSampleStage)
+    assert isinstance(drawing.sampler, CapturedNeighborSampler)
+    assert drawing.sampler.batch_size == 24
+    host = host_loader(tiny_graph, tmp_path / "plan")
+    for found, expected in zip(loader.batches(STEPS), host.batches(STEPS), strict=True):
+        assert_same(found, expected)
+    assert drawing.sampler.buffer_bytes > 0
+    loader.close()
+
+
+def test_what_no_graph_can_draw_is_sampled_kernel_by_kernel_with_one_warning(
+    tiny_graph: Graph, tmp_path: Path, kernel_device: torch.device
+) -> None:
+    plan_capture(
+        tiny_graph, tmp_path / "plan", sampler=Sampler(name="full"), fanouts=[-1, -1], batch_size=6
+    )
+    forget_warnings()
+
+    def open_device() -> PlannedLoader:
+        return PlannedLoader(tmp_path / "plan", tiny_graph, device=kernel_device, on_device=True)
+
+    with pytest.warns(SlowerPathWarning, match="kernel by kernel") as said:
+        loader = open_device()
+    assert len(said) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", SlowerPathWarning)
+        open_device().close()
+    host = host_loader(tiny_graph, tmp_path / "plan")
+    assert_same(next(iter(loader)), next(iter(host)))
+
+
+def test_batches_whose_rows_come_by_nccl_are_made_in_line_with_one_warning(
+    tiny_graph: Graph, tmp_path: Path
+) -> None:
+    class ByNccl(Communicator):
+        @property
+        def device(self) -> torch.device:
+            return torch.device("cuda", 0)
+
+    forget_warnings()
+    peers = make_plan(tiny_graph, tmp_path / "peers", ranks=2, peers=True, sample_threads=2)
+    alone = make_plan(tiny_graph, tmp_path / "alone", sample_threads=2)
+    store = host_loader(tiny_graph, tmp_path / "alone").store
+    threads_ahead = loader_device_place.threads_ahead
+    with pytest.warns(SlowerPathWarning, match="in line, because rows of other GPUs come by NCCL"):
+        assert threads_ahead(peers, store, ByNccl(), 2) == 0
+    assert threads_ahead(peers, store, Communicator(), 2) == 2
+    assert threads_ahead(peers, store, ByNccl(), 1) == 2
+    assert threads_ahead(alone, store, ByNccl(), 2) == 2
 
 
 def test_attention_over_weighted_blocks_is_refused_in_the_hosts_words(

@@ -1,6 +1,6 @@
 """The Triton gather returns rows bit for bit: on CUDA where there is one, else interpreted."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -156,21 +156,7 @@ def test_a_capped_grid_strides_over_the_whole_batch(
     case.check(fresh_ids(80, 29), torch.float32, max_programs=programs)
 
 
-@pytest.fixture
-def backwards(kernel_device: torch.device) -> Iterator[None]:
-    """Programs of a grid run last to first (the interpreter runs them in turn)."""
-    if kernel_device.type == "cuda":
-        pytest.skip("the device chooses the order of programs itself")
-    from triton.runtime import interpreter
-
-    builder = interpreter.interpreter_builder
-    forwards = builder.set_grid_idx
-    builder.set_grid_idx = lambda x, y, z: forwards(builder.grid_dim[0] - 1 - x, y, z)
-    yield
-    builder.set_grid_idx = forwards
-
-
-@pytest.mark.usefixtures("backwards")
+@pytest.mark.usefixtures("shuffled")
 def test_the_order_of_programs_changes_neither_rows_nor_counters(
     kernel_device: torch.device,
 ) -> None:

@@ -1,7 +1,6 @@
 """Adjacency lists in two memories: read at their addresses, counted by source, equal batches."""
 
 import dataclasses
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -21,36 +20,6 @@ from tests.runtime.sampling.device_cases import (
 )
 
 pytest.importorskip("triton")
-
-
-@pytest.fixture
-def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
-    """New tensors hold rubbish: what a kernel does not write cannot pass for a result."""
-
-    def rubbish(made: Any) -> Any:
-        def empty(*args: Any, **kwargs: Any) -> torch.Tensor:
-            tensor = made(*args, **kwargs)
-            return tensor.fill_(-77 if not tensor.is_floating_point() else float("nan"))
-
-        return empty
-
-    monkeypatch.setattr(torch, "empty", rubbish(torch.empty))
-    monkeypatch.setattr(torch, "empty_like", rubbish(torch.empty_like))
-
-
-@pytest.fixture
-def backwards(kernel_device: torch.device) -> Iterator[None]:
-    """Programs of a grid run last to first (the interpreter runs them in turn)."""
-    if kernel_device.type == "cuda":
-        yield  # the device chooses the order itself, another one each time
-        return
-    from triton.runtime import interpreter
-
-    builder = interpreter.interpreter_builder
-    forwards = builder.set_grid_idx
-    builder.set_grid_idx = lambda x, y, z: forwards(builder.grid_dim[0] - 1 - x, y, z)
-    yield
-    builder.set_grid_idx = forwards
 
 
 def pairs(graph: Any, topology: Any, device: torch.device) -> list[tuple[Any, Any]]:
@@ -84,7 +53,7 @@ def pairs(graph: Any, topology: Any, device: torch.device) -> list[tuple[Any, An
     ]
 
 
-@pytest.mark.usefixtures("poisoned", "backwards")
+@pytest.mark.usefixtures("poisoned", "shuffled")
 @pytest.mark.parametrize("tier", range(3))
 @pytest.mark.parametrize("which", range(4))
 def test_batches_depend_neither_on_the_tier_nor_on_the_order_of_programs(

@@ -63,6 +63,41 @@ def test_its_reads_are_those_of_the_sampler_without_a_graph(kernel_device: torch
     assert topology.reads() == expected
 
 
+def test_the_room_that_it_takes_is_foreseen_and_holds_every_batch(
+    kernel_device: torch.device,
+) -> None:
+    from runtime.sampling.capture_room import capture_bytes
+    from runtime.sampling.neighbor_captured import CapturedNeighborSampler
+
+    graph = random_graph(2)
+    for dialect in Dialect:
+        sampler = CapturedNeighborSampler(
+            topology_of(graph, kernel_device), [3, 2], device=kernel_device, batch_size=7,
+            dialect=dialect,
+        )  # fmt: skip
+        sampler.sample(seeds_of(graph, 7), epoch=0, step=0)
+        foreseen = capture_bytes(7, [3, 2], 60, every_hop=dialect is Dialect.EVERY_HOP)
+        # What a batch leaves in its buffers is a part of what it goes through.
+        assert 0.2 * foreseen < sampler.buffer_bytes <= foreseen
+
+
+def test_only_plain_neighbours_have_a_captured_form(kernel_device: torch.device) -> None:
+    from runtime.sampling.neighbor_captured import CapturedNeighborSampler
+    from runtime.sampling.neighbor_triton import DeviceNeighborSampler, Method
+
+    topology, settings = topology_of(random_graph(1), kernel_device), {"device": kernel_device}
+    plain = DeviceNeighborSampler(topology, [3], seed=5, edge_ids=True, **settings)
+    found = CapturedNeighborSampler.of(plain, 4)
+    assert (found.seed, found.edge_ids, found.batch_size) == (5, True, 4)
+    for other in (
+        DeviceNeighborSampler(topology, [3], method=Method.LABOR, **settings),
+        DeviceNeighborSampler(topology, [3], kappa=4, **settings),
+        found,
+    ):
+        with pytest.raises(SamplerError, match="to capture"):
+            CapturedNeighborSampler.of(other, 4)
+
+
 def test_what_cannot_be_captured_is_refused(kernel_device: torch.device) -> None:
     from runtime.sampling.neighbor_captured import CapturedNeighborSampler
 

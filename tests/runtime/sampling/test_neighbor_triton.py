@@ -1,6 +1,5 @@
 """Samplers on the device equal the CPU's, edge for edge: on CUDA where it is, else interpreted."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -91,21 +90,7 @@ def test_labor_equals_the_cpu_sampler(
         assert_equal_batches(found, oracle.sample(seeds, epoch=2, step=step))
 
 
-@pytest.fixture
-def backwards(kernel_device: torch.device) -> Iterator[None]:
-    """Programs of a grid run last to first (the interpreter runs them in turn)."""
-    if kernel_device.type == "cuda":
-        pytest.skip("the device chooses the order of programs itself")
-    from triton.runtime import interpreter
-
-    builder = interpreter.interpreter_builder
-    forwards = builder.set_grid_idx
-    builder.set_grid_idx = lambda x, y, z: forwards(builder.grid_dim[0] - 1 - x, y, z)
-    yield
-    builder.set_grid_idx = forwards
-
-
-@pytest.mark.usefixtures("backwards")
+@pytest.mark.usefixtures("poisoned", "shuffled")
 def test_the_order_of_programs_does_not_change_a_batch(kernel_device: torch.device) -> None:
     graph = random_graph(1, num_nodes=400)
     seeds = seeds_of(graph, 300)
@@ -113,6 +98,22 @@ def test_the_order_of_programs_does_not_change_a_batch(kernel_device: torch.devi
     oracle = NeighborSampler(*graph, [4, 3], edge_ids=True, seed=3)
     found = sampler.sample(seeds, epoch=0, step=1)
     assert_equal_batches(found, oracle.sample(seeds, epoch=0, step=1))
+
+
+@pytest.mark.parametrize("fanout", [1, 2, 31, 256, 1024])
+def test_a_row_gives_one_to_a_thousand_edges(fanout: int, kernel_device: torch.device) -> None:
+    degrees = np.array([3000, 0, 1, fanout, fanout + 1])
+    indptr = np.concatenate([[0], np.cumsum(degrees)])
+    graph = (indptr, np.random.default_rng().integers(0, 5, int(indptr[-1])))
+    seeds = np.random.default_rng().permutation(5)
+    for method, oracle in (
+        ("neighbor", NeighborSampler(*graph, [fanout], edge_ids=True)),
+        ("labor", LaborSampler(*graph, [fanout], estimator=Estimator.PLAIN, edge_ids=True)),
+    ):
+        dialect = oracle.dialect
+        sampler = device_sampler(graph, [fanout], kernel_device, method=method, dialect=dialect)
+        found = sampler.sample(seeds, epoch=1, step=0)
+        assert_equal_batches(found, oracle.sample(seeds, epoch=1, step=0))
 
 
 @pytest.mark.parametrize(
@@ -125,6 +126,30 @@ def test_bad_seeds_are_refused_in_the_cpu_samplers_words(
     sampler = device_sampler(random_graph(0), [2], kernel_device)
     with pytest.raises(SamplerError, match=words):
         sampler.sample(np.array(seeds), epoch=0, step=0)
+
+
+@pytest.mark.usefixtures("poisoned", "shuffled")
+@pytest.mark.parametrize("count", [0, 1, 255, 256, 257, 3000])
+def test_relabelling_depends_on_no_order_of_programs(
+    count: int, kernel_device: torch.device
+) -> None:
+    from runtime.sampling.relabel_triton import DeviceRelabel
+
+    rng = np.random.default_rng()
+    # Many repetitions, so that programs race for a node's first place.
+    values = rng.integers(0, max(count // 4, 1), count) * 2**40
+    local, nodes, sums = DeviceRelabel(kernel_device).add(
+        torch.from_numpy(values).to(kernel_device),
+        torch.tensor([count], device=kernel_device),
+        [],
+    )
+    distinct, firsts, inverse = np.unique(values, return_index=True, return_inverse=True)
+    order = np.argsort(firsts)
+    number = np.empty_like(order)
+    number[order] = np.arange(order.size)
+    np.testing.assert_array_equal(local.cpu().numpy(), number[inverse])
+    np.testing.assert_array_equal(nodes[: order.size].cpu().numpy(), distinct[order])
+    assert count == 0 or int(sums[-1]) == order.size
 
 
 def test_relabelling_numbers_by_first_appearance(kernel_device: torch.device) -> None:

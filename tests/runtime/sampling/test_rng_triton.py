@@ -46,3 +46,21 @@ def test_triton_draws_the_same_bits_as_numpy(
     expected = draw(np.uint64(source), ids, j)
     np.testing.assert_array_equal(bits, expected)
     np.testing.assert_array_equal(chosen, bounded(expected, bounds))
+
+
+@pytest.mark.usefixtures("poisoned", "shuffled")
+@pytest.mark.parametrize("count", [0, 1, 255, 256, 257, 1001])
+def test_ids_draw_from_the_streams_of_their_owners(count: int, kernel_device: torch.device) -> None:
+    from runtime.sampling.rng_triton import draw_rows, signed
+
+    rng = np.random.default_rng()
+    sources = [stream(3, 0, step, 0, Purpose.VERTEX) for step in range(5)]
+    owners, turns = rng.integers(0, 5, count), rng.integers(0, 2**40, count)
+    ids = rng.integers(0, 2**62, count)
+    ids[: min(count, 2)] = [0, 2**62][: min(count, 2)]
+    streams = torch.tensor([signed(s) for s in sources], device=kernel_device)
+    tensors = (torch.from_numpy(a.astype(np.int64)).to(kernel_device) for a in (owners, ids, turns))
+    found = draw_rows(streams, *tensors).cpu().numpy().view(np.uint64)
+    for number, source in enumerate(sources):
+        mine = owners == number
+        np.testing.assert_array_equal(found[mine], draw(source, ids[mine], turns[mine]))

@@ -14,7 +14,8 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from runtime.sampling import choose_triton as c, rng_triton as d, segments_triton as s
+from runtime.sampling import choose_triton as c, rng_triton as d
+from runtime.sampling import segment_sums_triton as t, segments_triton as s
 
 NUMBERS = "num_rows fanout above most base low high bound count".split()
 DOUBLES = "inverse squares excess scale values_f levels sums goals".split()
@@ -35,15 +36,16 @@ compiled(d._rows_kernel, {"BLOCK": 256})
 for places, unit in ((False, tl.int32), (True, tl.int64)):
     size = {"UNIT": unit, "BYTES": 4 if unit == tl.int32 else 8}
     compiled(c._bounds_kernel, {"PLACES": places, "BYTES": 4, "PASSES": 2 * places, "BLOCK": 256})
-    compiled(c._floyd_kernel, size | {"GIVEN": places, "ROWS": 64, "WIDE": 16})
+    compiled(c._floyd_kernel, size | {"GIVEN": places, "EACH": 0, "ROWS": 64, "WIDE": 16})
+    compiled(c._floyd_kernel, size | {"GIVEN": False, "EACH": 1, "ROWS": 64, "WIDE": 16})
     for shape in ((16, 32), (1, 1024)):
         tile = {"ROWS": shape[0], "COLUMNS": shape[1]}
         compiled(c._scan_kernel, size | tile | {"WRITE": places})
         compiled(s._nth_kernel, tile)
         compiled(s._scale_kernel, tile | {"WEIGHTED": places})
         compiled(s._level_kernel, tile, wide)
-        compiled(s._prefix_kernel, tile, wide)
-compiled(s._upper_kernel, {"BLOCK": 256})
+        compiled(t._prefix_kernel, tile, wide)
+compiled(t._upper_kernel, {"BLOCK": 256})
 """
 
 

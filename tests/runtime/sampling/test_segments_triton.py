@@ -10,7 +10,8 @@ from runtime.sampling.poisson import row_scale, row_scale_weighted
 
 pytest.importorskip("triton")
 
-LENGTHS = [[], [0], [1], [0, 3, 0, 16, 33, 1], [300, 2, 0, 257, 256]]
+LENGTHS = [[], [0], [1], [0, 3, 0, 16, 33, 1], [300, 2, 0, 257, 256], [1024, 1, 1025]]
+WIDEST = 1025
 
 
 def rows_of(lengths: list[int]) -> tuple[NDArray[np.int64], np.random.Generator]:
@@ -21,6 +22,7 @@ def on(device: torch.device, array: NDArray) -> torch.Tensor:
     return torch.from_numpy(np.ascontiguousarray(array)).to(device)
 
 
+@pytest.mark.usefixtures("poisoned", "shuffled")
 @pytest.mark.parametrize("distinct", [3, 2**62])
 @pytest.mark.parametrize("lengths", LENGTHS)
 def test_the_smallest_keys_are_those_of_a_stable_sort(
@@ -34,8 +36,8 @@ def test_the_smallest_keys_are_those_of_a_stable_sort(
     wanted = np.array([rng.integers(0, n + 1) for n in lengths], dtype=np.int64)
     row_of = np.repeat(np.arange(len(lengths)), lengths)
     ends, held, asked = (on(kernel_device, a) for a in (ptr, keys, wanted))
-    marks, limit = smallest(ends, on(kernel_device, row_of), held, asked, 300)
-    same, below = nth_smallest(ends, held, asked, 300)
+    marks, limit = smallest(ends, on(kernel_device, row_of), held, asked, WIDEST)
+    same, below = nth_smallest(ends, held, asked, WIDEST)
     assert torch.equal(same, limit)
     for row, count in enumerate(wanted):
         part = slice(ptr[row], ptr[row + 1])
@@ -46,6 +48,7 @@ def test_the_smallest_keys_are_those_of_a_stable_sort(
             assert int(below[row]) == (keys[part] < keys[part][order[-1]]).sum()
 
 
+@pytest.mark.usefixtures("poisoned", "shuffled")
 @pytest.mark.parametrize("lengths", LENGTHS)
 def test_scales_and_levels_are_those_of_the_cpu_kernels(
     lengths: list[int], kernel_device: torch.device
@@ -58,10 +61,10 @@ def test_scales_and_levels_are_those_of_the_cpu_kernels(
     fanout = np.maximum(degrees // 2, 1)
     excess = np.where(degrees > fanout, degrees * (degrees / fanout) - degrees, 0.0)
     ends, held, squares, over = (on(kernel_device, a) for a in (ptr, inverse, weight**2, excess))
-    plain = row_scales(ends, held, None, over, 300).cpu().numpy()
-    weighted = row_scales(ends, held, squares, over, 300).cpu().numpy()
+    plain = row_scales(ends, held, None, over, WIDEST).cpu().numpy()
+    weighted = row_scales(ends, held, squares, over, WIDEST).cpu().numpy()
     sizes = np.where(degrees > fanout, fanout, 0)
-    levels = water_levels(ends, on(kernel_device, weight), on(kernel_device, sizes), 300)
+    levels = water_levels(ends, on(kernel_device, weight), on(kernel_device, sizes), WIDEST)
     for row, degree in enumerate(degrees):
         part = slice(ptr[row], ptr[row + 1])
         if degree <= fanout[row]:
@@ -75,16 +78,17 @@ def test_scales_and_levels_are_those_of_the_cpu_kernels(
         assert float(levels[row]) == pytest.approx(expected, rel=1e-12)
 
 
+@pytest.mark.usefixtures("poisoned", "shuffled")
 @pytest.mark.parametrize("lengths", LENGTHS)
 def test_sums_searches_and_counts_are_numpys(
     lengths: list[int], kernel_device: torch.device
 ) -> None:
-    from runtime.sampling import segments_triton as s
+    from runtime.sampling import segment_sums_triton as s
 
     ptr, rng = rows_of(lengths)
     values = rng.integers(0, 5, int(ptr[-1])).astype(np.float64)
     held, ends = on(kernel_device, values), on(kernel_device, ptr)
-    sums = s.prefix_sums(ends, held, 300)
+    sums = s.prefix_sums(ends, held, WIDEST)
     marks = s.segment_counts(ends, held > 2).cpu().numpy()
     totals = s.segment_sums(ends, held).cpu().numpy()
     largest = s.segment_largest(ends, held).cpu().numpy()
@@ -101,3 +105,49 @@ def test_sums_searches_and_counts_are_numpys(
         np.testing.assert_array_equal(
             found, ptr[row] + np.searchsorted(running, goals, side="right")
         )
+
+
+@pytest.mark.usefixtures("shuffled")
+def test_what_lies_before_and_behind_the_rows_stays_as_it_is(kernel_device: torch.device) -> None:
+    from runtime.sampling.segment_sums_triton import _prefix_kernel, prefix_sums
+    from runtime.sampling.segments_triton import by_rows, nth_smallest
+
+    rng = np.random.default_rng()
+    # Rows from the third entry to the fifth from the end; all others are somebody else's.
+    ptr = on(kernel_device, np.array([3, 20, 20, 57], dtype=np.int64))
+    values = on(kernel_device, rng.integers(0, 9, 62).astype(np.float64))
+    sums = torch.full_like(values, -5.0)
+    by_rows(_prefix_kernel, ptr, (values, sums), 37)
+    outside = torch.cat([sums[:3], sums[57:]])
+    assert (outside == -5).all()
+    assert torch.equal(sums[3:20], torch.cumsum(values[3:20], 0))
+    assert torch.equal(prefix_sums(ptr, values, 37)[20:57], torch.cumsum(values[20:57], 0))
+    wanted = on(kernel_device, np.array([17, 0, 5], dtype=np.int64))
+    found, below = nth_smallest(ptr, values.to(torch.int64), wanted, 37)
+    assert int(found[0]) == int(values[3:20].max())
+    assert (int(found[1]), int(below[1])) == (0, 0)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="offsets past 2^31 elements need a GPU")
+def test_rows_past_two_to_the_31_elements_are_exact() -> None:
+    from runtime.sampling.segment_sums_triton import prefix_sums, upper_bounds
+    from runtime.sampling.segments_triton import nth_smallest
+
+    device, first, length = torch.device("cuda"), 2**31 + 5, 700
+    free, _ = torch.cuda.mem_get_info(device)
+    if free < 5 * 8 * (first + length) // 2:
+        pytest.skip("needs 43 GB of the GPU's memory")
+    values = torch.zeros(first + length, dtype=torch.float64, device=device)
+    row = torch.randint(1, 9, (length,), device=device).double()
+    values[first:] = row
+    ptr = torch.tensor([first, first + length], device=device)
+    sums = prefix_sums(ptr, values, length)
+    running = torch.cumsum(row, 0)
+    assert torch.equal(sums[first:], running)
+    goal = running[400:401] - 0.5
+    place = upper_bounds(sums, ptr[:1], ptr[1:], goal)
+    assert int(place) == first + 400
+    keys = values.view(torch.int64)  # positive numbers sort as their bits do
+    found, _ = nth_smallest(ptr, keys, torch.tensor([350], device=device), length)
+    assert float(found.view(torch.float64)) == float(row.sort().values[349])
