@@ -13,8 +13,8 @@ from api.service import plans, runs
 from api.service.pages import drawn_machine, plan_page
 from planner.explain import explain
 from planner.report.differences import differences
-from planner.report.page import sections
-from planner.report.timeline import draw_timeline, timeline
+from planner.report.page import sections, swatch
+from planner.report.timeline import Timeline, draw_timeline, timeline
 from runtime.device import machine_fingerprint
 from runtime.plan import Plan
 
@@ -72,6 +72,9 @@ def compare(
     if not a or not b:
         return page(request, "compare.html", plans=known, a=a, b=b, sides=[])
     first, second = plans.get_plan(service, a), plans.get_plan(service, b)
+    steps = timeline(first), timeline(second)
+    # One scale: a bar that is twice as long takes twice the time, whichever plan it is of.
+    whole = max(step.end_seconds for step in steps)
     return page(
         request,
         "compare.html",
@@ -80,13 +83,14 @@ def compare(
         b=b,
         same=first.plan_id == second.plan_id,
         found=differences(first, second),
-        sides=[_side("a", first), _side("b", second)],
+        swatch=swatch,
+        sides=[_side("a", first, steps[0], whole), _side("b", second, steps[1], whole)],
     )
 
 
-def _side(name: str, plan: Plan) -> dict[str, Any]:
+def _side(name: str, plan: Plan, step: Timeline, whole_seconds: float) -> dict[str, Any]:
     return {
         "plan": plan,
         "told": explain(plan),
-        "picture": draw_timeline(timeline(plan), name=f"timeline-{name}"),
+        "picture": draw_timeline(step, name=f"timeline-{name}", whole_seconds=whole_seconds),
     }

@@ -17,6 +17,8 @@ from runtime.stages import LOADER_STAGES, TRAINING_STAGES, Stage
 ROW = 36
 """Pixels of a stage: a line of words and a bar."""
 BAR = 12
+NARROW = 0.4
+"""Share of the width below which the words at the step's end stand behind its line."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -95,11 +97,18 @@ def _lane(
     return bars, start
 
 
-def draw_timeline(found: Timeline, *, name: str = "timeline") -> Markup:
-    """One row per stage, each bar where it runs; a line marks the end of the step."""
-    whole = found.end_seconds or 1.0
+def draw_timeline(
+    found: Timeline, *, name: str = "timeline", whole_seconds: float | None = None
+) -> Markup:
+    """One row per stage, each bar where it runs; a line marks the end of the step.
+
+    `whole_seconds` is what the width means where pictures stand side by side; None: as long as the
+    last bar.
+    """
+    whole = whole_seconds or found.end_seconds or 1.0
     top, parts = 0, list[Markup]()
-    end_of_step = percent(min(1.0, found.step_seconds / whole))
+    share = min(1.0, found.step_seconds / whole)
+    end_of_step, anchor = percent(share), "end" if share > NARROW else "start"
     height = ROW * len(found.bars) + 24
     if found.step_seconds < 0.995 * whole:
         line = element("line", class_="mark", x1=end_of_step, x2=end_of_step, y1=0, y2=height - 20)
@@ -107,9 +116,10 @@ def draw_timeline(found: Timeline, *, name: str = "timeline") -> Markup:
     for bar in found.bars:
         parts.append(_row(bar, top, whole))
         top += ROW
-    parts.append(element("text", "0", class_="axis", x=0, y=height - 4))
+    if share > NARROW:
+        parts.append(element("text", "0", class_="axis", x=0, y=height - 4))
     words = f"step ends, {time_text(found.step_seconds)}"
-    end = element("text", words, class_="axis", x=end_of_step, y=height - 4, text_anchor="end")
+    end = element("text", words, class_="axis", x=end_of_step, y=height - 4, text_anchor=anchor)
     return figure(
         name, "Predicted timeline of one step", describe(found), *parts, end, height=height
     )

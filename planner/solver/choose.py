@@ -141,7 +141,7 @@ def why_it_lost(other: Priced, chosen: Priced) -> str:
             return _no_gain(other.candidate, -ratio)
         if other.own_rows > chosen.own_rows:
             copies = other.own_rows - chosen.own_rows
-            return f"{-ratio:.1%} faster, which is within the noise, for {copies} copies of rows"
+            return f"{_faster(-ratio)}, for {copies} copies of rows"
         return "as fast; the simpler one is kept"
     ours, theirs = chosen.prediction.stages, other.prediction.stages
     names = sorted(set(ours) | set(theirs))
@@ -150,9 +150,14 @@ def why_it_lost(other: Priced, chosen: Priced) -> str:
     return f"{ratio:.1%} slower: {stage} takes {slower:.2f} ms more"
 
 
+def _faster(gain: float) -> str:
+    """A gain that is not worth its price, in words."""
+    return "as fast" if gain < 5e-4 else f"{gain:.1%} faster, which is within the noise"
+
+
 def _no_gain(candidate: Candidate, gain: float) -> str:
     """Why a choice that costs nothing is not taken all the same."""
-    found = "as fast" if gain < 1e-9 else f"{gain:.1%} faster, which is within the noise"
+    found = _faster(gain)
     if candidate.kappa is not None and candidate.cache is None:
         return f"{found}: rows at fixed places gain nothing from batches that hang together"
     if candidate.bulk > 1:
