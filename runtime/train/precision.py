@@ -6,6 +6,7 @@ the factor halved (Micikevicius et al., ICLR 2018). Gradients are checked after 
 ranks, so every rank leaves out the same steps.
 """
 
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
@@ -69,6 +70,15 @@ class Precision:
         self.scale, self._good = max(self.scale / 2, 1.0), 0
         self.skipped += 1
         return False
+
+    def state(self) -> dict[str, float | int]:
+        """The factor as it stands, for a checkpoint."""
+        return {"scale": self.scale, "good": self._good, "skipped": self.skipped}
+
+    def load_state(self, state: Mapping[str, float | int]) -> None:
+        """Go on with the factor that `state` gave."""
+        self.scale, self._good = float(state["scale"]), int(state["good"])
+        self.skipped = int(state["skipped"])
 
 
 def widened(logits: Tensor) -> Tensor:

@@ -60,6 +60,7 @@ def save(job: "Job") -> None:
         "epoch_seconds": job.epoch_seconds,
         "model": job.loop.model.state_dict(),
         "optimizer": job.loop.optimizer.state_dict(),
+        "precision": job.loop.precision.state(),
     }
     try:
         job.epochs_mark = append_epochs(folder, job.epochs, job.epochs_mark)
@@ -93,6 +94,8 @@ def resume(job: "Job") -> None:
         )
     job.loop.model.load_state_dict(state["model"])
     job.loop.optimizer.load_state_dict(state["optimizer"])
+    if "precision" in state:  # not in checkpoints of versions before it
+        job.loop.precision.load_state(state["precision"])
     job.loader.load_state(state["loader"])
     if job.factor is not None:
         job.factor.load_state(state["factor"], rank=comm.rank)

@@ -1,16 +1,23 @@
 """Mixed precision trains, close to float32, and float16 survives gradients that overflow."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from runtime import worker
 from runtime.comm.collectives import Communicator
+from runtime.config import RunConfig
 from runtime.errors import PlanError
 from runtime.graph.dataset import Graph
 from runtime.loader import PlannedLoader
 from runtime.meter import StageMeter
 from runtime.models.build import build_model
+from runtime.report import RunReport
+from runtime.train import precision
+from runtime.train.checkpoint import load_newest
+from runtime.train.checkpoint_files import CHECKPOINTS
 from runtime.train.minibatch import GradientBuffer, TrainLoop, make_optimizer
 from runtime.train.precision import FIRST_SCALE, GROW_AFTER, Precision
 from tests.support.plans import make_plan
@@ -54,17 +61,53 @@ def test_losses_stay_near_those_of_float32_and_fall(
 
 
 def test_a_step_whose_gradients_overflow_is_left_out_and_the_factor_halved() -> None:
-    precision, gradients = Precision("float16"), torch.tensor([1.0, float("inf"), 2.0])
-    assert precision.scale == FIRST_SCALE
-    assert not precision.unscale(gradients)
+    found, gradients = Precision("float16"), torch.tensor([1.0, float("inf"), 2.0])
+    assert found.scale == FIRST_SCALE
+    assert not found.unscale(gradients)
     assert gradients.tolist() == [0.0, 0.0, 0.0]
-    assert (precision.scale, precision.skipped) == (FIRST_SCALE / 2, 1)
+    assert (found.scale, found.skipped) == (FIRST_SCALE / 2, 1)
     gradients = torch.tensor([FIRST_SCALE, -FIRST_SCALE / 2])
-    assert precision.unscale(gradients)
+    assert found.unscale(gradients)
     assert gradients.tolist() == [2.0, -1.0]
     for _ in range(GROW_AFTER - 1):
-        precision.unscale(torch.ones(1))
-    assert precision.scale == FIRST_SCALE
+        found.unscale(torch.ones(1))
+    assert found.scale == FIRST_SCALE
+
+
+def train(plan: Path, run: Path, **settings: Any) -> RunReport:
+    settings = {"epochs": 3, "eval_every": 0, "pin": False, "checkpoint_every_steps": 4} | settings
+    run.mkdir(exist_ok=True)
+    return worker.run(RunConfig(plan_folder=str(plan), run_folder=str(run), **settings))
+
+
+@pytest.mark.parametrize("name", ["bfloat16", "float16"])
+def test_a_resumed_run_has_the_factor_and_the_losses_of_an_undisturbed_one(
+    name: str, small_graph: Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A factor that overflows at first and grows again soon: steps are left out on both sides of
+    # the stop, and more of them would be from the first factor on.
+    monkeypatch.setattr(precision, "FIRST_SCALE", 2.0**24)
+    monkeypatch.setattr(precision, "GROW_AFTER", 3)
+    plan = tmp_path / "plan"
+    make_plan(small_graph, plan, fanouts=[4, 3], batch_size=64, precision=name, dropout=0.5)
+    through = train(plan, tmp_path / "through")
+    train(plan, tmp_path / "stopped", max_steps=8)
+    stopped = load_newest(tmp_path / "stopped" / CHECKPOINTS)
+    assert stopped is not None
+    resumed = train(plan, tmp_path / "stopped", resume=True)
+    assert resumed.losses == through.losses[8:]
+    assert len(resumed.losses) == 7
+    ends = [load_newest(tmp_path / run / CHECKPOINTS) for run in ("through", "stopped")]
+    assert ends[0] is not None
+    assert ends[1] is not None
+    assert ends[0]["precision"] == ends[1]["precision"]
+    for key, tensor in ends[0]["model"].items():
+        assert torch.equal(tensor, ends[1]["model"][key])
+    if name == "float16":
+        assert 0 < stopped["precision"]["skipped"] < 8
+        assert stopped["precision"]["scale"] < 2.0**24
+    else:
+        assert stopped["precision"] == {"scale": 1.0, "good": 0, "skipped": 0}
 
 
 def test_float32_changes_nothing_and_other_names_are_refused() -> None:
