@@ -3,6 +3,11 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+# Tests whose kernels run on a GPU where there is one.
+GPU_TESTS := $(shell grep -rl --include='test_*.py' -e kernel_device -e torch.cuda.is_available tests/runtime)
+SANITIZER := compute-sanitizer --target-processes all --error-exitcode 9
+# CUDA graphs want the allocator that hides accesses beyond a tensor, so they go without it apart.
+GRAPHS := captured or one_graph
 # A few minutes each at most on 2 quiet cores; gpu says in one line that there is no GPU. Not among them,
 # with guessed minutes where none are given:
 #   10 to 60 minutes: cooperative, full_graph_plan, learning, learning_samplers, matrix, partition,
@@ -13,7 +18,7 @@ FUZZ := $(shell find tests -name 'test_fuzz_*.py')
 # One BLAS thread unless a plan says otherwise: tests run several processes at once.
 TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 
-.PHONY: help install demo test test-slow check format bench soak clean
+.PHONY: help install demo test test-slow check format bench soak gpu clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -58,6 +63,19 @@ soak: $(STAMP)  ## long runs: 50 injected faults; learning on real graphs; the s
 	$(TEST_ENV) $(BIN)/python -m tests.benchmarks.service --json
 	for database in sqlite postgresql; do GNNPLAN_API_CASES=2000 GNNPLAN_API_DATABASE=$$database \
 	  $(TEST_ENV) $(BIN)/python -m pytest -q tests/api/test_openapi.py || exit 1; done
+
+gpu: $(STAMP)  ## kernels on this machine's GPU: their tests, then compute-sanitizer's memcheck and racecheck
+	@$(BIN)/python -c "import torch; raise SystemExit(not torch.cuda.is_available())" || \
+	  { echo "expected a GPU that torch can use, found none: nothing was run (gnnplan doctor)"; exit 1; }
+	@command -v compute-sanitizer >/dev/null || \
+	  { echo "expected compute-sanitizer (CUDA toolkit) on the path, found none"; exit 1; }
+	$(TEST_ENV) $(BIN)/python -m pytest -q $(GPU_TESTS)
+	for tool in memcheck racecheck; do \
+	  PYTORCH_NO_CUDA_MEMORY_CACHING=1 $(TEST_ENV) $(SANITIZER) --tool $$tool $(BIN)/python -m pytest -q \
+	    -m "not slow and not distributed" -k "not ($(GRAPHS))" $(GPU_TESTS) || exit 1; \
+	  $(TEST_ENV) $(SANITIZER) --tool $$tool $(BIN)/python -m pytest -q \
+	    -m "not slow and not distributed" -k "$(GRAPHS)" $(GPU_TESTS) || exit 1; \
+	done
 
 clean:  ## remove the virtual environment and caches
 	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis .import_linter_cache
