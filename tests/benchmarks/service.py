@@ -6,16 +6,20 @@
     planning_kills the same with planning jobs
 
 The limit of `cached_plan` is a server of a few lines that answers the same bytes over the same
-library, uvicorn, measured in the same run.
+library, uvicorn, also in a process of its own, measured in turns with the service. The load comes
+from this process, on the same machine.
 """
 
 import argparse
 import asyncio
 import json
+import multiprocessing
+import os
 import random
 import tempfile
-import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +30,12 @@ from api.storage.storage import Storage
 from api.storage.tables import PlanRow
 from tests.api.test_kill import check_once, kill_at_random, soak, wait_for
 from tests.benchmarks.common import Spread, record
-from tests.support.service import ServiceProcess
+from tests.support.service import ServiceProcess, free_port
 
 CONNECTIONS = 16
 SECONDS = 10.0
+ROUNDS = 3
+RATE_BAR, P99_BAR_MS = 500.0, 50.0
 PLAN_ID = "0" * 32
 
 
@@ -59,11 +65,12 @@ def load(port: int, path: str) -> tuple[float, list[float]]:
         await asyncio.gather(*(_client(port, path, until, taken) for _ in range(CONNECTIONS)))
         return time.perf_counter() - started
 
-    return len(taken) / asyncio.run(run()), taken
+    elapsed = asyncio.run(run())  # first: it fills `taken`
+    return len(taken) / elapsed, taken
 
 
-def plain_server(body: bytes, port: int) -> uvicorn.Server:
-    """uvicorn with an application that answers one body."""
+def serve_plainly(body: bytes, port: int) -> None:
+    """Run uvicorn with an application that answers one body, until the process is ended."""
     head = {"type": "http.response.start", "status": 200}
     headers = [(b"content-length", str(len(body)).encode())]
 
@@ -73,8 +80,27 @@ def plain_server(body: bytes, port: int) -> uvicorn.Server:
             await send({**head, "headers": headers})
             await send({"type": "http.response.body", "body": body})
 
-    config = uvicorn.Config(app, port=port, log_level="error", lifespan="off")
-    return uvicorn.Server(config)
+    uvicorn.run(app, port=port, log_level="error", lifespan="off")
+
+
+@contextmanager
+def plain_server(body: bytes, port: int) -> Iterator[None]:
+    """That server as a process, once it answers."""
+    process = multiprocessing.get_context("spawn").Process(target=serve_plainly, args=(body, port))
+    process.start()
+    try:
+        while True:
+            try:
+                asyncio.run(_client(port, "/", time.perf_counter() + 0.01, []))
+                break
+            except OSError:
+                if process.exitcode is not None:
+                    raise
+                time.sleep(0.1)
+        yield
+    finally:
+        process.terminate()
+        process.join()
 
 
 def store_plan(data_dir: Path, body: bytes) -> None:
@@ -98,22 +124,17 @@ def cached_plan(folder: Path) -> None:
     store_plan(folder / "data", body)
     service = ServiceProcess(folder / "data", "--reads-per-second", "1000000")
     service.start()
-    plain = ServiceProcess(folder / "plain")
-    server = plain_server(body, plain.port)
-    thread = threading.Thread(target=server.run, daemon=True)
-    thread.start()
+    plain_port = free_port()
+    rates, taken, limits = list[float](), list[float](), list[float]()
     try:
-        rates, taken = [], []
-        limits = []
-        for _ in range(3):
-            rate, seconds = load(service.port, f"/v1/plans/{PLAN_ID}")
-            rates.append(rate)
-            taken += seconds
-            limits.append(load(plain.port, "/")[0])
+        with plain_server(body, plain_port):
+            for _ in range(ROUNDS):
+                rate, seconds = load(service.port, f"/v1/plans/{PLAN_ID}")
+                rates.append(rate)
+                taken += seconds
+                limits.append(load(plain_port, "/")[0])
     finally:
         service.stop()
-        server.should_exit = True
-        thread.join()
     limit = float(np.median(limits))
     p50, p99 = np.percentile(taken, [50, 99])
     spread = Spread.of(rates)
@@ -126,6 +147,8 @@ def cached_plan(folder: Path) -> None:
         p50_ms=1e3 * float(p50),
         p99_ms=1e3 * float(p99),
         connections=CONNECTIONS,
+        bar=f"{RATE_BAR:g} requests/s, p99 under {P99_BAR_MS:g} ms",
+        met=spread.median >= RATE_BAR and 1e3 * float(p99) < P99_BAR_MS,
     )
 
 
@@ -218,7 +241,9 @@ def planning_kills(folder: Path, jobs: int, rounds: int) -> None:
         folder / "graph", num_nodes=3000, degree=15.0, feature_dim=16, num_classes=5, seed=7
     )
     for number in range(rounds):
-        dice = random.Random(number)
+        # A cache of its own: the round before must not have measured what this one plans.
+        os.environ["GNNPLAN_CACHE"] = str(folder / f"cache-{number}")
+        started, dice = time.monotonic(), random.Random(number)
         service = ServiceProcess(
             folder / f"planning-{number}", "--graph-root", str(folder),
             "--writes-per-second", "100000",
@@ -242,7 +267,7 @@ def planning_kills(folder: Path, jobs: int, rounds: int) -> None:
         good = outcomes.get("succeeded", 0)
         record(
             "service.planning_kills", good, "plans made once", baseline=jobs, ratio=good / jobs,
-            round=number, outcomes=outcomes,
+            round=number, outcomes=outcomes, seconds=round(time.monotonic() - started, 1),
         )  # fmt: skip
 
 

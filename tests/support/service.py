@@ -40,14 +40,19 @@ def follow(client: TestClient, location: str, seconds: float = 600) -> dict[str,
     raise AssertionError(f"{location} has not ended after {seconds} s")
 
 
+def free_port() -> int:
+    """A port of this machine that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
 class ServiceProcess:
     """`gnnplan-serve` as a process: started, killed, and started again on the same folder."""
 
     def __init__(self, data_dir: Path, *words: str) -> None:
         self.data_dir = data_dir
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
+        self.port = free_port()
         self._words = words
         self.process: subprocess.Popen[bytes] | None = None
 
