@@ -86,9 +86,10 @@ def test_the_rate_of_the_link_between_two_hosts_is_found(tmp_path: Path) -> None
     )
     between = {"hosts_all_reduce_stepped", "hosts_all_to_all_stepped", "hosts_all_to_all_early"}
     assert between | {"hosts_all_to_all_after", "hosts_all_to_all_asked"} <= set(model.tables)
-    # Half of 4 MiB goes to the other host: 16.8 ms. Clocks that were not the same would show here.
+    # Half of 4 MiB goes to the other host: 16.8 ms, less what the shapers let through at once. With
+    # clocks apart by more than that, entries would lie behind exits.
     stepped = model.tables["hosts_all_to_all_stepped"].at(bytes=2**22, hosts=2)
-    assert 0.008 < stepped < 0.2
+    assert stepped > 0.008
     assert model.tables["hosts_all_to_all_early"].at(bytes=2**22, hosts=2) < stepped
     # 4 MiB take 33.6 ms at 1 Gbit/s, less what the shapers let through at once (two of 256 KiB)
     # and half a round trip.
