@@ -2,10 +2,12 @@
 
 import json
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from planner.cli import main
 from planner.errors import PlanDoesNotFit, SettingsError
@@ -13,10 +15,11 @@ from planner.explain import explain, render
 from planner.pipeline import plan
 from planner.probe.presets import load_preset
 from planner.settings import PlanSettings
+from runtime.comm.collectives import Communicator
 from runtime.features.location import LocationTable
 from runtime.graph.dataset import Graph
 from runtime.graph.generate import generate_rmat
-from runtime.plan import Plan, Workload, load_array, load_plan
+from runtime.plan import Plan, Workload, load_array, load_plan, save_plan
 
 SETTINGS = PlanSettings(workload=Workload(batch_size=256, hidden=16, fanouts=[10, 5]))
 TRAINING = ("wait", "forward_backward", "all_reduce", "optimizer")
@@ -99,6 +102,43 @@ def test_batches_are_made_ahead_on_lanes_and_the_step_is_shorter_than_in_line(
     assert all(a.step_seconds > step for a in listed if a.step_seconds is not None)
     text = render(explain(made))
     assert f"1 loader thread {made.strategy.prefetch_depth} batches ahead" in text
+
+
+def test_a_plan_for_gpus_runs_ahead_as_it_was_priced_with_the_serial_losses(
+    tmp_path: Path, kernel_device: torch.device
+):
+    pytest.importorskip("triton")
+    from runtime.loader import PlannedLoader
+    from runtime.loader_device_batch import DeviceMiniBatch
+    from runtime.mesh import Mesh, ranks_by
+    from runtime.worker import make_loop
+
+    tiny = generate_rmat(tmp_path / "g", num_nodes=512, degree=6, feature_dim=7, seed=2)
+    work = Workload(batch_size=16, hidden=8, fanouts=[3, 2])
+    made = make(tiny, tmp_path / "p", "h200x1", devices=1, workload=work)
+    threads = made.strategy.threads
+    assert (threads.sample, threads.capture, threads.comm) == (1, 1, 0)
+    serial = replace(made.strategy, threads=replace(threads, sample=0, capture=0))
+    arrays = {name: np.load(tmp_path / "p" / ref.file) for name, ref in made.arrays.items()}
+    save_plan(replace(made, strategy=serial), arrays, tmp_path / "serial")
+    mesh = Mesh(
+        rank=0, size=1, host=0, device=kernel_device, comm=Communicator(), owns_group=False,
+        hosts=ranks_by([0]), cliques=ranks_by([0]),
+    )  # fmt: skip
+    losses: dict[str, list[float]] = {}
+    for name, workers in (("p", 1), ("serial", 0)):
+        loader = PlannedLoader(tmp_path / name, tiny, device=kernel_device, on_device=True)
+        assert loader._workers.count == workers
+        drawn = [isinstance(batch, DeviceMiniBatch) for batch in loader.batches(1)]
+        loader.set_epoch(0)
+        loop = make_loop(loader.plan, tiny, mesh, loader)
+        losses[name] = loop.run(loader.batches(5), 0, lambda loss: None)
+        loader.close()
+        assert drawn == [True]
+    # The same bits on the CPU; a GPU's sums of a backward pass come in any order.
+    tolerance = 1e-5 if kernel_device.type == "cuda" else 0.0
+    assert losses["p"] == pytest.approx(losses["serial"], rel=tolerance, abs=0.0)
+    assert len(losses["p"]) == 3  # the steps of an epoch
 
 
 def test_peers_are_read_inside_a_clique_and_never_across(graph: Graph, tmp_path: Path):
