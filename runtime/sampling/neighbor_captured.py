@@ -98,8 +98,12 @@ class CapturedNeighborSampler(DeviceNeighborSampler):
         Raises:
             SamplerError: it is no sampler of uniform, independent neighbours with bounded fan-outs.
         """
-        plain = type(sampler) is DeviceNeighborSampler and sampler.method is Method.NEIGHBOR
-        if not plain or sampler.streams.kappa != 1:
+        if (
+            not isinstance(sampler, DeviceNeighborSampler)
+            or type(sampler) is not DeviceNeighborSampler
+            or sampler.method is not Method.NEIGHBOR
+            or sampler.streams.kappa != 1
+        ):
             raise SamplerError(
                 "expected uniform neighbours in independent batches to capture, found "
                 f"{type(sampler).__name__}; sample it kernel by kernel"

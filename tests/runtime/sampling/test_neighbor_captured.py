@@ -85,13 +85,13 @@ def test_only_plain_neighbours_have_a_captured_form(kernel_device: torch.device)
     from runtime.sampling.neighbor_captured import CapturedNeighborSampler
     from runtime.sampling.neighbor_triton import DeviceNeighborSampler, Method
 
-    topology, settings = topology_of(random_graph(1), kernel_device), {"device": kernel_device}
-    plain = DeviceNeighborSampler(topology, [3], seed=5, edge_ids=True, **settings)
+    topology, device = topology_of(random_graph(1), kernel_device), kernel_device
+    plain = DeviceNeighborSampler(topology, [3], device=device, seed=5, edge_ids=True)
     found = CapturedNeighborSampler.of(plain, 4)
     assert (found.seed, found.edge_ids, found.batch_size) == (5, True, 4)
     for other in (
-        DeviceNeighborSampler(topology, [3], method=Method.LABOR, **settings),
-        DeviceNeighborSampler(topology, [3], kappa=4, **settings),
+        DeviceNeighborSampler(topology, [3], device=device, method=Method.LABOR),
+        DeviceNeighborSampler(topology, [3], device=device, kappa=4),
         found,
     ):
         with pytest.raises(SamplerError, match="to capture"):
