@@ -184,7 +184,8 @@ def test_smoothing_takes_24_bytes_a_node_beside_what_is_measured():
     num = 2_000_000
     indptr, indices = np.arange(num + 1), np.roll(np.arange(num, dtype=np.int32), 1)
     seeds, measured = np.full(num, 1e-6, np.float32), np.zeros(num, np.float32)
-    neighbor_hotness(indptr[:3], indices[:2], seeds[:2], [1], dialect="first_seen")  # compiled
+    pair = np.array([1, 0], np.int32)  # compiled on a ring of two
+    neighbor_hotness(indptr[:3], pair, seeds[:2], [1], dialect="first_seen")
     smooth(measured[:2].copy(), seeds[:2], 32)
     tracemalloc.start()
     try:
