@@ -50,6 +50,14 @@ class Priced:
         return sum(r.own_rows + r.cache_rows for r in self.placed.rows.ranks)
 
     @property
+    def copies(self) -> int:
+        """Copies of rows that something else could use the room of.
+
+        Those on GPUs stay within budgets that hold nothing else: more of them cost nothing.
+        """
+        return 0 if self.candidate.gpus else self.own_rows
+
+    @property
     def changes(self) -> int:
         """Choices that are not the plain ones: they must pay for being there."""
         c = self.candidate
@@ -61,7 +69,8 @@ class Priced:
 def choose(priced: Sequence[Priced], noise: float) -> Priced:
     """The fastest that fits; what is not plain must win by more than the noise to be worth it.
 
-    Plainer is: fewer of stacks, dependence, locality and caches, then fewer copies of rows.
+    Plainer is: fewer of stacks, dependence, locality and caches, then fewer copies of rows in
+    hosts' memory.
 
     Args:
         priced: simplest candidates first, which wins ties.
@@ -82,10 +91,10 @@ def choose(priced: Sequence[Priced], noise: float) -> Priced:
     plainer = [
         p
         for p in feasible
-        if (p.changes, p.own_rows) < (best.changes, best.own_rows)
+        if (p.changes, p.copies) < (best.changes, best.copies)
         and p.seconds <= best.seconds * (1.0 + noise)
     ]
-    return min(plainer, key=lambda p: (p.changes, p.own_rows, p.seconds)) if plainer else best
+    return min(plainer, key=lambda p: (p.changes, p.copies, p.seconds)) if plainer else best
 
 
 def alternatives(
@@ -139,9 +148,9 @@ def why_it_lost(other: Priced, chosen: Priced) -> str:
     if ratio <= 0 or (abs(ratio) < 1e-9):
         if other.changes > chosen.changes:
             return _no_gain(other.candidate, -ratio)
-        if other.own_rows > chosen.own_rows:
-            copies = other.own_rows - chosen.own_rows
-            return f"{_faster(-ratio)}, for {copies} copies of rows"
+        if other.copies > chosen.copies:
+            more = other.copies - chosen.copies
+            return f"{_faster(-ratio)}, for {more} copies of rows"
         return "as fast; the simpler one is kept"
     ours, theirs = chosen.prediction.stages, other.prediction.stages
     names = sorted(set(ours) | set(theirs))

@@ -28,6 +28,10 @@ def test_a_graph_is_planned_for_both_machines_with_whole_gpus_and_with_little_ro
         # Room for a fifth of the rows: more than that is never kept.
         assert max(tight.strategy.features.own_rows) <= 0.2 * graph.num_nodes + 2
         assert tight.machine.provenance == "preset"
+        # Room on a GPU holds nothing else: no placement loses to one with fewer copies.
+        for plan in (tight, load_plan(tmp_path / "out" / name)):
+            others = [a.step_seconds for a in plan.alternatives if a.step_seconds is not None]
+            assert min(others) >= plan.prediction.step_seconds.value * 0.999
     text = render_elsewhere(found)
     assert "nothing of this was measured" in text.splitlines()[0]
     assert text.count("(predicted)") == 4
