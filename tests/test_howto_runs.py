@@ -58,7 +58,15 @@ def with_ports(page: str) -> str:
     named = sorted(set(re.findall(r"(?:host0|localhost|--port )[: ]?(\d{4,5})", page)))
     for old, new in zip(named, free_ports(len(named)), strict=True):
         page = re.sub(rf"\b{old}\b", str(new), page)
-    return page.replace("host0:", "127.0.0.1:")
+    return page.replace("host0:", f"{own_address()}:")
+
+
+def own_address() -> str:
+    """An address of this machine that is not its loopback, which hosts of a job are refused."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as to_nobody:
+        # Nothing is sent: this asks which of its addresses the machine would send from.
+        to_nobody.connect(("192.0.2.1", 9))
+        return str(to_nobody.getsockname()[0])
 
 
 def run_page(page: str, folder: Path, environment: dict[str, str]) -> str:
