@@ -19,7 +19,7 @@ from runtime.plan import FullGraph
 from tests.benchmarks.common import cache_folder
 from tests.hosts import Hosts
 from tests.support.fullgraph_plans import make_full_graph_plan
-from tests.support.fullgraph_ranks import free_port
+from tests.support.ranks import free_port
 
 FEATURES = {"coauthor-physics": "project:128"}
 RATE_BITS_PER_SECOND = 1e9

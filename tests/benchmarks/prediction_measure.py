@@ -30,7 +30,7 @@ from runtime.process import host_state, noise_between
 from tests.benchmarks.common import RandomReadLimit, steady
 from tests.benchmarks.prediction_cases import RATE_BITS_PER_SECOND, Case
 from tests.hosts import Hosts
-from tests.support.fullgraph_ranks import free_port
+from tests.support.ranks import free_port
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

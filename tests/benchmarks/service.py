@@ -30,7 +30,8 @@ from api.storage.storage import Storage
 from api.storage.tables import PlanRow
 from tests.api.test_kill import check_once, kill_at_random, soak, wait_for
 from tests.benchmarks.common import Spread, record
-from tests.support.service import ServiceProcess, free_port
+from tests.support.ranks import free_port
+from tests.support.service import ServiceProcess
 
 CONNECTIONS = 16
 SECONDS = 10.0

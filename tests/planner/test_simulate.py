@@ -49,6 +49,7 @@ def agree(found: Simulation, reports: list[RankReport]) -> None:
 
 
 @pytest.mark.distributed
+@pytest.mark.slow
 def test_one_ranks_counters_are_the_simulators(small_graph: Graph, tmp_path: Path) -> None:
     folder = tmp_path / "plan"
     make_plan(

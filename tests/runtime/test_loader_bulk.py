@@ -3,7 +3,6 @@
 import itertools
 import json
 import os
-import socket
 import tracemalloc
 from collections import deque
 from collections.abc import Callable
@@ -16,7 +15,6 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 
 from planner.placement.blocks import block_placement
 from runtime.comm.collectives import Communicator
@@ -33,6 +31,7 @@ from runtime.sampling.neighbor import NeighborSampler
 from tests.support.batches import contents, skewed_graph
 from tests.support.inprocess import run_in_process
 from tests.support.plans import make_plan
+from tests.support.ranks import free_port, run_on_ranks
 
 BATCH = 64
 
@@ -235,10 +234,8 @@ def _train_on_rank(rank: int, size: int, port: int, graph: Path, folder: Path) -
 
 
 def losses(run: Callable[..., None], graph: Graph, folder: Path, size: int) -> list[float]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    mp.spawn(run, (size, port, graph.path, folder), nprocs=size)  # type: ignore[attr-defined]
+    port = free_port()
+    run_on_ranks(run, (size, port, graph.path, folder), size)
     return json.loads((folder / "losses.json").read_text())
 
 

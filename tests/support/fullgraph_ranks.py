@@ -2,7 +2,6 @@
 
 import ctypes
 import os
-import socket
 import threading
 import time
 from datetime import timedelta
@@ -18,13 +17,6 @@ from runtime.graph.dataset import Graph
 from runtime.plan import load_plan
 from runtime.process import memory_bytes
 from runtime.train.fullgraph import FullGraphLoop, open_full_graph
-
-
-def free_port() -> int:
-    """A port that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def join(rank: int, size: int, port: int, address: str = "127.0.0.1") -> Communicator:

@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -16,6 +15,7 @@ from fastapi.testclient import TestClient
 
 from api.app import create_app
 from api.settings import ServiceSettings
+from tests.support.ranks import free_port
 
 LOOPBACK = "http://127.0.0.1"
 ENDED = ("succeeded", "failed", "cancelled")
@@ -38,13 +38,6 @@ def follow(client: TestClient, location: str, seconds: float = 600) -> dict[str,
             return job
         time.sleep(0.1)
     raise AssertionError(f"{location} has not ended after {seconds} s")
-
-
-def free_port() -> int:
-    """A port of this machine that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 class ServiceProcess:

@@ -1,7 +1,6 @@
 """Collectives on real gloo ranks: results, empty shares, metering; and one rank alone."""
 
 import os
-import socket
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -11,16 +10,10 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 
 from runtime.comm.collectives import Communicator
 from runtime.stages import Stage
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+from tests.support.ranks import free_port, run_on_ranks
 
 
 def _run_rank(rank: int, size: int, port: int, body: Callable[..., None], folder: Path) -> None:
@@ -36,7 +29,7 @@ def _run_rank(rank: int, size: int, port: int, body: Callable[..., None], folder
 
 def _on_ranks(size: int, body: Callable[..., None], folder: Path) -> None:
     """Run body(comm, folder) on `size` processes; an assertion in any of them fails the test."""
-    mp.spawn(_run_rank, (size, _free_port(), body, folder), nprocs=size)  # type: ignore[attr-defined]
+    run_on_ranks(_run_rank, (size, free_port(), body, folder), size)
     assert sorted(path.name for path in folder.glob("done-*")) == [f"done-{r}" for r in range(size)]
 
 

@@ -1,7 +1,6 @@
 """Two processes read each other's rows: in place, or by exchange; on one GPU where there is one."""
 
 import os
-import socket
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
@@ -12,11 +11,11 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 
 from runtime.comm.collectives import Communicator
 from runtime.graph.dataset import Graph, open_graph
 from runtime.plan import DynamicCache, Plan, Source, load_plan
+from tests.support.ranks import free_port, run_on_ranks
 
 pytest.importorskip("triton")
 
@@ -26,12 +25,6 @@ SOURCES = [
     Source(kind="own"), Source(kind="peer", rank=1), Source(kind="host"),
     Source(kind="peer", rank=0), Source(kind="disk"),
 ]  # fmt: skip
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def _on_rank(rank: int, port: int, graph_folder: Path, folder: Path, device_type: str) -> None:
@@ -88,8 +81,8 @@ def _start(make_graph: MakeGraph, make_plan: MakePlan, folder: Path, device: str
     make_plan(graph, SOURCES, **plan)
     cache = DynamicCache(policy="lru", rows=[40, 40])
     make_plan(graph, SOURCES, name="cached", cache=cache, **plan)
-    arguments = (_free_port(), graph.path, folder, device)
-    mp.spawn(_on_rank, arguments, nprocs=2)  # type: ignore[attr-defined]
+    arguments = (free_port(), graph.path, folder, device)
+    run_on_ranks(_on_rank, arguments, 2)
     for rank in range(2):
         assert np.load(folder / f"done-{rank}.npy")[0] > 20
 

@@ -6,7 +6,6 @@ poisoned: a row that is right came from where the plan says it is.
 
 import os
 import shutil
-import socket
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -16,7 +15,6 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 
 from runtime.comm.collectives import Communicator
 from runtime.errors import PlanError
@@ -25,6 +23,7 @@ from runtime.features.store import open_store
 from runtime.graph.dataset import Graph, open_graph
 from runtime.plan import DynamicCache, Plan, Source, load_plan
 from tests.support.caches import SlowLru
+from tests.support.ranks import free_port, run_on_ranks
 
 MakeGraph = Callable[..., Graph]
 MakePlan = Callable[..., Plan]
@@ -112,10 +111,8 @@ def _read_all(rank: int, size: int, port: int, cases: list[tuple[Path, Path, lis
 
 def _run(size: int, cases: list[tuple[Path, Path, list[Path]]]) -> dict[str, Any]:
     """Read under every plan on `size` ranks; rows by kind (in KINDS' order), over ranks."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    mp.spawn(_read_all, (size, port, cases), nprocs=size)  # type: ignore[attr-defined]
+    port = free_port()
+    run_on_ranks(_read_all, (size, port, cases), size)
     return {
         folder.name: np.array([np.load(folder / f"seen-{r}.npy") for r in range(size)])
         for _, folder, _ in cases

@@ -1,7 +1,6 @@
 """The peer tier on real gloo ranks: every mix returns x[ids] on every rank, also with no ids."""
 
 import os
-import socket
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -11,21 +10,15 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 
 from runtime.comm.collectives import Communicator
 from runtime.features.store import open_store
 from runtime.graph.dataset import Graph, open_graph
 from runtime.plan import Plan, Source, load_plan
+from tests.support.ranks import free_port, run_on_ranks
 
 MakeGraph = Callable[..., Graph]
 MakePlan = Callable[..., Plan]
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def _read_on_rank(rank: int, size: int, port: int, graph_folder: Path, folder: Path) -> None:
@@ -80,8 +73,8 @@ def test_any_mix_with_peers_returns_the_rows_on_every_rank(
     for rank in range(size):
         sources.insert(rank % 2, Source(kind="peer", rank=rank))
     make_plan(graph, sources, num_ranks=size)
-    arguments = (size, _free_port(), graph.path, tmp_path / "plan")
-    mp.spawn(_read_on_rank, arguments, nprocs=size)  # type: ignore[attr-defined]
+    arguments = (size, free_port(), graph.path, tmp_path / "plan")
+    run_on_ranks(_read_on_rank, arguments, size)
     for rank in range(size):
         own, peer = np.load(tmp_path / f"done-{rank}.npy")
         assert peer > 100

@@ -16,12 +16,12 @@ from runtime.train.fullgraph import WholeEpoch
 from tests.support.fullgraph_plans import make_full_graph_plan
 from tests.support.fullgraph_ranks import (
     PeakMemory,
-    free_port,
     join,
     open_rank,
     return_freed_memory,
     sizes_of,
 )
+from tests.support.ranks import free_port
 
 BAR = 0.08
 CASES = [("sage", 1.0, False), ("sage", 0.1, False), ("sage", 0.1, True), ("gcn", 0.5, False)]

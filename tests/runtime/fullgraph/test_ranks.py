@@ -1,7 +1,6 @@
 """On real gloo ranks: gradients of one process, and bytes as counted by hand."""
 
 import os
-import socket
 from datetime import timedelta
 from pathlib import Path
 
@@ -9,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 
 from runtime.comm.collectives import Communicator
 from runtime.plan import FullGraph
@@ -20,6 +18,7 @@ from tests.runtime.fullgraph.cases import (
     pyg_loss,
     random_case,
 )
+from tests.support.ranks import free_port, run_on_ranks
 
 BAR = 1e-5
 SETTINGS = {
@@ -27,12 +26,6 @@ SETTINGS = {
     "precomputed": FullGraph(precompute_first_layer=True),
     "broadcast": FullGraph(exchange="broadcast"),
 }
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def _on_rank(rank: int, size: int, port: int, folder: Path) -> None:
@@ -65,5 +58,5 @@ def _on_rank(rank: int, size: int, port: int, folder: Path) -> None:
 @pytest.mark.distributed
 @pytest.mark.parametrize("size", [1, 2, pytest.param(4, marks=pytest.mark.slow)])
 def test_gradients_on_real_ranks_are_those_of_one_process(size: int, tmp_path: Path) -> None:
-    mp.spawn(_on_rank, (size, _free_port(), tmp_path), nprocs=size)  # type: ignore[attr-defined]
+    run_on_ranks(_on_rank, (size, free_port(), tmp_path), size)
     assert len(list(tmp_path.glob("done-*"))) == size

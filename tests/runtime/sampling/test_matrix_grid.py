@@ -2,7 +2,6 @@
 
 import itertools
 import os
-import socket
 from datetime import timedelta
 from pathlib import Path
 
@@ -10,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 
 from runtime.comm.collectives import Communicator
 from runtime.comm.grid import open_grid
@@ -23,6 +21,7 @@ from runtime.sampling.matrix_memory import Ledger
 from tests.support.batches import skewed_graph
 from tests.support.grids import CASES, Case, sample_alone, sample_on_grid
 from tests.support.inprocess import run_in_process
+from tests.support.ranks import free_port, run_on_ranks
 
 STEPS = [4, 5, 6]
 
@@ -158,8 +157,6 @@ def _on_rank(rank: int, size: int, port: int, copies: int, folder: Path) -> None
 def test_real_processes_get_the_batches_of_the_single_process(
     tmp_path: Path, ranks: int, copies: int
 ) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    mp.spawn(_on_rank, (ranks, port, copies, tmp_path), nprocs=ranks)  # type: ignore[attr-defined]
+    port = free_port()
+    run_on_ranks(_on_rank, (ranks, port, copies, tmp_path), ranks)
     assert len(list(tmp_path.glob("done-*"))) == ranks

@@ -1,7 +1,6 @@
 """Cooperative training on real gloo ranks: the losses and gradients of one process."""
 
 import os
-import socket
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import nn
 
 from runtime import launch, worker
@@ -26,6 +24,7 @@ from runtime.train.cooperative import check_model, exchange_hidden
 from tests.support.cooperative import make_cooperative_plan, open_rank
 from tests.support.inprocess import run_in_process
 from tests.support.plans import make_plan
+from tests.support.ranks import free_port, run_on_ranks
 
 STEPS = 3
 CASES: dict[str, dict[str, Any]] = {
@@ -110,11 +109,9 @@ def test_losses_and_gradients_are_those_of_one_process(
         if "partition" in settings:
             settings["partition"] = settings["partition"] % size
         make_cooperative_plan(small_graph, tmp_path / case, ranks=size, **settings)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     arguments = (size, port, small_graph.path, tmp_path)
-    mp.spawn(_train_rank, arguments, nprocs=size)  # type: ignore[attr-defined]
+    run_on_ranks(_train_rank, arguments, size)
     for case in CASES:
         found = [np.load(tmp_path / f"{case}-{rank}.npz") for rank in range(size)]
         losses, gradients, rows = alone[case]

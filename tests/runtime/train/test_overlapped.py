@@ -1,20 +1,19 @@
 """Gradients sent while they are made are the gradients sent afterwards."""
 
 import os
-import socket
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import Tensor, nn
 
 from runtime.comm.collectives import Communicator, Pending
 from runtime.train.gradients import GradientBuffer
 from runtime.train.overlapped import OverlappedReduce, overlapped
 from tests.support.inprocess import run_in_process
+from tests.support.ranks import free_port, run_on_ranks
 
 STEPS = 4
 
@@ -118,12 +117,6 @@ def test_one_rank_or_no_wish_for_it_sends_nothing_in_parts() -> None:
     assert overlapped(gradients, Communicator(), asked=False) is None
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 def _on_rank(rank: int, size: int, port: int, folder: Path) -> None:
     torch.set_num_threads(1)
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
@@ -140,5 +133,5 @@ def _on_rank(rank: int, size: int, port: int, folder: Path) -> None:
 
 @pytest.mark.distributed
 def test_parts_sent_by_gloo_are_bit_for_bit_the_whole_on_two_ranks(tmp_path: Path) -> None:
-    mp.spawn(_on_rank, (2, _free_port(), tmp_path), nprocs=2)  # type: ignore[attr-defined]
+    run_on_ranks(_on_rank, (2, free_port(), tmp_path), 2)
     assert len(list(tmp_path.glob("done-*"))) == 2

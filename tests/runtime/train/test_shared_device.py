@@ -5,7 +5,6 @@ else CPU tensors stand for the device's and kernels run in Triton's interpreter.
 """
 
 import os
-import socket
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -14,7 +13,6 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 
 from runtime.graph.dataset import Graph, open_graph
 from runtime.graph.generate import generate_sbm
@@ -23,16 +21,11 @@ from runtime.mesh import Mesh, open_mesh
 from runtime.plan import Plan, load_plan, save_plan
 from runtime.worker import make_loop
 from tests.support.plans import make_plan
+from tests.support.ranks import free_port, run_on_ranks
 
 pytest.importorskip("triton")
 
 RANKS, STEPS = 2, 4
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def _losses(plan: Path, graph: Graph, mesh: Mesh, *, on_device: bool) -> tuple[list[float], Any]:
@@ -108,8 +101,8 @@ def test_two_ranks_on_one_device_have_the_losses_of_cpu_ranks(tmp_path: Path) ->
     _plan(graph, tmp_path / "parts", "cpu", comm=1)
     _plan(graph, tmp_path / "mapped", kind)
     _plan(graph, tmp_path / "exchange", kind, peer_way="exchange", comm=1)
-    arguments = (_free_port(), graph.path, tmp_path, ["mapped", "exchange"])
-    mp.spawn(_on_rank, arguments, nprocs=RANKS)  # type: ignore[attr-defined]
+    arguments = (free_port(), graph.path, tmp_path, ["mapped", "exchange"])
+    run_on_ranks(_on_rank, arguments, RANKS)
     found = [np.load(path) for path in sorted(tmp_path.glob("losses-*.npy"))]
     assert len(found) == 4
     assert all(len(each) == STEPS for each in found)
