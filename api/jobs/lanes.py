@@ -74,6 +74,8 @@ class Lanes:
             taken = self._storage.jobs.take_over(self._former)
             LOG.info("taken over", extra={"jobs": taken})
         sign_folder(self._lock, self._owner)
+        for lane in LANES:
+            self.notify(lane)  # jobs may wait already
         for thread in self._threads:
             thread.start()
 

@@ -221,7 +221,15 @@ def kills(folder: Path, jobs: int, rounds: int) -> None:
         started = time.monotonic()
         place = folder / f"kills-{number}"
         place.mkdir()
-        outcomes = soak(place, jobs=jobs, kills=20, seed=number, seconds=7200)
+        # The pauses end before the jobs do: `waiting` says how many the last kill found.
+        outcomes = soak(
+            place,
+            jobs=jobs,
+            kills=20,
+            seed=number,
+            seconds=7200,
+            most_pause_seconds=jobs / 300,
+        )
         record(
             "service.kills",
             outcomes.get("succeeded", 0),
