@@ -39,7 +39,7 @@ TABLES = {
 }
 """Tables of the machine by the factor that scales them; ids of an exchange go with its rows where
 they were not measured together with the counts that precede them."""
-TIMED = ("forward_backward", "optimizer", "batch")
+TIMED = ("forward_backward", "optimizer", "batch", "all_reduce")
 """Stages priced from the profile's timing of the model."""
 
 
@@ -187,6 +187,8 @@ def calibrated_profile(profile: WorkloadProfile, factors: Mapping[str, float]) -
             timing,
             forward_backward=_scaled(timing.forward_backward, factors.get("forward_backward", 1.0)),
             optimizer=_scaled(timing.optimizer, factors.get("optimizer", 1.0)),
+            all_reduce=timing.all_reduce
+            and _scaled(timing.all_reduce, factors.get("all_reduce", 1.0)),
             batch_seconds=timing.batch_seconds * factors.get("batch", 1.0),
             sample_seconds=timing.sample_seconds * factors.get("sample", 1.0),
         )

@@ -64,6 +64,9 @@ class ModelTiming:
     num_parameters: int
     activation_bytes: int
     """Peak bytes of activations and their gradients at the mean batch."""
+    all_reduce: Table | None = None
+    """Seconds of adding the gradients over ranks of one host in these steps, equal batches' wait
+    for each other included; axes: ranks, threads. None: one rank, or not measured."""
     batch_seconds: float = 0.0
     """Seconds to add edge weights to a mean batch (loader's last stage)."""
     sample_seconds: float = 0.0

@@ -7,6 +7,7 @@ from planner.cost.all_reduce import all_reduce_seconds, gradient_bytes
 from planner.cost.beside_backward import exposed_in_parts
 from planner.cost.compute import compute_seconds, seconds_per_scale
 from planner.cost.gather import gather_seconds
+from planner.cost.overlap import hidden_share
 from planner.cost.rates import (
     Rate,
     after_seconds,
@@ -62,6 +63,9 @@ class RankSeconds:
     """Of the loader's stages: seconds that links from other memories to a GPU are busy."""
     sample_beside: float = 0.0
     """What a batch takes longer on a loader thread, beside the training thread."""
+    wait_sigma: float | None = None
+    """Of `trainer_sigma`, what is not in `all_reduce` already: the wait for each other that was
+    measured with it is not expected a second time. None: all of it."""
     early: float = 0.0
     """How much before the last rank this one leaves the exchange of rows; it waits for it later."""
 
@@ -142,6 +146,7 @@ def rank_seconds(
         optimizer=timing.optimizer.at(ranks=ranks, threads=threads),
         loader_sigma=_join(loader * variation, loader * machine.noise),
         trainer_sigma=_join(slope * variation, compute * _jitter(machine, ranks)),
+        wait_sigma=slope * variation if reduced.waited else None,
         sample_beside=beside,
         early=early,
         spreads={
@@ -173,6 +178,8 @@ class _AllReduce:
     """Of one rank."""
     spread: float
     words: str
+    waited: bool = False
+    """Whether the wait of equal batches for each other was measured with it."""
 
 
 def _all_reduce(machine: MachineModel, timing: ModelTiming, candidate: Candidate) -> _AllReduce:
@@ -184,22 +191,29 @@ def _all_reduce(machine: MachineModel, timing: ModelTiming, candidate: Candidate
         return _between_hosts(machine, timing, candidate)
     name = collective_table(machine, "all_reduce", candidate)
     table, size = machine.table(name), float(gradient_bytes(timing.num_parameters))
-    seconds = all_reduce_seconds(table, size, ranks)
+    alone = seconds = all_reduce_seconds(table, size, ranks)
+    spread = table.spread
+    words = f"{table.provenance}: table {name} at the gradient's bytes + expected straggler"
+    threads, own = candidate.threads.compute, timing.all_reduce
+    if own is not None:
+        seconds, spread = own.at(ranks=float(ranks), threads=float(threads)), own.spread
+        words = f"{own.provenance}: this model's gradients, in its steps + straggler of batches"
     if candidate.threads.comm:
-        threads = candidate.threads.compute
+        slower = seconds / alone
         seconds = exposed_in_parts(
-            lambda n: all_reduce_seconds(table, n, ranks),
+            lambda n: slower * all_reduce_seconds(table, n, ranks),
             size,
             compute_seconds(timing, ranks=ranks, threads=threads),
-            machine.table("overlap_eta").at(ranks=float(ranks), threads=float(threads)),
+            hidden_share(machine, candidate),
         )
     busy = machine.tables.get("all_reduce_core_seconds")
     return _AllReduce(
         seconds=seconds,
         # Where it was not measured, a rank's thread is taken to be busy all the while.
         core_seconds=seconds if busy is None else all_reduce_seconds(busy, size, ranks) / ranks,
-        spread=table.spread,
-        words=f"{table.provenance}: table {name} at the gradient's bytes + expected straggler",
+        spread=spread,
+        words=words,
+        waited=own is not None,
     )
 
 

@@ -182,7 +182,11 @@ def _straggling(candidate: Candidate, ranks: Sequence[RankSeconds]) -> float:
         return 0.0
     inline = candidate.threads.sample == 0
     means = [r.forward_backward + (r.loader if inline else 0.0) for r in ranks]
-    sigmas = [(r.trainer_sigma**2 + (r.loader_sigma**2 if inline else 0.0)) ** 0.5 for r in ranks]
+    waits = [r.trainer_sigma if r.wait_sigma is None else r.wait_sigma for r in ranks]
+    sigmas = [
+        (w**2 + (r.loader_sigma**2 if inline else 0.0)) ** 0.5
+        for w, r in zip(waits, ranks, strict=True)
+    ]
     return expected_maximum(means, sigmas) - max(means)
 
 

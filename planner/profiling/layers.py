@@ -41,6 +41,11 @@ class TimingRequest:
     """Measured steps of each scale."""
     types: GraphTypes | None = None
     """Of the graph, for model rgcn."""
+    rank: int = 0
+    ranks: int = 1
+    """Processes that take the same steps and add their gradients."""
+    meeting: str = ""
+    """File by which they find each other, where there are several."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,6 +63,10 @@ class TimingAnswer:
     """Warm-up steps above as many steady ones."""
     num_parameters: int
     activation_bytes: int
+    all_reduce_seconds: float = 0.0
+    """Adding the gradients over ranks in these steps, from this rank's entry; 0 for one rank."""
+    all_reduce_spread: float = 0.0
+    """Relative half-width of that median."""
 
 
 class _Bench:
@@ -72,6 +81,7 @@ class _Bench:
         from runtime.train.precision import Precision
 
         set_threads(request.threads)
+        _meet(request)
         work = request.workload
         model = build_model(
             work, request.in_dim, request.num_classes, request.task, types=request.types
@@ -97,29 +107,31 @@ class _Bench:
         self.steady = _scale_index(request.scales)
         self.steps = 0
 
-    def step(self, batch: MiniBatch) -> tuple[float, float]:
-        """Seconds of forward and backward, and of the optimizer."""
+    def step(self, batch: MiniBatch) -> tuple[float, float, float]:
+        """Seconds of forward and backward, of the optimizer, and of adding gradients over ranks."""
         self.steps += 1
         self.loop.step(batch, self.steps)
-        compute, update = (
-            self.meter.seconds(stage, skip_steps=self.steps)[0]
-            for stage in (Stage.FORWARD_BACKWARD, Stage.OPTIMIZER)
+        compute, update, added = (
+            sum(self.meter.seconds(stage, skip_steps=self.steps))
+            for stage in (Stage.FORWARD_BACKWARD, Stage.OPTIMIZER, Stage.ALL_REDUCE)
         )
-        return compute, update
+        return compute, update, added
 
     def run(self) -> TimingAnswer:
         """Warm up, then time the scales in turn so that drift meets all alike."""
         warm = [self._turn(self.steady, i) for i in range(WARMUP_STEPS)]
         seconds: list[list[float]] = [[] for _ in self.batches]
         optimizer: list[float] = []
+        reduced: list[float] = []
         for i in range(self.request.steps):
             for s in range(len(self.batches)):
-                compute, update = self._turn(s, i)
+                compute, update, added = self._turn(s, i)
                 seconds[s].append(compute)
                 optimizer.append(update)
+                reduced.append(added)
         medians = [float(np.median(values)) for values in seconds]
         steady = medians[self.steady] + float(np.median(optimizer))
-        return TimingAnswer(
+        answer = TimingAnswer(
             forward_backward=medians,
             spread=max(half_width(values) for values in seconds),
             optimizer_seconds=float(np.median(optimizer)),
@@ -127,9 +139,13 @@ class _Bench:
             batch_seconds=self._batch_seconds(),
             num_parameters=sum(p.numel() for p in self.loop.model.parameters()),
             activation_bytes=self._activation_bytes(),
+            all_reduce_seconds=float(np.median(reduced)),
+            all_reduce_spread=half_width(reduced),
         )
+        _part(self.request)
+        return answer
 
-    def _turn(self, scale: int, i: int) -> tuple[float, float]:
+    def _turn(self, scale: int, i: int) -> tuple[float, float, float]:
         return self.step(self.batches[scale][i % BATCHES])
 
     def _batch_seconds(self) -> float:
@@ -165,6 +181,27 @@ class _Bench:
         with torch.autograd.graph.saved_tensors_hooks(pack, _same):
             self._turn(self.steady, 0)
         return 2 * sum(kept.values())
+
+
+def _meet(request: TimingRequest) -> None:
+    """Join the other ranks, where there are some."""
+    if request.ranks > 1:
+        import torch.distributed as dist
+
+        dist.init_process_group(
+            "gloo",
+            init_method=f"file://{request.meeting}",
+            rank=request.rank,
+            world_size=request.ranks,
+        )
+
+
+def _part(request: TimingRequest) -> None:
+    """Leave them: the next request may have other ranks."""
+    if request.ranks > 1:
+        import torch.distributed as dist
+
+        dist.destroy_process_group()
 
 
 def _same(tensor: Any) -> Any:

@@ -100,6 +100,15 @@ def model_timing(answers: Sequence[tuple[Combination, Sequence[TimingAnswer]]]) 
             values=[float(np.mean([a.optimizer_seconds for a in found])) for _, found in answers],
             spread=max(a.spread for a in every),
         ),
+        all_reduce=None
+        if min(a.all_reduce_seconds for a in every) <= 0.0
+        else Table(
+            unit="seconds",
+            axes=["ranks", "threads"],
+            points=shared,
+            values=[float(np.mean([a.all_reduce_seconds for a in found])) for _, found in answers],
+            spread=max(a.all_reduce_spread for a in every),
+        ),
         num_parameters=every[0].num_parameters,
         activation_bytes=max(a.activation_bytes for a in every),
         batch_seconds=float(np.median([a.batch_seconds for a in every])),

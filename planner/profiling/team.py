@@ -12,9 +12,12 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -139,13 +142,18 @@ class Team:
         self.close()
 
     def time(self, request: TimingRequest, ranks: int) -> list[TimingAnswer]:
-        """Have the first `ranks` processes compute at once.
+        """Have the first `ranks` processes take the same steps, adding their gradients.
 
         Raises:
             WorkerFailed: a process ended with an error.
         """
-        text = json.dumps(codec.to_plain(request))
-        answers = self.ask([text] * ranks, request.threads)
+        with tempfile.TemporaryDirectory(prefix="gnnplan-timing-") as folder:
+            meeting = str(Path(folder) / "meeting")
+            texts = [
+                json.dumps(codec.to_plain(replace(request, rank=r, ranks=ranks, meeting=meeting)))
+                for r in range(ranks)
+            ]
+            answers = self.ask(texts, request.threads)
         return [codec.decode(TimingAnswer, json.loads(answer)) for answer in answers]
 
     def ask(self, requests: Sequence[str], threads: int) -> list[str]:

@@ -126,6 +126,20 @@ def test_two_ranks_halve_the_work_and_pay_the_all_reduce() -> None:
     assert found.stages["all_reduce"] == pytest.approx(2e-3 + 0.5642 * sigma, rel=1e-3)
 
 
+def test_gradients_take_what_they_took_in_the_models_own_steps() -> None:
+    # 5 ms in the profile's steps, the wait of equal batches included: of the 3% noise only the
+    # loader's (.9 ms) is expected besides.
+    known = request()
+    timing = known.profile.timing["500"]
+    own = Table(unit="seconds", axes=["ranks", "threads"], points=[[2.0], [1.0]], values=[5e-3],
+                spread=0.01)  # fmt: skip
+    timings = known.profile.timing | {"500": replace(timing, all_reduce=own)}
+    known = replace(known, profile=replace(known.profile, timing=timings))
+    found = predict(known, candidate(ranks=2), rows(2, host=5_000.0))
+    assert found.stages["all_reduce"] == pytest.approx(5e-3 + 0.5642 * 0.03 * 0.9e-3, rel=1e-3)
+    assert found.provenance["all_reduce"].startswith("measured: this model's gradients")
+
+
 def test_a_loader_thread_hides_its_stages_but_slows_the_model() -> None:
     # Loader 1.8 ms against 21 ms: busy for under a tenth, slowdown of the model 1.25.
     found = price(candidate(loaders=1), rows(host=10_000.0))

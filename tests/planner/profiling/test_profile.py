@@ -36,6 +36,8 @@ def answer(seconds: float) -> TimingAnswer:
         warmup_seconds=1.0,
         num_parameters=7,
         activation_bytes=9,
+        all_reduce_seconds=0.1 * seconds,
+        all_reduce_spread=0.3,
     )
 
 
@@ -121,6 +123,11 @@ def test_ranks_that_computed_at_once_are_averaged() -> None:
     assert found.forward_backward.at(scale=1.0, ranks=2.0, threads=1.0) == pytest.approx(4.0)
     assert found.forward_backward.at(scale=1.0, ranks=2.0, threads=2.0) == pytest.approx(2.0)
     assert (found.num_parameters, found.batch_seconds) == (7, 0.25)
+    assert found.all_reduce is not None
+    assert found.all_reduce.at(ranks=2.0, threads=1.0) == pytest.approx(0.2)
+    assert found.all_reduce.spread == pytest.approx(0.3)
+    alone = [(Combination(ranks=1, threads=1), [replace(answer(1.0), all_reduce_seconds=0.0)])]
+    assert model_timing(alone).all_reduce is None
 
 
 def test_one_batch_size_belongs_to_one_number_of_ranks() -> None:
@@ -142,6 +149,12 @@ def test_two_processes_time_the_model_at_once_and_report_its_failure() -> None:
         # 2 SAGE layers: (4 + 4) x 8 + 8, (8 + 8) x 3 + 3 = 123 parameters, by hand.
         assert first.num_parameters == 123
         assert first.activation_bytes > 0
+        assert first.all_reduce_seconds > 0
+        assert second.all_reduce_seconds > 0
+        # Another group of other ranks may follow; one rank adds nothing up.
+        (alone,) = team.time(request(), ranks=1)
+        assert alone.all_reduce_seconds == 0
+        assert team.time(request(), ranks=2)[0].all_reduce_seconds > 0
         assert team.process.resident_bytes > 10_000_000
         with pytest.raises(WorkerFailed, match="nonsense"):
             team.time(request("nonsense"), ranks=1)
