@@ -17,10 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.candidate import Candidate
-from planner.cost.all_reduce import gradient_bytes
 from planner.cost.compute import compute_seconds
-from planner.cost.gpu_all_reduce import gpu_all_reduce
 from planner.cost.gpu_copy import copy_seconds
+from planner.cost.gpu_model import gpu_reduced
 from planner.cost.gpu_rank import COPIES
 from planner.cost.gpu_reads import copy_seconds_per_byte, memory_seconds_per_byte, read_seconds
 from planner.cost.gpu_sample import (
@@ -29,6 +28,7 @@ from planner.cost.gpu_sample import (
     OFFSETS_BYTES,
     gpu_sample_seconds,
 )
+from planner.cost.overlap import hidden_share
 from planner.link_use import LinkUse, Ways
 from planner.machine import MachineModel
 from planner.profiling.roofline import KNOWN_MODELS, roofline_timing
@@ -136,7 +136,7 @@ def gpu_step_times(
     candidate = _candidate(plan, ways)
     gathers = _gathers(machine, candidate, ways, work)
     timing = _timing(plan, machine, work)
-    reduced = gpu_all_reduce(machine, candidate, float(gradient_bytes(timing.num_parameters)))
+    reduced = gpu_reduced(machine, candidate, timing)
     mean_edges = float(np.mean([b.edges for mine in work for b in mine])) or 1.0
     seconds = np.array(
         [
@@ -211,7 +211,8 @@ def _ahead(
         [launch * (KERNELS_PER_HOP * len(b.hop_edges) + COPIES + 1) for b in mine] for mine in work
     ]
     depth = plan.strategy.prefetch_depth
-    return lanes_total(seconds, np.array(near), np.array(starts), depth=depth)
+    hidden = hidden_share(machine, candidate)
+    return lanes_total(seconds, np.array(near), np.array(starts), depth=depth, hidden=hidden)
 
 
 def _candidate(plan: Plan, ways: Ways) -> Candidate:

@@ -57,6 +57,7 @@ def lanes_total(
     launches: NDArray[np.float64],
     *,
     depth: int,
+    hidden: float = 0.0,
 ) -> float:
     """Seconds of all steps: lanes run ahead by the depth, each step ends with its slowest rank.
 
@@ -66,6 +67,7 @@ def lanes_total(
         near: [ranks, steps], of the loader's stages on the GPU's own memory.
         launches: [ranks, steps], of the loader's kernels' starts.
         depth: batches made ahead.
+        hidden: share of an all-reduce that compute was measured to hide.
 
     Source: formulas.md 8.2 [A2]: the recursion, and what the GPU and its links take together.
     """
@@ -81,6 +83,8 @@ def lanes_total(
         for mine, rows in zip(sample, gather, strict=True)
     ]
     batch, compute = seconds[:, :, 3], seconds[:, :, 4] + seconds[:, :, 6]
-    on_gpu = (near + batch + compute).sum(axis=1).max()
-    on_links = np.maximum(sample + gather - near - batch - launches, 0.0).sum(axis=1).max()
+    exchange = seconds[:, :, 5]
+    on_gpu = (near + batch + compute + (1 - hidden) * exchange).sum(axis=1).max()
+    reads = np.maximum(sample + gather - near - batch - launches, 0.0)
+    on_links = (reads + exchange).sum(axis=1).max()
     return float(max(*ends, on_gpu, on_links))

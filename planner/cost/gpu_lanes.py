@@ -1,14 +1,17 @@
 """The step of a rank whose GPU makes batches on lanes of their own, ahead of the training thread.
 
 Sampling has a stream, gathering and what follows it has one, and training has one. What they use
-binds them besides: links carry one read at a time, and whatever needs the GPU's own memory or
-processors is taken to hide nothing of each other. Where a probe measured how a gather and compute
-slow each other down, that is applied too.
+binds them besides: links carry one read or exchange at a time, and whatever needs the GPU's own
+memory or processors is taken to hide nothing of each other. An exchange between ranks needs both,
+but for the share of it that compute was measured to hide (modelling.md 5). Where a probe measured
+how a gather and compute slow each other down, that is applied too; the words of a prediction say
+which of these were.
 """
 
 from dataclasses import dataclass
 
 from planner.candidate import Candidate
+from planner.cost.overlap import measured_eta
 from planner.cost.pipeline_time import beside, period, stochastic_period
 from planner.cost.rank_seconds import RankSeconds
 from planner.machine import MachineModel
@@ -23,9 +26,10 @@ class Lanes:
     """With the copies of labels and the edge weights, which follow on the same stream."""
     training: float
     on_gpu: float
-    """Of all three: what keeps the GPU's own memory or processors busy."""
+    """Of all three: what keeps the GPU's own memory or processors busy; of an exchange what
+    compute does not hide."""
     on_links: float
-    """What keeps the links to other memories busy."""
+    """What keeps the links to other memories busy, an exchange among it."""
 
     @property
     def loader(self) -> float:
@@ -55,10 +59,12 @@ def lanes_of(candidate: Candidate, machine: MachineModel, rank: RankSeconds) -> 
 
     Args:
         candidate: on GPUs, with a loader thread.
-        machine: tables `gpu_beside` and `gpu_beside_gather`, where they were measured.
+        machine: tables `gpu_beside`, `gpu_beside_gather` and `gpu_overlap_eta`, where they were
+            measured.
         rank: seconds of each stage alone.
     """
-    training = rank.forward_backward + rank.halo_exchange + rank.all_reduce + rank.optimizer
+    exchange = rank.halo_exchange + rank.all_reduce
+    training = rank.forward_backward + exchange + rank.optimizer
     slow_gather, slow_compute = slowdowns(machine)
     gather, slowed = beside(
         rank.loader - rank.sample,
@@ -67,13 +73,25 @@ def lanes_of(candidate: Candidate, machine: MachineModel, rank: RankSeconds) -> 
         trainer_slowdown=slow_compute,
     )
     compute = rank.forward_backward + rank.optimizer
+    shown = 1 - (measured_eta(machine, candidate) or 0.0)
     return Lanes(
         sample=rank.sample,
         gather=gather,
         training=slowed,
-        on_gpu=rank.on_gpu + compute,
-        on_links=rank.on_links,
+        on_gpu=rank.on_gpu + compute + shown * exchange,
+        on_links=rank.on_links + exchange,
     )
+
+
+def lanes_words(machine: MachineModel, candidate: Candidate) -> str:
+    """What lanes were taken to do beside each other, and which of it was measured."""
+    slowed, eta = "gpu_beside" in machine.tables, measured_eta(machine, candidate)
+    words = "lanes hide nothing of each other on the GPU itself; links are read beside compute, "
+    words += "each slowed as measured" if slowed else "how that slows either was not measured"
+    if candidate.num_ranks == 1:
+        return words
+    hidden = "nothing, which was not measured" if eta is None else f"{eta:.0%}, as measured"
+    return f"{words}; of an exchange compute hides {hidden}"
 
 
 def slowdowns(machine: MachineModel) -> tuple[float, float]:

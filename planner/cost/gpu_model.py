@@ -6,9 +6,10 @@ from planner.candidate import Candidate, PlacedRows
 from planner.cost.all_reduce import gradient_bytes
 from planner.cost.beside_backward import exposed_in_parts
 from planner.cost.compute import compute_seconds
-from planner.cost.gpu_all_reduce import gpu_all_reduce
+from planner.cost.gpu_all_reduce import Collective, gpu_all_reduce
 from planner.cost.gpu_rank import gpu_rank_seconds
 from planner.cost.gpu_reads import link_bytes
+from planner.cost.overlap import hidden_share
 from planner.cost.rank_seconds import RankSeconds
 from planner.machine import MachineModel
 from planner.workload import BatchProfile, ModelTiming
@@ -33,16 +34,7 @@ def gpu_ranks(
     Raises:
         MachineError: the machine lacks a link or a rate that the candidate needs.
     """
-    size = float(gradient_bytes(timing.num_parameters))
-    reduced = gpu_all_reduce(machine, candidate, size)
-    if candidate.threads.comm:
-        compute = compute_seconds(
-            timing, ranks=candidate.num_ranks, threads=candidate.threads.compute
-        )
-        left = exposed_in_parts(
-            lambda n: gpu_all_reduce(machine, candidate, n).seconds, size, compute, 1.0
-        )
-        reduced = replace(reduced, seconds=left)
+    reduced = gpu_reduced(machine, candidate, timing)
     return [
         gpu_rank_seconds(
             candidate,
@@ -58,6 +50,26 @@ def gpu_ranks(
         )
         for rank, rows in enumerate(placed.ranks)
     ]
+
+
+def gpu_reduced(machine: MachineModel, candidate: Candidate, timing: ModelTiming) -> Collective:
+    """The gradient's all-reduce as the training thread waits for it.
+
+    Raises:
+        MachineError: two neighbours of the ring have no way to each other.
+    """
+    size = float(gradient_bytes(timing.num_parameters))
+    reduced = gpu_all_reduce(machine, candidate, size)
+    if not candidate.threads.comm:
+        return reduced
+    compute = compute_seconds(timing, ranks=candidate.num_ranks, threads=candidate.threads.compute)
+    left = exposed_in_parts(
+        lambda n: gpu_all_reduce(machine, candidate, n).seconds,
+        size,
+        compute,
+        hidden_share(machine, candidate),
+    )
+    return replace(reduced, seconds=left)
 
 
 def gpu_traffic(

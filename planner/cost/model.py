@@ -11,6 +11,7 @@ from planner.cost.all_reduce import gradient_bytes
 from planner.cost.budget import memory_use, rank_parts
 from planner.cost.choices import choice_parts
 from planner.cost.gpu_capture import captured_bytes
+from planner.cost.gpu_lanes import has_lanes, lanes_words
 from planner.cost.gpu_memory import gpu_memory_use, gpu_parts
 from planner.cost.gpu_model import gpu_ranks, gpu_traffic
 from planner.cost.gpu_reads import copy_seconds_per_byte
@@ -81,7 +82,7 @@ def predict(request: Request, candidate: Candidate, placed: PlacedRows) -> Predi
         hit_rates={f"rank{g}": dict(rows.shares) for g, rows in enumerate(placed.ranks)},
         memory_bytes=_memory(request, candidate, placed),
         bottleneck=step.bottleneck,
-        provenance=_provenance(step, candidate, timing.warmup_seconds),
+        provenance=_provenance(request.machine, step, candidate, timing.warmup_seconds),
     )
 
 
@@ -198,9 +199,13 @@ def _traffic(
     return total
 
 
-def _provenance(step: StepSeconds, candidate: Candidate, warmup_seconds: float) -> dict[str, str]:
+def _provenance(
+    machine: MachineModel, step: StepSeconds, candidate: Candidate, warmup_seconds: float
+) -> dict[str, str]:
     words = dict(step.slowest.provenance)
     words["wait"] = "derived: what the training thread cannot hide of the loader's work"
+    if has_lanes(candidate):
+        words["wait"] += f"; {lanes_words(machine, candidate)}"
     words["startup"] = (
         "measured: process start; derived: bytes over copy bandwidth; the first steps then cost "
         f"{warmup_seconds:.2f} s more than steady ones"

@@ -1,7 +1,7 @@
 """The subject "GPUs" of the probe: measured by one process of the team, or a note says why not."""
 
 from planner.probe.context import ProbeContext
-from planner.probe.gpu_measure import GpuFindings
+from planner.probe.gpu_bench import GpuFindings
 from planner.probe.nvml import Inventory
 from planner.probe.sizes import FULL
 from runtime.device import available_ram_bytes

@@ -18,7 +18,7 @@ import numpy as np
 from planner.machine import Link, MachineModel, Table
 from planner.machine_routes import moved_bytes
 from planner.probe.fit import fit_alpha_beta
-from planner.probe.gpu_measure import GpuFindings, Points
+from planner.probe.gpu_bench import GpuFindings, Points
 
 UNITS = (32, 64, 128)
 """Bytes of a transaction that are tried."""
@@ -240,6 +240,7 @@ def _shared_tables(findings: Sequence[GpuFindings]) -> dict[str, Table]:
             "gpu_gather": _curve("seconds_per_row", "row_bytes", found.gather),
             "gpu_beside": _curve("ratio", "programs", found.beside),
             "gpu_beside_gather": _curve("ratio", "programs", found.beside_gather),
+            "gpu_overlap_eta": _curve("ratio", "ranks", found.hidden),
             "gpu_uva_gather": _grid(found.uva),
             "gpu_uva_programs": _value("programs", gather_cap(found)),
             "gpu_flops": _rate("flops_per_second", found.flops),

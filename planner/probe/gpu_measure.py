@@ -10,52 +10,13 @@ measured while all others do the same.
 """
 
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import replace
 
+from planner.probe.gpu_bench import Bench, GpuFindings, Points
+from planner.probe.gpu_overlap import beside_all_reduce, beside_gathers, slowdown
 from planner.probe.gpu_seam import GpuDevice, GpuSizes, Work
-from planner.probe.timing import Clock, Measurement, NoisePolicy, settled
-
-Points = dict[tuple[int, ...], Measurement]
-"""By the point's coordinates."""
-
-
-@dataclass(kw_only=True, slots=True)
-class GpuFindings:
-    """What was measured of one GPU; empty points were refused or do not exist here."""
-
-    gpu: int
-    """Its number among those measured; `uuid` says which GPU of the machine that is."""
-    uuid: str
-    processors: int
-    copy: Points = field(default_factory=dict[tuple[int, ...], Measurement])
-    """Seconds within its memory, by bytes."""
-    to_gpu: Points = field(default_factory=dict[tuple[int, ...], Measurement])
-    """Seconds of copies from page-locked host memory, by bytes."""
-    to_host: Points = field(default_factory=dict[tuple[int, ...], Measurement])
-    gather: Points = field(default_factory=dict[tuple[int, ...], Measurement])
-    """Seconds per row from its own memory, by row bytes."""
-    uva: Points = field(default_factory=dict[tuple[int, ...], Measurement])
-    """Seconds per row of host memory read in place, by row bytes and programs."""
-    peer_copy: Points = field(default_factory=dict[tuple[int, ...], Measurement])
-    """Seconds of a large copy from a peer, by the peer's index and bytes."""
-    peer_gather: Points = field(default_factory=dict[tuple[int, ...], Measurement])
-    """Seconds per row from a peer, by index and row bytes."""
-    peer_message: Points = field(default_factory=dict[tuple[int, ...], Measurement])
-    """Seconds of the smallest copy from a peer, by the peer's index."""
-    flops: Points = field(default_factory=dict[tuple[int, ...], Measurement])
-    """Seconds per flop of a matrix product in float32, at ()."""
-    launch: Points = field(default_factory=dict[tuple[int, ...], Measurement])
-    """Seconds of an empty kernel, at ()."""
-    beside: Points = field(default_factory=dict[tuple[int, ...], Measurement])
-    """Slowdown of compute beside a gather from host memory, by the gather's programs."""
-    beside_gather: Points = field(default_factory=dict[tuple[int, ...], Measurement])
-    """Slowdown of that gather."""
-    crowded: Points = field(default_factory=dict[tuple[int, ...], Measurement])
-    """Slowdown of a large copy from the host while all other GPUs copy too, at ()."""
-    context_bytes: int = 0
-    process_bytes: int = 0
-    notes: list[str] = field(default_factory=list[str])
+from planner.probe.timing import Clock, Measurement, NoisePolicy
 
 
 def measure_gpus(
@@ -78,7 +39,7 @@ def _one(
         policy = NoisePolicy(
             limit=sizes.limit, attempts=sizes.attempts, deadline=deadline, clock=clock
         )
-        _fill(_Bench(device, sizes, gpu, policy, found), found)
+        _fill(Bench(device, sizes, gpu, policy, found), found)
         reasons = device.spoiled(gpu)
     if not reasons:
         return found
@@ -86,48 +47,7 @@ def _one(
     return GpuFindings(gpu=gpu, uuid=device.uuid(gpu), processors=device.processors, notes=[words])
 
 
-@dataclass(frozen=True, slots=True)
-class _Bench:
-    """Settles points on one GPU."""
-
-    device: GpuDevice
-    sizes: GpuSizes
-    gpu: int
-    policy: NoisePolicy
-    found: GpuFindings
-
-    def point(
-        self, name: str, work: Work, per: float = 1.0, beside: Sequence[Work] = ()
-    ) -> Measurement | None:
-        """Seconds over `per`, or None where they stay noisier than the limit."""
-
-        def sample() -> list[float]:
-            taken = self.device.seconds(work, self.sizes.repeats, beside)
-            return [seconds / per for seconds in taken]
-
-        measured = settled(sample, self.policy)
-        if measured.uncertain:
-            self.found.notes.append(
-                f"gpu{self.gpu}: {name} refused: spread {measured.spread:.0%} after "
-                f"{measured.attempts} attempts, at most {self.sizes.limit:.0%} is believed"
-            )
-            return None
-        return measured
-
-    def points(
-        self, name: str, works: Mapping[tuple[int, ...], Work], *, by_row: bool = False
-    ) -> Points:
-        """The points that settled; seconds, or with `by_row` seconds per row."""
-        out: Points = {}
-        for place, work in works.items():
-            per = max(work.num_bytes // work.row_bytes, 1) if by_row else 1
-            measured = self.point(f"{name} at {', '.join(map(str, place))}", work, per)
-            if measured is not None:
-                out[place] = measured
-        return out
-
-
-def _fill(bench: _Bench, found: GpuFindings) -> None:
+def _fill(bench: Bench, found: GpuFindings) -> None:
     device, sizes, gpu = bench.device, bench.sizes, bench.gpu
     host = Work(kind="gather", gpu=gpu, place="host", num_bytes=sizes.gather_bytes)
     grids = sorted({max(1, round(share * device.processors)) for share in sizes.grids})
@@ -145,8 +65,9 @@ def _fill(bench: _Bench, found: GpuFindings) -> None:
     found.uva = bench.points("reads of host memory", far, by_row=True)
     compute = Work(kind="compute", gpu=gpu, num_bytes=sizes.flops)
     found.flops = _at_origin(bench.point("compute", compute, sizes.flops))
-    _overlaps(bench, found, grids)
+    beside_gathers(bench, found, grids)
     _peers(bench, found)
+    beside_all_reduce(bench, found)
     found.context_bytes = device.context_bytes(gpu)
     found.process_bytes = device.process_bytes()
 
@@ -159,37 +80,7 @@ def _at_origin(measured: Measurement | None) -> Points:
     return {} if measured is None else {(): measured}
 
 
-def _overlaps(bench: _Bench, found: GpuFindings, grids: Sequence[int]) -> None:
-    """Compute beside a gather from host memory, for every grid whose gather alone is known."""
-    row_bytes = max(bench.sizes.row_bytes)
-    compute = Work(kind="compute", gpu=bench.gpu, num_bytes=bench.sizes.flops)
-    for programs in grids:
-        alone, burst = found.uva.get((row_bytes, programs)), found.flops.get(())
-        if alone is None or burst is None:
-            continue
-        gather = Work(
-            kind="gather", gpu=bench.gpu, place="host", row_bytes=row_bytes, programs=programs,
-            num_bytes=bench.sizes.gather_bytes,
-        )  # fmt: skip
-        rows = max(gather.num_bytes // row_bytes, 1)
-        slowed = bench.point(
-            f"compute beside {programs} programs", compute, compute.num_bytes, [gather]
-        )
-        delayed = bench.point(f"gather of {programs} programs", gather, rows, [compute])
-        if slowed is not None:
-            found.beside[(programs,)] = _ratio(slowed, burst)
-        if delayed is not None:
-            found.beside_gather[(programs,)] = _ratio(delayed, alone)
-
-
-def _ratio(top: Measurement, bottom: Measurement) -> Measurement:
-    """A slowdown, at least 1; its spread joins both."""
-    spread = (top.spread**2 + bottom.spread**2) ** 0.5
-    value = max(1.0, top.value / bottom.value)
-    return replace(top, value=value, p90=max(value, top.p90 / bottom.value), spread=spread)
-
-
-def _peers(bench: _Bench, found: GpuFindings) -> None:
+def _peers(bench: Bench, found: GpuFindings) -> None:
     """Copies and gathers from every peer, and a copy from the host while all GPUs copy."""
     device, sizes, gpu = bench.device, bench.sizes, bench.gpu
     copies, messages = dict[tuple[int, ...], Work](), dict[tuple[int, ...], Work]()
@@ -215,4 +106,4 @@ def _peers(bench: _Bench, found: GpuFindings) -> None:
     alone = bench.point("copy alone", mine)
     together = bench.point("copy beside all GPUs' copies", mine, 1.0, others)
     if alone is not None and together is not None:
-        found.crowded[()] = _ratio(together, alone)
+        found.crowded[()] = slowdown(together, alone)

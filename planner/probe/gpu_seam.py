@@ -10,9 +10,10 @@ from typing import Literal, Protocol, runtime_checkable
 
 MIB = 2**20
 
-Kind = Literal["copy", "copy_back", "gather", "compute", "launch"]
+Kind = Literal["copy", "copy_back", "gather", "compute", "launch", "all_reduce"]
 """copy: by the copy engine into the GPU; copy_back: out of it to the host; gather: random rows by
-the runtime's kernel; compute: a matrix product; launch: empty kernels."""
+the runtime's kernel; compute: a matrix product; launch: empty kernels; all_reduce: a sum over the
+first GPUs, seconds of `gpu`."""
 Place = Literal["own", "host", "peer"]
 
 
@@ -27,11 +28,14 @@ class Work:
     owner: int = -1
     """The peer that holds them."""
     num_bytes: int = 0
-    """Moved in all, each byte once; of `compute` flops, of `launch` kernels."""
+    """Moved in all, each byte once; of `compute` flops, of `launch` kernels, of `all_reduce` each
+    GPU's part of the sum."""
     row_bytes: int = 0
     """Of a gather; 4 reads entries like those of adjacency lists."""
     programs: int = 0
     """Most programs of a gather's grid; 0: what the product takes."""
+    ranks: int = 0
+    """GPUs of an all-reduce, from the first on."""
 
 
 @runtime_checkable

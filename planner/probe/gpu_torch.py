@@ -15,7 +15,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from planner.probe.gpu_measure import GpuFindings, measure_gpus
+from planner.probe.gpu_bench import GpuFindings
+from planner.probe.gpu_measure import measure_gpus
 from planner.probe.gpu_seam import FULL, QUICK, GpuSizes, Work
 from planner.probe.nvml import MASK_WORDS, set_bits
 from planner.probe.worker import State
@@ -140,7 +141,17 @@ class CudaDevice:
             a = self._torch.randn(side, side, device=f"cuda:{work.gpu}")
             out = self._torch.empty_like(a)
             return lambda: self._torch.mm(a, a, out=out)
+        if work.kind == "all_reduce":
+            return self._make_all_reduce(work)
         return self._make_gather(work) if work.kind == "gather" else self._make_copy(work)
+
+    def _make_all_reduce(self, work: Work) -> Callable[[], object]:
+        """One process sums over its GPUs: on the current stream of `gpu`, else on the default."""
+        nccl = importlib.import_module("torch.cuda.nccl")
+        parts = [
+            self._torch.zeros(work.num_bytes // 4, device=f"cuda:{g}") for g in range(work.ranks)
+        ]
+        return lambda: nccl.all_reduce(parts, parts)
 
     def _buffer(self, work: Work, num_bytes: int) -> Any:
         """Bytes where the work reads them."""

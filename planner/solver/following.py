@@ -13,6 +13,7 @@ from planner.cost.gpu_capture import MOST_OF_MEMORY, buffer_bytes, capture_gain
 from planner.cost.gpu_memory import gpu_capacity
 from planner.cost.model import Request, predict
 from planner.cost.on_cores import batch_and_timing
+from planner.cost.overlap import UNMEASURED, hidden_share, measured_eta
 from planner.settings import PlanSettings
 from runtime.plan import Prediction
 from runtime.train.parts import most_parts
@@ -64,7 +65,9 @@ def with_parts(
             words = "in parts it would take longer, for their latencies"
         return candidate, _told(prediction, f"sent after the backward pass: {words}")
     parts = most_parts(size)
-    return beside, _told(found, f"sent in {parts} parts beside the backward pass: {gain:.1%} less")
+    eta = hidden_share(request.machine, candidate)
+    words = f"sent in {parts} parts beside the backward pass, overlap measured: {eta:.0%}"
+    return beside, _told(found, f"{words}; {gain:.1%} less")
 
 
 def _refusal(request: Request, candidate: Candidate, size: int) -> str:
@@ -72,10 +75,10 @@ def _refusal(request: Request, candidate: Candidate, size: int) -> str:
     machine = request.machine
     if most_parts(size) == 1:
         return f"{size / 1e6:.1f} MB are a single part"
+    if measured_eta(machine, candidate) is None:
+        return UNMEASURED
     if candidate.kind == "cuda":
         return ""
-    if candidate.hosts > 1 or "overlap_eta" not in machine.tables:
-        return "how far compute hides it was not measured"
     if candidate.busy_threads + candidate.num_ranks > machine.num_cores:
         return "no core is free for it"
     return ""

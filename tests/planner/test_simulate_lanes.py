@@ -15,10 +15,16 @@ def stages(**milliseconds: float) -> np.ndarray:
     return np.tile(np.array(list(found.values())) * 1e-3, (STEPS, 1))
 
 
-def total(*ranks: np.ndarray, near: float = 1e-3, launches: float = 0.0, depth: int = 2) -> float:
+def total(
+    *ranks: np.ndarray,
+    near: float = 1e-3,
+    launches: float = 0.0,
+    depth: int = 2,
+    hidden: float = 0.0,
+) -> float:
     shape = (len(ranks), STEPS)
     each = np.full(shape, near), np.full(shape, launches)
-    return lanes_total(np.stack(ranks), *each, depth=depth)
+    return lanes_total(np.stack(ranks), *each, depth=depth, hidden=hidden)
 
 
 def test_the_first_batch_fills_the_lanes_and_training_binds() -> None:
@@ -34,6 +40,16 @@ def test_a_long_lane_or_what_lanes_share_binds() -> None:
     # Its links have 3 + 8 - 1 ms, less what only starts kernels.
     long = stages(gather=8, forward_backward=0, optimizer=0)
     assert total(long, launches=0.5e-3) == pytest.approx(3 * 9.5e-3)
+
+
+def test_an_exchange_keeps_the_gpu_but_for_what_compute_hides_and_its_links() -> None:
+    # 4 ms of the loader's work, 6 of training's and the exchange in each step.
+    exchange = stages(all_reduce=2)
+    assert total(exchange, near=4e-3) == pytest.approx(36e-3)
+    assert total(exchange, near=4e-3, hidden=0.75) == pytest.approx(3 * 10.5e-3)
+    # Links: 3 + 8 - 1 ms of reads, and the exchange.
+    long = stages(gather=8, all_reduce=1, forward_backward=0, optimizer=0)
+    assert total(long) == pytest.approx(33e-3)
 
 
 def test_every_step_ends_with_its_slowest_rank() -> None:

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from planner.candidate import Candidate, PlacedRows
-from planner.cost.gpu_lanes import Lanes, has_lanes, lanes_of, lanes_period
+from planner.cost.gpu_lanes import Lanes, has_lanes, lanes_of, lanes_period, lanes_words
 from planner.cost.gpu_model import gpu_ranks
 from planner.cost.rank_seconds import RankSeconds
 from planner.cost.step import step_seconds
@@ -82,6 +82,23 @@ def test_measured_slowdowns_of_gather_and_compute_apply(machine: MachineModel) -
     assert 4e-3 < lanes.gather <= 8e-3
     assert 6e-3 < lanes.training <= 9e-3
     assert lanes_of(AHEAD, machine, rank()).training == pytest.approx(6e-3)
+
+
+def test_an_exchange_hides_what_was_measured_and_else_nothing(machine: MachineModel) -> None:
+    both = rank(all_reduce=2e-3)
+    # 1 ms of the loader, 6 of training and the exchange; the links' 5 ms and the exchange.
+    found = lanes_of(AHEAD, machine, both)
+    assert found.on_gpu == pytest.approx(9e-3)
+    assert found.on_links == pytest.approx(7e-3)
+    eta = Table(unit="ratio", axes=["ranks"], points=[[2.0]], values=[0.75], spread=0.0)
+    probed = machine.with_tables({"gpu_overlap_eta": eta})
+    assert lanes_of(AHEAD, probed, both).on_gpu == pytest.approx(7.5e-3)
+    two = replace(AHEAD, num_ranks=2)
+    assert "of an exchange compute hides nothing, which was not" in lanes_words(machine, two)
+    assert "compute hides 75%, as measured" in lanes_words(probed, two)
+    assert "how that slows either was not measured" in lanes_words(machine, AHEAD)
+    slowed = machine.with_tables({"gpu_beside": replace(eta, axes=["programs"])})
+    assert lanes_words(slowed, AHEAD).endswith("each slowed as measured")
 
 
 @pytest.mark.parametrize("topology", ["host", "replicated"])

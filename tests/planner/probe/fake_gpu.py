@@ -24,6 +24,8 @@ MEMORY, SLOT, SLOT_READS, PEER, PEER_READS = 2e12, 50e9, 40e9, 200e9, 150e9
 LATENCY, LAUNCH, FLOPS = 5e-6, 2e-6, 40e12
 UNIT = {"own": 32, "host": 64, "peer": 128}
 PROCESSORS = 100
+RING_SLOWED, COMPUTE_SLOWED = 1.2, 1.1
+"""An all-reduce beside compute, and compute beside an all-reduce."""
 
 
 @dataclass
@@ -51,7 +53,12 @@ class FakeGpus:
             return LAUNCH * work.num_bytes
         if work.kind == "compute":
             gathers = [other.programs for other in beside if other.kind == "gather"]
-            return work.num_bytes / FLOPS * (1 + sum(gathers) / (10 * PROCESSORS))
+            rings = COMPUTE_SLOWED if any(other.kind == "all_reduce" for other in beside) else 1.0
+            return work.num_bytes / FLOPS * (1 + sum(gathers) / (10 * PROCESSORS)) * rings
+        if work.kind == "all_reduce":
+            computes = sorted(other.gpu for other in beside if other.kind == "compute")
+            slowed = RING_SLOWED if computes == list(range(work.ranks)) else 1.0
+            return slowed * (2 * (work.ranks - 1) * LATENCY + 2 * work.num_bytes / PEER)
         if work.kind != "gather":
             rate = {"own": MEMORY / 2, "host": SLOT, "peer": PEER}[work.place]
             if work.place == "host" and beside:

@@ -11,13 +11,16 @@ from planner.cost.gpu_reads import memory_seconds_per_byte, read_seconds
 from planner.machine import Link, MachineModel, Memory, Processor, Switch
 from planner.probe import gpu as subject
 from planner.probe.context import ProbeContext
+from planner.probe.gpu_bench import GpuFindings
 from planner.probe.gpu_machine import fit_reads, gather_cap, with_gpus
-from planner.probe.gpu_measure import GpuFindings, measure_gpus
+from planner.probe.gpu_measure import measure_gpus
+from planner.probe.gpu_overlap import LEAST_ETA, hidden_share
 from planner.probe.gpu_seam import FULL, QUICK, Work
 from planner.probe.gpu_torch import sizes_for
 from planner.probe.nvml import Inventory
 from planner.probe.sizes import QUICK as PROBE
 from planner.probe.team import Team
+from planner.probe.timing import summarize
 from runtime.errors import WorkerFailed
 from runtime.plan import Threads
 from tests.planner.probe import fake_gpu as law
@@ -96,6 +99,31 @@ def test_links_and_tables_carry_the_laws_rates() -> None:
     # One program per processor reads as fast as four: that is the cap.
     assert round(machine.table("gpu_uva_programs").at(ranks=1)) == law.PROCESSORS
     assert machine.table("copy.pcie0.h2d").at(bytes=4096) == pytest.approx(5.08e-6, rel=0.01)
+
+
+def test_what_compute_hides_of_an_all_reduce_is_measured_for_every_number_of_gpus() -> None:
+    machine = with_gpus(machine_of(6), measured(FakeGpus(num_gpus=6)))
+    table = machine.table("gpu_overlap_eta")
+    assert table.points == [[2.0, 4.0, 6.0]]
+    # 10 ms of compute around 1 ms of all-reduce: that takes 1.2 ms, in which compute gets on by
+    # 1.2 / 1.1; overlapped 10.109, serial 11 (modelling rule 5).
+    expected = (11 - (10 + 1.2 - 1.2 / 1.1)) / (11 - 10)
+    assert table.values == pytest.approx([expected] * 3)
+    alone = with_gpus(machine_of(1), measured(FakeGpus()))
+    assert "gpu_overlap_eta" not in alone.tables
+
+
+def test_an_exchange_that_stops_compute_hides_nothing_and_noise_is_refused() -> None:
+    assert hidden_share(summarize([3.0]), summarize([1.6])).value == LEAST_ETA
+    assert hidden_share(summarize([1.0]), summarize([2.0])).value == 1.0
+
+    def noise(work: Work, call: int) -> float:
+        return 0.9 if work.kind == "all_reduce" and work.ranks == 4 else 0.0
+
+    found = measured(FakeGpus(num_gpus=4, noise=noise))
+    assert list(found[0].hidden) == [(2,)]
+    assert any("all-reduce of 4 GPUs refused" in note for note in found[0].notes)
+    assert found[1].hidden == {}
 
 
 def test_a_probed_gpu_is_priced_as_its_law_says() -> None:

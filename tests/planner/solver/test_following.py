@@ -10,6 +10,7 @@ from planner.cost.beside_backward import exposed_in_parts
 from planner.cost.budget import Budgets
 from planner.cost.gpu_capture import buffer_bytes, capture_gain, captured_bytes
 from planner.cost.model import Request, predict
+from planner.cost.overlap import measured_eta
 from planner.machine import MachineModel, Table
 from planner.probe.presets import load_preset
 from planner.settings import PlanSettings
@@ -119,12 +120,42 @@ def test_gpus_over_a_slow_bus_send_large_gradients_beside_the_backward_pass() ->
         replace(x, bandwidth_bytes_per_second=x.bandwidth_bytes_per_second / 20)
         if x.name.startswith("pcie") else x for x in found.links
     ])  # fmt: skip
-    asked = request(slow, 16 * PART_BYTES // 4)
+    # Of 90%, as a probe of two GPUs would measure it; of less there is less to gain.
+    probed, barely = (
+        slow.with_tables({"gpu_overlap_eta": constant("ratio", ["ranks"], eta)})
+        for eta in (0.9, 0.1)
+    )
+    asked = request(probed, 16 * PART_BYTES // 4)
     chosen, price, plain = parted(asked, on_gpus(slow, 2))
     assert chosen.threads.comm == 1
     assert price.step_seconds.value < plain.step_seconds.value * (1 - slow.noise)
     assert price.stages["all_reduce"] < plain.stages["all_reduce"]
-    assert "sent in 16 parts beside the backward pass" in price.provenance["all_reduce"]
+    words = price.provenance["all_reduce"]
+    assert "sent in 16 parts beside the backward pass, overlap measured: 90%" in words
+    _, less, _ = parted(replace(asked, machine=barely), on_gpus(slow, 2))
+    assert price.stages["all_reduce"] < less.stages["all_reduce"]
+
+
+def test_gpus_whose_overlap_was_not_measured_hide_nothing() -> None:
+    found = load_preset("pcie-4090x4")
+    asked, two = request(found, 16 * PART_BYTES // 4), on_gpus(found, 2)
+    # The table of ranks on cores says nothing of GPUs.
+    cpu = found.with_tables({"overlap_eta": constant("ratio", ["ranks", "threads"], 0.9)})
+    for each in (found, cpu):
+        chosen, price, plain = parted(replace(asked, machine=each), two)
+        assert chosen.threads.comm == 0
+        assert price.stages == plain.stages
+        assert "was not measured" in price.provenance["all_reduce"]
+    beside = replace(two, threads=replace(two.threads, comm=1))
+    assert predict(asked, beside, rows(2)).stages["all_reduce"] > plain.stages["all_reduce"]
+
+
+def test_gpus_of_several_hosts_hide_nothing_by_a_table_of_one() -> None:
+    found = load_preset("perlmutter:2").with_tables(
+        {"gpu_overlap_eta": constant("ratio", ["ranks"], 0.9)}
+    )
+    assert measured_eta(found, on_gpus(found, 4)) == pytest.approx(0.9)
+    assert measured_eta(found, on_gpus(found, 8)) is None
 
 
 def test_why_a_gradient_is_sent_afterwards_is_said() -> None:
@@ -137,7 +168,8 @@ def test_why_a_gradient_is_sent_afterwards_is_said() -> None:
         .endswith("sent after the backward pass: 0.0 MB are a single part")
     )
     assert small[1].step_seconds == small[2].step_seconds
-    quick = parted(request(found), on_gpus(found, 2))
+    known = found.with_tables({"gpu_overlap_eta": constant("ratio", ["ranks"], 0.9)})
+    quick = parted(request(known), on_gpus(found, 2))
     assert quick[0].threads.comm == 0
     assert "in parts it would take longer" in quick[1].provenance["all_reduce"]
     alone = parted(request(found), on_gpus(found, 1))
