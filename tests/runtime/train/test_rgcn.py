@@ -89,6 +89,7 @@ def test_exact_evaluation_uses_all_neighbours_of_every_type(graph: Graph) -> Non
 
 
 @pytest.mark.distributed
+@pytest.mark.slow
 def test_two_ranks_train_and_score_as_one(graph: Graph, tmp_path: Path) -> None:
     single = train_alone(graph, tmp_path, epochs=2)
     make_plan(graph, tmp_path / "two", ranks=2, **SETTINGS)
