@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from planner.errors import SettingsError
+from planner.windows import measured_step
 from runtime.plan import Interval, Plan
 from runtime.report import MIN_MEASURED_STEPS, RunReport
 from runtime.stages import Stage
@@ -116,8 +117,9 @@ def compare(plan: Plan, report: RunReport) -> Comparison:
         )
     step = report.step_seconds
     stages = _stages(plan, report)
-    total = _total(plan.prediction.step_seconds, step.median)
-    floor = NEGLIGIBLE * step.median
+    seconds = measured_step(plan, report)
+    total = _total(plan.prediction.step_seconds, seconds)
+    floor = NEGLIGIBLE * seconds
     large = {n: s for n, s in stages.items() if max(s.measured, s.predicted) >= floor}
     minor = {n: s for n, s in stages.items() if n not in large}
     return Comparison(
@@ -156,16 +158,16 @@ def _row(predicted: float, measured: float) -> StageComparison:
 def _stages(plan: Plan, report: RunReport) -> dict[str, StageComparison]:
     """Stages that were both predicted and measured, in the plan's order."""
     rows: dict[str, StageComparison] = {}
-    in_stacks = _in_stacks(plan)
+    stacked = in_stacks(plan)
     for name, predicted in plan.prediction.stages.items():
         found = [r.stages[name] for r in report.ranks if name in r.stages]
-        seconds = [stage.mean if name in in_stacks else stage.median for stage in found]
+        seconds = [stage.mean if name in stacked else stage.median for stage in found]
         if seconds and (predicted > 0 or any(seconds)):
             rows[name] = _row(predicted, _typical(seconds))
     return rows
 
 
-def _in_stacks(plan: Plan) -> set[str]:
+def in_stacks(plan: Plan) -> set[str]:
     """Stages whose work for several steps is done in one of them: their median says nothing."""
     strategy = plan.strategy
     if strategy.bulk_batches <= 1:

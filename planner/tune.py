@@ -75,7 +75,7 @@ def tune(
     with tempfile.TemporaryDirectory(prefix="gnnplan-tune-") as scratch:
         bench = Bench(Path(scratch), asked, launch or _launcher(), progress or _silent)
         for each in listed:
-            bench.add(each.candidate.name, *assemble(search, explored, each))
+            bench.add(each.name, *assemble(search, explored, each))
         reports = bench.run_in_turn()
         rows = [_row(search, *each) for each in zip(listed, bench.plans, reports, strict=True)]
         rows = rows if asked.target is None else bench.approach(rows, asked.target)
@@ -188,9 +188,10 @@ class Bench:
 
 
 def _row(search: Search, priced: Priced, plan: Plan, reports: list[RunReport]) -> TunedCandidate:
-    predicted, found = plan.prediction.step_seconds, measured(reports)
+    predicted = plan.prediction.step_seconds
+    found = measured(reports, plan.strategy.bulk_batches)
     return TunedCandidate(
-        name=priced.candidate.name,
+        name=priced.name,
         plan_id=plan.plan_id,
         statistics=statistics_key(search.settings, priced.candidate),
         predicted=predicted,

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from planner.windows import window_means
 from runtime.plan import Plan
 from runtime.report import WARMUP_STEPS, RunReport, quantiles
 
@@ -37,15 +38,16 @@ class Approach:
     """Best validation score seen."""
 
 
-def measured(reports: Sequence[RunReport]) -> Measured:
-    """All runs of one candidate together."""
-    spread = quantiles([s for report in reports for s in report.step_samples])
+def measured(reports: Sequence[RunReport], stack: int = 1) -> Measured:
+    """All runs of one candidate together; where batches are drawn `stack` at once, by windows."""
+    runs = [window_means(report.step_samples, stack) for report in reports]
+    spread = quantiles(np.concatenate(runs).tolist())
     return Measured(
         median=spread.median,
         p10=spread.p10,
         p90=spread.p90,
         count=spread.count,
-        rounds=[float(np.median(report.step_samples)) for report in reports],
+        rounds=[float(np.median(run)) for run in runs],
     )
 
 

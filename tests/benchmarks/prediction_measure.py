@@ -79,6 +79,7 @@ class Option:
             "loaders": candidate.threads.sample,
             "ahead": candidate.prefetch_depth,
             "sampler": self.search.settings.sampler,
+            "stack": candidate.bulk,
         }
 
 
@@ -180,7 +181,7 @@ def run(
         str(i): {
             "plan": str(folder / str(i)),
             "ranks": option.priced.candidate.num_ranks,
-            "steps": steps_of(option.priced.seconds, effort),
+            "steps": steps_of(option.priced.seconds, effort, option.priced.candidate.bulk),
         }
         for i, option in enumerate(options)
     }
@@ -220,10 +221,11 @@ def run(
     return [json.loads(out.read_text()) for out in outs]
 
 
-def steps_of(seconds: float, effort: Effort) -> int:
-    """Steps of one turn of a candidate."""
+def steps_of(seconds: float, effort: Effort, stack: int) -> int:
+    """Steps of one turn of a candidate: whole stacks, where batches are drawn so."""
     wanted = round(effort.turn_seconds / seconds)
-    return max(effort.least_steps, min(effort.most_steps, wanted))
+    steps = max(effort.least_steps, min(effort.most_steps, wanted))
+    return -(-steps // max(1, stack)) * max(1, stack)
 
 
 def end(processes: "Sequence[subprocess.Popen[Any]]") -> None:

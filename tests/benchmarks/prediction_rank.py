@@ -16,6 +16,8 @@ from typing import Any
 import numpy as np
 import torch.distributed as dist
 
+from planner.compare import in_stacks
+from planner.windows import window_means
 from runtime.comm.collectives import Communicator
 from runtime.graph.dataset import open_graph
 from runtime.models.memory import keep_freed_memory
@@ -44,10 +46,16 @@ class Job:
             self.loop.run(batches, self.loader.handed_out, lambda _: None)
         pin_to(cores)
         meter, skip = self.loop.meter, first + discard
+        stack, stacked = self.plan.strategy.bulk_batches, in_stacks(self.plan)
+
+        def typical(name: str) -> float:
+            found = meter.seconds(name, skip_steps=skip)
+            return float(np.median(window_means(found, stack if name in stacked else 1)))
+
         return {
-            "step": meter.seconds(STEP, skip_steps=skip),
+            "step": window_means(meter.seconds(STEP, skip_steps=skip), stack).tolist(),
             "stages": {
-                str(name): float(np.median(meter.seconds(name, skip_steps=skip)))
+                str(name): typical(str(name))
                 for name in meter.stages(skip_steps=skip)
                 if str(name) != str(STEP)
             },

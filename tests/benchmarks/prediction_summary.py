@@ -104,7 +104,9 @@ def pair(each: Line) -> None:
 
 
 def words(one: Line) -> str:
-    return f"{one['policy']} {one['ranks']}x({one['compute']}+{one['loaders']}) {one['sampler']}"
+    stack = f" by {one['stack']}" if one.get("stack", 1) > 1 else ""
+    threads = f"{one['compute']}+{one['loaders']}"
+    return f"{one['policy']} {one['ranks']}x({threads}) {one['sampler']}{stack}"
 
 
 def errors(reported: Sequence[Line], everyone: Sequence[Line], facts: dict[str, Any]) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from planner.compare import absolute_percentage_error, compare
 from planner.errors import SettingsError
+from planner.tune_measure import measured
 from runtime import codec
 from runtime.plan import Interval, Plan, load_plan
 from runtime.report import EpochReport, HostNoise, RankReport, RunReport, StageReport, StepSeconds
@@ -86,6 +87,17 @@ def test_errors_are_relative_to_what_was_measured(plan: Plan) -> None:
     assert found.step_seconds.ape == pytest.approx(1 / 11)
     assert found.stages["forward_backward"].ape == pytest.approx(1 / 8)
     assert found.step_seconds.within_interval
+
+
+def test_a_step_of_stacks_is_measured_over_whole_ones(plan: Plan) -> None:
+    """Every fourth step draws four batches: 9, 1, 1, 1 ms are 3 ms a step, and the median is 1."""
+    run = replace(report(plan, step=1e-3), step_samples=[9e-3, 1e-3, 1e-3, 1e-3] * 10 + [9e-3])
+    assert compare(plan, run).step_seconds.measured == pytest.approx(1e-3)
+    stacked = replace(plan, strategy=replace(plan.strategy, bulk_batches=4))
+    assert compare(stacked, run).step_seconds.measured == pytest.approx(3e-3)
+    found = measured([run, run], stack=4)
+    assert (found.median, found.count) == (pytest.approx(3e-3), 20)
+    assert measured([run, run]).median == pytest.approx(1e-3)
 
 
 def test_stages_done_for_a_whole_stack_are_compared_by_their_mean(plan: Plan) -> None:
