@@ -132,9 +132,9 @@ def read_requests(
         for row in range(i, j):
             addresses[row] = buffer + offset + slots[row] * row_bytes - begin
         if stored.widen:
-            widen_rows(addresses, requests.positions, target, row_bytes, i, j, _AHEAD, False)
+            widen_rows(addresses, requests.positions, target, row_bytes, i, j, _AHEAD, 0)
         else:
-            copy_rows(addresses, requests.positions, target, row_bytes, i, j, _AHEAD, False)
+            copy_rows(addresses, requests.positions, target, row_bytes, i, j, _AHEAD, 0)
         done += end - begin
         request += stride
     return count, done

@@ -32,6 +32,8 @@ PREFETCH_BYTES = 6144
 """How far ahead of the copy rows are asked for; flat from 6 to 10 KiB where it was measured."""
 STREAM_BYTES = 4 << 20
 """Outputs of at least this size are written past the caches."""
+STREAM_ROW_BYTES = 512
+"""Rows of at least this many bytes are streamed though they share lines with their neighbours."""
 NO_POSITIONS = np.empty(0, np.int64)
 """Means: row i of the source goes to row i of the output."""
 
@@ -58,8 +60,25 @@ def _prefetch_row(address, row_bytes):
 
 @numba.njit(cache=True, nogil=True)
 @typing.no_type_check
+def _stream_row(row, source, row_bytes, unit):
+    """Copy a row past the caches, in units of 16 or 64 bytes; what fills none is stored plainly."""
+    head = min(-row % unit, row_bytes)
+    whole = head + (row_bytes - head) // unit * unit
+    if head > 0:
+        copy_bytes(row, source, head)
+    for offset in range(head, whole, 16):
+        stream_16_bytes(row + offset, source + offset)
+    if whole < row_bytes:
+        copy_bytes(row + whole, source + whole, row_bytes - whole)
+
+
+@numba.njit(cache=True, nogil=True)
+@typing.no_type_check
 def copy_rows(addresses, positions, target, row_bytes, first, last, ahead, streaming):
-    """Copy rows [first, last) of `addresses` to their rows of `target`; address 0 is skipped."""
+    """Copy rows [first, last) of `addresses` to their rows of `target`; address 0 is skipped.
+
+    `streaming`: units in which rows bypass the caches, 0 for plain stores.
+    """
     for i in range(first, last):
         if i + ahead < last and addresses[i + ahead] != 0:
             _prefetch_row(addresses[i + ahead], row_bytes)
@@ -67,12 +86,11 @@ def copy_rows(addresses, positions, target, row_bytes, first, last, ahead, strea
         if source == 0:
             continue
         row = target + (positions[i] if positions.size else i) * row_bytes
-        if streaming:
-            for offset in range(0, row_bytes, 16):
-                stream_16_bytes(row + offset, source + offset)
+        if streaming > 0:
+            _stream_row(row, source, row_bytes, streaming)
         else:
             copy_bytes(row, source, row_bytes)
-    if streaming:
+    if streaming > 0:
         fence()
 
 
@@ -119,6 +137,17 @@ def check_storage(dtype: np.dtype[Any]) -> None:
         raise DatasetError(f"expected float32 or float16 feature rows, found {dtype}")
 
 
+def _streamed_units(row_bytes: int, target: int) -> int:
+    """Bytes of the units in which rows written in order bypass the caches; 0: they do not.
+
+    Rows of whole units follow on each other, and the lines between them are filled all the same;
+    of other rows the first and last line are stored plainly, which pays where there are more.
+    """
+    if row_bytes % 16 == 0 and target % 16 == 0:
+        return 16
+    return 64 if row_bytes >= STREAM_ROW_BYTES else 0
+
+
 def copy_from_addresses(
     addresses: NDArray[np.int64],
     dtype: np.dtype[Any],
@@ -141,14 +170,9 @@ def copy_from_addresses(
     target = out.ctypes.data
     same = dtype == out.dtype
     kernel = copy_rows if same else widen_rows
-    # Streamed rows must fill whole lines: in order, and cut at multiples of 16 bytes.
-    streaming = (
-        same
-        and positions.size == 0
-        and row_bytes % 16 == 0
-        and target % 16 == 0
-        and addresses.size * row_bytes >= STREAM_BYTES
-    )
+    streaming = 0
+    if same and positions.size == 0 and addresses.size * row_bytes >= STREAM_BYTES:
+        streaming = _streamed_units(row_bytes, target)
     ahead = min(max(PREFETCH_BYTES // max(row_bytes, 1), 2), 64)
 
     def work(first: int, last: int) -> None:

@@ -49,6 +49,22 @@ def test_an_output_that_is_not_aligned_is_still_filled(monkeypatch: pytest.Monke
     assert np.array_equal(gather_rows(table, ids, out), table[ids])
 
 
+@pytest.mark.parametrize("dim", [1, 127, 128, 131, 602, 767])
+@pytest.mark.parametrize("shift", [0, 1, 3])
+def test_rows_of_any_size_are_streamed_and_nothing_beside_them_is_written(
+    dim: int, shift: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gather, "STREAM_BYTES", 0)
+    monkeypatch.setattr(gather, "STREAM_ROW_BYTES", 0)
+    table = _table(60, dim, np.float32)
+    ids = np.random.default_rng(dim).integers(0, 60, 2100)
+    room = np.full(ids.size * dim + 32, -7.0, np.float32)
+    out = room[shift : shift + ids.size * dim].reshape(ids.size, dim)
+    assert np.array_equal(gather_rows(table, ids, out, threads=2), table[ids])
+    assert np.all(room[:shift] == -7.0)
+    assert np.all(room[shift + ids.size * dim :] == -7.0)
+
+
 def test_float16_specials_widen_exactly() -> None:
     # Every float16 there is: subnormals, infinities and NaN payloads included.
     table = np.arange(1 << 16, dtype=np.uint16).view(np.float16).reshape(-1, 16)
