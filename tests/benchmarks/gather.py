@@ -27,7 +27,7 @@ NUM_ROWS = 1 << 18
 BATCH_ROWS = 60_000
 """Distinct inputs of a batch of 1024 seeds and fan-outs 15,10,5 on rmat-18, about."""
 BATCHES = 8
-WIDTHS = (100, 128)
+WIDTHS = (100, 128, 602)
 
 Task = Callable[[NDArray[np.int64]], object]
 
