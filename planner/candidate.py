@@ -72,18 +72,21 @@ class Candidate:
         """Threads over all ranks that want a core at once."""
         return self.num_ranks * (self.threads.compute + self.threads.sample)
 
-    @property
-    def name(self) -> str:
-        """What a reader sees, e.g. "2 ranks x (1 compute + 0 loader) threads, naive"."""
-        ending = "".join(f", {words}" for words in choice_words(self))
-        if self.gpus:
-            ahead = f", {self.prefetch_depth} batches ahead" if self.threads.sample else ""
-            return f"{gpu_words(self)}{ahead}, {self.policy}{ending}"
-        ranks = f"{self.num_ranks} rank{'s' if self.num_ranks > 1 else ''}"
-        t = self.threads
-        ahead = f", {self.prefetch_depth} ahead" if t.sample else ""
-        threads = f"({t.compute} compute + {t.sample} loader) threads{ahead}"
-        return f"{ranks} x {threads}, {policy_words(self.policy)}{ending}"
+
+def plain_words(candidate: Candidate) -> str:
+    """Ranks, threads and placement; the other choices are told by the solver's kinds.
+
+    >>> plain_words(Candidate(num_ranks=2, threads=Threads(), prefetch_depth=2, policy="naive"))
+    '2 ranks x (1 compute + 0 loader) threads, naive'
+    """
+    t = candidate.threads
+    if candidate.gpus:
+        ahead = f", {candidate.prefetch_depth} batches ahead" if t.sample else ""
+        return f"{gpu_words(candidate)}{ahead}, {candidate.policy}"
+    ranks = f"{candidate.num_ranks} rank{'s' if candidate.num_ranks > 1 else ''}"
+    ahead = f", {candidate.prefetch_depth} ahead" if t.sample else ""
+    threads = f"({t.compute} compute + {t.sample} loader) threads{ahead}"
+    return f"{ranks} x {threads}, {policy_words(candidate.policy)}"
 
 
 def gpu_words(candidate: Candidate) -> str:
@@ -106,31 +109,6 @@ def policy_words(policy: str) -> str:
     ('joint', 'lru cache')
     """
     return f"{policy} cache" if is_dynamic(policy) else policy
-
-
-def choice_words(candidate: Candidate) -> list[str]:
-    """The choices beside ranks, threads and placement, in plain words; none where all are plain.
-
-    >>> choice_words(Candidate(num_ranks=1, threads=Threads(), prefetch_depth=2, policy="lru",
-    ...     bulk=8, kappa=64))
-    ['8 batches sampled at once', '64 batches hang together']
-    """
-    found: list[str] = []
-    if candidate.batching == "cooperative":
-        found.append("cooperative batches")
-    if candidate.topology == "partitioned":
-        copies = "copy" if candidate.replication == 1 else "copies"
-        found.append(f"topology in parts, {candidate.replication} {copies}")
-    if candidate.bulk > 1:
-        found.append(f"{candidate.bulk} batches sampled at once")
-    if candidate.kappa is not None:
-        one = candidate.kappa == 1
-        found.append("batches independent" if one else f"{candidate.kappa} batches hang together")
-    if candidate.las is not None:
-        found.append(f"local neighbours preferred {candidate.las:g}-fold")
-    if candidate.hosts > 1:
-        found.append(f"{candidate.hosts} hosts")
-    return found
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -55,7 +55,7 @@ def cheapest_for(plan: Plan, target_epoch_seconds: float, changes: Sequence[str]
     within = [p for p in fits if p.prediction.epoch_seconds.value <= target_epoch_seconds]
     if not within:
         raise PlanDoesNotFit(
-            f"epoch: fastest predicted {seconds_text(epoch)} ({fastest.candidate.name}) > "
+            f"epoch: fastest predicted {seconds_text(epoch)} ({fastest.name}) > "
             f"{seconds_text(target_epoch_seconds)} asked; more devices, a larger batch or smaller "
             "fan-outs would be needed"
         )

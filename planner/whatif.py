@@ -18,7 +18,9 @@ from planner.planned import candidate_of
 from planner.record import PlanRecord, load_record
 from planner.settings import PlanSettings
 from planner.simulate import open_plan_graph
-from planner.solver.choose import LINK_TABLES, Priced, choose
+from planner.solver.choose import Priced, choose
+from planner.solver.kinds.telling import name_of
+from planner.solver.relaxed import LINK_TABLES
 from planner.solver.search import Search
 from planner.units import parse_bytes
 from runtime.plan import Interval, MemoryUse, Plan, Prediction
@@ -122,7 +124,7 @@ def best_of(search: Search) -> Priced:
 
 def outcome(priced: Priced) -> Outcome:
     """A priced candidate, for reading."""
-    return _outcome(priced.candidate.name, priced.candidate.policy, priced.prediction)
+    return _outcome(priced.name, priced.candidate.policy, priced.prediction)
 
 
 def _outcome(name: str, policy: str, prediction: Prediction) -> Outcome:
@@ -142,7 +144,7 @@ def _outcome(name: str, policy: str, prediction: Prediction) -> Outcome:
 
 def _planned(plan: Plan, settings: PlanSettings) -> Outcome:
     policy = plan.strategy.features.policy
-    found = _outcome(candidate_of(plan, settings).name, policy, plan.prediction)
+    found = _outcome(name_of(candidate_of(plan, settings)), policy, plan.prediction)
     return replace(found, num_ranks=plan.num_ranks)
 
 

@@ -22,7 +22,8 @@ from planner.fullgraph.profile import CutProfile, profile_cuts
 from planner.machine import MachineModel
 from planner.profiling.presample import Progress
 from planner.settings import PlanSettings
-from planner.solver.choose import LINK_TABLES, faster, shadow_prices
+from planner.solver.choose import shadow_prices
+from planner.solver.relaxed import LINK_TABLES, faster
 from runtime.fullgraph.statistics import SAFE_SHARED_LAYERS, full_graph_class
 from runtime.graph.dataset import Graph
 from runtime.plan import (

@@ -6,21 +6,12 @@ from dataclasses import dataclass, replace
 from planner.candidate import Candidate
 from planner.cost.memory import require_fit, sum_text
 from planner.errors import PlanDoesNotFit
-from planner.machine import MachineModel, Table
 from planner.solver.kinds.kind import LeftOut
+from planner.solver.kinds.telling import changes_of, family_of, idle_words, name_of
 from planner.solver.placing import Placed
 from runtime.plan import Alternative, Certificate, Prediction
 
-GIB = 2**30
 MOST_ALTERNATIVES = 12
-FASTER = 1.1
-"""A link's bandwidth times this, for its shadow price."""
-LINK_TABLES = {
-    "memory": ("gather", "mapped_gather"),
-    "disk": ("disk_read",),
-    "exchange": ("all_reduce", "all_reduce_stepped", "all_to_all", "all_to_all_stepped"),
-}
-"""Tables of seconds that a faster link would shorten."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,10 +51,12 @@ class Priced:
     @property
     def changes(self) -> int:
         """Choices that are not the plain ones: they must pay for being there."""
-        c = self.candidate
-        joined = (c.batching == "cooperative", c.topology == "partitioned", c.hosts > 1)
-        own = (c.bulk > 1, c.kappa is not None, c.las is not None, c.cache is not None)
-        return sum((*joined, *own))
+        return changes_of(self.candidate)
+
+    @property
+    def name(self) -> str:
+        """What a reader sees of the candidate."""
+        return name_of(self.candidate)
 
 
 def choose(priced: Sequence[Priced], noise: float) -> Priced:
@@ -107,9 +100,9 @@ def alternatives(
     others = [p for p in priced if p.candidate != chosen.candidate]
     others.sort(key=lambda p: (bool(p.overflow), p.seconds))
     kept, seen = list[Priced](), set[Candidate]()
-    kinds, firsts = {_kind(chosen.candidate)}, list[Priced]()
+    kinds, firsts = {family_of(chosen.candidate)}, list[Priced]()
     for p in others:
-        shape, kind = replace(p.candidate, policy=""), _kind(p.candidate)
+        shape, kind = replace(p.candidate, policy=""), family_of(p.candidate)
         if kind not in kinds:
             firsts.append(p)
         # The same ranks and threads once, but every policy on the chosen ones.
@@ -121,7 +114,7 @@ def alternatives(
     named.sort(key=lambda p: (bool(p.overflow), p.seconds))
     told = [
         Alternative(
-            name=p.candidate.name,
+            name=p.name,
             step_seconds=None if p.overflow else p.seconds,
             why=why_it_lost(p, chosen),
         )
@@ -131,13 +124,6 @@ def alternatives(
         Alternative(name=each.name, step_seconds=None, why=f"not priced: {each.why}")
         for each in left_out
     ]
-
-
-def _kind(candidate: Candidate) -> tuple[bool | str | int, ...]:
-    """Which choices beside threads and fixed placements a candidate takes, and how many GPUs."""
-    c = candidate
-    own = c.bulk > 1, c.kappa is not None, c.las is not None, c.cache or "", c.batching
-    return (*own, len(c.gpus))
 
 
 def why_it_lost(other: Priced, chosen: Priced) -> str:
@@ -166,14 +152,7 @@ def _faster(gain: float) -> str:
 
 def _no_gain(candidate: Candidate, gain: float) -> str:
     """Why a choice that costs nothing is not taken all the same."""
-    found = _faster(gain)
-    if candidate.kappa is not None and candidate.cache is None:
-        return f"{found}: rows at fixed places gain nothing from batches that hang together"
-    if candidate.bulk > 1:
-        return f"{found}, for {candidate.bulk_bytes / 1e6:.1f} MB of stacked batches on each rank"
-    if candidate.cache is not None:
-        return f"{found}, for a cache that fills itself"
-    return f"{found}; the simpler one is kept"
+    return f"{_faster(gain)}: {idle_words(candidate) or 'the simpler one is kept'}"
 
 
 def certificate(chosen: Priced, lower_bound: float, complete: bool) -> Certificate:
@@ -196,16 +175,6 @@ def certificate(chosen: Priced, lower_bound: float, complete: bool) -> Certifica
         solver="enumeration with song-jiang placement",
         status=f"{tried}: {extent}",
     )
-
-
-def faster(machine: MachineModel, tables: Sequence[str]) -> MachineModel:
-    """The machine with some links 10% faster: their seconds shrink by that."""
-    found: dict[str, Table] = {}
-    for name in tables:
-        if name in machine.tables:
-            table = machine.tables[name]
-            found[name] = replace(table, values=[v / FASTER for v in table.values])
-    return machine.with_tables(found)
 
 
 def shadow_prices(

@@ -6,7 +6,7 @@ from dataclasses import replace
 from planner.cost.budget import Budgets
 from planner.cost.model import Request
 from planner.machine import Link, MachineModel
-from planner.solver.choose import FASTER, GIB
+from planner.solver.relaxed import FASTER, GIB
 
 LINKS: dict[str, Callable[[Link], bool]] = {
     "GPU memory bandwidth": lambda x: x.name.endswith(".hbm"),

@@ -43,7 +43,7 @@ def test_what_if_names_the_plans_own_choices(
     record = type("Record", (), {"settings": search.settings})
     monkeypatch.setattr("planner.whatif.load_record", lambda _: record)
     found = whatif(made, [])
-    assert found.before.name == stack.candidate.name
+    assert found.before.name == stack.name
     assert f"{stack.candidate.bulk} batches sampled at once" in found.before.name
 
 

@@ -14,7 +14,7 @@ import pytest
 from planner import pipeline
 from planner.machine import MachineModel
 from planner.settings import PlanSettings
-from planner.solver.choose import GIB, LINK_TABLES
+from planner.solver.relaxed import GIB, LINK_TABLES
 from runtime.graph.dataset import Graph
 from runtime.plan import Plan, Workload
 from tests.planner.test_whatif import SLOW, skewed as skewed

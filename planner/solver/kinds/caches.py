@@ -22,6 +22,19 @@ class Caches(Kind):
         """Whether the placement is a cache."""
         return candidate.cache is not None
 
+    def changes(self, candidate: Candidate) -> int:
+        """One."""
+        del candidate
+        return 1
+
+    def sort(self, candidate: Candidate) -> Hashable:
+        """Which cache."""
+        return candidate.cache
+
+    def idle(self, candidate: Candidate) -> str:
+        """The cache itself."""
+        return f"a {candidate.cache} cache that fills itself"
+
     def propose(self, ask: Ask, base: Candidate | None) -> Iterator[Candidate | LeftOut]:
         """Each cache on the same ranks, where they are alone on a host's cores."""
         del ask

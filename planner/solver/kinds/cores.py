@@ -1,6 +1,6 @@
 """Ranks on cores: on one host alone, or equally many on each of several."""
 
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from dataclasses import replace
 
 from planner.candidate import Candidate
@@ -11,9 +11,9 @@ from planner.machine_hosts import first_hosts, joins_hosts, num_hosts, one_host
 from planner.settings import PlanSettings
 from planner.solver.candidates import candidates
 from planner.solver.candidates_gpu import plans_gpus
-from planner.solver.choose import GIB, LINK_TABLES, faster
 from planner.solver.drawn import Draws
 from planner.solver.kinds.kind import Ask, Kind, LeftOut
+from planner.solver.relaxed import GIB, LINK_TABLES, faster
 
 
 class Cores(Kind):
@@ -24,6 +24,18 @@ class Cores(Kind):
     def taken(self, candidate: Candidate) -> bool:
         """Whether the ranks are processes on cores."""
         return candidate.kind == "cpu"
+
+    def words(self, candidate: Candidate) -> str:
+        """Over how many hosts, where there are several."""
+        return f"{candidate.hosts} hosts" if candidate.hosts > 1 else ""
+
+    def changes(self, candidate: Candidate) -> int:
+        """Several hosts must pay for the links between them."""
+        return int(candidate.hosts > 1)
+
+    def sort(self, candidate: Candidate) -> Hashable:
+        """How many hosts."""
+        return candidate.hosts
 
     def propose(self, ask: Ask, base: Candidate | None) -> Iterator[Candidate | LeftOut]:
         """On the first host alone, and spread over two, four ... and all of them."""

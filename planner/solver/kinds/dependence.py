@@ -21,6 +21,22 @@ class Dependence(Kind):
         """Whether kappa is the planner's choice."""
         return candidate.kappa is not None
 
+    def words(self, candidate: Candidate) -> str:
+        """How many batches."""
+        one = candidate.kappa == 1
+        return "batches independent" if one else f"{candidate.kappa} batches hang together"
+
+    def changes(self, candidate: Candidate) -> int:
+        """One."""
+        del candidate
+        return 1
+
+    def idle(self, candidate: Candidate) -> str:
+        """That nothing is found again where rows stay at their places."""
+        if candidate.cache is not None:
+            return ""
+        return "rows at fixed places gain nothing from batches that hang together"
+
     def propose(self, ask: Ask, base: Candidate | None) -> Iterator[Candidate | LeftOut]:
         """Every kappa, on the base's own placement and on each cache."""
         if base is None:

@@ -1,6 +1,6 @@
 """Ranks on GPUs: how many, which ones, in which cliques (`planner.solver.candidates_gpu`)."""
 
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from dataclasses import replace
 
 from planner.candidate import Candidate
@@ -18,6 +18,10 @@ class Gpus(Kind):
     def taken(self, candidate: Candidate) -> bool:
         """Whether the ranks are GPUs."""
         return candidate.kind == "cuda"
+
+    def sort(self, candidate: Candidate) -> Hashable:
+        """How many."""
+        return candidate.num_ranks
 
     def propose(self, ask: Ask, base: Candidate | None) -> Iterator[Candidate | LeftOut]:
         """Every number of GPUs in every cover by cliques."""

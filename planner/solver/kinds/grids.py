@@ -21,6 +21,16 @@ class Grids(Kind):
         """Whether the topology is in parts."""
         return candidate.topology == "partitioned"
 
+    def words(self, candidate: Candidate) -> str:
+        """How many copies there are of the lists."""
+        copies = "copy" if candidate.replication == 1 else "copies"
+        return f"{self.name}, {candidate.replication} {copies}"
+
+    def changes(self, candidate: Candidate) -> int:
+        """One."""
+        del candidate
+        return 1
+
     def propose(self, ask: Ask, base: Candidate | None) -> Iterator[Candidate | LeftOut]:
         """Every number of copies; on one host its shared mapping holds all lists once."""
         if base is None or base.policy != "none":

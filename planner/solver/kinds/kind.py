@@ -5,6 +5,7 @@ the registry in their order and knows none of them by name: a new one is a modul
 there.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 from typing import ClassVar
@@ -64,7 +65,7 @@ class Question:
     """Sizes and sequences of batches; None: only what the profile holds is priced."""
 
 
-class Kind:
+class Kind(ABC):
     """One kind of choice; what a kind does not change is as it stands here."""
 
     name: ClassVar[str]
@@ -72,17 +73,37 @@ class Kind:
     bounded: ClassVar[bool] = True
     """Whether rows are placed that could be placed better, so that a bound says how much."""
 
+    @abstractmethod
     def taken(self, candidate: Candidate) -> bool:
         """Whether a candidate takes this kind."""
-        raise NotImplementedError
 
+    @abstractmethod
     def propose(self, ask: Ask, base: Candidate | None) -> Iterator[Candidate | LeftOut]:
         """Candidates that take it, made from `base` or from nothing; or why there are none.
 
         Raises:
             SettingsError: the user asks for what no candidate can be.
         """
-        raise NotImplementedError
+
+    def words(self, candidate: Candidate) -> str:
+        """What a candidate's name says of this kind beside ranks, threads and placement."""
+        del candidate
+        return ""
+
+    def changes(self, candidate: Candidate) -> int:
+        """Choices of this kind that must pay for being there; 0 where it is the plain one."""
+        del candidate
+        return 0
+
+    def sort(self, candidate: Candidate) -> Hashable:
+        """What sets candidates of this kind apart: of each sort the best is told of."""
+        del candidate
+        return None
+
+    def idle(self, candidate: Candidate) -> str:
+        """What a candidate costs or lacks, where this kind gains it nothing."""
+        del candidate
+        return ""
 
     def settled(self, candidate: Candidate) -> Candidate:
         """The candidate as it is priced, where its choices contradict each other."""

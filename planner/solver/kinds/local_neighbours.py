@@ -25,6 +25,15 @@ class LocalNeighbours(Kind):
         """Whether the factor is the planner's choice."""
         return candidate.las is not None
 
+    def words(self, candidate: Candidate) -> str:
+        """By how much."""
+        return f"local neighbours preferred {candidate.las:g}-fold"
+
+    def changes(self, candidate: Candidate) -> int:
+        """One."""
+        del candidate
+        return 1
+
     def propose(self, ask: Ask, base: Candidate | None) -> Iterator[Candidate | LeftOut]:
         """Every factor, where ranks hold rows that could be preferred."""
         if base is None:

@@ -24,6 +24,16 @@ class SharedBatch(Kind):
         """Whether the ranks share a batch."""
         return candidate.batching == "cooperative"
 
+    def words(self, candidate: Candidate) -> str:
+        """That they do."""
+        del candidate
+        return self.name
+
+    def changes(self, candidate: Candidate) -> int:
+        """One."""
+        del candidate
+        return 1
+
     def propose(self, ask: Ask, base: Candidate | None) -> Iterator[Candidate | LeftOut]:
         """The same ranks sharing a batch, where they keep no rows of their own."""
         if base is None or base.policy != "none":

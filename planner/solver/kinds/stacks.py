@@ -23,6 +23,19 @@ class Stacks(Kind):
         """Whether more than one batch is sampled at once."""
         return candidate.bulk > 1
 
+    def words(self, candidate: Candidate) -> str:
+        """How many batches."""
+        return f"{candidate.bulk} batches sampled at once"
+
+    def changes(self, candidate: Candidate) -> int:
+        """One."""
+        del candidate
+        return 1
+
+    def idle(self, candidate: Candidate) -> str:
+        """Their room."""
+        return f"{candidate.bulk_bytes / 1e6:.1f} MB of stacked batches on each rank"
+
     def propose(self, ask: Ask, base: Candidate | None) -> Iterator[Candidate | LeftOut]:
         """Every size that an epoch has steps for."""
         if base is None:

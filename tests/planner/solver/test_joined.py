@@ -155,7 +155,7 @@ def test_a_shared_batch_reads_each_row_once_and_pays_for_exchanges(
     assert shared.prediction.stages["halo_exchange"] == pytest.approx(2e-3)
     assert shared.prediction.memory_bytes["rank0"].parts["exchange"] > 0
     chosen, plan = written(found, cooperative, tmp_path / "p")
-    assert "cooperative batches" in chosen.candidate.name
+    assert "cooperative batches" in chosen.name
     assert any("cooperative batches" in a.name for a in plan.alternatives) or (
         plan.strategy.batching == "cooperative"
     )
@@ -210,7 +210,7 @@ def test_hosts_share_cards_and_keep_what_a_host_has_to_itself(
     four = [p for p in found[1].priced if p.candidate.num_ranks == 4 and p.candidate.hosts == 2]
     assert four
     plain = next(p for p in four if p.candidate.batching == "independent")
-    assert plain.candidate.name.endswith("2 hosts")
+    assert plain.name.endswith("2 hosts")
     # 100 us and 40 kB at 100 MB/s between two hosts, a flat ring of four is 1.5 times that; 2 ms
     # inside a host.
     expected = 1.5 * (1e-4 + 40_000 / 100e6) + 2e-3
@@ -248,7 +248,7 @@ def test_parts_of_the_topology_take_less_of_every_host(
     lists = whole.prediction.memory_bytes["host0"].parts["topology"]
     assert part - directory == pytest.approx(lists / 2, abs=1)
     assert grid.prediction.stages["sample"] > whole.prediction.stages["sample"]
-    assert "topology in parts, 1 copy" in grid.candidate.name
+    assert "topology in parts, 1 copy" in grid.name
 
 
 LAUNCH = """

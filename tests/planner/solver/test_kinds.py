@@ -66,7 +66,7 @@ def test_the_same_candidates_in_the_same_order_as_when_the_search_knew_every_kin
     name: str, explored
 ) -> None:
     found = explored(*REQUESTS[name])
-    assert [p.candidate.name for p in found.priced] == GOLDEN[name]["priced"]
+    assert [p.name for p in found.priced] == GOLDEN[name]["priced"]
     assert [[each.name, each.why] for each in found.left_out] == GOLDEN[name]["left_out"]
 
 
