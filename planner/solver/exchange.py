@@ -7,10 +7,7 @@ moves that keep every budget are tried, and a result worse than the start is dro
 """
 
 import itertools
-import typing
-from typing import cast
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
 
@@ -18,6 +15,13 @@ from planner.placement.layout import Held, Instance, Layout
 from planner.placement.network import Rows
 from planner.placement.reads import OWN, PEER
 from planner.placement.score import read_bytes
+from planner.solver.exchange_moves import (
+    Items,
+    exchange_copies,
+    reread_items,
+    spread,
+    trade_copies,
+)
 
 MOST_PAIRS = 400_000
 """Items times devices up to which exchanges are tried; with more, an item is a small matter."""
@@ -75,17 +79,17 @@ def _descend(
             priced = _seconds_at(rows, loads, power) if seconds is None else seconds
             known = np.isfinite(priced) & np.isfinite(instance.network.alone)
             finite = np.where(known, priced, 1e30)
-            before = _spread(loads, power, float(loads.max()))
+            before = spread(loads, power, float(loads.max()))
             top = float(loads.max())
             for g in range(instance.num_devices):
                 wanted, missed = state.worth_trying(g, finite)
-                _exchange(g, wanted, missed, power, loads, weights, *state.arrays)
+                exchange_copies(g, wanted, missed, power, loads, weights, state.items)
             for g, h in itertools.combinations(range(instance.num_devices), 2):
                 if state.clique[g] == state.clique[h]:
                     mine, theirs = state.differ(g, h), state.differ(h, g)
-                    _trade(g, h, mine, theirs, power, loads, weights, *state.arrays)
-            _reread(power, loads, weights, *state.arrays)
-            if _spread(loads, power, top) >= before * (1 - 1e-6):
+                    trade_copies(g, h, mine, theirs, power, loads, weights, state.items)
+            reread_items(power, loads, weights, state.items)
+            if spread(loads, power, top) >= before * (1 - 1e-6):
                 break
     return state.layout(layout), float(loads.max())
 
@@ -95,10 +99,6 @@ def _seconds_at(rows: Rows, loads: NDArray[np.float64], power: int) -> NDArray[n
     most = max(float(loads.max()), 1e-300)
     weights = (loads / most) ** ((power or max(POWERS)) - 1)
     return np.einsum("k,ktgs->tgs", weights / max(float(weights.sum()), 1e-300), rows.weights)
-
-
-def _spread(loads: NDArray[np.float64], power: int, top: float) -> float:
-    return cast(float, _sum_of_powers(loads, power, top))
 
 
 class _State:
@@ -126,8 +126,9 @@ class _State:
                 self.code[c, span] = codes
             self.far[span] = 3 if held.on_host is None else np.where(held.on_host, 3, 4)
         self.clique = instance.clique_of()
-        self.arrays = (
-            self.own, self.code, self.far, self.reads, self.size, self.free, self.kind, self.clique,
+        self.items = Items(
+            own=self.own, code=self.code, far=self.far, reads=self.reads, size=self.size,
+            free=self.free, kind=self.kind, clique=self.clique,
         )  # fmt: skip
 
     def worth_trying(
@@ -174,175 +175,3 @@ class _State:
             codes = [row[span].copy() for row in self.code]
             held.append(Held(own=own, elsewhere=codes, on_host=old.on_host))
         return Layout(policy=start.policy, held=tuple(held), variant=start.variant)
-
-
-@numba.njit(cache=True, nogil=True)
-@typing.no_type_check
-def _move(loads, weights, own, code, reads, kind, clique, c, i, sign):
-    """Add (or take away) what clique c's reads of item i load."""
-    t = kind[i]
-    for g in range(clique.size):
-        if clique[g] == c:
-            s = 0 if own[g, i] else code[c, i]
-            x = sign * reads[g, i]
-            for k in range(loads.size):
-                loads[k] += weights[k, t, g, s] * x
-
-
-@numba.njit(cache=True, nogil=True)
-@typing.no_type_check
-def _sum_of_powers(loads, power, top):
-    """Sum of (loads / top)^power; for power 0 their maximum / top."""
-    total, most = 0.0, 0.0
-    for k in range(loads.size):
-        x = loads[k] / top if top > 0 else 0.0
-        most = max(most, x)
-        y = x * x
-        y *= y
-        y *= y
-        if power == 32:
-            y *= y
-            y *= y
-        total += y
-    return most if power == 0 else total
-
-
-@numba.njit(cache=True, nogil=True)
-@typing.no_type_check
-def _better(new, old, power):
-    top = 0.0
-    for k in range(old.size):
-        top = max(top, old[k])
-    a, b = _sum_of_powers(new, power, top), _sum_of_powers(old, power, top)
-    if power > 0:
-        return a < b * (1 - 1e-10)
-    if a < b * (1 - 1e-12):
-        return True
-    return a <= b * (1 + 1e-13) and _sum_of_powers(new, 8, top) < _sum_of_powers(old, 8, top) * (
-        1 - 1e-10
-    )
-
-
-@numba.njit(cache=True, nogil=True)
-@typing.no_type_check
-def _holders(own, clique, c, i):
-    count = 0
-    for g in range(clique.size):
-        if clique[g] == c and own[g, i]:
-            count += 1
-    return count
-
-
-@numba.njit(cache=True, nogil=True)
-@typing.no_type_check
-def _needed_across(own, code, clique, c, i):
-    """Whether another clique reads item i across and only clique c's last copy serves it."""
-    needed = False
-    for d in range(code.shape[0]):
-        needed |= d != c and code[d, i] == 2
-    return needed
-
-
-@numba.njit(cache=True, nogil=True)
-@typing.no_type_check
-def _exchange(
-    g, wanted, missed, power, loads, weights, own, code, far, reads, size, free, kind, clique
-):
-    c = clique[g]
-    trial = np.empty_like(loads)
-    for i in wanted:
-        if own[g, i]:
-            continue
-        for step in range(missed.size + 1):
-            j = missed[step - 1] if step else -1
-            if j >= 0 and not own[g, j]:
-                continue
-            if size[i] > free[g] + (size[j] if j >= 0 else 0):
-                continue
-            code_i = code[c, i]
-            code_j = code[c, j] if j >= 0 else 0
-            last = j >= 0 and _holders(own, clique, c, j) == 1
-            if last and _needed_across(own, code, clique, c, j):
-                continue
-            done = False
-            for via_peer in range(2):
-                if via_peer == 0 and code_i == 1:
-                    continue
-                trial[:] = loads
-                _move(trial, weights, own, code, reads, kind, clique, c, i, -1.0)
-                if j >= 0:
-                    _move(trial, weights, own, code, reads, kind, clique, c, j, -1.0)
-                own[g, i] = True
-                if via_peer:
-                    code[c, i] = 1
-                if j >= 0:
-                    own[g, j] = False
-                    if last and code_j == 1:
-                        code[c, j] = far[j]
-                    _move(trial, weights, own, code, reads, kind, clique, c, j, 1.0)
-                _move(trial, weights, own, code, reads, kind, clique, c, i, 1.0)
-                if _better(trial, loads, power):
-                    loads[:] = trial
-                    free[g] += (size[j] if j >= 0 else 0) - size[i]
-                    done = True
-                    break
-                own[g, i] = False
-                code[c, i] = code_i
-                if j >= 0:
-                    own[g, j] = True
-                    code[c, j] = code_j
-            if done:
-                break
-
-
-@numba.njit(cache=True, nogil=True)
-@typing.no_type_check
-def _trade(
-    g, h, mine, theirs, power, loads, weights, own, code, far, reads, size, free, kind, clique
-):
-    """Copies of g against copies of h in the same clique, or given away for none."""
-    trial, c = np.empty_like(loads), clique[g]
-    for i in mine:
-        for j in theirs:
-            if (i < 0 and j < 0) or (i >= 0 and not own[g, i]) or (j >= 0 and not own[h, j]):
-                continue
-            if (i >= 0 and own[h, i]) or (j >= 0 and own[g, j]):
-                continue
-            a, b = size[i] if i >= 0 else 0, size[j] if j >= 0 else 0
-            if b - a > free[g] or a - b > free[h]:
-                continue
-            trial[:] = loads
-            for sign in (-1.0, 1.0):
-                for item in (i, j):
-                    if item >= 0:
-                        _move(trial, weights, own, code, reads, kind, clique, c, item, sign)
-                if sign < 0 or not _better(trial, loads, power):
-                    if i >= 0:
-                        own[g, i], own[h, i] = own[h, i], own[g, i]
-                    if j >= 0:
-                        own[g, j], own[h, j] = own[h, j], own[g, j]
-                else:
-                    loads[:] = trial
-                    free[g] += a - b
-                    free[h] += b - a
-
-
-@numba.njit(cache=True, nogil=True)
-@typing.no_type_check
-def _reread(power, loads, weights, own, code, far, reads, size, free, kind, clique):
-    """Read an item that the clique holds from the host instead, or the other way round."""
-    trial = np.empty_like(loads)
-    for c in range(code.shape[0]):
-        for i in range(size.size):
-            if _holders(own, clique, c, i) == 0:
-                continue
-            old = code[c, i]
-            new = far[i] if old == 1 else 1
-            trial[:] = loads
-            _move(trial, weights, own, code, reads, kind, clique, c, i, -1.0)
-            code[c, i] = new
-            _move(trial, weights, own, code, reads, kind, clique, c, i, 1.0)
-            if _better(trial, loads, power):
-                loads[:] = trial
-            else:
-                code[c, i] = old
