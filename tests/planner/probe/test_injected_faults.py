@@ -1,50 +1,15 @@
 """Faults put into every recorded machine: `doctor` names them, a plan for the file is refused."""
 
-import json
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from planner.errors import MachineError
-from planner.machine import MachineModel, Memory
 from planner.probe.doctor import topology_findings
-from planner.probe.links import gpu_links, gpu_parts, gpu_switches, nvlink_cliques
 from planner.probe.nvlinks import bus_key
-from planner.probe.nvml import Inventory, inventory
-from planner.probe.recording import Replay, call_key
+from planner.probe.recording import call_key
 from planner.probe.topology import refuse_changed
-
-FOLDER = Path(__file__).parents[2] / "golden" / "machines"
-NAMES = sorted(path.stem for path in FOLDER.glob("*.json"))
-Recording = dict[str, Any]
-
-
-def recorded(name: str) -> Recording:
-    return json.loads((FOLDER / f"{name}.json").read_text())
-
-
-def look(recording: Recording) -> Inventory:
-    replay = Replay(recording)
-    found = inventory(replay, devices=replay.devices)
-    assert found is not None
-    return found
-
-
-def machine_of(found: Inventory) -> MachineModel:
-    """The machine file that a probe would write of it."""
-    processors, memories, _ = gpu_parts(found)
-    return MachineModel(
-        name="probed",
-        fingerprint="f",
-        provenance="measured",
-        processors=processors,
-        memories=[Memory(name="host0", kind="host", capacity_bytes=1), *memories],
-        links=gpu_links(found),
-        switches=gpu_switches(found),
-        cliques=nvlink_cliques(found),
-    )
+from tests.support.recordings import NAMES, Recording, look, machine_of, recorded
 
 
 def links_up(found: Recording) -> list[tuple[int, int]]:

@@ -3,29 +3,26 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from planner.errors import MachineError
-from planner.machine import MachineModel, Memory, save_machine
+from planner.machine import save_machine
 from planner.probe import nvml as nvml_module
 from planner.probe.doctor import topology_findings
 from planner.probe.links import (
     gpu_links,
-    gpu_parts,
     gpu_switches,
     nvlink_cliques,
     nvlink_covers,
     pcie_groups,
 )
-from planner.probe.nvml import Inventory, inventory
+from planner.probe.nvml import inventory
 from planner.probe.pcie import RecordedDevices, SysfsDevices
 from planner.probe.recording import FORMAT, NVMLError, Recorder, Replay, call_key, load_replay
 from planner.probe.topology import changes, faults, refuse_changed
+from tests.support.recordings import FOLDER, NAMES, Recording, look, machine_of, recorded
 
-FOLDER = Path(__file__).parents[2] / "golden" / "machines"
-NAMES = sorted(path.stem for path in FOLDER.glob("*.json"))
 CLIQUES = {
     # formulas 2.1 [L1] and 2.6; Song and Jiang's pairs (1.7); the others follow from their links.
     "pcie-only": [["gpu0"], ["gpu1"], ["gpu2"], ["gpu3"]],
@@ -38,47 +35,21 @@ CLIQUES = {
     "mig": [["gpu0"], ["gpu1"]],
     "broken-nvlink": [["gpu0", "gpu1", "gpu2", "gpu3"], ["gpu4", "gpu5", "gpu6", "gpu7"]],
 }
-Change = Callable[[dict[str, Any]], None]
-
-
-def plain(name: str) -> dict[str, Any]:
-    return json.loads((FOLDER / f"{name}.json").read_text())
-
-
-def look(recording: dict[str, Any]) -> Inventory:
-    replay = Replay(recording)
-    found = inventory(replay, devices=replay.devices)
-    assert found is not None
-    return found
-
-
-def machine_of(found: Inventory) -> MachineModel:
-    """As a probe would write it down."""
-    processors, memories, _ = gpu_parts(found)
-    return MachineModel(
-        name="probed",
-        fingerprint="f",
-        provenance="measured",
-        processors=processors,
-        memories=[Memory(name="host0", kind="host", capacity_bytes=2**40), *memories],
-        links=gpu_links(found),
-        switches=gpu_switches(found),
-        cliques=nvlink_cliques(found),
-    )
+Change = Callable[[Recording], None]
 
 
 def test_every_recording_says_whether_it_is_real_and_where_from():
     assert len(NAMES) >= 8
     assert set(NAMES) == set(CLIQUES)
     for name in NAMES:
-        found = plain(name)
+        found = recorded(name)
         assert (found["format"], found["name"], found["real"]) == (FORMAT, name, False)
         assert "constructed" in found["source"]
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_cliques_of_a_recorded_machine(name: str):
-    assert nvlink_cliques(look(plain(name))) == CLIQUES[name]
+    assert nvlink_cliques(look(recorded(name))) == CLIQUES[name]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -86,7 +57,7 @@ def test_recording_a_replay_gives_the_same_recording(name: str):
     replay = load_replay(FOLDER / f"{name}.json")
     recorder = Recorder(replay, replay.devices)
     assert inventory(recorder, devices=replay.devices) is not None
-    found = plain(name)
+    found = recorded(name)
     again = recorder.recording(name=name, real=False, source=found["source"])
     assert {k: v for k, v in again["calls"].items() if v != {"error": 13}} == {
         k: v for k, v in found["calls"].items() if v != {"error": 13}
@@ -113,7 +84,7 @@ def test_a_damaged_recording_is_one_line(tmp_path: Path, text: str):
 
 
 def test_gpus_of_one_bridge_share_a_switch_and_its_port():
-    found = look(plain("siton"))
+    found = look(recorded("siton"))
     assert pcie_groups(found) == [[0, 1], [2, 3], [4, 5], [6, 7]]
     links = {x.name: x for x in gpu_links(found)}
     assert (links["plx1.h2d"].source, links["plx1.h2d"].target) == ("host0", "plx1")
@@ -123,21 +94,21 @@ def test_gpus_of_one_bridge_share_a_switch_and_its_port():
 
 
 def test_a_hidden_device_tree_falls_back_to_where_gpus_meet():
-    found = plain("siton")
+    found = recorded("siton")
     del found["pci"]
     assert pcie_groups(look(found)) == [[0, 1], [2, 3], [4, 5], [6, 7]]
-    assert pcie_groups(look(plain("nvswitch-hidden"))) == []
+    assert pcie_groups(look(recorded("nvswitch-hidden"))) == []
 
 
 def test_a_switch_whose_far_end_is_hidden_is_still_one_node():
-    found = look(plain("nvswitch-hidden"))
+    found = look(recorded("nvswitch-hidden"))
     assert {p.num_nvlinks for p in found.pairs} == {18}
     assert [s.kind for s in gpu_switches(found)] == ["nvlink"]
     assert sum("nvswitch0" in x.name for x in gpu_links(found)) == 8
 
 
 def test_under_mig_links_are_unknown_and_not_zero():
-    found = look(plain("mig"))
+    found = look(recorded("mig"))
     assert [g.mig for g in found.gpus] == [True, True]
     assert found.pairs[0].num_nvlinks is None
     assert found.gpus[0].nvlinks is None
@@ -147,7 +118,7 @@ def test_under_mig_links_are_unknown_and_not_zero():
 
 def test_a_machine_with_two_best_covers_offers_both():
     # A ring of four: two covers by two pairs.
-    found = plain("bridged-pairs")
+    found = recorded("bridged-pairs")
     calls = found["calls"]
     address = {g: calls[f"nvmlDeviceGetPciInfo(device:{g})"]["busId"] for g in range(4)}
     for g in range(4):
@@ -163,7 +134,7 @@ def test_a_machine_with_two_best_covers_offers_both():
 # Faults put into recordings: doctor names them, and a plan for the old machine file is refused.
 
 
-def missing_nvlink(found: dict[str, Any]) -> None:
+def missing_nvlink(found: Recording) -> None:
     """One of the two links between GPUs 0 and 1 is gone, seen from both ends."""
     for gpu in (0, 1):
         key = call_key("nvmlDeviceGetNvLinkState", [f"device:{gpu}", 0])
@@ -171,13 +142,13 @@ def missing_nvlink(found: dict[str, Any]) -> None:
         found["calls"][key] = 0
 
 
-def halved_width(found: dict[str, Any]) -> None:
+def halved_width(found: Recording) -> None:
     key = call_key("nvmlDeviceGetCurrPcieLinkWidth", ["device:2"])
     assert found["calls"][key] == 16
     found["calls"][key] = 8
 
 
-def swapped_numa(found: dict[str, Any]) -> None:
+def swapped_numa(found: Recording) -> None:
     """GPUs 1 and 2 exchange their nodes, in NVML's view and the system's alike."""
     addresses = sorted(found["pci"])
     for gpu, node in ((1, 1), (2, 0)):
@@ -187,7 +158,7 @@ def swapped_numa(found: dict[str, Any]) -> None:
                 found["calls"][key][0] = 1 << node
 
 
-def contradicting_numa(found: dict[str, Any]) -> None:
+def contradicting_numa(found: Recording) -> None:
     """The system's table alone is wrong."""
     found["pci"][sorted(found["pci"])[1]]["numa_node"] = 1
 
@@ -203,7 +174,7 @@ FAULTS: dict[str, tuple[Change, str, str]] = {
 @pytest.mark.parametrize("fault", FAULTS)
 def test_doctor_names_an_injected_fault(fault: str):
     change, check, words = FAULTS[fault]
-    found = plain("bridged-pairs")
+    found = recorded("bridged-pairs")
     assert [f.level for f in topology_findings(look(found))] == ["ok"]
     change(found)
     findings = topology_findings(look(found))
@@ -214,7 +185,7 @@ def test_doctor_names_an_injected_fault(fault: str):
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_plan_for_the_machine_as_it_was_is_refused(fault: str):
     change, check, _ = FAULTS[fault]
-    found = plain("bridged-pairs")
+    found = recorded("bridged-pairs")
     machine = machine_of(look(found))
     refuse_changed(machine, look(found))  # as it was probed
     change(found)
@@ -227,7 +198,7 @@ def test_a_plan_for_the_machine_as_it_was_is_refused(fault: str):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_an_unchanged_machine_is_let_through_also_with_its_gpus_in_another_order(name: str):
-    found = plain(name)
+    found = recorded(name)
     machine = machine_of(look(found))
     assert changes(machine, look(found)) == []
     turned = json.loads(json.dumps(found).replace("device:0", "device:x"))
@@ -244,15 +215,15 @@ def test_an_unchanged_machine_is_let_through_also_with_its_gpus_in_another_order
 
 
 def test_the_broken_link_of_the_recorded_machine_is_noticed():
-    found = look(plain("broken-nvlink"))
+    found = look(recorded("broken-nvlink"))
     assert {f.found.split(":")[0] for f in faults(found)} == {"gpu0", "gpu4"}
-    whole = machine_of(look(plain("dgx-v100")))
+    whole = machine_of(look(recorded("dgx-v100")))
     assert any("nvlink.gpu0.gpu4" in f.found for f in changes(whole, found))
 
 
 def test_a_lost_gpu_is_named_and_other_machines_are_let_through():
-    whole = machine_of(look(plain("dgx-v100")))
-    found = plain("dgx-v100")
+    whole = machine_of(look(recorded("dgx-v100")))
+    found = recorded("dgx-v100")
     found["calls"]["nvmlDeviceGetCount()"] = 7
     lost = changes(whole, look(found))
     assert [f.check for f in lost] == ["gpu"]
@@ -270,7 +241,7 @@ def test_the_command_refuses_a_machine_file_that_no_longer_holds(
     from planner.cli import main
     from planner.commands.planning import machine_for_planning
 
-    found = plain("bridged-pairs")
+    found = recorded("bridged-pairs")
     path = tmp_path / "machine.json"
     save_machine(machine_of(look(found)), path)
     halved_width(found)
