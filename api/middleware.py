@@ -28,6 +28,8 @@ from api.storage.tables import AuditRow
 LOG = logging.getLogger("gnnplan.requests")
 SAFE = ("GET", "HEAD", "OPTIONS")
 FORMS = "application/x-www-form-urlencoded"
+JOB_ADDRESS = re.compile(r"/(?:v1/jobs|jobs|runs)/([0-9a-f]{32})")
+"""Where an answer sends who has made a job: a client, and the pages."""
 
 
 class Gate:
@@ -78,7 +80,7 @@ class Gate:
         origin = headers.get("origin")
         if scope["method"] in SAFE or origin is None:
             return
-        if origin == "null" or urlsplit(origin).netloc.lower() != headers.get("host", "").lower():
+        if host_and_port(origin) != headers.get("host", "").lower():
             raise ForbiddenError(
                 "expected a request of this service's own pages, found one of another site",
                 kind="cross-origin",
@@ -167,9 +169,8 @@ class _Passage:
         headers.append((b"x-request-id", self._id.encode()))
         message["headers"] = with_security(headers)
         self._status = message["status"]
-        location = dict(headers).get(b"location", b"").decode()
-        if location.startswith("/v1/jobs/"):
-            self._job = location.rpartition("/")[2][:32]
+        if made := JOB_ADDRESS.fullmatch(dict(headers).get(b"location", b"").decode()):
+            self._job = made[1]
         route = getattr(self._scope.get("route"), "path", "unmatched")
         metrics, method = self._service.metrics, self._scope["method"]
         method = method if method in (*SAFE, "POST", "DELETE") else "other"
@@ -227,6 +228,18 @@ def host_of(header: str) -> str:
     if header.startswith("["):
         return header[1:].partition("]")[0].lower()
     return header.partition(":")[0].lower()
+
+
+def host_and_port(origin: str) -> str:
+    """What an Origin header names; empty where it is `null` or no origin.
+
+    >>> host_and_port("https://Plans.example:8443"), host_and_port("null"), host_and_port("http://[")
+    ('plans.example:8443', '', '')
+    """
+    try:
+        return urlsplit(origin).netloc.lower()
+    except ValueError:
+        return ""
 
 
 def client_of(scope: Scope) -> str:

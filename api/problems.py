@@ -42,6 +42,14 @@ def of_service_error(path: str, error: ServiceError) -> Response:
     )
 
 
+def validation_text(error: RequestValidationError) -> str:
+    """What is wrong with a request's fields, in one line."""
+    return "; ".join(
+        f"{'.'.join(str(p) for p in e['loc'][1:]) or 'body'}: {e['msg']}"
+        for e in error.errors()[:20]
+    )
+
+
 def install(app: FastAPI) -> None:
     """Answer every failure with a problem document."""
 
@@ -58,11 +66,7 @@ def install(app: FastAPI) -> None:
 
     async def on_validation(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
-        parts = [
-            f"{'.'.join(str(p) for p in e['loc'][1:]) or 'body'}: {e['msg']}"
-            for e in error.errors()[:20]
-        ]
-        return problem_response(request.url.path, 422, "; ".join(parts), "invalid-request")
+        return problem_response(request.url.path, 422, validation_text(error), "invalid-request")
 
     async def on_input(request: Request, error: Exception) -> Response:
         return problem_response(request.url.path, 422, str(error), "invalid-request")

@@ -22,6 +22,15 @@ from runtime.errors import InputError
 GRACE_SECONDS = 3
 """Open streams of events are cut this long after the service was asked to stop."""
 EXECUTORS = ("local", "ray")
+RANGES = (
+    ("port", 0, 65535),
+    ("retention_days", 0, 1e6),
+    ("planning_workers", 1, 256),
+    ("max_body_bytes", 1, 10**12),
+    ("reads_per_second", 1e-3, 1e9),
+    ("writes_per_second", 1e-3, 1e9),
+)
+"""Least and largest values of options that are numbers."""
 
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -197,8 +206,10 @@ def settings_of(options: argparse.Namespace) -> ServiceSettings:
     """The settings that a command line means.
 
     Raises:
-        InputError: a graph root that is no folder, or an executor without its address.
+        InputError: a graph root that is no folder, a number out of its range, or an executor
+            without its address.
     """
+    _check_numbers(options)
     roots = [Path(root).resolve() for root in options.graph_root or [Path.cwd()]]
     for root in roots:
         if not root.is_dir():
@@ -217,6 +228,14 @@ def settings_of(options: argparse.Namespace) -> ServiceSettings:
         retention_days=options.retention_days,
         ray_address=_ray_address(options),
     )
+
+
+def _check_numbers(options: argparse.Namespace) -> None:
+    for name, least, most in RANGES:
+        value = getattr(options, name)
+        if not least <= value <= most:
+            flag = name.replace("_", "-")
+            raise InputError(f"--{flag}: expected {least:g} to {most:g}, found {value:g}")
 
 
 def _ray_address(options: argparse.Namespace) -> str | None:

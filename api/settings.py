@@ -19,7 +19,8 @@ class ServiceSettings:
     allowed_models: tuple[str, ...] = ()
     """Modules, or module:factory, that requests may name as a model."""
     require_key: bool = False
-    """True where others than this machine can connect; else keys are asked for once one exists."""
+    """True where others than this machine can connect; else keys are asked for once one was made,
+    revoked or not."""
     allowed_hosts: tuple[str, ...] = LOOPBACK_HOSTS
     """Names that requests may call the service by; * for any. Keeps other sites' names, which point
     at this machine, from being used by a browser."""

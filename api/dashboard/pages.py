@@ -8,11 +8,13 @@ from typing import Any, cast
 from urllib.parse import parse_qsl
 
 from fastapi import HTTPException, Request, Response
+from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, RedirectResponse
 from fastapi.routing import APIRoute
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 
 from api.errors import ServiceError, UnauthorizedError
+from api.problems import validation_text
 from api.schemas.resources import JobState
 from api.security.keys import Principal
 from planner.errors import PlanDoesNotFit
@@ -123,6 +125,8 @@ class PageRoute(APIRoute):
                 return refusal(request, 409, str(error))
             except InputError as error:
                 return refusal(request, 422, str(error))
+            except RequestValidationError as error:
+                return refusal(request, 422, validation_text(error))
             except HTTPException as error:
                 return refusal(request, error.status_code, str(error.detail))
 

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from api.schemas.common import Strict
 from planner.settings import PlanSettings
@@ -19,6 +19,8 @@ Name = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[^\x00-\x1f
 
 class Limited(Strict):
     """A request that makes a job."""
+
+    model_config = ConfigDict(allow_inf_nan=False)  # JSON has none; Python's reader takes them
 
     time_limit_seconds: Seconds | None = Field(
         default=None, description="Longest time an attempt may take; null: the kind's own limit."

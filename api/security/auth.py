@@ -64,7 +64,8 @@ class Authenticator:
     def _ask(self, text: str) -> Principal | None:
         if text:
             return principal_of(self._access, text)
-        needed = self._require_key or self._access.has_keys()
+        # Revoking the last key must not let everybody in.
+        needed = self._require_key or self._access.has_keys(revoked_too=True)
         return None if needed else LOCAL
 
 

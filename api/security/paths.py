@@ -22,10 +22,14 @@ def dataset_folder(roots: Sequence[Path], name: str) -> Path:
         InputError: there is no such folder.
     """
     folder = confined(roots, name)
-    if not folder.is_dir():
-        raise InputError(f"{name}: expected a dataset folder, found none")
+    try:
+        files = list(folder.iterdir())
+    except OSError as error:
+        # A folder that is not there, is a file, has too long a name, or may not be read.
+        found = "none" if isinstance(error, FileNotFoundError) else error.strerror
+        raise InputError(f"{name}: expected a dataset folder, found {found}") from None
     real = [root.resolve() for root in roots]
-    for path in folder.iterdir():
+    for path in files:
         if not _inside(path.resolve(), real):
             raise OutsideRootsError(f"{name}/{path.name}: expected a file inside the graph roots")
     return folder
@@ -49,10 +53,17 @@ def confined(roots: Sequence[Path], name: str) -> Path:
         except (OSError, RuntimeError, ValueError):
             continue  # a loop of links, or a name that no file can have
         if _inside(path, real):
-            found = path if found is None or (path.exists() and not found.exists()) else found
+            found = path if found is None or (_exists(path) and not _exists(found)) else found
     if found is None:
         raise OutsideRootsError(f"{name}: expected a path inside the graph roots of the service")
     return found
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError:
+        return False
 
 
 def _inside(path: Path, roots: Sequence[Path]) -> bool:

@@ -23,6 +23,7 @@ class Documents:
         self._most = most_bytes
         self._size = 0
         self._kept: OrderedDict[str, bytes] = OrderedDict()
+        self._forgotten = 0
         self._lock = threading.Lock()
 
     def get(self, name: str) -> bytes | None:
@@ -35,20 +36,23 @@ class Documents:
 
     def get_or_make(self, name: str, make: Callable[[], bytes]) -> bytes:
         """The document of that name, made where it is not here."""
-        found = self.get(name)
+        found, forgotten = self.get(name), self._forgotten
         if found is None:
             found = make()
-            self._put(name, found)
+            self._put(name, found, forgotten)
         return found
 
     def forget(self, prefix: str) -> None:
         """Drop every document whose name begins so."""
         with self._lock:
+            self._forgotten += 1
             for name in [n for n in self._kept if n.startswith(prefix)]:
                 self._size -= len(self._kept.pop(name))
 
-    def _put(self, name: str, document: bytes) -> None:
+    def _put(self, name: str, document: bytes, forgotten: int) -> None:
         with self._lock:
+            if forgotten != self._forgotten:
+                return  # it may be of a plan that was removed while the document was made
             old = self._kept.pop(name, b"")
             self._kept[name] = document
             self._size += len(document) - len(old)

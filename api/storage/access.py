@@ -30,9 +30,11 @@ class Access:
         with self._database.reading() as session:
             return list(session.scalars(select(KeyRow).order_by(KeyRow.created_seconds)))
 
-    def has_keys(self) -> bool:
-        """Whether any key is valid."""
-        query = select(KeyRow.id).where(KeyRow.revoked_seconds.is_(None)).limit(1)
+    def has_keys(self, *, revoked_too: bool = False) -> bool:
+        """Whether any key is valid, or was ever made."""
+        query = select(KeyRow.id).limit(1)
+        if not revoked_too:
+            query = query.where(KeyRow.revoked_seconds.is_(None))
         with self._database.reading() as session:
             return session.execute(query).first() is not None
 

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from sqlalchemy import delete, select
+from sqlalchemy.exc import IntegrityError
 
 from api.storage.database import Database
 from api.storage.paging import Page, page_of
@@ -75,9 +76,12 @@ class Catalogue:
 
     def add_machine(self, row: MachineRow) -> None:
         """Keep an uploaded machine; the same content again changes nothing."""
-        with self._database.writing() as session:
-            if session.get(MachineRow, row.id) is None:
-                session.add(row)
+        try:
+            with self._database.writing() as session:
+                if session.get(MachineRow, row.id) is None:
+                    session.add(row)
+        except IntegrityError:
+            return  # the same content came twice at once
 
     def machine(self, machine_id: str) -> MachineRow | None:
         """The uploaded machine of that id, if there is one."""

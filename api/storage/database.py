@@ -43,7 +43,12 @@ class Database:
 
     @contextmanager
     def writing(self) -> Generator[Session]:
-        """A transaction that is committed at the end of the block, or not at all."""
+        """A transaction that is committed at the end of the block, or not at all.
+
+        Raises:
+            IntegrityError: another transaction has written a row of the same key in the meantime.
+                On SQLite writers wait for each other, so that it cannot happen there.
+        """
         with self._write.begin() as session:
             yield session
 

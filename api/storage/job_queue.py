@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sqlalchemy import func, or_, select, update
+from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from api.storage.database import Database
@@ -72,6 +73,12 @@ class JobQueue:
             KeyReusedError: the key was used for another request.
         """
         digest = codec.content_hash([job.kind, job.request])
+        try:
+            return self._add(job, digest)
+        except IntegrityError:
+            return self._add(job, digest)  # the same key came twice at once: it is known by now
+
+    def _add(self, job: NewJob, digest: str) -> tuple[JobRow, bool]:
         with self._database.writing() as session:
             if job.idempotency_key is not None:
                 known = session.get(IdempotencyRow, (job.principal, job.idempotency_key))
@@ -252,17 +259,13 @@ class JobQueue:
     def cancel(self, job_id: str) -> JobRow | None:
         """Cancel a job that waits; ask a running one to end. None where there is no such job."""
         with self._database.writing() as session:
-            session.execute(
-                update(JobRow)
-                .where(JobRow.id == job_id, JobRow.state == "queued")
-                .values(state="cancelled", finished_seconds=time.time(), cancel=True)
-            )
-            session.execute(
-                update(JobRow)
-                .where(JobRow.id == job_id, JobRow.state == "running")
-                .values(cancel=True)
-            )
-            return session.get(JobRow, job_id, populate_existing=True)
+            # Locked: it may be claimed, or given back, while this decides which of both it is.
+            row = session.get(JobRow, job_id, with_for_update=True)
+            if row is not None and row.state == "queued":
+                row.state, row.finished_seconds, row.cancel = "cancelled", time.time(), True
+            elif row is not None and row.state == "running":
+                row.cancel = True
+            return row
 
 
 def _new_row(job: NewJob) -> JobRow:

@@ -119,6 +119,32 @@ def test_an_idempotency_key_makes_one_job(client: TestClient):
     assert other.json()["type"] == "idempotency-key-reused"
 
 
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity"])
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/jobs", '{"seconds": %s}'),
+        ("/v1/plans", '{"graph": "g", "learning_rate": %s}'),
+        ("/v1/plans", '{"graph": "g", "sampler_parameters": {"p": %s}}'),
+    ],
+)
+def test_numbers_that_json_does_not_have_are_refused(
+    client: TestClient, path: str, body: str, number: str
+):
+    headers = {"content-type": "application/json"}
+    response = client.post(path, content=body % number, headers=headers)
+    assert (response.status_code, response.json()["type"]) == (422, "invalid-request")
+
+
+def test_a_graphs_name_may_be_longer_than_a_files_can_be(client: TestClient):
+    name = "a" * 300  # Linux: 255 bytes
+    assert client.get(f"/v1/graphs/{name}").status_code == 404
+    made = client.post("/v1/plans", json={"graph": name, "machine": "cpu-2core"})
+    job = follow(client, made.headers["location"])
+    assert job["state"] == "failed"
+    assert "expected a dataset folder, found File name too long" in job["problem"]["detail"]
+
+
 def test_lists_have_pages_and_filters(client: TestClient):
     made = {client.post("/v1/jobs", json={}).json()["id"] for _ in range(3)}
     first = client.get("/v1/jobs", params={"limit": 2, "kind": "noop"}).json()

@@ -13,6 +13,7 @@ from api.security.limits import RateLimit
 from api.security.paths import OutsideRootsError, confined, dataset_folder
 from api.serve import is_loopback, main
 from api.storage.storage import Storage
+from runtime.errors import InputError
 from tests.support.service import make_client
 
 
@@ -78,6 +79,15 @@ def test_a_revoked_key_is_refused(keyed: tuple[TestClient, dict[str, str]]):
     assert len(jobs_of(client, **bearer(keys["read"]))) == 1
 
 
+def test_revoking_the_last_key_lets_nobody_in(tmp_path: Path):
+    with make_client(tmp_path) as client:
+        access = client.app.state.service.storage.access  # pyright: ignore[reportAttributeAccessIssue, reportFunctionMemberAccess]
+        row, text = create_key(access, "the only one", ["admin"])
+        assert access.revoke(row.id)
+        assert client.get("/v1/jobs").status_code == 401
+        assert client.get("/v1/jobs", headers=bearer(text)).status_code == 401
+
+
 def test_who_asked_for_what_is_written_down(keyed: tuple[TestClient, dict[str, str]]):
     client, keys = keyed
     job = client.post("/v1/jobs", json={}, headers=bearer(keys["plan"])).json()["id"]
@@ -112,6 +122,38 @@ def test_other_addresses_are_refused_without_a_key(
     assert not is_loopback("0.0.0.0")
     assert main(["--host", "0.0.0.0", "--data-dir", str(tmp_path)]) == 2
     assert "expected a loopback address" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flag", "value"),
+    [
+        ("--port", "70000"),
+        ("--planning-workers", "0"),
+        ("--max-body-bytes", "0"),
+        ("--reads-per-second", "0"),
+        ("--writes-per-second", "nan"),
+        ("--retention-days", "-1"),
+    ],
+)
+def test_numbers_that_nothing_could_be_served_with_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], flag: str, value: str
+):
+    assert main([flag, value, "--data-dir", str(tmp_path / "data")]) == 2
+    assert capsys.readouterr().err.startswith(f"gnnplan-serve: {flag}: expected ")
+    assert not (tmp_path / "data").exists()
+
+
+def test_a_folder_that_may_not_be_read_is_no_dataset(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / "graph").mkdir()
+
+    def refuse(_path: Path) -> None:
+        raise PermissionError(13, "Permission denied")  # chmod does not stop root
+
+    monkeypatch.setattr(Path, "iterdir", refuse)
+    with pytest.raises(InputError, match="expected a dataset folder, found Permission denied"):
+        dataset_folder([tmp_path], "graph")
 
 
 @pytest.mark.parametrize("graph", ["/etc", "../..", "a/../../..", "a\u0000b", "~root/../../etc"])
@@ -182,6 +224,9 @@ def test_other_sites_cannot_use_a_browser_against_it(client: TestClient):
     before = len(jobs_of(client))
     evil = client.post("/v1/jobs", json={}, headers={"Origin": "https://evil.example"})
     assert (evil.status_code, evil.json()["type"]) == (403, "cross-origin")
+    for none in ("null", "http://[", "127.0.0.1"):
+        refused = client.post("/v1/jobs", json={}, headers={"Origin": none})
+        assert (refused.status_code, refused.json()["type"]) == (403, "cross-origin")
     rebound = client.get("/v1/jobs", headers={"Host": "evil.example"})
     assert rebound.status_code == 421
     own = client.post("/v1/jobs", json={}, headers={"Origin": "http://127.0.0.1"})

@@ -2,8 +2,11 @@
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Barrier
+from typing import Any
 
 import pytest
 from alembic.autogenerate import compare_metadata
@@ -16,7 +19,7 @@ from api.storage.database import Database, normal_url
 from api.storage.job_queue import Ending, KeyReusedError, NewJob
 from api.storage.paging import decode_cursor
 from api.storage.storage import Storage
-from api.storage.tables import Base, JobRow
+from api.storage.tables import Base, JobRow, MachineRow
 from runtime.errors import InputError
 
 
@@ -97,6 +100,39 @@ def test_an_idempotency_key_makes_one_job_for_each_principal(storage: Storage):
     assert other.id != first.id
     with pytest.raises(KeyReusedError):
         storage.jobs.add(job(idempotency_key="k", principal="p", request={"seconds": 1}))
+
+
+def at_once(act: Callable[[], Any], times: int = 8) -> list[Any]:
+    """What some threads get that do the same at the same moment."""
+    ready = Barrier(times)
+
+    def run(_number: int) -> Any:
+        ready.wait()
+        return act()
+
+    with ThreadPoolExecutor(times) as threads:
+        return list(threads.map(run, range(times)))
+
+
+def test_a_key_that_comes_many_times_at_once_makes_one_job(storage: Storage):
+    for key in ("a", "b", "c"):
+        found = at_once(lambda key=key: storage.jobs.add(job(idempotency_key=key, principal="p")))
+        assert len({row.id for row, _ in found}) == 1
+        assert [known for _, known in found].count(False) == 1
+    assert storage.jobs.num_waiting() == 3
+
+
+def test_a_machine_that_comes_many_times_at_once_is_kept_once(storage: Storage):
+    def add() -> None:
+        storage.catalogue.add_machine(
+            MachineRow(
+                id="0" * 32, name="m", fingerprint="f", provenance="probe", sha256="0" * 64,
+                created_seconds=0.0,
+            )
+        )  # fmt: skip
+
+    at_once(add)
+    assert len(storage.catalogue.machines().items) == 1
 
 
 def test_cancelling_ends_a_waiting_job_and_asks_a_running_one(storage: Storage):

@@ -140,6 +140,7 @@ def test_the_form_makes_a_job_and_a_wrong_field_is_told_beside_it(
     (row,) = list_jobs(service).items
     assert answer.headers["location"] == f"/jobs/{row.id}"
     assert row.kind == "plan"
+    assert [line.job_id for line in service.storage.access.audit().items] == [row.id]
     for wrong, words in (
         ({"devices": "many"}, "whole number"),
         ({"devices": "0"}, "greater than or equal to 1"),
@@ -160,6 +161,12 @@ def test_form_fields_become_the_rest_request():
     ) == {"graph": "g", "devices": 2, "fanouts": [15, 10], "device_memory_bytes": 2**30}
     with pytest.raises(SettingsError, match="whole number"):
         request_fields({"fanouts": "5,x"})
+
+
+def test_a_wrong_address_is_refused_by_a_page(service_client: tuple[Service, TestClient]):
+    answer = service_client[1].get("/compare", params={"a": "x" * 65})
+    assert answer.status_code == 422
+    assert "at most 64 characters" in " ".join(Page(answer.text).words)
 
 
 def test_a_job_is_cancelled_at_a_button(service_client: tuple[Service, TestClient]):
