@@ -1,8 +1,10 @@
-"""What stacked sampling and a cache that fills itself add to a rank's seconds and bytes.
+"""What stacks, dependent batches and a cache that fills itself add to a rank's seconds and bytes.
 
-The probe measures batches that are sampled one by one and reads without a directory. The table
-`bulk_sample` (seconds of a batch in a stack of k over those of one alone) comes with the profile
-(`planner.profiling.pilots`); without it stacks are priced as single batches, and the plan says so.
+The probe measures batches that are sampled one by one and reads without a directory. The tables
+`bulk_sample` (seconds of a batch in a stack of k over those of one alone) and `dependent_sample`
+(of a batch that hangs together with kappa - 1 others over an independent one's) come with the
+profile (`planner.profiling.pilots`); without them such batches are priced as single independent
+ones, and the plan says so.
 """
 
 from collections.abc import Mapping
@@ -73,6 +75,8 @@ def with_choices(
     """A rank's seconds with its stacks and its cache."""
     if candidate.bulk > 1:
         rank = _stacked(rank, candidate, machine)
+    if candidate.kappa is not None and candidate.kappa > 1:
+        rank = _dependent(rank, candidate.kappa, machine)
     if candidate.cache is not None:
         rank = _cached(rank, candidate, machine, rows, num_nodes, row_bytes)
     return rank
@@ -88,6 +92,18 @@ def _stacked(rank: RankSeconds, candidate: Candidate, machine: MachineModel) -> 
     spreads = {**rank.spreads, "sample": rank.spreads["sample"] + rate.spread}
     sample = rank.sample * rate.seconds
     return replace(rank, sample=sample, provenance=words, spreads=spreads)
+
+
+def _dependent(rank: RankSeconds, kappa: int, machine: MachineModel) -> RankSeconds:
+    """Numbers that change little by little are mixed from two, by the normal law."""
+    words = dict(rank.provenance)
+    if "dependent_sample" not in machine.tables:
+        words["sample"] = f"derived: priced as independent batches; {words['sample']}"
+        return replace(rank, provenance=words)
+    rate = lookup(machine, "dependent_sample", kappa=float(kappa))
+    words["sample"] = f"{rate.provenance} x ({words['sample']})"
+    spreads = {**rank.spreads, "sample": rank.spreads["sample"] + rate.spread}
+    return replace(rank, sample=rank.sample * rate.seconds, provenance=words, spreads=spreads)
 
 
 def _cached(

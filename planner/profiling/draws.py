@@ -21,7 +21,7 @@ from planner.kinds import is_link
 from planner.machine import Table
 from planner.profiling import cache
 from planner.profiling.draw import PROFILE_EPOCH
-from planner.profiling.pilots import pilot, stack_rates
+from planner.profiling.pilots import dependent_rates, pilot, stack_rates
 from planner.settings import PlanSettings
 from planner.solver.drawn import LocalBatches
 from planner.solver.kinds.stacks import BULKS
@@ -37,6 +37,8 @@ from runtime.sampling.matrix_memory import BulkBytes
 from runtime.sampling.minibatch import MiniBatch
 from runtime.sampling.seeds import SeedSchedule
 
+TIMED_KAPPAS = (4, 64)
+"""Batches that hang together, in the timed draws; the rate at other kappas lies between or near."""
 PILOT = 4
 """Batches whose bytes tell those of a stack."""
 SEQUENCE = 96
@@ -67,6 +69,8 @@ class GraphDraws:
     """False: sequences and rates come from the cache folder or not at all."""
     rates: dict[int, Table | str] = field(default_factory=dict[int, Table | str])
     """Of stacks, by ranks."""
+    dependent_rates: dict[int, Table | str] = field(default_factory=dict[int, Table | str])
+    """Of batches that hang together, by ranks."""
     kept: dict[tuple[int, int | None], Batches | str] = field(
         default_factory=dict[tuple[int, int | None], Batches | str]
     )
@@ -98,6 +102,38 @@ class GraphDraws:
                 lambda: self._timed_stacks(num_ranks),
             )
         return self.rates[num_ranks]
+
+    def dependent_rate(self, num_ranks: int) -> Table | str:
+        """Seconds of a batch that hangs together with others over an independent one's."""
+        if num_ranks not in self.dependent_rates:
+            decided = self._decided(plan_sampler(self.settings), num_ranks)
+            self.dependent_rates[num_ranks] = pilot(
+                ["dependent rate", TIMED_KAPPAS, self.machine, *decided],
+                Table,
+                lambda: self._timed_dependence(num_ranks),
+            )
+        return self.dependent_rates[num_ranks]
+
+    def _timed_dependence(self, num_ranks: int) -> Table | str:
+        if not self.measure:
+            return "batches that hang together were not timed when the plan was made; plan again"
+        from planner.probe.interlude import Interlude  # torch, which other draws do without
+
+        schedule = self._schedule(num_ranks)
+        try:
+            samplers = {
+                kappa: self._sampler(plan_sampler(self.settings, _with(las=None, kappa=kappa)),
+                                     schedule)
+                for kappa in (None, *TIMED_KAPPAS)
+            }  # fmt: skip
+        except SamplerError as error:
+            return str(error)
+
+        def draw(kappa: int | None, step: int) -> None:
+            ahead, at = divmod(step, schedule.num_steps)
+            _draw(samplers[kappa], schedule, at, epoch=PROFILE_EPOCH + ahead)
+
+        return dependent_rates(TIMED_KAPPAS, draw, Interlude())
 
     def _timed_stacks(self, num_ranks: int) -> Table | str:
         if not self.measure:

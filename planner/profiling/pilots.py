@@ -20,6 +20,8 @@ T = TypeVar("T")
 
 ROUNDS = 3
 """Stacks of each size that are timed, after one that warms up."""
+DEPENDENT = 8
+"""Batches timed for each kappa: two turns of the smallest."""
 SINGLES = 3
 """Single batches timed beside each stack; they take turns, so that load meets both."""
 
@@ -78,6 +80,38 @@ def stack_rates(
         points=[[float(k) for k in sizes]],
         values=ratios,
         spread=float(np.median(spreads)),
+    )
+
+
+def dependent_rates(
+    kappas: Sequence[int], draw: Callable[[int | None, int], object], between: Callable[[], object]
+) -> Table:
+    """Mean seconds of batches that hang together over those of independent ones, by kappa.
+
+    Args:
+        kappas: rising.
+        draw: draw(kappa, step) draws one batch; kappa None: as the user's sampler says.
+        between: work of a model between two draws, which leaves the caches as training does.
+    """
+
+    def seconds(kappa: int | None) -> list[float]:
+        found: list[float] = []
+        # The batch at a multiple of kappa needs one set of numbers, those between mix two.
+        for step in range(1, DEPENDENT + 1):
+            between()
+            found.append(_seconds(lambda step=step: draw(kappa, step)))
+        return found
+
+    for kappa in (None, *kappas):
+        draw(kappa, 0)  # grows the workspace
+    alone = seconds(None)
+    means = [float(np.mean(seconds(kappa))) for kappa in kappas]
+    return Table(
+        unit="ratio",
+        axes=["kappa"],
+        points=[[float(k) for k in kappas]],
+        values=[mean / float(np.mean(alone)) for mean in means],
+        spread=float(np.std(alone) / np.mean(alone)),
     )
 
 

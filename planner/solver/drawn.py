@@ -36,6 +36,10 @@ class Draws(Protocol):
         """Seconds of a batch in a stack over those of one alone; axis: batches."""
         ...
 
+    def dependent_rate(self, num_ranks: int) -> Table | str:
+        """Seconds of a dependent batch over those of an independent one; axis: kappa."""
+        ...
+
     def batches(self, num_ranks: int, kappa: int | None) -> list[NDArray[np.int32]] | str:
         """Successive batches of one rank, as ids; kappa None: as the user's sampler says."""
         ...

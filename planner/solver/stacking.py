@@ -1,4 +1,4 @@
-"""Stacks of batches priced at the rate they were timed at."""
+"""Stacks of batches, and batches that hang together, priced at the rates they were timed at."""
 
 from dataclasses import replace
 
@@ -8,6 +8,10 @@ from planner.solver.drawn import Draws
 
 TABLE = "bulk_sample"
 """Seconds of a batch in a stack over those of one alone; axis: batches (`planner.cost.choices`)."""
+
+
+DEPENDENT = "dependent_sample"
+"""Seconds of a batch that hangs together with others over an independent one's; axis: kappa."""
 
 
 def at_stack_rate(request: Request, candidate: Candidate, draws: Draws | None) -> Request:
@@ -26,3 +30,19 @@ def at_stack_rate(request: Request, candidate: Candidate, draws: Draws | None) -
     if isinstance(rate, str):
         return request
     return replace(request, machine=request.machine.with_tables({TABLE: rate}))
+
+
+def at_dependent_rate(request: Request, candidate: Candidate, draws: Draws | None) -> Request:
+    """The request on a machine that knows the rate of a candidate's dependent batches.
+
+    Unchanged where kappa is not the planner's choice, where the machine brings the table, and where
+    the sampler itself was not timed.
+    """
+    if candidate.kappa is None or draws is None or DEPENDENT in request.machine.tables:
+        return request
+    if not any(t.sample_seconds > 0 for t in request.profile.timing.values()):
+        return request
+    rate = draws.dependent_rate(candidate.num_ranks)
+    if isinstance(rate, str):
+        return request
+    return replace(request, machine=request.machine.with_tables({DEPENDENT: rate}))

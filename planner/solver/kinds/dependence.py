@@ -4,8 +4,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from planner.candidate import DYNAMIC, Candidate
+from planner.cost.model import Request
+from planner.solver.drawn import Draws
 from planner.solver.kinds.allowed import forbidden
 from planner.solver.kinds.kind import Ask, Kind, LeftOut
+from planner.solver.stacking import at_dependent_rate
 from runtime.sampling.parameters import PARAMETERS
 
 KAPPAS = (4, 16, 64, 256)
@@ -53,6 +56,10 @@ class Dependence(Kind):
                 return
             for policy in dict.fromkeys((base.policy, *DYNAMIC)):
                 yield replace(dependent, policy=policy)
+
+    def request(self, request: Request, candidate: Candidate, draws: Draws | None) -> Request:
+        """The machine with the rate that such batches were timed at."""
+        return at_dependent_rate(request, candidate, draws)
 
     def shape(self, candidate: Candidate) -> Candidate:
         """Rows at fixed places are read as often."""

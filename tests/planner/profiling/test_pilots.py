@@ -10,7 +10,7 @@ from planner.machine import Table
 from planner.profiling import draws as draws_module, pilots
 from planner.profiling.draws import GraphDraws
 from planner.settings import PlanSettings
-from planner.solver.stacking import TABLE
+from planner.solver.stacking import DEPENDENT, TABLE
 from runtime.graph.dataset import Graph
 from runtime.plan import Workload
 from runtime.sampling.matrix_memory import BulkBytes
@@ -70,6 +70,22 @@ def test_the_rate_is_seconds_of_a_batch_in_a_stack_over_those_of_one_alone(
     assert rates.spread == pytest.approx(0.0)
 
 
+def test_the_rate_of_dependent_batches_is_their_mean_over_that_of_independent_ones(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """Every fourth batch needs one set of numbers (1 s), the others mix two (5 s): mean 4 s."""
+    now = [0.0]
+    monkeypatch.setattr(pilots.time, "perf_counter", lambda: now[0])
+
+    def draw(kappa: int | None, step: int) -> None:
+        now[0] += 1.0 if kappa is None or step % kappa == 0 else 5.0
+
+    rates = pilots.dependent_rates([4, 64], draw, lambda: None)
+    assert rates.at(kappa=4) == pytest.approx(4.0)
+    assert rates.at(kappa=64) == pytest.approx(5.0)
+    assert 4.0 < rates.at(kappa=16) < 5.0
+
+
 def test_what_was_drawn_and_timed_is_read_by_the_next_plan(
     small_graph: Graph, monkeypatch: pytest.MonkeyPatch
 ):
@@ -87,6 +103,26 @@ def test_what_was_drawn_and_timed_is_read_by_the_next_plan(
     assert answers() == first
     other = GraphDraws(graph=small_graph, settings=settings, machine="elsewhere", measure=False)
     assert "plan again" in str(other.stack_rate(1))
+
+
+def test_dependent_batches_are_priced_at_their_own_rate(opened):
+    search, explored = opened(sampler="labor", dialect="first_seen")
+    found = next(p for p in explored.priced if p.candidate.kappa == 16)
+    assert "as independent batches" in found.prediction.provenance["sample"]
+    profile = search.request.profile
+    timing = {k: replace(t, sample_seconds=2e-3) for k, t in profile.timing.items()}
+    timed = replace(profile, timing=timing)
+    search = replace(search, request=replace(search.request, profile=timed))
+    dependent = search.price(found.candidate)
+    plain = search.price(replace(found.candidate, kappa=None))
+    rate = search.draws.dependent_rate(1).at(kappa=16)
+    mine, theirs = (p.prediction.stages["sample"] for p in (dependent, plain))
+    assert rate > 1.0
+    assert mine == pytest.approx(rate * theirs)
+    assert DEPENDENT in dependent.prediction.provenance["sample"]
+    assert dependent.seconds >= search.lower_bound([dependent, plain]) * (1 - 1e-9)
+    again = GraphDraws(graph=search.draws.graph, settings=search.settings, measure=False)
+    assert "plan again" in str(again.dependent_rate(1))
 
 
 def test_a_stack_is_priced_at_its_own_rate_where_the_sampler_was_timed(opened):
