@@ -65,11 +65,12 @@ def differences(a: Plan, b: Plan) -> Differences:
 def ranks_text(plan: Plan) -> str:
     """The ranks and the memories that they are at.
 
-    Equal memories are named once: four ranks of one host are "4 ranks at host0".
+    Equal memories are named once: four ranks of one host are "4 ranks at host0", eight of GPUs
+    "8 ranks at gpu0.memory to gpu7.memory".
     """
     devices = plan.strategy.devices
     places = list(dict.fromkeys(device.memory for device in devices))
-    return f"{len(devices)} rank{'s' if len(devices) > 1 else ''} at {', '.join(places)}"
+    return f"{len(devices)} rank{'s' if len(devices) > 1 else ''} at {', '.join(numbered(places))}"
 
 
 def value_text(value: Any) -> str:
@@ -91,20 +92,32 @@ def value_text(value: Any) -> str:
 
 
 def numbered(names: list[str]) -> list[str]:
-    """Names that differ in their last number alone, told as one.
+    """Names that differ in one number alone, which counts up, told as one.
 
-    >>> numbered(["own_4", "own_5", "own_6", "partition"])
-    ['own_4 to own_6', 'partition']
+    >>> numbered(["own_4", "own_5", "own_6", "gpu0.hbm", "gpu1.hbm", "gpu2.hbm", "partition"])
+    ['own_4 to own_6', 'gpu0.hbm to gpu2.hbm', 'partition']
     """
-    out: list[list[str]] = []
+    runs: list[list[str]] = []
+    place: int | None = None
     for name in names:
-        before = re.fullmatch(r"(.*\D)(\d+)", out[-1][-1]) if out else None
-        now = re.fullmatch(r"(.*\D)(\d+)", name)
-        if before and now and before[1] == now[1] and int(now[2]) == int(before[2]) + 1:
-            out[-1].append(name)
+        now = _counted_at(runs[-1][-1], name) if runs else None
+        if now is not None and (len(runs[-1]) == 1 or now == place):
+            runs[-1].append(name)
+            place = now
         else:
-            out.append([name])
-    return [f"{run[0]} to {run[-1]}" if len(run) > 2 else ", ".join(run) for run in out]
+            runs.append([name])
+    return [f"{run[0]} to {run[-1]}" if len(run) > 2 else ", ".join(run) for run in runs]
+
+
+def _counted_at(before: str, now: str) -> int | None:
+    """Which number of the first name is one more in the second, all else being equal."""
+    parts, others = re.split(r"(\d+)", before), re.split(r"(\d+)", now)
+    if len(parts) != len(others):
+        return None
+    differ = [i for i, (a, b) in enumerate(zip(parts, others, strict=True)) if a != b]
+    if len(differ) != 1 or differ[0] % 2 == 0:  # every second part is a number
+        return None
+    return differ[0] if int(others[differ[0]]) == int(parts[differ[0]]) + 1 else None
 
 
 def _together(pairs: list[NumberPair]) -> list[NumberRow]:

@@ -24,6 +24,7 @@ from planner.report.timeline import draw_timeline, timeline
 from planner.report.topology import draw_topology
 from planner.report.words import (
     certificate_sentence,
+    common_beginning,
     prices,
     rate_text,
     share_text,
@@ -102,6 +103,9 @@ def sections(plan: Plan, machine: MachineModel | None, report: RunReport | None)
         "links": links,
         "busiest": None if links is None else busiest(links),
         "topology_picture": _topology(plan, machine),
+        "alike": common_beginning(
+            [a.name for a in plan.alternatives if a.step_seconds is not None]
+        ),
         "prices": prices(plan),
         "certificate": certificate_sentence(plan.certificate),
         "run": run,

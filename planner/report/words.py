@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import dataclass
+from itertools import takewhile
 
 from planner.cost.memory import size_text
 from planner.explain import PLACES, seconds_text
@@ -29,6 +30,8 @@ SOURCE_WORDS = {
 }
 SOURCE_ORDER = ("own", "cache", "peer", "host", "remote", "disk")
 """Cheapest first, as a rule."""
+LEAST_SAVED = 1e-4
+"""Share of a step below which a time saved is told as a share alone."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -93,6 +96,8 @@ def price_sentence(name: str, saved_seconds: float, step_seconds: float) -> str:
     'One GiB more on host0 would save 2.0 ms per step (2.0%).'
     >>> price_sentence("PCIe +10%", 0.0, 0.1)
     'PCIe 10% faster would save nothing: no step waits for it.'
+    >>> price_sentence("PCIe +10%", 2e-9, 0.1)
+    'PCIe 10% faster would save under 0.01% of the step.'
     """
     grown = re.fullmatch(r"(.*) \+1 GiB", name)
     faster = re.fullmatch(r"(.*) \+(\d+)%", name)
@@ -104,7 +109,25 @@ def price_sentence(name: str, saved_seconds: float, step_seconds: float) -> str:
     if saved_seconds <= 0:
         return f"{what} would save nothing: no step waits for it."
     share = share_text(saved_seconds / step_seconds if step_seconds > 0 else 0.0)
+    if saved_seconds < LEAST_SAVED * step_seconds:
+        return f"{what} would save {share} of the step."
     return f"{what} would save {time_text(saved_seconds)} per step ({share})."
+
+
+def common_beginning(names: list[str]) -> str:
+    """What all names begin with, up to a comma; empty where they are one, or nothing is common.
+
+    >>> common_beginning(["2 GPUs (gpu0+gpu1), 2 ahead", "2 GPUs (gpu0+gpu1), 4 ahead, random"])
+    '2 GPUs (gpu0+gpu1), '
+    >>> common_beginning(["2 GPUs, 2 ahead", "4 GPUs, 2 ahead"]), common_beginning(["2 GPUs, none"])
+    ('', '')
+    """
+    if len(names) < 2:
+        return ""
+    # The last part is never common: a row that says nothing could not be told from another.
+    parts = [name.split(", ")[:-1] for name in names]
+    alike = list(takewhile(lambda column: len(set(column)) == 1, zip(*parts, strict=False)))
+    return "".join(f"{column[0]}, " for column in alike)
 
 
 def certificate_sentence(certificate: Certificate) -> str:
