@@ -22,6 +22,7 @@ from api.middleware import Gate
 from api.routes import audit, graphs, health, jobs, machines, plans, profiles, runs
 from api.service.context import Service, open_service
 from api.service.events import JobStates
+from api.service.runs import count_error
 from api.settings import ServiceSettings
 
 SWEEP_SECONDS = 3600.0
@@ -36,7 +37,7 @@ def create_app(settings: ServiceSettings | Path) -> FastAPI:
     """
     if isinstance(settings, Path):
         settings = ServiceSettings(data_dir=settings)
-    service = open_service(settings)
+    service = open_service(settings, ended=count_error)
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncGenerator[None, None]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from planner.machine import MachineModel
 from planner.settings import PlanSettings
 from runtime import codec
+from runtime.errors import DatasetError
 from runtime.graph.dataset import open_graph
 
 
@@ -37,9 +38,14 @@ def graph_fingerprint(folder: Path) -> str:
     """Fingerprint of a dataset; hashed again only where a file of it has changed.
 
     Raises:
-        DatasetError: the folder holds no dataset.
+        DatasetError: the folder holds no dataset, or one that cannot be read.
     """
-    return _fingerprint(folder, state_of(folder))
+    try:
+        return _fingerprint(folder, state_of(folder))
+    except OSError as error:
+        raise DatasetError(
+            f"{folder.name}: expected files that can be read, found {error.strerror}"
+        ) from None
 
 
 def state_of(folder: Path) -> tuple[tuple[str, int, int, int], ...]:

@@ -40,8 +40,8 @@ class Metrics:
         )
         self.refusals = Counter(
             "gnnplan_refusals_total",
-            "Requests refused, by type of problem.",
-            ["type"],
+            "Requests refused, by status.",
+            ["status"],
             registry=self.registry,
         )
         self.job_seconds = Histogram(

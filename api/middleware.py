@@ -5,7 +5,6 @@ name it -> its host and origin -> who asks -> how often -> how large -> route
 """
 
 import asyncio
-import contextlib
 import logging
 import re
 import time
@@ -14,10 +13,11 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from fastapi import HTTPException
+from sqlalchemy.exc import OperationalError
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from api.errors import ForbiddenError, ServiceError, TooManyError
+from api.errors import ForbiddenError, ServiceError, TooManyError, UnavailableError
 from api.logs import REQUEST_ID
 from api.problems import of_service_error, problem_response
 from api.security.headers import with_security
@@ -28,6 +28,7 @@ from api.storage.tables import AuditRow
 LOG = logging.getLogger("gnnplan.requests")
 SAFE = ("GET", "HEAD", "OPTIONS")
 FORMS = "application/x-www-form-urlencoded"
+AWAY = "the database does not answer, or its disk is full; try later"
 JOB_ADDRESS = re.compile(r"/(?:v1/jobs|jobs|runs)/([0-9a-f]{32})")
 """Where an answer sends who has made a job: a client, and the pages."""
 
@@ -157,6 +158,9 @@ class _Passage:
             response = problem_response(path, error.status_code, str(error.detail))
         except asyncio.CancelledError:
             raise
+        except OperationalError:
+            LOG.exception("the database does not answer", extra={"path": path})
+            response = of_service_error(path, UnavailableError(AWAY, headers={"Retry-After": "5"}))
         except Exception:
             LOG.exception("a request failed", extra={"path": path})
             response = problem_response(path, 500, "the service failed; its log says why")
@@ -204,8 +208,12 @@ class _Passage:
                 request_id=self._id,
                 job_id=self._job,
             )
-            with contextlib.suppress(asyncio.CancelledError):
+            try:
                 await asyncio.to_thread(self._service.storage.access.write_audit, row)
+            except asyncio.CancelledError:
+                return  # the client is gone; the thread writes all the same
+            except Exception:
+                LOG.exception("a line of the audit log is lost", extra=words)
 
 
 def limited(receive: Receive, most_bytes: int) -> Receive:

@@ -59,7 +59,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
         "--allow-host",
         action="append",
         default=[],
-        help="name that clients call this service by, repeatable; * for any",
+        help="name that clients call this service by, repeatable, * for any; needs a key",
     )
     parser.add_argument("--retention-days", type=float, default=30.0, help="of ended jobs")
     parser.add_argument("--planning-workers", type=int, default=1, help="planning jobs at once")
@@ -179,12 +179,14 @@ def check_start(service: Service, host: str) -> None:
     """Refuse what cannot go well, before anything listens.
 
     Raises:
-        InputError: an address for others without a key, or a data folder that is not ours.
+        InputError: an address or a name for others without a key, or a data folder not ours.
     """
     if service.settings.require_key and not service.storage.access.has_keys():
+        names = [host, *(n for n in service.settings.allowed_hosts if n not in LOOPBACK_HOSTS)]
+        others = ", ".join(dict.fromkeys(n for n in names if not is_loopback(n)))
         raise InputError(
-            f"expected a loopback address (127.0.0.1, ::1, localhost) or a key, found "
-            f"{host!r} and no key; make one with `gnnplan-serve keys create --scope admin`"
+            f"expected loopback addresses (127.0.0.1, ::1, localhost) alone or a key, found "
+            f"{others} and no key; make one with `gnnplan-serve keys create --scope admin`"
         )
     service.lanes.hold()
     if service.settings.ray_address is not None:
@@ -219,7 +221,8 @@ def settings_of(options: argparse.Namespace) -> ServiceSettings:
         database_url=options.database_url,
         graph_roots=tuple(roots),
         allowed_models=tuple(options.allow_model),
-        require_key=not is_loopback(options.host),
+        # Another name than this machine's own is what a proxy brings others by.
+        require_key=not all(map(is_loopback, (options.host, *options.allow_host))),
         allowed_hosts=(*LOOPBACK_HOSTS, options.host, *options.allow_host),
         max_body_bytes=options.max_body_bytes,
         reads_per_second=options.reads_per_second,

@@ -1,5 +1,6 @@
 """One running service, and one caller of it."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -65,8 +66,16 @@ class Service:
         self.storage.close()
 
 
-def open_service(settings: ServiceSettings) -> Service:
+OnEnd = Callable[[Service, JobRow, str], None]
+"""Given the service, the job, and the state it ended in."""
+
+
+def open_service(settings: ServiceSettings, ended: OnEnd | None = None) -> Service:
     """Open the data folder and its database; nothing runs yet.
+
+    Args:
+        settings: the service's.
+        ended: told of each job that has ended, after its row says so.
 
     Raises:
         InputError: the database does not answer, or its URL or the cluster's is none.
@@ -80,8 +89,10 @@ def open_service(settings: ServiceSettings) -> Service:
         metrics.job_ended(job, state, seconds)
         if ray is not None:
             ray.job_ended(job, state, seconds)
+        if ended is not None:
+            ended(service, job, state)
 
-    return Service(
+    service = Service(
         settings=settings,
         storage=storage,
         metrics=metrics,
@@ -91,3 +102,4 @@ def open_service(settings: ServiceSettings) -> Service:
         writes=RateLimit(settings.writes_per_second),
         ray=ray,
     )
+    return service

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from api.errors import ConflictError, NotFoundError
+from api.errors import ConflictError, NotFoundError, ServiceError
 from api.schemas.requests import RunRequest
 from api.service.context import Caller, Service
 from api.service.jobs import end_of, submit
@@ -103,6 +103,17 @@ def run_comparison(service: Service, run_id: str) -> Comparison:
         return compare(get_plan(service, row.subject), report)
     except InputError as error:
         raise ConflictError(str(error), kind="no-report") from None
+
+
+def count_error(service: Service, job: JobRow, state: str) -> None:
+    """Add a finished run's error to the metrics, where it has measured enough to be compared."""
+    if job.kind != "train" or state != "succeeded":
+        return
+    try:
+        found = run_comparison(service, job.id)
+    except ServiceError:
+        return
+    service.metrics.step_ape.observe(found.step_seconds.ape)
 
 
 def run_log(service: Service, run_id: str) -> bytes:

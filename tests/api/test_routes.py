@@ -1,13 +1,17 @@
 """The service accepts, follows and answers, and says no in one shape."""
 
 import json
+import shutil
 import sys
+import time
 from pathlib import Path
 
 import pytest
 from fastapi.testclient import TestClient
+from sqlalchemy.exc import OperationalError
 
-from api.storage.job_queue import Ending, NewJob
+from api.storage.access import Access
+from api.storage.job_queue import Ending, JobQueue, NewJob
 from planner.errors import PlanDoesNotFit
 from planner.probe.presets import load_preset
 from runtime import codec
@@ -145,6 +149,17 @@ def test_a_graphs_name_may_be_longer_than_a_files_can_be(client: TestClient):
     assert "expected a dataset folder, found File name too long" in job["problem"]["detail"]
 
 
+def test_a_link_to_nothing_makes_a_damaged_graph(small_graph: Graph, tmp_path: Path):
+    copy = tmp_path / "graph"
+    shutil.copytree(small_graph.path, copy)
+    (copy / "y.npy").unlink()
+    (copy / "y.npy").symlink_to(copy / "gone.npy")
+    with make_client(tmp_path) as client:
+        answer = client.get("/v1/graphs/graph")
+    assert answer.status_code == 422
+    assert "found No such file or directory" in answer.json()["detail"]
+
+
 def test_lists_have_pages_and_filters(client: TestClient):
     made = {client.post("/v1/jobs", json={}).json()["id"] for _ in range(3)}
     first = client.get("/v1/jobs", params={"limit": 2, "kind": "noop"}).json()
@@ -259,8 +274,31 @@ def test_a_run_trains_reports_and_compares(planner: TestClient, small_graph: Gra
     report = planner.get(f"/v1/runs/{run}/report").json()
     assert [e["epoch"] for e in report["epochs"]] == [0, 1, 2, 3]
     assert planner.get(f"/v1/runs/{run}/comparison").json()["plan_id"] == plan
+    deadline = time.monotonic() + 600  # it is counted once the job's row says that it has ended
+    while "gnnplan_step_seconds_ape_count 1.0" not in planner.get("/metrics").text:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
     names = {e["event"] for e in events_of(planner, f"/v1/runs/{run}/events")}
     assert {"epoch", "end"} <= names
+
+
+def test_a_database_that_is_away_is_told_from_a_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    def refuse(*_args: object, **_named: object) -> None:
+        raise OperationalError("SELECT", {}, Exception("server closed the connection"))
+
+    with make_client(tmp_path) as client:
+        with monkeypatch.context() as patch:
+            patch.setattr(JobQueue, "page", refuse)
+            patch.setattr(JobQueue, "num_waiting", refuse)
+            patch.setattr(Access, "write_audit", refuse)
+            answers = client.get("/v1/jobs"), client.post("/v1/jobs", json={})
+        assert client.get("/v1/jobs").status_code == 200
+    for answer in answers:
+        assert (answer.status_code, answer.json()["type"]) == (503, "unavailable")
+        assert answer.headers["retry-after"] == "5"
+    assert "a line of the audit log is lost" in caplog.messages
 
 
 def test_too_many_waiting_jobs_are_refused(tmp_path: Path):
