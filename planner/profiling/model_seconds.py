@@ -1,6 +1,7 @@
 """Seconds of the model on blocks of the profiled sizes, as a table over scale and threads."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -17,8 +18,11 @@ from runtime.loader_typed import is_typed
 
 SCALES = [0.6, 1.0, 1.6]
 """Batch sizes over the mean batch at which the model is timed."""
-STEPS = 20
-"""Measured steps of each scale."""
+STEPS = 14
+"""Measured steps of each scale, in each round."""
+ROUNDS = 2
+"""Times that every number of threads is timed, the others in between; the quieter one is kept: what
+else runs on a machine takes seconds, and only ever adds to them."""
 
 
 def batch_shape(batch: BatchProfile, dialect: str, *, links: bool = False) -> BatchShape:
@@ -47,12 +51,12 @@ def time_model(
     progress: Progress | None,
 ) -> ModelTiming:
     """Time one batch size at every number of threads; all its combinations have the same ranks."""
-    answers: list[tuple[Combination, list[TimingAnswer]]] = []
     ordered = sorted(combinations, key=lambda c: (c.ranks, c.threads))
-    for i, combination in enumerate(ordered):
+    rounds: list[list[list[TimingAnswer]]] = [[] for _ in ordered]
+    for i, combination in [*enumerate(ordered)] * ROUNDS:
         if progress is not None:
             words = f"timing {combination.ranks} ranks x {combination.threads} threads"
-            progress(words, i / len(ordered))
+            progress(words, sum(map(len, rounds)) / (ROUNDS * len(ordered)))
         request = TimingRequest(
             workload=settings.workload,
             in_dim=graph.feature_dim,
@@ -64,8 +68,16 @@ def time_model(
             threads=combination.threads,
             steps=STEPS,
         )
-        answers.append((combination, team.time(request, combination.ranks)))
-    return model_timing(answers)
+        rounds[i].append(team.time(request, combination.ranks))
+    timing = model_timing([(c, quieter(found)) for c, found in zip(ordered, rounds, strict=True)])
+    # Libraries warm up once in a process: in whichever answer that was.
+    every = [answer for found in rounds for answers in found for answer in answers]
+    return replace(timing, warmup_seconds=max(answer.warmup_seconds for answer in every))
+
+
+def quieter(rounds: Sequence[Sequence[TimingAnswer]]) -> Sequence[TimingAnswer]:
+    """The ranks' answers of the round that took least."""
+    return min(rounds, key=lambda found: sum(sum(a.forward_backward) for a in found))
 
 
 def model_timing(answers: Sequence[tuple[Combination, Sequence[TimingAnswer]]]) -> ModelTiming:

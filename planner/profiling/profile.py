@@ -10,7 +10,7 @@ from planner.profiling import cache
 from planner.profiling.batches import MOST_SAMPLED, draw_all, draw_sharing, sampler_of
 from planner.profiling.cache import Profile
 from planner.profiling.draw import drawer
-from planner.profiling.model_seconds import SCALES, STEPS, time_model
+from planner.profiling.model_seconds import ROUNDS, SCALES, STEPS, time_model
 from planner.profiling.presample import Progress
 from planner.profiling.sampler_seconds import sampling_seconds
 from planner.profiling.team import Team
@@ -19,7 +19,7 @@ from planner.workload import BatchProfile, Combination, WorkloadProfile
 from runtime import codec
 from runtime.graph.dataset import Graph
 
-VERSION = 4
+VERSION = 5
 """Rises when a profile means something else than before."""
 
 
@@ -37,7 +37,7 @@ def profile_key(
         settings.sampler_parameters,
         replace(work, learning_rate=0.0, weight_decay=0.0, allow="exact"),
         list(combinations),
-        [SCALES, STEPS, MOST_SAMPLED],
+        [SCALES, STEPS, ROUNDS, MOST_SAMPLED],
     ]
     return codec.content_hash(decided)[:32]
 

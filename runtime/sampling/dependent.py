@@ -26,8 +26,14 @@ from runtime.sampling.dependent_normal import (
     normal_kernel,
     normal_word,
     normal_word_kernel,
+    normal_words_kernel,
+    normals_kernel,
 )
 from runtime.sampling.rng import Integers, Purpose, draw, key_kernel, stream, value_kernel
+
+
+CHUNK = 512
+"""Words that are worked on together: their scratch stays in the first-level cache."""
 
 
 class Dependence(StrEnum):
@@ -145,5 +151,20 @@ def word_kernel(first, second, cosine, sine, id, j):
 @no_type_check
 def words_kernel(first, second, cosine, sine, ids, count, out):
     """The words (turn 0) of the first `count` ids."""
-    for i in range(count):
-        out[i] = word_kernel(first, second, cosine, sine, ids[i], 0)
+    if sine == 0.0:
+        for i in range(count):
+            out[i] = value_kernel(key_kernel(first, ids[i]), 0)
+        return
+    words, powers = np.empty(CHUNK, np.uint64), np.empty(CHUNK, np.int64)
+    one, other = np.empty(CHUNK, np.float64), np.empty(CHUNK, np.float64)
+    for begin in range(0, count, CHUNK):
+        size = min(CHUNK, count - begin)
+        for i in range(size):
+            words[i] = value_kernel(key_kernel(first, ids[begin + i]), 0)
+        normals_kernel(words, size, one)
+        for i in range(size):
+            words[i] = value_kernel(key_kernel(second, ids[begin + i]), 0)
+        normals_kernel(words, size, other)
+        for i in range(size):
+            one[i] = cosine * one[i] + sine * other[i]
+        normal_words_kernel(one, size, powers, other, out[begin:])

@@ -172,3 +172,39 @@ def normal_word_kernel(x):
     tail = _near_tail(z, exponential) if z < _FAR else _far_tail(z, exponential)
     probability = 1.0 - tail if x > 0 else tail
     return np.uint64(min(probability, _BELOW_ONE) * _WORD)
+
+
+@kernel
+@no_type_check
+def normals_kernel(bits, count, out):
+    """`normal` of the first `count` words into `out`: the middle of the law without a branch."""
+    for i in range(count):
+        u = (np.float64(np.int64(bits[i] >> _TWELVE)) + 0.5) * _STEP
+        out[i] = _centre(u - 0.5)
+    for i in range(count):
+        u = (np.float64(np.int64(bits[i] >> _TWELVE)) + 0.5) * _STEP
+        if abs(u - 0.5) > _CENTRE:
+            out[i] = normal_kernel(bits[i])
+
+
+@kernel
+@no_type_check
+def normal_words_kernel(x, count, powers, tails, out):
+    """`normal_word` of the first `count` numbers into `out`, in loops that vectorise.
+
+    `powers` (int64) and `tails` (float64) are scratch of at least `count`.
+    """
+    for i in range(count):
+        half = 0.5 * x[i] * x[i]
+        turns = np.floor(half / _LN2 + 0.5)
+        powers[i] = (1023 - np.int64(turns)) << 52  # 2^-turns, by its exponent
+        tails[i] = _polynomial(half - turns * _LN2, _EXP)
+    scales = powers.view(np.float64)
+    for i in range(count):
+        tails[i] = _near_tail(abs(x[i]), tails[i] * scales[i])
+    for i in range(count):
+        probability = 1.0 - tails[i] if x[i] > 0 else tails[i]
+        out[i] = np.uint64(min(probability, _BELOW_ONE) * _WORD)
+    for i in range(count):
+        if abs(x[i]) >= _FAR:
+            out[i] = normal_word_kernel(x[i])

@@ -10,7 +10,7 @@ import pytest
 from planner.profiling import cache
 from planner.profiling.draw import drawer
 from planner.profiling.layers import TimingAnswer, TimingRequest
-from planner.profiling.model_seconds import model_timing
+from planner.profiling.model_seconds import model_timing, quieter
 from planner.profiling.profile import profile_key
 from planner.profiling.sampler_seconds import TIMED_BATCHES, sampling_seconds
 from planner.profiling.synthetic import BatchShape
@@ -128,6 +128,12 @@ def test_ranks_that_computed_at_once_are_averaged() -> None:
     assert found.all_reduce.spread == pytest.approx(0.3)
     alone = [(Combination(ranks=1, threads=1), [replace(answer(1.0), all_reduce_seconds=0.0)])]
     assert model_timing(alone).all_reduce is None
+
+
+def test_of_two_rounds_the_quieter_is_kept() -> None:
+    calm, disturbed = [answer(1.0), answer(1.2)], [answer(1.0), answer(3.0)]
+    assert quieter([disturbed, calm]) is calm
+    assert quieter([calm, disturbed]) is calm
 
 
 def test_one_batch_size_belongs_to_one_number_of_ranks() -> None:

@@ -24,6 +24,8 @@ from runtime.sampling.dependent_normal import (
     normal_kernel,
     normal_word,
     normal_word_kernel,
+    normal_words_kernel,
+    normals_kernel,
 )
 from runtime.sampling.labor import LaborSampler
 from runtime.sampling.minibatch import Dialect, MiniBatch
@@ -60,6 +62,18 @@ def test_numpy_and_numba_agree_on_every_bit() -> None:
     assert [normal_kernel(word) for word in words] == normal(words).tolist()
     x = np.random.default_rng(1).normal(0, 3, 3000)
     assert [int(normal_word_kernel(one)) for one in x] == normal_word(x).tolist()
+
+
+def test_loops_over_many_words_agree_with_single_ones_on_every_bit() -> None:
+    words = np.append(random_words(3000), np.array([0, 1, 2**64 - 1, 2**63], np.uint64))
+    out = np.empty(words.size)
+    normals_kernel(words, words.size, out)
+    assert out.tolist() == [normal_kernel(word) for word in words]
+    far = np.array([0.0, 7.0710678118654, 7.0710678118655, 9.5, -7.08, -11.7, 11.9])
+    x = np.append(np.random.default_rng(2).normal(0, 3, 3000), far)
+    found, powers = np.empty(x.size, np.uint64), np.empty(x.size, np.int64)
+    normal_words_kernel(x, x.size, powers, np.empty(x.size), found)
+    assert found.tolist() == [int(normal_word_kernel(one)) for one in x]
 
 
 @pytest.mark.parametrize("step", [0, 3, 5])
