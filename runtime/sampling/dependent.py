@@ -31,7 +31,6 @@ from runtime.sampling.dependent_normal import (
 )
 from runtime.sampling.rng import Integers, Purpose, draw, key_kernel, stream, value_kernel
 
-
 CHUNK = 512
 """Words that are worked on together: their scratch stays in the first-level cache."""
 
