@@ -132,8 +132,12 @@ def test_ranks_that_computed_at_once_are_averaged() -> None:
 
 def test_of_two_rounds_the_quieter_is_kept() -> None:
     calm, disturbed = [answer(1.0), answer(1.2)], [answer(1.0), answer(3.0)]
-    assert quieter([disturbed, calm]) is calm
-    assert quieter([calm, disturbed]) is calm
+    assert quieter([disturbed, calm]) == calm
+    assert quieter([calm, disturbed]) == calm
+    slow = [replace(a, all_reduce_seconds=9.0) for a in calm]
+    found = quieter([slow, disturbed])
+    assert [a.forward_backward for a in found] == [a.forward_backward for a in calm]
+    assert [a.all_reduce_seconds for a in found] == [a.all_reduce_seconds for a in disturbed]
 
 
 def test_one_batch_size_belongs_to_one_number_of_ranks() -> None:
