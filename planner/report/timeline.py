@@ -100,7 +100,7 @@ def _lane(
 def draw_timeline(
     found: Timeline, *, name: str = "timeline", whole_seconds: float | None = None
 ) -> Markup:
-    """One row per stage, each bar where it runs; a line marks the end of the step.
+    """One row per stage, each bar where it runs; a mark on each row shows the end of the step.
 
     `whole_seconds` is what the width means where pictures stand side by side; None: as long as the
     last bar.
@@ -110,11 +110,13 @@ def draw_timeline(
     share = min(1.0, found.step_seconds / whole)
     end_of_step, anchor = percent(share), "end" if share > NARROW else "start"
     height = ROW * len(found.bars) + 24
-    if found.step_seconds < 0.995 * whole:
-        line = element("line", class_="mark", x1=end_of_step, x2=end_of_step, y1=0, y2=height - 20)
-        parts.append(line)
+    marked = found.step_seconds < 0.995 * whole
     for bar in found.bars:
         parts.append(_row(bar, top, whole))
+        if marked:  # over the bar alone: a line from top to bottom would cross the numbers
+            low, high = top + 18, top + 22 + BAR
+            line = element("line", class_="mark", x1=end_of_step, x2=end_of_step, y1=low, y2=high)
+            parts.append(line)
         top += ROW
     if share > NARROW:
         parts.append(element("text", "0", class_="axis", x=0, y=height - 4))

@@ -142,7 +142,9 @@ def why_it_lost(other: Priced, chosen: Priced) -> str:
     names = sorted(set(ours) | set(theirs))
     stage = max(names, key=lambda n: theirs.get(n, 0.0) - ours.get(n, 0.0))
     slower = (theirs.get(stage, 0.0) - ours.get(stage, 0.0)) * 1e3
-    return f"{ratio:.1%} slower: {stage} takes {slower:.2f} ms more"
+    pace = f"{ratio:.1%}" if ratio >= 5e-4 else "under 0.1%"
+    more = f"{slower:.2f}" if slower >= 0.005 else "under 0.01"
+    return f"{pace} slower: {stage} takes {more} ms more"
 
 
 def _faster(gain: float) -> str:
