@@ -19,11 +19,11 @@ from numpy.typing import NDArray
 from planner.candidate import Candidate
 from planner.cost.compute import compute_seconds
 from planner.cost.gpu_copy import copy_seconds
+from planner.cost.gpu_launches import batch_launches
 from planner.cost.gpu_model import gpu_reduced
 from planner.cost.gpu_rank import COPIES
 from planner.cost.gpu_reads import copy_seconds_per_byte, memory_seconds_per_byte, read_seconds
 from planner.cost.gpu_sample import (
-    KERNELS_PER_HOP,
     NEIGHBOUR_BYTES,
     OFFSETS_BYTES,
     gpu_sample_seconds,
@@ -208,7 +208,7 @@ def _ahead(
         for rank, mine in enumerate(work)
     ]
     starts = [
-        [launch * (KERNELS_PER_HOP * len(b.hop_edges) + COPIES + 1) for b in mine] for mine in work
+        [launch * (_launches(plan, candidate, b) + COPIES + 1) for b in mine] for mine in work
     ]
     depth = plan.strategy.prefetch_depth
     hidden = hidden_share(machine, candidate)
@@ -228,6 +228,7 @@ def _candidate(plan: Plan, ways: Ways) -> Candidate:
         gpus=tuple(ways.processors),
         cliques=tuple(tuple(clique) for clique in cliques.values()),
         topology="replicated" if plan.strategy.topology.policy == COPIED else "host",
+        bulk=plan.strategy.bulk_batches,
     )
 
 
@@ -248,6 +249,13 @@ def _expanded(plan: Plan, batch: BatchWork) -> float:
     return float(sum(inner) if plan.strategy.sampler.dialect == "every_hop" else inner[-1])
 
 
+def _launches(plan: Plan, candidate: Candidate, batch: BatchWork) -> float:
+    """Kernels that sample a batch."""
+    named = plan.strategy.sampler
+    every_hop = named.dialect == "every_hop"
+    return batch_launches(candidate, len(batch.hop_edges), sampler=named.name, every_hop=every_hop)
+
+
 def _sample(
     plan: Plan, machine: MachineModel, candidate: Candidate, rank: int, batch: BatchWork
 ) -> float:
@@ -257,7 +265,7 @@ def _sample(
     return gpu_sample_seconds(
         float(batch.edges),
         _expanded(plan, batch),
-        len(batch.hop_edges),
+        _launches(plan, candidate, batch),
         neighbour_seconds=sum(share * ids[place][rank] for place, share in shares.items()),
         offsets_seconds=sum(share * offsets[place][rank] for place, share in shares.items()),
         hash_seconds=ids["own"][rank],

@@ -40,7 +40,7 @@ def near_seconds(
     sample = gpu_sample_seconds(
         float(batch.edges),
         expanded,
-        len(batch.hop_edges),
+        0.0,
         neighbour_seconds=own_topology * ids,
         offsets_seconds=own_topology * offsets,
         hash_seconds=ids,

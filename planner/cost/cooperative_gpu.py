@@ -14,7 +14,12 @@ from dataclasses import dataclass
 
 from planner.candidate import Candidate
 from planner.cost.gpu_reads import memory_seconds_per_byte, read_seconds, ways
-from planner.cost.gpu_sample import NEIGHBOUR_BYTES, OFFSETS_BYTES, gpu_sample_seconds
+from planner.cost.gpu_sample import (
+    KERNELS_PER_HOP,
+    NEIGHBOUR_BYTES,
+    OFFSETS_BYTES,
+    gpu_sample_seconds,
+)
 from planner.machine import MachineModel
 from planner.machine_routes import byte_seconds
 
@@ -91,7 +96,7 @@ def gpu_batch_seconds(
     sample = gpu_sample_seconds(
         sum(sizes.edges),
         sum(sizes.owned[:-1]),
-        len(sizes.edges),
+        KERNELS_PER_HOP * len(sizes.edges),
         neighbour_seconds=max(ids[topology]),
         offsets_seconds=max(offsets[topology]),
         hash_seconds=max(ids["own"]),

@@ -1,10 +1,11 @@
 """Sampling by one CUDA graph: one launch for a batch, over buffers of the most that it can hold."""
 
+from dataclasses import replace
+
 from planner.candidate import Candidate
+from planner.cost.gpu_launches import batch_launches
 from planner.cost.gpu_reads import memory_seconds_per_byte
-from planner.cost.gpu_sample import KERNELS_PER_HOP
 from planner.cost.request import Request, seeds_per_rank
-from planner.machine import MachineModel
 from runtime.sampling.capture_room import capture_bytes, may_capture
 
 MOST_OF_MEMORY = 0.01
@@ -26,17 +27,19 @@ def buffer_bytes(request: Request, candidate: Candidate) -> int:
     return capture_bytes(seeds, work.fanouts, nodes, every_hop=request.every_hop)
 
 
-def capture_gain(machine: MachineModel, candidate: Candidate, hops: int, num_bytes: int) -> float:
+def capture_gain(request: Request, candidate: Candidate, num_bytes: int) -> float:
     """Seconds that one launch saves of a batch, less what going through the buffers takes.
 
-    (8 L - 1) t_k - bytes / B
+    (K - 1) t_k - bytes / B
 
     Args:
-        machine: table `gpu_kernel`, and the GPU's memory.
+        request: table `gpu_kernel` and the GPU's memory; K kernels start a batch of its sampler.
         candidate: which GPUs.
-        hops: L.
         num_bytes: of the buffers.
     """
+    machine, hops = request.machine, len(request.workload.fanouts)
     launch = machine.table("gpu_kernel").at(ranks=float(candidate.num_ranks))
     swept = num_bytes * memory_seconds_per_byte(machine, candidate)
-    return (KERNELS_PER_HOP * hops - 1) * launch - swept
+    single = replace(candidate, threads=replace(candidate.threads, capture=0))
+    kernels = batch_launches(single, hops, sampler=request.sampler, every_hop=request.every_hop)
+    return (kernels - 1) * launch - swept

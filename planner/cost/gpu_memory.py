@@ -48,7 +48,8 @@ def gpu_parts(
     edges = memory.tail(batch.block_edges[0], batch.num_batches, TRAINING_BATCHES)
     scale = vertices / batch.vertices[-1].mean if batch.vertices[-1].mean > 0 else 1.0
     buffers = 1 + (candidate.prefetch_depth if candidate.threads.sample else 0)
-    return {
+    stack = {"stack of batches": candidate.bulk_bytes} if candidate.bulk > 1 else dict[str, int]()
+    return stack | {
         "context": int(machine.table("gpu_context").at(ranks=float(candidate.num_ranks))),
         "reserve": round(RESERVE * gpu_capacity(machine, candidate, rank, budgets)),
         "model and optimizer": memory.model_bytes(timing.num_parameters),

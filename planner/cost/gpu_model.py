@@ -23,6 +23,7 @@ def gpu_ranks(
     timing: ModelTiming,
     row_bytes: int,
     *,
+    sampler: str = "neighbor",
     every_hop: bool = False,
     captured_bytes: int = 0,
 ) -> list[RankSeconds]:
@@ -45,6 +46,7 @@ def gpu_ranks(
             rows,
             row_bytes,
             reduced,
+            sampler=sampler,
             every_hop=every_hop,
             captured_bytes=captured_bytes,
         )

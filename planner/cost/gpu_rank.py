@@ -9,17 +9,13 @@ from planner.cost.compute import compute_seconds, seconds_per_scale
 from planner.cost.gather import gather_seconds
 from planner.cost.gpu_all_reduce import Collective
 from planner.cost.gpu_copy import copy_seconds
+from planner.cost.gpu_launches import batch_launches, launch_words
 from planner.cost.gpu_reads import (
     copy_seconds_per_byte,
     memory_seconds_per_byte,
     read_seconds,
 )
-from planner.cost.gpu_sample import (
-    KERNELS_PER_HOP,
-    NEIGHBOUR_BYTES,
-    OFFSETS_BYTES,
-    gpu_sample_seconds,
-)
+from planner.cost.gpu_sample import NEIGHBOUR_BYTES, OFFSETS_BYTES, gpu_sample_seconds
 from planner.cost.rank_seconds import RankSeconds
 from planner.machine import MachineModel
 from planner.workload import BatchProfile, ModelTiming
@@ -41,6 +37,7 @@ def gpu_rank_seconds(
     row_bytes: int,
     reduced: Collective,
     *,
+    sampler: str = "neighbor",
     every_hop: bool = False,
     captured_bytes: int = 0,
 ) -> RankSeconds:
@@ -55,6 +52,7 @@ def gpu_rank_seconds(
         rows: what the placement leaves this rank to read.
         row_bytes: bytes of a row as it is stored.
         reduced: the gradient's all-reduce, which all ranks share.
+        sampler: by its name.
         every_hop: every vertex so far is expanded at each hop, not only the new ones.
         captured_bytes: of the buffers of the graph that samples; 0: kernel by kernel.
 
@@ -68,17 +66,17 @@ def gpu_rank_seconds(
     offsets = read_seconds(machine, candidate, OFFSETS_BYTES)
     place = WHERE[candidate.topology]
     expanded = [v.mean for v in batch.vertices[:-1]]
-    hops = len(batch.edges)
-    drawn = (sum(e.mean for e in batch.edges), sum(expanded) if every_hop else expanded[-1], hops)
-    kernels = 1 if captured_bytes else KERNELS_PER_HOP * hops
+    drawn = (sum(e.mean for e in batch.edges), sum(expanded) if every_hop else expanded[-1])
+    kernels = batch_launches(candidate, len(batch.edges), sampler=sampler, every_hop=every_hop)
     in_memory = memory_seconds_per_byte(machine, candidate)
     swept = captured_bytes * in_memory
     sample = swept + gpu_sample_seconds(
         *drawn,
+        kernels,
         neighbour_seconds=ids[place][rank],
         offsets_seconds=offsets[place][rank],
         hash_seconds=ids["own"][rank],
-        kernel_seconds=launch * kernels / (KERNELS_PER_HOP * hops),
+        kernel_seconds=launch,
     )
     read = {k: n for k, n in sorted(rows.rows.items()) if n > 0}
     written = batch.vertices[-1].mean * row_bytes * in_memory
@@ -96,6 +94,7 @@ def gpu_rank_seconds(
     near = read.get("own", 0.0) * stored["own"][rank] + written + timing.batch_seconds
     near += swept + gpu_sample_seconds(
         *drawn,
+        0.0,
         neighbour_seconds=ids["own"][rank] if place == "own" else 0.0,
         offsets_seconds=offsets["own"][rank] if place == "own" else 0.0,
         hash_seconds=ids["own"][rank],
@@ -124,18 +123,18 @@ def gpu_rank_seconds(
         },
         on_gpu=near,
         on_links=max(0.0, loader - near - launches),
-        provenance=_words(candidate, list(read), reduced.words),
+        provenance=_words(candidate, list(read), reduced.words, sampler),
     )
 
 
-def _words(candidate: Candidate, read: list[str], all_reduce: str) -> dict[str, str]:
+def _words(candidate: Candidate, read: list[str], all_reduce: str, sampler: str) -> dict[str, str]:
     shared = "the preset's links, shared by all who read"
     sources = ", ".join(read) or "none"
     roofline = "derived: roofline of the profiled shapes, the preset's flops and bandwidth"
     return {
         "sample": f"derived: profiled edges x transactions over {shared}; topology "
         f"{'in host memory' if candidate.topology == 'host' else 'in GPU memory'}"
-        f"{'; by one CUDA graph' if candidate.threads.capture else ''}",
+        f"; {launch_words(candidate, sampler)}",
         "gather": f"derived: rows ({sources}) x lines per row over {shared}",
         "copy": f"derived: seeds and labels over {shared}",
         "batch": "derived: edge weights over the GPU's bandwidth",

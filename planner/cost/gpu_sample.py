@@ -7,13 +7,13 @@ OFFSETS_BYTES = 16
 HASH_READS = 3
 """Random accesses to the relabelling table per drawn edge: look up, insert, read back."""
 KERNELS_PER_HOP = 8
-"""Draw, prefix sum, hash, compact and their like."""
+"""Draw, prefix sum, hash, compact and their like: of systems whose code is not at hand."""
 
 
 def gpu_sample_seconds(
     edges: float,
     expanded: float,
-    hops: int,
+    launches: float,
     *,
     neighbour_seconds: float,
     offsets_seconds: float,
@@ -22,12 +22,12 @@ def gpu_sample_seconds(
 ) -> float:
     """Seconds a GPU takes to draw one batch.
 
-    T = E c_n + X c_o + 3 E c_h + 8 L t_k
+    T = E c_n + X c_o + 3 E c_h + K t_k
 
     Args:
         edges: E, edges drawn over all hops.
         expanded: X, vertices whose lists are read.
-        hops: L.
+        launches: K, of kernels (gpu_launches).
         neighbour_seconds: c_n, a neighbour's id read at random from where the topology lies.
         offsets_seconds: c_o, a list's two offsets from there.
         hash_seconds: c_h, an access at random to the GPU's own memory.
@@ -36,9 +36,9 @@ def gpu_sample_seconds(
     Source: formulas.md 2.4 (one transaction per neighbour read, and one for the offsets); the
     relabelling term is derived.
 
-    >>> round(1e3 * gpu_sample_seconds(1e6, 1e5, 2, neighbour_seconds=5e-9, offsets_seconds=5e-9,
+    >>> round(1e3 * gpu_sample_seconds(1e6, 1e5, 16, neighbour_seconds=5e-9, offsets_seconds=5e-9,
     ...     hash_seconds=1e-10, kernel_seconds=1e-5), 2)
     5.96
     """
     reads = edges * neighbour_seconds + expanded * offsets_seconds
-    return reads + HASH_READS * edges * hash_seconds + KERNELS_PER_HOP * hops * kernel_seconds
+    return reads + HASH_READS * edges * hash_seconds + launches * kernel_seconds

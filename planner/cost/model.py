@@ -50,6 +50,7 @@ def predict(request: Request, candidate: Candidate, placed: PlacedRows) -> Predi
             batch,
             timing,
             stored,
+            sampler=request.sampler,
             every_hop=request.every_hop,
             captured_bytes=captured_bytes(request, candidate),
         )

@@ -74,6 +74,7 @@ def step_seconds(
     if has_lanes(candidate):
         lanes = replace(lanes_of(candidate, machine, slowest), training=trainer)
         fill, alone = lanes.loader, lanes_period(candidate, slowest, lanes)
+        alone = max(alone, ordered_seconds(candidate, slowed.loader, trainer))
         # Threads of several lanes wait for the GPU; no more of them than there are hold a core.
         bound *= min(1.0, candidate.busy_threads * alone / max(sum(cores.values()), 1e-12))
     elif candidate.threads.sample == 0:

@@ -32,9 +32,8 @@ def with_capture(settings: PlanSettings, request: Request, candidate: Candidate)
             gpu_capacity(request.machine, candidate, rank, request.budgets)
             for rank in range(candidate.num_ranks)
         )
-        hops = len(request.workload.fanouts)
         if 0 < size <= MOST_OF_MEMORY * room:
-            gains = capture_gain(request.machine, candidate, hops, size) > 0
+            gains = capture_gain(request, candidate, size) > 0
             threads = replace(threads, capture=int(gains))
     return replace(candidate, threads=threads)
 

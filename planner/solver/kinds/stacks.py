@@ -1,11 +1,13 @@
 """Stacks: identical batches, k of them sampled at once."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from planner.candidate import Candidate
 from planner.cost.choices import stack_bytes
-from planner.cost.model import Request
+from planner.cost.gpu_launches import LAYERED
+from planner.cost.gpu_stack import gpu_stack_bytes
+from planner.cost.model import Request, seeds_per_rank
 from planner.solver.drawn import Draws
 from planner.solver.kinds.kind import Ask, Kind, LeftOut
 from planner.solver.stacking import at_stack_rate
@@ -40,13 +42,9 @@ class Stacks(Kind):
         """Every size that an epoch has steps for."""
         if base is None:
             return
-        if base.kind == "cuda":
-            yield LeftOut(name=self.name, why="stacks are not priced where ranks are GPUs")
-            return
-        drawn = ask.draws
-        pilot = "nothing was drawn of this graph" if drawn is None else drawn.bulk(base.num_ranks)
-        if isinstance(pilot, str):
-            yield LeftOut(name=self.name, why=pilot)
+        room = _on_gpus(ask, base) if base.kind == "cuda" else _on_cores(ask, base)
+        if isinstance(room, str):
+            yield LeftOut(name=self.name, why=room)
             return
         sizes = sorted({min(k, ask.num_steps) for k in BULKS})
         if sizes[-1] < 2:
@@ -54,8 +52,7 @@ class Stacks(Kind):
             return
         for k in sizes:
             if k > 1:
-                need = stack_bytes(pilot, k, base.prefetch_depth)
-                yield replace(base, bulk=k, bulk_bytes=need)
+                yield replace(base, bulk=k, bulk_bytes=room(k))
 
     def shape(self, candidate: Candidate) -> Candidate:
         """Stacked batches read what single ones do."""
@@ -64,3 +61,31 @@ class Stacks(Kind):
     def request(self, request: Request, candidate: Candidate, draws: Draws | None) -> Request:
         """The machine with the rate that stacks were timed at."""
         return request if candidate.kind == "cuda" else at_stack_rate(request, candidate, draws)
+
+
+Room = Callable[[int], int]
+"""Bytes of a stack of so many batches."""
+
+
+def _on_cores(ask: Ask, base: Candidate) -> Room | str:
+    """As batches of the graph told; or why nothing is stacked."""
+    drawn = ask.draws
+    pilot = "nothing was drawn of this graph" if drawn is None else drawn.bulk(base.num_ranks)
+    if isinstance(pilot, str):
+        return pilot
+    return lambda k: stack_bytes(pilot, k, base.prefetch_depth)
+
+
+def _on_gpus(ask: Ask, base: Candidate) -> Room | str:
+    """By the profiled sizes; or why a GPU cannot stack such batches (runtime.device_stack)."""
+    settings = ask.settings
+    sampler, parameters = settings.sampler, settings.sampler_parameters
+    if ask.task == "link" or settings.workload.model == "rgcn":
+        return "links and typed graphs are sampled by the host where ranks are GPUs"
+    if sampler not in ("full", *LAYERED) and (sampler != "neighbor" or parameters):
+        return f"sampler {sampler} with these parameters has no stacks on a GPU"
+    if ask.profile is None:
+        return "nothing was profiled"
+    batch = ask.profile.batch(seeds_per_rank(settings.workload.batch_size, base.num_ranks))
+    every_hop = settings.dialect == "every_hop"
+    return lambda k: gpu_stack_bytes(batch, k, base.prefetch_depth, every_hop=every_hop)

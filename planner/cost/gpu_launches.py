@@ -1,0 +1,83 @@
+"""Kernels that a GPU's sampler starts for one batch, as counted in the runtime's own samplers.
+
+Each is a launch that the host makes; views and allocations are none. Over one to three hops L and
+stacks of one to eight batches k the counts follow
+
+    a batch by itself       a + b L
+    a batch of a stack      (c + d L) / k + e + f L + 7 min(k, p + 1) / k
+
+where p batches are made ahead: the last ones of a stack get tensors of their own. Counted again by
+tests/planner/cost/test_gpu_launches.py. A stack also waits for the GPU at every hop, which a batch
+by itself does not; that costs the other lanes nothing and is not priced.
+"""
+
+from dataclasses import dataclass
+
+from planner.candidate import Candidate
+
+OWN_TENSORS = 7
+"""Copies that take a batch out of its stack."""
+LAYERED = ("ladies", "pladies", "fastgcn")
+COUNTED = "kernels counted in the sampler's code"
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchLaw:
+    """Constants and shares of each hop, as in the module's text."""
+
+    alone: tuple[float, float]
+    """a, b."""
+    stack: tuple[float, float]
+    """c, d."""
+    each: tuple[float, float]
+    """e, f."""
+
+
+FIRST_SEEN = LaunchLaw(alone=(12, 13), stack=(30, 46.7), each=(3.3, 2.3))
+EVERY_HOP = LaunchLaw(alone=(6, 17), stack=(27, 56), each=(1.8, 1.0))
+LAYERS = LaunchLaw(alone=(0, 214), stack=(0, 213), each=(0, 1))
+
+
+def launch_law(sampler: str, *, every_hop: bool) -> LaunchLaw:
+    """Of a sampler by its name; others than layers' are taken to start what neighbours do."""
+    if sampler in LAYERED:
+        return LAYERS
+    return EVERY_HOP if every_hop else FIRST_SEEN
+
+
+def batch_launches(
+    candidate: Candidate, hops: int, *, sampler: str = "neighbor", every_hop: bool = False
+) -> float:
+    """Kernels of one batch.
+
+    Args:
+        candidate: how many batches are stacked, and how many are made ahead; whether one CUDA
+            graph holds them all.
+        hops: L.
+        sampler: by its name.
+        every_hop: the dialect.
+
+    >>> from runtime.plan import Threads
+    >>> one = Candidate(num_ranks=1, threads=Threads(), prefetch_depth=2, policy="none")
+    >>> batch_launches(one, 2)
+    38.0
+    """
+    if candidate.threads.capture and candidate.bulk == 1:
+        return 1.0
+    law = launch_law(sampler, every_hop=every_hop)
+    k = candidate.bulk
+    if k == 1:
+        return float(law.alone[0] + law.alone[1] * hops)
+    common = law.stack[0] + law.stack[1] * hops + OWN_TENSORS * min(k, candidate.prefetch_depth + 1)
+    return common / k + law.each[0] + law.each[1] * hops
+
+
+def launch_words(candidate: Candidate, sampler: str) -> str:
+    """What stands behind the number of kernels."""
+    if candidate.threads.capture and candidate.bulk == 1:
+        return "by one CUDA graph"
+    known = sampler in ("neighbor", "full", *LAYERED)
+    words = COUNTED if known else f"{COUNTED} for neighbours, not for {sampler}"
+    if candidate.bulk > 1:
+        words += f", {candidate.bulk} batches to a stack"
+    return words
