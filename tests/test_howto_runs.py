@@ -15,6 +15,7 @@ import pytest
 
 from planner.machine import save_machine
 from planner.probe.presets import load_preset
+from planner.probe.sizes import FULL
 from runtime.device import machine_fingerprint
 from tests.support.howto import Block, blocks
 from tests.test_docs_howto import PAGES, ROOT
@@ -28,7 +29,8 @@ def place(tmp_path: Path) -> tuple[Path, dict[str, str]]:
     cache = tmp_path / "cache"
     cache.mkdir()
     fingerprint = machine_fingerprint()
-    machine = replace(load_preset("cpu-2core"), fingerprint=fingerprint, provenance="measured")
+    known = {"fingerprint": fingerprint, "provenance": "measured", "extent": FULL.name}
+    machine = replace(load_preset("cpu-2core"), **known)
     save_machine(machine, cache / f"machine-{fingerprint}.json")
     folder = tmp_path / "work"
     folder.mkdir()

@@ -15,6 +15,7 @@ from api.service.jobs import get_job, submit_noop
 from api.settings import ServiceSettings
 from planner.machine import save_machine
 from planner.probe.presets import load_preset
+from planner.probe.sizes import FULL
 from runtime.device import machine_fingerprint
 from runtime.graph.dataset import Graph
 from tests.api.dashboard.chromium import SIZES, Browser, chromium, served
@@ -89,7 +90,8 @@ def test_a_first_plan_takes_at_most_five_clicks(
     (tmp_path / "cache").mkdir(exist_ok=True)
     # As if this machine had been probed; the first plan of all waits for that, without a click.
     fingerprint = machine_fingerprint()
-    machine = replace(load_preset("cpu-2core"), fingerprint=fingerprint, provenance="measured")
+    known = {"fingerprint": fingerprint, "provenance": "measured", "extent": FULL.name}
+    machine = replace(load_preset("cpu-2core"), **known)
     save_machine(machine, tmp_path / "cache" / f"machine-{fingerprint}.json")
     browser.web.get(address)
     for words in ("New plan", "Plan", "Open the plan"):
