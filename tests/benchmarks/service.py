@@ -264,8 +264,10 @@ def planning_kills(folder: Path, jobs: int, rounds: int) -> None:
                 service.call("POST", "/v1/plans", {**body, "batch_size": 64 + i, "hidden": 8})["id"]
                 for i in range(jobs)
             ]
-            for _ in range(6):
-                time.sleep(dice.random() * 20)
+            for kill in range(6):
+                # Spread over the jobs: one whose process dies three times fails, and says so.
+                wait_for(service, ids[: kill * jobs // 6], 7200)
+                time.sleep(dice.random() * 10)
                 kill_at_random(service, dice)
             wait_for(service, ids, 7200)
             service.stop()
