@@ -28,8 +28,9 @@ def realise(
     """
     seconds = read_seconds(instance, rows, relaxed.prices)
     unlike = any(len(each.groups) > 1 for each in groups.classes)
+    few = worth_exchanging(instance)
     ways = [(relaxed.shares, False, False)]
-    if worth_exchanging(instance):
+    if few:
         ways += [(relaxed.shares, True, False)] if len(instance.kinds) > 1 else []
         ways += [(relaxed.shares, False, True)] if unlike else []
         if relaxed.solver not in ("sort", "density"):
@@ -40,10 +41,10 @@ def realise(
         chosen = [
             round_kind(instance, t, groups, b, shares[t], mean=mean) for t, b in enumerate(buckets)
         ]
-        own = fill(instance, chosen, rows_first=rows_first)
+        own = fill(instance, chosen, rows_first=rows_first, evenly=not few)
         layout = complete(instance, groups, buckets, relaxed, own, seconds)
         layout = exchange(instance, rows, layout, seconds)
-        if not worth_exchanging(instance):
+        if not few:
             return layout
         value = float(rows.values(read_bytes(instance, layout)).max())
         for _ in range(HOST_ROUNDS if instance.host_bytes is not None else 0):

@@ -3,10 +3,13 @@
 Inside a bucket the hottest items are replicated, the next dealt, the rest left; a bucket that is
 not split needs no order. Devices that share no law take consecutive arcs of the bucket, so that
 their copies overlap only where all of it is held. Dealt rows go round in serpentine order, dealt
-lists to the device with most free bytes; whatever passes a device's bytes is dropped.
+lists to the device with most free bytes; where there are too many items for exchanges to even loads
+out afterwards, each goes to the device with room whose dealt items are read least. Whatever passes
+a device's bytes is dropped.
 """
 
 import typing
+from collections import Counter
 from dataclasses import dataclass
 
 import numba
@@ -217,12 +220,33 @@ def _deal(sizes: np.ndarray, free: np.ndarray, serpentine: bool) -> np.ndarray:
     return device
 
 
+@numba.njit(cache=True, nogil=True)
+@typing.no_type_check
+def _deal_evenly(
+    sizes: np.ndarray, reads: np.ndarray, free: np.ndarray, busy: np.ndarray
+) -> np.ndarray:
+    """Device of each item or -1; free [n] is reduced, busy [n], bytes read of the dealt, grows."""
+    device = np.full(sizes.size, -1, np.int16)
+    for i in range(sizes.size):
+        best = -1
+        for g in range(free.size):
+            fits = free[g] >= sizes[i]
+            if fits and (best < 0 or (busy[g], -free[g]) < (busy[best], -free[best])):
+                best = g
+        if best >= 0:
+            free[best] -= sizes[i]
+            busy[best] += reads[i]
+            device[i] = best
+    return device
+
+
 def fill(
-    instance: Instance, chosen: list[Chosen], *, rows_first: bool = False
+    instance: Instance, chosen: list[Chosen], *, rows_first: bool = False, evenly: bool = False
 ) -> list[list[NDArray[np.int64]]]:
     """Give devices what was chosen, each within its bytes; own ids by kind and device.
 
     Replicated items of all kinds first, then lists, then rows, which fit any gap; or rows first.
+    With `evenly`, dealt items go where least is read of what was dealt so far.
     """
     free = np.array(instance.device_bytes, np.int64)
     parts: list[list[list[NDArray[np.int64]]]] = [
@@ -244,12 +268,21 @@ def fill(
             for g in clique:
                 give(t, g, chosen[t].replicated[c])
                 give(t, g, chosen[t].single[g])
+    busy = np.zeros(instance.num_devices)
     for t in order:
         kind = instance.kinds[t]
         for c, clique in enumerate(instance.cliques):
-            ids, room = chosen[t].dealt[c], free[list(clique)]
-            device = np.asarray(_deal(kind.sizes(ids), room, not isinstance(kind.size, np.ndarray)))
+            ids, mine = chosen[t].dealt[c], list(clique)
+            sizes, room, read = kind.sizes(ids), free[mine], busy[mine]
+            if evenly:
+                reads = np.zeros(len(ids), np.float32)
+                for law, count in Counter(kind.laws[g] for g in mine).items():
+                    reads += float(count * kind.read_bytes) * kind.heat[law, ids]
+                dealt = _deal_evenly(sizes, reads, room, read)
+            else:
+                dealt = _deal(sizes, room, not isinstance(kind.size, np.ndarray))
+            device = np.asarray(dealt)
+            free[mine], busy[mine] = room, read
             for i, g in enumerate(clique):
                 parts[t][g].append(ids[device == i])
-                free[g] = room[i]
     return [[np.concatenate(mine) for mine in of_kind] for of_kind in parts]
