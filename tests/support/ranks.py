@@ -34,9 +34,8 @@ def run_on_ranks(body: Callable[..., None], arguments: tuple[Any, ...], ranks: i
     """
     multiprocessing.set_forkserver_preload(IMPORTED)
     environment = dict(os.environ)  # the server's own is that of its start
-    mp.start_processes(
-        _on_rank, (environment, body, arguments), nprocs=ranks, start_method="forkserver"
-    )
+    start: Any = mp.start_processes  # type: ignore[attr-defined] # not among its stated exports
+    start(_on_rank, (environment, body, arguments), nprocs=ranks, start_method="forkserver")
 
 
 def _on_rank(
