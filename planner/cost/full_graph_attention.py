@@ -11,6 +11,8 @@ from planner.cost.full_graph import PartSizes, Real
 
 ROW_MULTIPLE = 512
 """As in `runtime.models.dense`."""
+SLAB_ROWS = 4096
+"""Rows whose share of a weight's gradient is made at once, as there."""
 
 
 def padded(rows: Real) -> int:
@@ -55,7 +57,11 @@ def attention_activations(
     kept of a layer   R(n) a + R(m) a (inputs) + (n + m) D (h) + (2 n + m) k (scores) + E k (alpha,
                       twice with dropout) + n b (the output)
     forward, besides  R(n) D + m a + max((n + m) D, 2 n D)
-    backward, besides max(grad and h's: n D + (n + m) D; three of h's size, alpha given back)
+    backward, besides the largest of
+      in the softmax    n D + (n + m) D + (2 n + m) k (the gradient of the output, of h, of scores)
+      below it          4 (n + m) D + (n + m) k, with scores and alpha given back
+      in the product    n a (what crossed back) + R(n) (D + a) + a slab of the weight's gradient
+                        (layers above the first), with h and the received rows given back too
 
     Args:
         sizes: of the part.
@@ -90,8 +96,13 @@ def attention_activations(
             + 4 * n * b * (1 if last or not dropout else 2)
             + (n * b if dropout and not last else 0)
         )
-        first = 4 * (n * wide + (n + m) * wide + (2 * n + m) * heads)
-        backward.append((below, max(first, 12 * (n + m) * wide - alpha)))
+        scores = 4 * (2 * n + m) * heads
+        softmax = 4 * (n * wide + (n + m) * wide) + scores
+        given_back = alpha + scores
+        under_it = 16 * (n + m) * wide + 4 * (n + m) * heads - given_back
+        product = 4 * (n * a + padded(n) * (wide + a) + min(n, SLAB_ROWS) * wide)
+        product -= given_back + 4 * padded(m) * a
+        backward.append((below, max(softmax, under_it, product if layer > 0 else 0)))
     logits = 4 * n * widths[-1]
     loss = 4 * 4 * num_seeds * widths[-1] + logits
     for layer, (below, besides) in enumerate(backward):

@@ -126,7 +126,7 @@ def measure(rank: int, small: Path, large: Path, out: Path) -> None:
             gc.collect()
             with PeakMemory() as memory:
                 loop = open_loop(graph, parts, model, settings)
-                for epoch in range(3):
+                for epoch in range(6):
                     loop.step(WholeEpoch(epoch=epoch), epoch)
         sums = predicted(loop, parts, model, settings)
         del loop
