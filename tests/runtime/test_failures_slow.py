@@ -17,7 +17,7 @@ from runtime.graph.dataset import Graph
 from runtime.plan import load_array, load_plan, save_plan
 from runtime.report import RunReport, load_report
 from tests.hosts import Hosts, needs_root
-from tests.runtime.test_cgroup import MIB, limited_group, with_memory
+from tests.runtime.test_cgroup import MIB, group_or_skip, with_memory
 from tests.runtime.test_launch_hosts import finish, start
 from tests.support.faults import last_saved, plan_to_disturb, processes_of, train
 
@@ -104,9 +104,9 @@ def test_memory_that_runs_out_in_a_control_group_is_told_with_the_sum(
     arrays = {name: load_array(made, plan, name) for name in made.arrays}
     save_plan(with_memory(made, 4000 * MIB), arrays, tmp_path / "plan")
     env = os.environ | {"GNNPLAN_TEST_FAULT": "0:3:eat"}
-    with limited_group(2600 * MIB) as group:
+    with group_or_skip(2600 * MIB) as group:
         command = (
-            f"echo $$ > {group}/cgroup.procs; exec {sys.executable} -c '{LAUNCH}' "
+            f"{group.join_words()}; exec {sys.executable} -c '{LAUNCH}' "
             f"{tmp_path / 'plan'} {tmp_path / 'run'} {force}"
         )
         out = subprocess.run(
