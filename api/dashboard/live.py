@@ -1,14 +1,14 @@
 """A run's losses as they come, from the events that its process writes."""
 
-import json
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from markupsafe import Markup
 
 from api.jobs.context import EVENTS_FILE
+from api.jobs.tail import event_of
 from api.service.jobs import end_of
 from planner.report.svg import element, figure
 
@@ -16,6 +16,8 @@ HEIGHT = 220
 TOP = 18
 MOST_POINTS = 400
 MOST_DOTS = 40
+MOST_LOSS = 1e300
+"""A loss beyond it has diverged: differences of such numbers are none."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,27 +43,23 @@ def losses(folder: Path) -> list[Loss]:
     """
     told: dict[str, list[Loss]] = {"step": [], "epoch": []}
     for line in end_of(folder / EVENTS_FILE).splitlines():
-        event = _event(line)
-        kind, data = event.get("event"), event.get("data")
-        if kind not in told or not isinstance(data, dict):
-            continue
-        known: dict[str, Any] = {str(k): v for k, v in data.items()}  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
-        if isinstance(known.get("loss"), float) and known["loss"] == known["loss"]:
-            step = int(known.get("step", 0)) if kind == "step" else None
-            epoch = int(known.get("epoch", 0))
-            told[kind].append(Loss(epoch=epoch, step=step, loss=known["loss"]))
+        event = event_of(line) or {}
+        kind, data = event.get("event"), event.get("data", {})
+        if kind in told and (loss := _loss(data, mean=kind == "epoch")) is not None:
+            told[kind].append(loss)
     found = max(told["step"], told["epoch"], key=len)
     every = 1 + len(found) // MOST_POINTS
     return found[::-1][::every][::-1]
 
 
-def _event(line: bytes) -> dict[str, Any]:
-    """An event; nothing for a line that is cut short."""
-    try:
-        event = json.loads(line)
-    except ValueError:
-        return {}
-    return cast(dict[str, Any], event) if isinstance(event, dict) else {}
+def _loss(data: dict[str, Any], *, mean: bool) -> Loss | None:
+    """What an event tells of a loss; None where that is no number that can be drawn."""
+    loss, epoch, step = data.get("loss"), data.get("epoch", 0), data.get("step", 0)
+    if not isinstance(loss, float) or not abs(loss) < MOST_LOSS:
+        return None
+    if not isinstance(epoch, int) or not isinstance(step, int):
+        return None
+    return Loss(epoch=epoch, step=None if mean else step, loss=loss)
 
 
 def draw_losses(found: list[Loss]) -> Markup:

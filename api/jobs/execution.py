@@ -119,11 +119,13 @@ class Execution:
         newest: dict[str, Any] | None = None
         for _, line in self._events.lines():
             event = event_of(line)
-            if event is not None and event.get("event") == "progress":
-                newest = event["data"]
+            if event is not None and event["event"] == "progress":
+                newest = event.get("data", {})
         if newest is not None:
             self._wrote_progress = time.monotonic()
-            self._queue.progress(self._job, str(newest["stage"]), float(newest["share"]))
+            stage, share = newest.get("stage", ""), newest.get("share")
+            if isinstance(share, int | float) and 0.0 <= share <= 1.0:
+                self._queue.progress(self._job, str(stage), float(share))
 
 
 @contextlib.contextmanager

@@ -1,6 +1,8 @@
 """Reading a file that grows, line by line, from a byte offset on."""
 
 import json
+import math
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
@@ -8,6 +10,8 @@ from typing import Any, cast
 CHUNK_BYTES = 1 << 16
 LONGEST_LINE_BYTES = 1 << 20
 """A line that is longer is handed on in pieces."""
+NAME = re.compile(r"[\w-]{1,64}")
+"""What an event may be called: its name is a line of a stream."""
 
 
 class Tail:
@@ -36,12 +40,24 @@ class Tail:
             return
 
 
-def event_of(line: str) -> dict[str, Any] | None:
-    """An event of a job; None for a line that was cut short."""
+def event_of(line: str | bytes) -> dict[str, Any] | None:
+    """An event: `event` is its name, `data` an object where there is one; None for other lines.
+
+    Numbers that JSON lacks (a loss that is NaN) are null.
+    """
     try:
-        event: Any = json.loads(line)
-    except ValueError:
+        found: Any = json.loads(line, parse_constant=lambda _: None, parse_float=_finite)
+    except (ValueError, RecursionError):
         return None
-    if not isinstance(event, dict) or "event" not in event:
+    if not isinstance(found, dict):
         return None
-    return cast("dict[str, Any]", event)
+    event = cast("dict[str, Any]", found)
+    name = event.get("event")
+    if not isinstance(name, str) or not NAME.fullmatch(name):
+        return None
+    return event if isinstance(event.get("data", {}), dict) else None
+
+
+def _finite(text: str) -> float | None:
+    value = float(text)
+    return value if math.isfinite(value) else None
