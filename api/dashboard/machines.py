@@ -8,9 +8,12 @@ from api.dashboard.pages import PageRoute, page
 from api.routes.common import ServiceIn
 from api.security.auth import Reader
 from api.service import machines
+from api.service.context import Service
 from planner.report.links import link_rows
+from planner.report.machine import machine_line
 from planner.report.page import swatch
 from planner.report.topology import draw_topology
+from runtime.errors import InputError
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 
@@ -24,7 +27,10 @@ def list_machines(
 ) -> Response:
     """Presets and uploaded machines."""
     found = machines.list_machines(service, cursor=cursor, limit=50)
-    return page(request, "machines.html", machines=found.items, next_cursor=found.next_cursor)
+    lines = {each.id: _line(service, each.id) for each in found.items}
+    return page(
+        request, "machines.html", machines=found.items, lines=lines, next_cursor=found.next_cursor
+    )
 
 
 @router.get("/machines/{machine}")
@@ -42,7 +48,16 @@ def show_machine(
         "machine_page.html",
         machine=found,
         machine_id=machine,
+        line=machine_line(found),
         links=links,
         topology_picture=draw_topology(found, links),
         swatch=swatch,
     )
+
+
+def _line(service: Service, name: str) -> str:
+    """What a machine has; the reason where its file cannot be read."""
+    try:
+        return machine_line(machines.machine_model(service, name))
+    except InputError as error:
+        return str(error)

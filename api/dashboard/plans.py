@@ -12,7 +12,7 @@ from api.security.auth import Reader
 from api.service import plans, runs
 from api.service.pages import drawn_machine, plan_page
 from planner.explain import explain
-from planner.report.differences import differences
+from planner.report.differences import differences, verdict
 from planner.report.page import sections, swatch
 from planner.report.timeline import Timeline, draw_timeline, timeline
 from runtime.device import machine_fingerprint
@@ -83,6 +83,7 @@ def compare(
         b=b,
         same=first.plan_id == second.plan_id,
         found=differences(first, second),
+        verdict=verdict(first, second),
         swatch=swatch,
         sides=[_side("a", first, steps[0], whole), _side("b", second, steps[1], whole)],
     )

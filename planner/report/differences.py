@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from planner.diff import NumberPair, diff
+from planner.report.words import time_text
 from runtime.plan import Plan
 
 CLOSE = 0.005
@@ -60,6 +61,23 @@ def differences(a: Plan, b: Plan) -> Differences:
         decisions=decisions,
         arrays=numbered(found.arrays),
     )
+
+
+def verdict(a: Plan, b: Plan) -> str:
+    """Which of two plans is predicted to be faster by epoch, and whether that is certain."""
+    if a.graph.fingerprint != b.graph.fingerprint:
+        return "They are plans of different graphs: their seconds say nothing of each other."
+    first, second = a.prediction.epoch_seconds, b.prediction.epoch_seconds
+    times = f"{time_text(first.value)} for A, {time_text(second.value)} for B"
+    slow, fast = max(first.value, second.value), min(first.value, second.value)
+    if slow - fast <= CLOSE * slow:
+        return f"Both are predicted to take as long for an epoch: {times}."
+    name, other = ("A", "B") if first.value < second.value else ("B", "A")
+    sentence = f"{name} is predicted to be {slow / fast:.2f} times as fast as {other}: an epoch "
+    sentence += f"takes {times}"
+    if max(first.low, second.low) <= min(first.high, second.high):
+        return f"{sentence}; the intervals overlap, so that runs may show it the other way round."
+    return f"{sentence}."
 
 
 def ranks_text(plan: Plan) -> str:

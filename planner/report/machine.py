@@ -7,6 +7,25 @@ from planner.record import load_record, record_path
 from runtime.plan import Plan
 
 
+def machine_line(machine: MachineModel) -> str:
+    """What a machine has, in a line.
+
+    >>> machine_line(load_preset("siton"))
+    '8 GPUs (NVIDIA A100-PCIE-40GB), 4 cliques, 96 cores'
+    """
+    parts = list[str]()
+    if machine.gpus:
+        models = dict.fromkeys(gpu.model for gpu in machine.gpus)
+        parts.append(f"{_counted(len(machine.gpus), 'GPU')} ({', '.join(models)})")
+    if 0 < len(machine.cliques) < len(machine.gpus):  # else each is on its own
+        parts.append(_counted(len(machine.cliques), "clique"))
+    return ", ".join([*parts, _counted(machine.num_cores, "core")])
+
+
+def _counted(number: int, word: str) -> str:
+    return f"{number} {word}{'' if number == 1 else 's'}"
+
+
 def machine_of(plan: Plan) -> MachineModel | None:
     """The machine kept with the planning request, or the same preset; None where neither is here.
 

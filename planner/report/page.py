@@ -5,6 +5,7 @@
 
 import base64
 import hashlib
+import re
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,7 @@ from runtime.plan import Plan
 from runtime.report import RunReport
 
 TEMPLATES = Path(__file__).parent / "templates"
+FLAG = re.compile(r"(?<![\w-])--[a-z][a-z-]*")
 
 
 def filters() -> dict[str, Any]:
@@ -47,6 +49,7 @@ def filters() -> dict[str, Any]:
         "plain": plain,
         "stage_words": stage_words,
         "breakable": breakable,
+        "sentence": sentence,
     }
 
 
@@ -57,6 +60,15 @@ def breakable(name: str) -> Markup:
     Markup('all_<wbr>reduce')
     """
     return Markup("_<wbr>").join(escape(part) for part in plain(name).split("_"))
+
+
+def sentence(text: str) -> Markup:
+    """A sentence in which flags are not broken after their hyphens.
+
+    >>> sentence("<b> or --allow")
+    Markup('&lt;b&gt; or <span class="whole">--allow</span>')
+    """
+    return Markup(FLAG.sub(r'<span class="whole">\g<0></span>', str(escape(plain(text)))))
 
 
 @cache

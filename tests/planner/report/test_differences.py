@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from planner.report.differences import differences
+from planner.report.differences import differences, verdict
 from runtime.graph.dataset import Graph
 from runtime.plan import Device, Plan
 from tests.support.plans import make_plan
@@ -50,3 +50,21 @@ def test_ranks_that_move_between_cliques_are_told_field_by_field(plan: Plan):
     assert [(r.field, r.b) for r in differences(plan, b).decisions] == [
         ("strategy.devices.0.clique", "3")
     ]
+
+
+def with_epoch(plan: Plan, value: float, half_width: float) -> Plan:
+    epoch = replace(
+        plan.prediction.epoch_seconds, value=value, low=value - half_width, high=value + half_width
+    )
+    return replace(plan, prediction=replace(plan.prediction, epoch_seconds=epoch))
+
+
+def test_the_faster_plan_is_named_and_doubt_is_said(plan: Plan):
+    a, b = with_epoch(plan, 2.0, 0.1), with_epoch(plan, 3.0, 0.1)
+    words = "A is predicted to be 1.50 times as fast as B: an epoch takes 2.0 s for A, 3.0 s for B"
+    assert verdict(a, b) == f"{words}."
+    assert verdict(b, a).startswith("B is predicted to be 1.50 times as fast as A")
+    assert "the intervals overlap" in verdict(a, with_epoch(plan, 3.0, 0.95))
+    assert "as long" in verdict(a, with_epoch(plan, 2.005, 0.0))
+    other = replace(b, graph=replace(b.graph, fingerprint="other"))
+    assert "different graphs" in verdict(a, other)
