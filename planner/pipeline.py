@@ -18,6 +18,7 @@ from planner.calibrate import calibrated, load_calibration
 from planner.cost.budget import Budgets
 from planner.cost.model import Request, row_bytes
 from planner.errors import PlanDoesNotFit, SettingsError
+from planner.kept import final
 from planner.kinds import check_kind, sampler_words, settled
 from planner.machine import MachineModel
 from planner.partition.partition import partition
@@ -127,8 +128,8 @@ def search_for(
             ),
         ),
         settings=settings,
-        hotness=found.hotness,
-        out_degree=functools.cache(lambda: count_out_degree(graph.indices, graph.num_nodes)),
+        hotness={seeds: hot.finished() for seeds, hot in found.hotness.items()},
+        out_degree=functools.cache(lambda: final(count_out_degree(graph.indices, graph.num_nodes))),
         parts=functools.cache(functools.partial(_parts, graph)),
         draws=GraphDraws(
             graph=graph, settings=settings, machine=machine.fingerprint, measure=measure

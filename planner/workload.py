@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from planner.kept import final, kept
 from planner.machine import Table
 
 
@@ -193,7 +194,14 @@ class Hotness:
     topology: NDArray[np.float32]
     """Mean neighbour reads from each vertex's list, per batch."""
 
+    def finished(self) -> "Hotness":
+        """Itself, whose arrays nobody changes any more: what is made of them may be kept."""
+        for array in (self.first_half, self.second_half, self.topology):
+            final(array)
+        return self
+
     @property
     def features(self) -> NDArray[np.float32]:
         """Mean of the two halves: the estimate of p(v)."""
-        return (self.first_half + self.second_half) / np.float32(2)
+        halves = (self.first_half, self.second_half)
+        return kept(halves, "mean", lambda: ((halves[0] + halves[1]) / np.float32(2),))[0]

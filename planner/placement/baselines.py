@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.placement.order import Probabilities, hotness_order
+from planner.placement.order import Probabilities, degree_order, hotness_order
 
 
 def naive(hotness: Probabilities, capacity_rows: Sequence[int]) -> list[NDArray[np.int64]]:
@@ -25,8 +25,13 @@ def naive(hotness: Probabilities, capacity_rows: Sequence[int]) -> list[NDArray[
         >>> [ids.tolist() for ids in naive(np.array([0.1, 0.2, 0.3, 0.4]), [1, 1])]
         [[1], [3]]
     """
-    ids = np.arange(hotness.shape[-1], dtype=np.int64)
-    return _hottest_of_blocks(ids, hotness, capacity_rows)
+    size = -(-hotness.shape[-1] // len(capacity_rows))
+    own: list[NDArray[np.int64]] = []
+    for g, rows in enumerate(capacity_rows):
+        first = g * size
+        p = hotness[g] if hotness.ndim == 2 else hotness
+        own.append(first + hotness_order(p[first : first + size])[:rows])
+    return own
 
 
 def random(
@@ -35,12 +40,18 @@ def random(
     """As `naive`, after a random permutation of the ids."""
     ids = np.arange(hotness.shape[-1], dtype=np.int64)
     np.random.default_rng(seed).shuffle(ids)
-    return _hottest_of_blocks(ids, hotness, capacity_rows)
+    size = -(-len(ids) // len(capacity_rows))
+    own: list[NDArray[np.int64]] = []
+    for g, rows in enumerate(capacity_rows):
+        block = np.sort(ids[g * size : (g + 1) * size])  # ascending, so that ties go to low ids
+        p = hotness[g] if hotness.ndim == 2 else hotness
+        own.append(block[hotness_order(p[block])[:rows]])
+    return own
 
 
 def degree(out_degree: NDArray[np.int64], capacity_rows: Sequence[int]) -> list[NDArray[np.int64]]:
     """Every GPU stores the rows of highest out-degree: PaGraph's cache, without its partition."""
-    order = hotness_order(out_degree.astype(np.float64))
+    order = degree_order(out_degree)
     return [order[:rows] for rows in capacity_rows]
 
 
@@ -79,15 +90,3 @@ def pagraph_score(
         1.8
     """
     return (1 + common) * (num_training / num_parts - part_training) / (part_nodes + 1)
-
-
-def _hottest_of_blocks(
-    ids: NDArray[np.int64], hotness: Probabilities, capacity_rows: Sequence[int]
-) -> list[NDArray[np.int64]]:
-    size = -(-len(ids) // len(capacity_rows))
-    own: list[NDArray[np.int64]] = []
-    for g, rows in enumerate(capacity_rows):
-        block = np.sort(ids[g * size : (g + 1) * size])  # ascending, so that ties go to low ids
-        p = hotness[g] if hotness.ndim == 2 else hotness
-        own.append(block[hotness_order(p[block])[:rows]])
-    return own

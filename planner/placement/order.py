@@ -3,7 +3,8 @@
 Every placement starts here. Probabilities are non-negative, and the bit patterns of non-negative
 floats sort like the floats themselves, so ascending (largest bits - bits) is descending
 probability. In float32 that number and the id fit one int64, and a plain sort of integers, which
-numpy vectorises, does it all; float64 takes a stable radix sort.
+numpy vectorises, does it all; float64 takes a stable radix sort. Orders of final arrays are
+kept: a plan asks for the same one for many candidates.
 """
 
 import typing
@@ -12,6 +13,7 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from planner.kept import kept
 from runtime.errors import InputError
 
 Probabilities = NDArray[np.float32] | NDArray[np.float64]
@@ -87,6 +89,11 @@ def hot_to_cold(hotness: Probabilities) -> tuple[NDArray[np.int64], Probabilitie
         >>> ids.tolist(), values.tolist()
         ([1, 0, 2, 3], [1.0, 0.5, 0.5, 0.0])
     """
+    ids, values = kept((hotness,), "hot to cold", lambda: _hot_to_cold(hotness))
+    return ids, values
+
+
+def _hot_to_cold(hotness: Probabilities) -> tuple[NDArray[np.int64], Probabilities]:
     check_hotness(hotness)
     integer = np.int32 if hotness.dtype == np.float32 else np.int64
     bits = (hotness + hotness.dtype.type(0)).view(integer)  # + 0 turns -0.0 into 0.0
@@ -107,3 +114,8 @@ def hot_to_cold(hotness: Probabilities) -> tuple[NDArray[np.int64], Probabilitie
 def hotness_order(hotness: Probabilities) -> NDArray[np.int64]:
     """Ids sorted by (p descending, id ascending); the first of `hot_to_cold`."""
     return hot_to_cold(hotness)[0]
+
+
+def degree_order(degrees: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Ids sorted by (degree descending, id ascending), shape [N]."""
+    return kept((degrees,), "by degree", lambda: (hotness_order(degrees.astype(np.float64)),))[0]

@@ -24,7 +24,7 @@ from planner.placement.layout import (
 )
 from planner.placement.legion import place_legion
 from planner.placement.network import network_of_costs
-from planner.placement.order import hotness_order
+from planner.placement.order import degree_order, hotness_order
 from planner.placement.reads import DISK, HOST, OWN, PEER, Heat
 from planner.placement.song_jiang import best_of
 
@@ -111,7 +111,7 @@ def _quiver(instance: Instance, know: Knowledge) -> Layout | Reason:
     """Rows by degree, dealt inside a clique, the same in each; topology on the host."""
     if know.out_degree is None:
         return Reason(policy="quiver", why="the out-degrees of the graph are not known")
-    order = hotness_order(know.out_degree.astype(np.float64))
+    order = degree_order(know.out_degree)
     rows = capacity(instance)
     own = [_empty() for _ in rows]
     for clique in instance.cliques:
@@ -149,8 +149,7 @@ def _legion(instance: Instance, know: Knowledge) -> Layout | Reason:
         rows = least // int(instance.kinds[0].size)
         own = [_empty() for _ in instance.device_bytes]
         for clique in instance.cliques:
-            heat = sum(instance.kinds[0].heat[instance.kinds[0].laws[g]] for g in clique)
-            order = hotness_order(np.asarray(heat, np.float64))
+            order = hotness_order(_heat_of_clique(instance.kinds[0], clique))
             for i, g in enumerate(clique):
                 own[g] = order[i : len(clique) * rows : len(clique)]
         return _finish(instance, "legion", {0: own}, variant="no topology to share with")
@@ -332,6 +331,14 @@ def _of_parts(
 def _heat_of(instance: Instance, g: int) -> NDArray[np.float64]:
     rows = instance.kinds[0]
     return rows.heat[rows.laws[g]].astype(np.float64)
+
+
+def _heat_of_clique(kind: Kind, clique: Sequence[int]) -> Heat:
+    """Shape [N], in the order of the sum over a clique's devices; that of one law is its own."""
+    laws = [kind.laws[g] for g in clique]
+    if len(set(laws)) == 1:
+        return kind.heat[laws[0]]
+    return np.asarray(sum(kind.heat[law] for law in laws), np.float64)
 
 
 def _laws(instance: Instance) -> NDArray[np.float32] | NDArray[np.float64]:

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.placement.layout import Kind
+from planner.placement.order import hotness_order
 
 SHARES = 6
 """Steps of the greatest law's share of an item's heat."""
@@ -144,6 +145,13 @@ def size_array(kind: Kind) -> NDArray[np.int64]:
 def densities(kind: Kind) -> NDArray[np.float64]:
     """Heat of all laws per byte, shape [N]."""
     return np.asarray(_all_densities(kind.heat, size_array(kind)))
+
+
+def density_order(kind: Kind) -> NDArray[np.int64] | None:
+    """Ids from most to least heat per byte, ties by id; None where laws or sizes are several."""
+    if len(kind.heat) > 1 or isinstance(kind.size, np.ndarray):
+        return None
+    return hotness_order(kind.heat[0])
 
 
 def make_buckets(kind: Kind, limit: int = 256, *, largest: int | None = None) -> Buckets:

@@ -10,7 +10,7 @@ from runtime.plan import Threads
 
 DEPTHS = (2, 4)
 """Prefetch depths worth trying: 2 removes the regular stall, 4 most of the random one [A2]."""
-LOADER_THREADS = (1, 2, 4)
+LOADER_THREADS = (1, 2, 3, 4, 6)
 
 
 def rank_counts(num_cores: int, devices: int | None, batch_size: int) -> list[int]:

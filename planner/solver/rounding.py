@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from planner.placement.layout import Instance
 from planner.placement.reads import CROSS, OWN, PEER
-from planner.solver.buckets import Buckets, densities
+from planner.solver.buckets import Buckets, densities, density_order
 from planner.solver.groups import CliqueClass, Groups
 
 SHARE = 1e-9
@@ -94,10 +94,14 @@ class _Members:
 
     def __init__(self, instance: Instance, t: int, buckets: Buckets) -> None:
         self.kind, self.buckets = instance.kinds[t], buckets
-        self.density = densities(self.kind) if self.kind.num_items <= SORTED_ITEMS else None
+        few = self.kind.num_items <= SORTED_ITEMS
+        self.order = density_order(self.kind) if few else None
+        self.density = densities(self.kind) if few and self.order is None else None
 
     def whole(self, chosen: NDArray[np.bool_]) -> NDArray[np.int64]:
         """Ids of all items of the chosen buckets."""
+        if self.order is not None:
+            return self.order[chosen[self.buckets.of[self.order]]]
         counts = np.where(chosen, self.buckets.count, 0)
         starts = np.cumsum(counts) - counts
         ids = np.asarray(_in_order(self.buckets.of, chosen, starts, int(counts.sum())))

@@ -26,7 +26,7 @@ from planner.solver.kinds.registry import (
 from planner.solver.placing import Placed, capacity, row_costs
 from planner.workload import Hotness
 
-SHORTLIST = 3
+SHORTLIST = 4
 """Candidates on which every placement is tried, and placed ones on which other choices are."""
 
 
@@ -76,6 +76,8 @@ class Search(Question):
 
     memo: dict[object, Placed] = field(default_factory=dict[object, Placed], compare=False)
     """Placements made so far: candidates that differ elsewhere share them."""
+    floors: dict[object, float] = field(default_factory=dict[object, float], compare=False)
+    """Least seconds of feature reads, by the same keys."""
 
     def price(self, candidate: Candidate) -> Priced:
         """Place and price one candidate, or what its kinds make of one that contradicts itself."""
@@ -107,16 +109,22 @@ class Search(Question):
     def _place(self, candidate: Candidate) -> Placed:
         """The candidate's rows; equal problems are solved once."""
         request, hotness = self._request(candidate), self._hotness(candidate)
+        key = self._problem(request, candidate, hotness)
+        if key not in self.memo:
+            kinds = kinds_of(candidate)
+            made = (kind.place(self, request, candidate, hotness) for kind in kinds)
+            self.memo[key] = next(placed for placed in made if placed is not None)
+        return self.memo[key]
+
+    def _problem(self, request: Request, candidate: Candidate, hotness: Hotness) -> object:
+        """What a candidate's placement depends on."""
         room = capacity(request, candidate, shared_host=self.settings.shared_host)
         costs = row_costs(request, candidate, hotness, room)
         kinds = list(kinds_of(candidate))
         own = [k for kind in kinds if (k := kind.placement_key(candidate)) is not None]
-        key = (candidate.policy, candidate.cliques, candidate.hosts, room, costs,
-               candidate.num_ranks, candidate.batching, id(hotness), *own)  # fmt: skip
-        if key not in self.memo:
-            made = (kind.place(self, request, candidate, hotness) for kind in kinds)
-            self.memo[key] = next(placed for placed in made if placed is not None)
-        return self.memo[key]
+        rooms = tuple(dict.fromkeys(kind.placement_room(room) for kind in kinds))
+        return (candidate.policy, candidate.cliques, candidate.hosts, rooms, costs,
+                candidate.num_ranks, candidate.batching, id(hotness), *own)  # fmt: skip
 
     def run(self) -> list[Priced]:
         """Every candidate priced, in order of preference where times are equal."""
@@ -163,11 +171,14 @@ class Search(Question):
     def _floor(self, p: Priced) -> float:
         """Least seconds of feature reads of a candidate's slowest rank."""
         request, hotness = self._request(p.candidate), self._hotness(p.candidate)
-        floors = (
-            kind.floor(self, request, p.candidate, p.placed, hotness)
-            for kind in kinds_of(p.candidate)
-        )
-        return next(seconds for seconds in floors if seconds is not None)
+        key = self._problem(request, p.candidate, hotness)
+        if key not in self.floors:
+            floors = (
+                kind.floor(self, request, p.candidate, p.placed, hotness)
+                for kind in kinds_of(p.candidate)
+            )
+            self.floors[key] = next(seconds for seconds in floors if seconds is not None)
+        return self.floors[key]
 
     def prices(self, chosen: Priced) -> dict[str, float]:
         """Shadow prices of memories and links, by placing and pricing the candidate again."""

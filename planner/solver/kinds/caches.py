@@ -7,7 +7,7 @@ from planner.candidate import DYNAMIC, Candidate
 from planner.cost.model import Request
 from planner.solver.dynamic import Sequences
 from planner.solver.kinds.kind import Ask, Kind, LeftOut, Question
-from planner.solver.placing import Placed
+from planner.solver.placing import Capacity, Placed
 from planner.solver.placing_cache import place_behind_caches
 from planner.workload import Hotness
 
@@ -46,6 +46,10 @@ class Caches(Kind):
     def placement_key(self, candidate: Candidate) -> Hashable:
         """Batches that hang together find more of their rows again."""
         return candidate.kappa
+
+    def placement_room(self, room: Capacity) -> Hashable:
+        """Bytes besides: slots and rows of the host share them."""
+        return room
 
     def place(
         self, ask: Question, request: Request, candidate: Candidate, hotness: Hotness

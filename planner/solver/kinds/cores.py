@@ -37,6 +37,10 @@ class Cores(Kind):
         """How many hosts."""
         return candidate.hosts
 
+    def alike(self, candidate: Candidate) -> Candidate:
+        """How far to read ahead changes memory, and time only where batches vary."""
+        return replace(candidate, prefetch_depth=0)
+
     def propose(self, ask: Ask, base: Candidate | None) -> Iterator[Candidate | LeftOut]:
         """On the first host alone, and spread over two, four ... and all of them."""
         del base

@@ -31,6 +31,10 @@ class FixedRows(Kind):
             for policy in POLICIES:
                 yield replace(base, policy=policy)
 
+    def alike(self, candidate: Candidate) -> Candidate:
+        """Of the ways to place rows on the same ranks the best stands for all."""
+        return replace(candidate, policy="")
+
     def shape(self, candidate: Candidate) -> Candidate:
         """One bound holds for all policies."""
         return replace(candidate, policy="")

@@ -19,7 +19,7 @@ from planner.machine import MachineModel
 from planner.placement.policy import Parts
 from planner.settings import PlanSettings
 from planner.solver.drawn import Draws
-from planner.solver.placing import Placed
+from planner.solver.placing import Capacity, Placed
 from planner.workload import Hotness, WorkloadProfile
 
 
@@ -136,6 +136,10 @@ class Kind(ABC):
         """What placements of this kind depend on besides ranks, memory, costs and policy."""
         del candidate
         return None
+
+    def placement_room(self, room: Capacity) -> Hashable:
+        """What placements of this kind depend on of the room there is: whole rows."""
+        return room.own_rows, room.host_rows
 
     def place(
         self, ask: Question, request: Request, candidate: Candidate, hotness: Hotness
