@@ -5,7 +5,6 @@ that failed first for a reason of its own; its traceback stays in the run folder
 started again several times (attempts, from 0): what ended it is that of the last attempt.
 """
 
-import json
 import signal
 import sys
 import time
@@ -110,7 +109,7 @@ def failure_of(run_folder: Path, log: Path, exit_code: int | None = None) -> Gnn
     last = max([each.attempt for each in (*found, *ended)], default=0)
     error = _error_of(run_folder, last, log)
     if exit_code is not None and exit_code < 0:
-        name = signal.Signals(-exit_code).name
+        name = _signal_name(-exit_code)
         return WorkerFailed(f"the job was ended by {name}, --resume goes on; output in {log}")
     if error is None:
         error = WorkerFailed(
@@ -138,8 +137,9 @@ def is_final(run_folder: Path, attempt: int) -> bool:
 def ended_ranks(run_folder: Path) -> list[EndedRank]:
     """What torchrun's supervisors wrote down, in their order."""
     try:
-        document = json.loads((run_folder / ERRORS_FOLDER / LAUNCH_FAILURE).read_text())
-        return [codec.decode(EndedRank, each) for each in document]
+        document = codec.parse((run_folder / ERRORS_FOLDER / LAUNCH_FAILURE).read_bytes())
+        ends: list[object] = document if isinstance(document, list) else []
+        return [codec.decode(EndedRank, each) for each in ends]
     except (OSError, ValueError):
         return []
 
@@ -181,7 +181,14 @@ def _killed_rank(ended: list[EndedRank], reported: set[int]) -> str | None:
     if code >= 0:
         return f"rank {rank}: ended with exit code {code}"
     hint = " (out of memory?)" if code == -signal.SIGKILL else ""
-    return f"rank {rank}: ended by {signal.Signals(-code).name}{hint}"
+    return f"rank {rank}: ended by {_signal_name(-code)}{hint}"
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # those between the first and the last real-time signal have none
+        return f"signal {number}"
 
 
 def _failures(run_folder: Path) -> list[RankFailure]:
@@ -191,6 +198,6 @@ def _failures(run_folder: Path) -> list[RankFailure]:
 
 def _read(path: Path) -> RankFailure | None:
     try:
-        return codec.decode(RankFailure, json.loads(path.read_text()))
+        return codec.decode(RankFailure, codec.parse(path.read_bytes()))
     except (OSError, ValueError):
         return None

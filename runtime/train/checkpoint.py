@@ -14,6 +14,8 @@ from typing import Any
 import torch
 
 from runtime import codec
+from runtime.errors import InputError
+from runtime.graph.reading import one_line
 from runtime.train.checkpoint_files import NAME, list_checkpoints
 
 _log = logging.getLogger(__name__)
@@ -69,9 +71,22 @@ def read_newest(folder: Path) -> tuple[bytes | None, list[str]]:
 
 
 def state_of(data: bytes, *, device: str = "cpu") -> dict[str, Any]:
-    """What `save_checkpoint` was given, its tensors on `device`."""
-    state: dict[str, Any] = torch.load(io.BytesIO(data), map_location=device, weights_only=True)
+    """What `save_checkpoint` was given, its tensors on `device`.
+
+    Raises:
+        InputError: the content is that of no checkpoint; nothing of it was run.
+    """
+    try:
+        state: Any = torch.load(io.BytesIO(data), map_location=device, weights_only=True)
+    except Exception as error:  # pickle, zip and torch raise nearly anything
+        raise InputError(_refusal(one_line(error))) from None
+    if not isinstance(state, dict):
+        raise InputError(_refusal(f"a {type(state).__name__}"))
     return state
+
+
+def _refusal(found: str) -> str:
+    return f"expected a checkpoint of tensors and plain values, found something else: {found}"
 
 
 def load_newest(folder: Path, *, device: str = "cpu") -> dict[str, Any] | None:

@@ -70,4 +70,4 @@ def read_epochs(folder: Path, mark: Mark) -> list[EpochReport]:
         data = file.read(mark.size_bytes)
     if len(data) != mark.size_bytes or zlib.crc32(data) != mark.checksum:
         raise ValueError("its content does not match the checkpoint's checksum")
-    return [codec.decode(EpochReport, json.loads(line)) for line in data.splitlines()]
+    return [codec.decode(EpochReport, codec.parse(line)) for line in data.splitlines()]

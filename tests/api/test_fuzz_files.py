@@ -43,7 +43,7 @@ def furnished(
 
 def asked(client: TestClient, method: str, path: str, **words: Any) -> Any:
     """The answer, which must be an answer: one of success, or a problem of the request's."""
-    with limited():
+    with limited(memory=False):
         answer = client.request(method, path, **words)
     assert answer.status_code < 500, answer.text
     if answer.status_code >= 400 and path.startswith("/v1/"):

@@ -2,6 +2,7 @@
 
 import contextlib
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,16 @@ import pytest
 from hypothesis import given, strategies as st
 
 from planner.calibrate import Calibration, Observation, calibration_path, load_calibration
-from planner.profiling import cache
+from planner.cost.full_graph import PartSizes
+from planner.fullgraph import profile as full_graph
+from planner.fullgraph.candidate import Cut
+from planner.fullgraph.request import PartAnswer
+from planner.fullgraph.variance import Variance
+from planner.profiling import cache, pilots
 from planner.profiling.draws import _read, _write
 from planner.record import PlanRecord, load_record, record_path, save_record
 from planner.settings import PlanSettings
+from planner.workload import ProcessCost
 from runtime import codec
 from runtime.graph.dataset import Graph
 from runtime.plan import Plan
@@ -84,3 +91,46 @@ def test_a_damaged_sequence_of_batches_is_a_value_error(tmp_path: Path, data: st
                 _read(path)
 
         assert refused(read) is None
+
+
+@fuzzed(30)
+@given(data=st.data())
+def test_a_damaged_answer_of_a_pilot_is_made_again(data: st.DataObject):
+    made = Observation(plan_id="p", step_seconds=0.01, ratios={"sample": 1.1})
+    assert pilots.pilot(["question"], Observation, lambda: made) == made
+    (path,) = pilots._folder().iterdir()
+    whole = path.read_bytes()
+    path.write_bytes(data.draw(any_damage(whole)))
+    found: list[Any] = []
+    again = replace(made, plan_id="again")
+    assert refused(lambda: found.append(pilots.pilot(["question"], Observation, lambda: again)),
+                   inside=path.parent) is None  # fmt: skip
+    assert isinstance(found[0], Observation)
+    path.unlink()
+
+
+@fuzzed(30)
+@given(data=st.data())
+def test_a_damaged_profile_of_full_graph_training_counts_as_absent(data: st.DataObject):
+    numbers = full_graph.CutProfile(
+        cut=Cut(ranks=1, threads=2, partitioner="none"),
+        sizes=[PartSizes(inner=9, halo=0, sent=0, inner_edges=20, halo_edges=0)],
+        seeds=[4],
+        variance=Variance(boundary=1.0, signal=10.0, nodes=9),
+        cases=[],
+        ranks=[PartAnswer(cases=[], optimizer_seconds=1e-4, num_parameters=12, widths=[3, 2])],
+        process=ProcessCost(start_seconds=1.0, resident_bytes=10**8),
+    )
+    made = full_graph.FullProfile(numbers=numbers, partition=np.zeros(9, np.int32))
+    full_graph._save("key", made)
+    kept = full_graph._load("key")
+    assert kept is not None
+    assert kept.numbers == numbers
+    place = full_graph._folder("key")
+    victim = place / data.draw(
+        st.sampled_from([full_graph.PROFILE_FILE, full_graph.PARTITION_FILE])
+    )
+    whole = victim.read_bytes()
+    asked = any_damage(whole) if victim.suffix == ".json" else damaged(whole)
+    victim.write_bytes(data.draw(asked))
+    assert refused(lambda: full_graph._load("key")) is None

@@ -62,15 +62,21 @@ def refused(read: Callable[[], Any], *, inside: Path | None = None) -> str | Non
 
 
 @contextmanager
-def limited() -> Iterator[None]:
-    """An error where what is inside takes too much processor time or memory."""
+def limited(*, memory: bool = True) -> Iterator[None]:
+    """An error where what is inside takes too much processor time or memory.
+
+    Args:
+        memory: count it, which makes what allocates much take several times as long.
+    """
 
     def stop(_number: int, _frame: FrameType | None) -> None:
         raise AssertionError(f"more than {MOST_SECONDS} s of processor time")
 
     before = signal.signal(signal.SIGPROF, stop)
     signal.setitimer(signal.ITIMER_PROF, MOST_SECONDS)
-    tracemalloc.start()
+    most = 0
+    if memory:
+        tracemalloc.start()
     try:
         yield
         most = tracemalloc.get_traced_memory()[1]
