@@ -1,5 +1,6 @@
 """Every command of the how-to pages and of the README's scripts runs, in a folder of its own."""
 
+import json
 import os
 import re
 import shutil
@@ -7,6 +8,8 @@ import signal
 import socket
 import subprocess
 import sys
+import time
+import urllib.request
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -145,3 +148,53 @@ def test_the_readmes_scripts_run(place: tuple[Path, dict[str, str]]):
     said = run_page(f"```sh\n{text}```\n", folder, environment)
     assert "rank 1 epoch 2 loss" in said
     assert (folder / "model.pt").is_file()
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="no curl (apt-get install curl)")
+def test_three_commands_of_the_readme_make_a_first_plan(place: tuple[Path, dict[str, str]]):
+    folder, environment = place
+    commands = re.findall(r"^curl .*$", (ROOT / "README.md").read_text(), re.MULTILINE)
+    assert 1 <= len(commands) <= 3
+    made = ["gnnplan", "graph", "generate", "sbm", "demo/graph", "--nodes", "3000"]
+    subprocess.run(made, cwd=folder, env=environment, check=True, stdout=subprocess.DEVNULL)
+    (port,) = free_ports(1)
+    with (folder / "serve.log").open("w") as log:
+        service = subprocess.Popen(
+            ["gnnplan-serve", "--port", str(port)],
+            cwd=folder,
+            env=environment,
+            stdout=log,
+            stderr=log,
+        )
+        try:
+            wait_until_ready(port, service)
+            names = dict[str, str]()
+            for command in commands:
+                for name, value in names.items():
+                    command = re.sub(rf"\b{name}\b", value, command)
+                done = subprocess.run(
+                    ["bash", "-c", command.replace(":8000", f":{port}")],
+                    cwd=folder, env=environment, capture_output=True, text=True, check=True,
+                )  # fmt: skip
+                names |= named_in(done.stdout)
+        finally:
+            service.terminate()
+            service.wait()
+    explained = json.loads(done.stdout)
+    assert explained["plan_id"] == names["PLAN_ID"]
+
+
+def wait_until_ready(port: int, service: subprocess.Popen[bytes]) -> None:
+    """Return once the service takes requests."""
+    while service.poll() is None:
+        with suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz"):
+            return
+        time.sleep(0.2)
+    raise AssertionError("the service ended; see its log")
+
+
+def named_in(answer: str) -> dict[str, str]:
+    """What a reader finds in an answer: the job's id, or the plan that its last event names."""
+    job = re.match(r'\{"id":\s*"(\w+)"', answer)
+    plan = re.findall(r'"plan_id":\s*"(\w+)"', answer)
+    return ({"ID": job[1]} if job else {}) | ({"PLAN_ID": plan[-1]} if plan else {})

@@ -76,12 +76,17 @@ def test_the_least_recently_used_goes_first_and_the_limit_holds() -> None:
 @pytest.mark.parametrize("finished", [False, True])
 def test_an_order_is_the_same_whether_it_is_kept_or_not(finished: bool) -> None:
     rng = np.random.default_rng(0)
-    first, second = (rng.integers(0, 4, 500).astype(np.float32) / 4 for _ in range(2))
+    first, second = ((rng.integers(0, 4, 500) / 4).astype(np.float32) for _ in range(2))
     hot = Hotness(
-        seeds_per_rank=1, first_half=first, second_half=second, num_batches=8, topology=first * 0
+        seeds_per_rank=1,
+        first_half=first,
+        second_half=second,
+        num_batches=8,
+        topology=np.zeros_like(first),
     )
     hot = hot.finished() if finished else hot
     mean = (first + second) / 2
+    ids, _ = hot_to_cold(hot.features)
     for _ in range(2):
         ids, values = hot_to_cold(hot.features)
         np.testing.assert_array_equal(ids, np.argsort(-mean, kind="stable"))
