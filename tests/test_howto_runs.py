@@ -168,7 +168,7 @@ def test_three_commands_of_the_readme_make_a_first_plan(place: tuple[Path, dict[
         )
         try:
             wait_until_ready(port, service)
-            names = dict[str, str]()
+            names, answer = dict[str, str](), ""
             for command in commands:
                 for name, value in names.items():
                     command = re.sub(rf"\b{name}\b", value, command)
@@ -176,11 +176,12 @@ def test_three_commands_of_the_readme_make_a_first_plan(place: tuple[Path, dict[
                     ["bash", "-c", command.replace(":8000", f":{port}")],
                     cwd=folder, env=environment, capture_output=True, text=True, check=True,
                 )  # fmt: skip
-                names |= named_in(done.stdout)
+                answer = done.stdout
+                names |= named_in(answer)
         finally:
             service.terminate()
             service.wait()
-    explained = json.loads(done.stdout)
+    explained = json.loads(answer)
     assert explained["plan_id"] == names["PLAN_ID"]
 
 
@@ -196,5 +197,5 @@ def wait_until_ready(port: int, service: subprocess.Popen[bytes]) -> None:
 def named_in(answer: str) -> dict[str, str]:
     """What a reader finds in an answer: the job's id, or the plan that its last event names."""
     job = re.match(r'\{"id":\s*"(\w+)"', answer)
-    plan = re.findall(r'"plan_id":\s*"(\w+)"', answer)
+    plan = re.findall(r'^data: .*"subject":\s*"(\w+)"', answer, re.MULTILINE)
     return ({"ID": job[1]} if job else {}) | ({"PLAN_ID": plan[-1]} if plan else {})
