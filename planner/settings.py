@@ -37,6 +37,8 @@ class PlanSettings:
     """What is to be trained; the planner never changes it."""
     devices: int | None = None
     """Number of ranks; None lets the planner choose from 1 to the cores (or GPUs)."""
+    hosts: int | None = None
+    """Number of hosts that ranks are spread over; None: whatever is fastest."""
     device_memory_bytes: int | None = None
     """Bytes each device may use for its own copies of rows and everything else; None: measured."""
     host_memory_bytes: int | None = None
@@ -86,6 +88,8 @@ class PlanSettings:
             raise SettingsError(f"expected a batch size of at least 1, found {w.batch_size}")
         if self.devices is not None and self.devices < 1:
             raise SettingsError(f"expected at least 1 device, found {self.devices}")
+        if self.hosts is not None and self.hosts < 1:
+            raise SettingsError(f"expected at least 1 host, found {self.hosts}")
         if w.model not in MODELS and ":" not in w.model:
             raise SettingsError(
                 f"expected a model among {', '.join(MODELS)} or module:factory, found {w.model!r}"

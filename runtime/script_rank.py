@@ -10,6 +10,7 @@ import signal
 import sys
 from pathlib import Path
 
+from runtime.comm.leaving import groups_left_last
 from runtime.heartbeat import Heartbeat
 from runtime.loader import PLAN_VARIABLE
 from runtime.models.memory import keep_freed_memory
@@ -29,7 +30,8 @@ def main(arguments: list[str]) -> None:
     script = arguments[0]
     sys.argv = list(arguments)
     sys.path[0] = str(Path(script).parent)  # as `python script.py` has it
-    runpy.run_path(script, run_name="__main__")
+    with groups_left_last():
+        runpy.run_path(script, run_name="__main__")
     heartbeat.close()
 
 

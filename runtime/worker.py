@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 from runtime import codec
+from runtime.cgroup import memory_group
 from runtime.config import RunConfig
 from runtime.errors import GnnplanError, InputError, PlanError
 from runtime.failure import record_failure
@@ -21,10 +22,10 @@ from runtime.heartbeat import Heartbeat, attempt
 from runtime.identity import check_identity
 from runtime.loader import PlannedLoader
 from runtime.loader_typed import is_typed
-from runtime.memory_sum import as_budget_error
+from runtime.memory_sum import as_budget_error, room_to_keep
 from runtime.mesh import Mesh, open_mesh, rank_and_size
 from runtime.models.build import build_model
-from runtime.models.memory import keep_freed_memory
+from runtime.models.memory import give_back_freed_memory, keep_freed_memory
 from runtime.plan import Plan, load_plan
 from runtime.process import die_first, host_state, use_threads
 from runtime.report import RunReport
@@ -53,6 +54,9 @@ def run(config: RunConfig, heartbeat: Heartbeat | None = None) -> RunReport:
     """
     before = host_state()
     plan = load_plan(Path(config.plan_folder), verify_arrays=config.verify)
+    if config.launched:  # a process of its own
+        roomy = room_to_keep(plan, memory_group())
+        _ = keep_freed_memory() if roomy else give_back_freed_memory()
     notes = check_identity(plan, force=config.force)
     rank, _ = rank_and_size()
     cores = use_threads(plan, rank, pin=config.pin)
@@ -138,7 +142,6 @@ def main(arguments: list[str]) -> int:
     config = read_config(Path(arguments[0]))
     if config.launched:  # never outlive torchrun
         die_with(os.getppid(), signal.SIGKILL)
-        keep_freed_memory()
         die_first()
     heartbeat = Heartbeat.join()
     try:

@@ -39,6 +39,9 @@ class WorkloadRequest(Limited):
         default=None, description="Preset, or id of an uploaded machine; null: the server itself."
     )
     devices: int | None = Field(default=None, ge=1, le=4096, description="Ranks; null: auto.")
+    hosts: int | None = Field(
+        default=None, ge=1, le=4096, description="Hosts to spread them over; null: the fastest."
+    )
     device_memory_bytes: Bytes | None = None
     host_memory_bytes: Bytes | None = None
     model: Name = Field(default="sage", description="sage, gcn, gat, rgcn or module:factory.")
@@ -99,6 +102,7 @@ class WorkloadRequest(Limited):
                 ),
             ),
             devices=self.devices,
+            hosts=self.hosts,
             device_memory_bytes=self.device_memory_bytes,
             host_memory_bytes=self.host_memory_bytes,
             mode=self.mode,

@@ -98,6 +98,9 @@ def plan_command(
         typer.Option(help="Machine file or preset; without it this machine is probed (cached)."),
     ] = None,
     devices: Annotated[str, typer.Option(help="Number of ranks, or auto.")] = "auto",
+    hosts: Annotated[
+        int | None, typer.Option(help="Hosts to spread the ranks over; left out: the fastest.")
+    ] = None,
     device_memory: Annotated[
         str | None, typer.Option(help="Memory per device, e.g. 8GiB; default: measured.")
     ] = None,
@@ -201,6 +204,7 @@ def plan_command(
             ),
         ),
         devices=_devices(devices),
+        hosts=hosts,
         device_memory_bytes=parse_bytes(device_memory, "--device-memory"),
         host_memory_bytes=parse_bytes(host_memory, "--host-memory"),
         mode=mode.value,

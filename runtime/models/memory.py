@@ -1,7 +1,9 @@
-"""Keep freed memory mapped, so that a step's 10 MB buffers cost no page faults.
+"""Keep freed memory mapped, so that a step's 10 MB buffers cost no page faults; or give it back.
 
 glibc returns large blocks to the system when they are freed and maps them anew, zeroed page by
-page, at the next step: about a millisecond per 10 MB buffer.
+page, at the next step: about a millisecond per 10 MB buffer. What is kept, however, is cut up for
+smaller blocks: an epoch over the whole graph, whose blocks are few, large and of several sizes, then
+holds twice what it needs (1.8 to 2.0 times, SAGE and GAT on 60,000 nodes), and runs a third faster.
 """
 
 import ctypes
@@ -9,7 +11,10 @@ import sys
 
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_MAX = -4
+_M_MMAP_THRESHOLD = -3
 _LARGEST = 2**31 - 1
+_GIVEN_BACK_BYTES = 1 << 17
+"""Blocks from this size on; glibc's own threshold grows to 32 MB with the blocks that it meets."""
 
 
 def keep_freed_memory() -> bool:
@@ -20,10 +25,22 @@ def keep_freed_memory() -> bool:
     Returns:
         Whether it took effect; False where the C library is another one.
     """
+    return _set(_M_MMAP_MAX, 0) and _set(_M_TRIM_THRESHOLD, _LARGEST)
+
+
+def give_back_freed_memory() -> bool:
+    """Tell glibc's allocator to give every freed block of 128 kB or more back at once.
+
+    Resident memory is then what is in use. To be called once, early, like `keep_freed_memory`.
+
+    Returns:
+        Whether it took effect.
+    """
+    return _set(_M_MMAP_THRESHOLD, _GIVEN_BACK_BYTES)
+
+
+def _set(option: int, value: int) -> bool:
     if not sys.platform.startswith("linux"):
         return False
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is None:
-        return False
-    kept = mallopt(_M_MMAP_MAX, 0)
-    return bool(kept and mallopt(_M_TRIM_THRESHOLD, _LARGEST))
+    return mallopt is not None and bool(mallopt(option, value))

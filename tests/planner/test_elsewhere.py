@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from planner.elsewhere import DEMO_MACHINES, plan_elsewhere, render_elsewhere
+from planner.probe.presets import load_preset
 from planner.settings import PlanSettings
 from runtime.graph.generate import generate_rmat
 from runtime.plan import Workload, load_plan
@@ -28,10 +29,15 @@ def test_a_graph_is_planned_for_both_machines_with_whole_gpus_and_with_little_ro
         # Room for a fifth of the rows: more than that is never kept.
         assert max(tight.strategy.features.own_rows) <= 0.2 * graph.num_nodes + 2
         assert tight.machine.provenance == "preset"
-        # Room on a GPU holds nothing else: no placement loses to one with fewer copies.
-        for plan in (tight, load_plan(tmp_path / "out" / name)):
+        # Nothing else is faster by more than the noise, and room on a GPU holds nothing else: with
+        # enough of it no row is read from elsewhere, though such reads may be hidden.
+        noise = load_preset(name).noise
+        whole = load_plan(tmp_path / "out" / name)
+        for plan in (tight, whole):
             others = [a.step_seconds for a in plan.alternatives if a.step_seconds is not None]
-            assert min(others) >= plan.prediction.step_seconds.value * 0.999
+            assert min(others) * (1 + noise) >= plan.prediction.step_seconds.value
+        rates = whole.prediction.hit_rates.values()
+        assert all(rate.get("own", 0.0) + rate.get("peer", 0.0) > 0.999 for rate in rates)
     text = render_elsewhere(found)
     assert "nothing of this was measured" in text.splitlines()[0]
     assert text.count("(predicted)") == 4

@@ -13,7 +13,7 @@ from runtime import device
 from runtime.cgroup import MemoryGroup, memory_group
 from runtime.errors import BudgetExceeded
 from runtime.graph.dataset import Graph
-from runtime.memory_sum import as_budget_error, check_limit, killed_text
+from runtime.memory_sum import as_budget_error, check_limit, killed_text, room_to_keep
 from runtime.plan import MemoryUse, Plan
 from tests.support.memory_groups import LimitedGroup, NoGroups, limited_group
 from tests.support.plans import make_plan
@@ -139,6 +139,24 @@ def test_a_plan_that_passes_the_limit_is_refused_with_the_sum(
     check_limit(plan, replace(group, limit_bytes=700 * MIB))
     check_limit(plan, replace(group, limit_bytes=None))
     check_limit(plan, None)
+
+
+def test_ranks_of_a_whole_graph_keep_what_they_free_where_there_is_room_for_twice_their_bytes(
+    small_graph: Graph, tmp_path: Path
+) -> None:
+    batches = with_memory(make_plan(small_graph, tmp_path / "plan"), 600 * MIB)
+    plan = replace(batches, strategy=replace(batches.strategy, mode="full-graph"))
+    group = MemoryGroup(folder=tmp_path, limit_bytes=1200 * MIB, usage_bytes=0, oom_kills=0)
+    assert room_to_keep(plan, None)
+    assert room_to_keep(plan, group)
+    tight = replace(group, limit_bytes=1100 * MIB)
+    assert not room_to_keep(plan, tight)
+    assert room_to_keep(batches, tight)
+    uses = plan.prediction.memory_bytes
+    for name in ("rank0", "host0"):
+        less = {**uses, name: replace(uses[name], headroom=500 * MIB)}
+        short = replace(plan, prediction=replace(plan.prediction, memory_bytes=less))
+        assert not room_to_keep(short, None)
 
 
 def test_a_killed_rank_is_told_with_the_sum(small_graph: Graph, tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 """Ranks of full-graph training in processes of their own, measured: bytes, memory, stages."""
 
-import ctypes
 import os
 import threading
 import time
@@ -37,17 +36,6 @@ def sizes_of(part: Part) -> PartSizes:
         inner_edges=part.inner_edges[1].shape[0],
         halo_edges=part.halo_edges[1].shape[0],
     )
-
-
-def return_freed_memory() -> None:
-    """Have glibc give every freed block above 128 kB back at once.
-
-    Its threshold otherwise grows to 32 MB, and resident memory then holds blocks that are free;
-    with 1 MB it still held 7 to 10 MB of small blocks of draws and scores.
-    """
-    mmap_threshold = -3
-    if not ctypes.CDLL(None).mallopt(mmap_threshold, 1 << 17):
-        raise OSError("expected glibc's mallopt to take a threshold of 128 kB")
 
 
 class PeakMemory:

@@ -45,24 +45,30 @@ class Cores(Kind):
         """On the first host alone, and spread over two, four ... and all of them."""
         del base
         settings, machine = ask.settings, ask.machine
+        known = num_hosts(machine) if joins_hosts(machine) else 1
+        asked = settings.hosts or known
+        if asked > known:
+            raise SettingsError(
+                f"expected at most {known} hosts (the machine's, with links between them), found "
+                f"{asked}; ask for fewer or probe more together (gnnplan probe --hosts)"
+            )
         if plans_gpus(machine):
             yield LeftOut(name=self.name, why="ranks are GPUs where the machine has them")
         elif not joins_hosts(machine):
             one = first_hosts(machine, 1)
             yield from candidates(settings, one.num_cores, ask.policies)
         else:
-            total, any_found = num_hosts(machine), False
-            cores = [one_host(machine, host).num_cores for host in range(total)]
-            for hosts in sorted(
-                {2**i for i in range(total.bit_length()) if 2**i <= total} | {total}
-            ):
+            any_found = False
+            cores = [one_host(machine, host).num_cores for host in range(known)]
+            for hosts in [settings.hosts] if settings.hosts else _host_counts(known):
                 for found in _spread(settings, hosts, min(cores[:hosts]), ask.policies):
                     any_found = True
                     yield found
             if not any_found:
                 raise SettingsError(
-                    f"expected a number of devices that {total} hosts of {min(cores)} cores share "
-                    f"evenly, found {settings.devices}; ask for fewer or for {total * min(cores)}"
+                    f"expected a number of devices that {asked} hosts of "
+                    f"{min(cores)} cores share evenly, found {settings.devices}; ask for fewer or "
+                    f"for {asked * min(cores)}"
                 )
 
     def request(self, request: Request, candidate: Candidate, draws: Draws | None) -> Request:
@@ -94,6 +100,15 @@ class Cores(Kind):
             quicker = faster(machine, LINK_TABLES[name])
             more[f"{link_of(machine, kind)} +10%"] = replace(request, machine=quicker)
         return more
+
+
+def _host_counts(known: int) -> list[int]:
+    """One, two, four ... and all.
+
+    >>> _host_counts(6), _host_counts(1)
+    ([1, 2, 4, 6], [1])
+    """
+    return sorted({2**i for i in range(known.bit_length()) if 2**i <= known} | {known})
 
 
 def _spread(

@@ -26,11 +26,12 @@ from runtime.graph.dataset import Graph, open_graph
 from runtime.graph.generate import generate_sbm
 from runtime.meter import StageMeter
 from runtime.models.build import build_model
+from runtime.models.memory import give_back_freed_memory
 from runtime.plan import FullGraph, Workload
 from runtime.stages import Stage
 from runtime.train.fullgraph import FullGraphLoop, WholeEpoch
 from runtime.train.minibatch import GradientBuffer, make_optimizer
-from tests.support.fullgraph_ranks import PeakMemory, return_freed_memory
+from tests.support.fullgraph_ranks import PeakMemory
 
 BAR = 0.08
 NODES, FEATURES, HIDDEN, CLASSES, HEADS = 60_000, 96, 128, 16, 4
@@ -119,7 +120,7 @@ def measure(rank: int, case: int, small: Path, large: Path, out: Path) -> None:
     without being seen (12 of 150 MB).
     """
     del rank
-    return_freed_memory()
+    give_back_freed_memory()
     torch.set_num_threads(1)
     model, settings = CASES[case]
     for folder in (small, large):

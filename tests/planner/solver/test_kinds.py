@@ -9,6 +9,7 @@ import pytest
 
 from planner import pipeline
 from planner.candidate import Candidate
+from planner.errors import SettingsError
 from planner.machine import MachineModel
 from planner.probe.presets import load_preset
 from planner.profiling.cache import Profile
@@ -82,6 +83,20 @@ def test_every_start_and_join_is_proposed_or_says_why_not() -> None:
         refused = {each.name for each in found.left_out if each.why}
         for kind in (*registry.STARTS, *registry.JOINS):
             assert (kind.name in taken) != (kind.name in refused), kind.name
+
+
+@pytest.mark.parametrize("hosts", [1, 2])
+def test_ranks_are_spread_over_the_hosts_that_are_asked_for(hosts: int) -> None:
+    settings = PlanSettings(workload=WORK, devices=2, hosts=hosts)
+    found = joined_candidates(settings, hosts_machine(), ("none",), task="multiclass")
+    assert {(c.hosts, c.num_ranks) for c in found} == {(hosts, 2)}
+
+
+@pytest.mark.parametrize("model", [machine(), hosts_machine(), load_preset("siton")])
+def test_more_hosts_than_the_machine_has_are_refused(model: MachineModel) -> None:
+    settings = PlanSettings(workload=WORK, hosts=5)
+    with pytest.raises(SettingsError, match="found 5; ask for fewer or probe more together"):
+        joined_candidates(settings, model, ("none",), task="multiclass")
 
 
 def test_each_kind_has_a_name_of_its_own_and_every_candidate_one_that_places_it() -> None:

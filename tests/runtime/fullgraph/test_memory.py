@@ -11,6 +11,7 @@ import torch.multiprocessing as mp
 from planner.cost.full_graph_memory import rank_bytes
 from runtime.graph.dataset import Graph, open_graph
 from runtime.graph.generate import generate_sbm
+from runtime.models.memory import give_back_freed_memory
 from runtime.plan import FullGraph
 from runtime.train.fullgraph import WholeEpoch
 from tests.support.fullgraph_plans import make_full_graph_plan
@@ -18,7 +19,6 @@ from tests.support.fullgraph_ranks import (
     PeakMemory,
     join,
     open_rank,
-    return_freed_memory,
     sizes_of,
 )
 from tests.support.ranks import free_port
@@ -33,7 +33,7 @@ def _name(model: str, keep: float, precomputed: bool) -> str:
 
 
 def _measure(rank: int, port: int, graph: Path, plans: Path, name: str) -> None:
-    return_freed_memory()
+    give_back_freed_memory()
     comm = join(rank, 2, port)
     try:
         warm = open_graph(plans / "small")

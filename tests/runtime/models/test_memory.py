@@ -1,3 +1,5 @@
+"""What is freed is kept for the next step, or given back at once."""
+
 import subprocess
 import sys
 
@@ -30,3 +32,27 @@ def test_a_freed_block_comes_back_without_page_faults():
     # 8 blocks of 4096 pages each, were they mapped anew.
     assert count < 400
     assert faults(False)[1] > 10 * max(count, 40)
+
+
+HELD = """
+from runtime.models.memory import give_back_freed_memory
+from runtime.process import memory_bytes
+given = give_back_freed_memory()
+for size in (40 << 20, 30 << 20, 20 << 20):  # glibc's own threshold would have grown to 32 MB
+    block = b"1" * size
+    del block
+before = memory_bytes()[1]
+blocks = [b"1" * (1 << 20) for _ in range(30)]
+last = blocks[-1]
+del blocks
+print(given, memory_bytes()[1] - before)
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc's allocator only")
+def test_freed_blocks_are_given_back_below_one_that_is_held():
+    command = [sys.executable, "-c", HELD]
+    out = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+    if out[0] == "False":
+        pytest.skip("the C library is not glibc")
+    assert int(out[1]) < 4 << 20
