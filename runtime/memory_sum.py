@@ -60,11 +60,11 @@ def room_to_keep(plan: Plan, group: MemoryGroup | None) -> bool:
         return True
     more = sum(use.total for use in ranks.values())
     hosts = [use for name, use in memories.items() if name not in ranks]
-    if group is not None and group.limit_bytes is not None:
-        if any(use.total + more > group.limit_bytes for use in hosts):
-            return False
-    return all(use.headroom >= more for use in hosts) and all(
-        use.headroom >= use.total for use in ranks.values()
+    limit = None if group is None else group.limit_bytes
+    return (
+        all(use.headroom >= use.total for use in ranks.values())
+        and all(use.headroom >= more for use in hosts)
+        and all(limit is None or use.total + more <= limit for use in hosts)
     )
 
 

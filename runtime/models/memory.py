@@ -2,8 +2,8 @@
 
 glibc returns large blocks to the system when they are freed and maps them anew, zeroed page by
 page, at the next step: about a millisecond per 10 MB buffer. What is kept, however, is cut up for
-smaller blocks: an epoch over the whole graph, whose blocks are few, large and of several sizes, then
-holds twice what it needs (1.8 to 2.0 times, SAGE and GAT on 60,000 nodes), and runs a third faster.
+smaller blocks: an epoch over the whole graph, whose blocks are few, large and of several sizes,
+then holds twice what it needs (1.8 to 2.0 times, SAGE and GAT on 60,000 nodes), a third faster.
 """
 
 import ctypes

@@ -17,12 +17,12 @@ import torch.distributed as dist
 from planner.cost.full_graph import broadcast_bytes, drawn_epoch_bytes
 from runtime.comm.collectives import Communicator
 from runtime.graph.dataset import open_graph
-from runtime.models.memory import keep_freed_memory
+from runtime.models.memory import give_back_freed_memory, keep_freed_memory
 from runtime.plan import load_plan
 from runtime.stages import Stage
 from runtime.train.evaluate import evaluate
 from runtime.train.fullgraph import FullGraphLoop, WholeEpoch
-from tests.support.fullgraph_ranks import PeakMemory, join, open_rank, return_freed_memory
+from tests.support.fullgraph_ranks import PeakMemory, join, open_rank
 
 STAGES = (
     Stage.SAMPLE, Stage.FORWARD_BACKWARD, Stage.HALO_EXCHANGE, Stage.ALL_REDUCE, Stage.OPTIMIZER
@@ -115,7 +115,7 @@ def main(arguments: list[str]) -> None:
     if any(job.get("evaluate") for job in todo):
         keep_freed_memory()
     else:
-        return_freed_memory()
+        give_back_freed_memory()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     comm = join(rank, size, port, address)
     with out.open("w") as file:
