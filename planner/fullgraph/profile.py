@@ -207,6 +207,11 @@ def _load(key: str) -> FullProfile | None:
         found = np.array(map_npy(place / PARTITION_FILE))
     except (OSError, ValueError):
         return None
+    inner = [part.inner for part in numbers.sizes]
+    if found.dtype != np.int32 or found.ndim != 1 or len(found) != sum(inner):
+        return None
+    if found.min(initial=0) < 0 or np.bincount(found, minlength=len(inner)).tolist() != inner:
+        return None
     return FullProfile(numbers=numbers, partition=found)
 
 

@@ -316,14 +316,13 @@ def _read(place: Path) -> Batches:
         OSError: there is none.
         ValueError: it is damaged.
     """
-    try:
-        with zipfile.ZipFile(place) as stored:
-            ends, ids = (_member(stored, f"{name}.npy") for name in ("ends", "ids"))
-        return [np.asarray(part) for part in np.split(ids, ends[:-1])]
-    except OSError:
-        raise
-    except Exception as error:  # of zipfile, zlib and numpy, whatever is wrong
-        raise ValueError(f"{place}: not a kept sequence ({type(error).__name__})") from None
+    with place.open("rb") as file:
+        try:
+            with zipfile.ZipFile(file) as stored:
+                ends, ids = (_member(stored, f"{name}.npy") for name in ("ends", "ids"))
+            return [np.asarray(part) for part in np.split(ids, ends[:-1])]
+        except Exception as error:  # of zipfile, zlib and numpy, whatever is wrong
+            raise ValueError(f"{place}: not a kept sequence ({type(error).__name__})") from None
 
 
 def _member(stored: zipfile.ZipFile, name: str) -> NDArray[Any]:

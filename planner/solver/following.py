@@ -11,6 +11,7 @@ from planner.candidate import Candidate, PlacedRows
 from planner.cost.all_reduce import gradient_bytes
 from planner.cost.gpu_capture import MOST_OF_MEMORY, buffer_bytes, capture_gain
 from planner.cost.gpu_memory import gpu_capacity
+from planner.cost.memory import size_text
 from planner.cost.model import Request, predict
 from planner.cost.on_cores import batch_and_timing
 from planner.cost.overlap import UNMEASURED, hidden_share, measured_eta
@@ -73,7 +74,7 @@ def _refusal(request: Request, candidate: Candidate, size: int) -> str:
     """Why nothing can be hidden; empty where something can."""
     machine = request.machine
     if most_parts(size) == 1:
-        return f"{size / 1e6:.1f} MB are a single part"
+        return f"{size_text(size)} are a single part"
     if measured_eta(machine, candidate) is None:
         return UNMEASURED
     if candidate.kind == "cuda":
