@@ -9,6 +9,7 @@ import hashlib
 import os
 import tempfile
 import zipfile
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -67,10 +68,10 @@ class GraphDraws:
     """Fingerprint of the machine: whose seconds are kept."""
     measure: bool = True
     """False: sequences and rates come from the cache folder or not at all."""
-    rates: dict[int, Table | str] = field(default_factory=dict[int, Table | str])
-    """Of stacks, by ranks."""
-    dependent_rates: dict[int, Table | str] = field(default_factory=dict[int, Table | str])
-    """Of batches that hang together, by ranks."""
+    rates: dict[tuple[str, int], Table | str] = field(
+        default_factory=dict[tuple[str, int], Table | str]
+    )
+    """Timed draws, by what was drawn and ranks."""
     kept: dict[tuple[int, int | None], Batches | str] = field(
         default_factory=dict[tuple[int, int | None], Batches | str]
     )
@@ -94,25 +95,21 @@ class GraphDraws:
 
     def stack_rate(self, num_ranks: int) -> Table | str:
         """Seconds of a batch in a stack over those of one alone, by one thread."""
-        if num_ranks not in self.rates:
-            decided = self._decided(plan_sampler(self.settings), num_ranks)
-            self.rates[num_ranks] = pilot(
-                ["stack rate", BULKS, self.machine, *decided],
-                Table,
-                lambda: self._timed_stacks(num_ranks),
-            )
-        return self.rates[num_ranks]
+        return self._rate("stack rate", BULKS, num_ranks, self._timed_stacks)
 
     def dependent_rate(self, num_ranks: int) -> Table | str:
         """Seconds of a batch that hangs together with others over an independent one's."""
-        if num_ranks not in self.dependent_rates:
+        return self._rate("dependent rate", TIMED_KAPPAS, num_ranks, self._timed_dependence)
+
+    def _rate(
+        self, name: str, sizes: tuple[int, ...], num_ranks: int, timed: Callable[[int], Table | str]
+    ) -> Table | str:
+        """Timed once, then kept with the profile."""
+        if (name, num_ranks) not in self.rates:
             decided = self._decided(plan_sampler(self.settings), num_ranks)
-            self.dependent_rates[num_ranks] = pilot(
-                ["dependent rate", TIMED_KAPPAS, self.machine, *decided],
-                Table,
-                lambda: self._timed_dependence(num_ranks),
-            )
-        return self.dependent_rates[num_ranks]
+            key = [name, sizes, self.machine, *decided]
+            self.rates[name, num_ranks] = pilot(key, Table, lambda: timed(num_ranks))
+        return self.rates[name, num_ranks]
 
     def _timed_dependence(self, num_ranks: int) -> Table | str:
         if not self.measure:
