@@ -210,7 +210,9 @@ def _load(key: str) -> FullProfile | None:
     inner = [part.inner for part in numbers.sizes]
     if found.dtype != np.int32 or found.ndim != 1 or len(found) != sum(inner):
         return None
-    if found.min(initial=0) < 0 or np.bincount(found, minlength=len(inner)).tolist() != inner:
+    if found.min(initial=0) < 0 or found.max(initial=0) >= len(inner):
+        return None
+    if np.bincount(found, minlength=len(inner)).tolist() != inner:
         return None
     return FullProfile(numbers=numbers, partition=found)
 

@@ -3,6 +3,7 @@
 import os
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -43,24 +44,25 @@ def _postgres_tool(name: str) -> str | None:
 
 
 @pytest.fixture(scope="session")
-def postgres_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def postgres_url() -> Iterator[str]:
     """URL of a server that is started for the tests alone, on a socket in a temporary folder."""
     initdb, pg_ctl = _postgres_tool("initdb"), _postgres_tool("pg_ctl")
     if initdb is None or pg_ctl is None:
         pytest.skip("no PostgreSQL (Debian: apt-get install postgresql)")
-    folder = tmp_path_factory.mktemp("pg")
+    # Not below pytest's own folder: every pytest that starts closes that one to other users.
+    folder = Path(tempfile.mkdtemp(prefix="gnnplan-pg-"))
     user: dict = {}
     if os.getuid() == 0:
         # PostgreSQL refuses to run as root.
         user = {"user": "nobody", "group": "nogroup"}
-        for each in (folder, *folder.parents[:2]):
-            each.chmod(0o755)
+        folder.chmod(0o755)
         shutil.chown(folder, "nobody", "nogroup")
     data = folder / "data"
 
     def call(*words: str) -> None:
         done = subprocess.run(words, capture_output=True, text=True, cwd="/", **user, check=False)
         if done.returncode != 0:
+            shutil.rmtree(folder, ignore_errors=True)
             pytest.skip(f"PostgreSQL does not start here: {done.stderr.strip()[-300:]}")
 
     call(initdb, "-D", str(data), "-U", "gnnplan", "-A", "trust", "-N")
@@ -82,3 +84,4 @@ def postgres_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield f"postgresql://gnnplan@/postgres?host={folder}"
     finally:
         call(pg_ctl, "-D", str(data), "-m", "immediate", "stop")
+        shutil.rmtree(folder, ignore_errors=True)
