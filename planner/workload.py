@@ -64,7 +64,7 @@ class ModelTiming:
     """Seconds of one parameter update; axes: ranks, threads."""
     num_parameters: int
     activation_bytes: int
-    """Peak bytes of activations and their gradients at the mean batch."""
+    """Peak bytes of activations and their gradients at the mean batch, the largest twice."""
     all_reduce: Table | None = None
     """Seconds of adding the gradients over ranks of one host in these steps, equal batches' wait
     for each other included; axes: ranks, threads. None: one rank, or not measured."""

@@ -67,7 +67,8 @@ def count_reads(
             law = laws[g]
             if law not in of_law:
                 of_law[law] = np.asarray(_mass(heat[law], codes))
-            held = np.asarray(_mass_at(heat[law], codes, own[g]))
+            everything = len(own[g]) == heat.shape[1]  # ids are distinct
+            held = of_law[law] if everything else np.asarray(_mass_at(heat[law], codes, own[g]))
             rest = of_law[law] - held
             # what is left of equal sums taken in different orders is no read
             reads[g] = np.where(rest > 1e-9 * of_law[law], rest, 0.0)

@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from runtime.sampling.matrix_bulk import BulkSampler
 
 Batches = list[NDArray[np.int32]]
+ENDS, IDS = np.dtype(np.int64), np.dtype(np.int32)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, slots=True)
@@ -316,22 +317,27 @@ def _read(place: Path) -> Batches:
     with place.open("rb") as file:
         try:
             with zipfile.ZipFile(file) as stored:
-                ends, ids = (_member(stored, f"{name}.npy") for name in ("ends", "ids"))
+                ends, ids = _member(stored, "ends", ENDS), _member(stored, "ids", IDS)
+            if (np.diff(ends, prepend=0) < 0).any() or ends[-1] != len(ids):
+                raise ValueError("expected rising ends, the last of them that of the ids")
             return [np.asarray(part) for part in np.split(ids, ends[:-1])]
         except Exception as error:  # of zipfile, zlib and numpy, whatever is wrong
             raise ValueError(f"{place}: not a kept sequence ({type(error).__name__})") from None
 
 
-def _member(stored: zipfile.ZipFile, name: str) -> NDArray[Any]:
-    """One array; its size is held against what is stored, before memory is asked for.
+def _member(stored: zipfile.ZipFile, name: str, dtype: np.dtype[Any]) -> NDArray[Any]:
+    """One list; its size is held against what is stored, before memory is asked for.
 
     Raises:
         ValueError: they do not fit.
     """
-    info = stored.getinfo(name)
+    info = stored.getinfo(f"{name}.npy")
     if info.compress_type != zipfile.ZIP_STORED or info.file_size > info.compress_size:
         raise ValueError(f"{name}: expected a member as it was written, found another size")
-    return npy_of(stored.read(info))
+    found = npy_of(stored.read(info))
+    if found.dtype != dtype or found.ndim != 1:
+        raise ValueError(f"{name}: expected a list of {dtype}, found another array")
+    return found
 
 
 def _write(place: Path, batches: Batches) -> None:

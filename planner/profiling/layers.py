@@ -5,7 +5,7 @@ of the profile that imports torch, and only when it runs.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +22,8 @@ from runtime.stages import Stage
 
 WARMUP_STEPS = 10
 """Steps of a process that are thrown away: library warm-up costs the first calls 50 ms each."""
+MEMORY_EVENT = "[memory]"
+"""Name of the profiler's events of tensors' memory (torch 2.13)."""
 BATCHES = 3
 """Different synthetic batches in turn, so that no batch stays in the cache."""
 
@@ -162,25 +164,39 @@ class _Bench:
         return float(np.median(seconds[1:]))
 
     def _activation_bytes(self) -> int:
-        """Bytes that autograd keeps for the backward pass at the mean batch, and their gradients.
+        """Most bytes of tensors that a step at the mean batch holds at once, one of them twice.
 
-        Distinct storages are counted once and parameters not at all; each kept activation has a
-        gradient of its own size while the backward pass runs.
+        Ranks keep the memory of what they free. Batches differ in size, so that of the largest
+        tensor is, sooner or later, a little too small for the next batch's, which lies beside it.
         """
-        import torch
+        from torch.profiler import ProfilerActivity, profile
 
-        kept: dict[int, int] = {}
-        parameters = {p.untyped_storage().data_ptr() for p in self.loop.model.parameters()}
-
-        def pack(tensor: Any) -> Any:
-            storage = tensor.untyped_storage()
-            if storage.data_ptr() not in parameters:
-                kept[storage.data_ptr()] = storage.nbytes()
-            return tensor
-
-        with torch.autograd.graph.saved_tensors_hooks(pack, _same):
+        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
             self._turn(self.steady, 0)
-        return 2 * sum(kept.values())
+        return held_bytes([
+            event.nbytes()
+            for event in sorted(_events(profiler), key=lambda event: event.start_ns())
+            if event.name() == MEMORY_EVENT
+        ])  # fmt: skip
+
+
+def held_bytes(changes: Sequence[int]) -> int:
+    """Most bytes at once, and the largest block once more.
+
+    Args:
+        changes: bytes taken, or given back below 0, in their order.
+
+    >>> held_bytes([100, 40, -40, 60, -100, -60])
+    260
+    """
+    if not changes:
+        return 0
+    return int(np.cumsum(changes).max()) + max(changes)
+
+
+def _events(profiler: Any) -> list[Any]:
+    """Everything the profiler saw: operators, and what was taken and given back between them."""
+    return profiler.profiler.kineto_results.events()
 
 
 def _meet(request: TimingRequest) -> None:
@@ -202,10 +218,6 @@ def _part(request: TimingRequest) -> None:
         import torch.distributed as dist
 
         dist.destroy_process_group()
-
-
-def _same(tensor: Any) -> Any:
-    return tensor
 
 
 def _scale_index(scales: list[float]) -> int:

@@ -35,7 +35,8 @@ class _Member:
     """One timing process."""
 
     def __init__(self, module: str) -> None:
-        environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+        # The profiler's own log would end up in the words of an error.
+        environment = {**os.environ, "PYTHONUNBUFFERED": "1", "KINETO_LOG_LEVEL": "99"}
         self._process = subprocess.Popen(
             [sys.executable, "-m", module],
             stdin=subprocess.PIPE,
