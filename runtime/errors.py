@@ -15,7 +15,22 @@ class GnnplanError(Exception):
 
 
 class InputError(GnnplanError):
-    """The input is wrong: the text says what was expected, what was found and what to do."""
+    """The input is wrong: one line says what was expected, what was found and what to do.
+
+    What is quoted from a file may hold anything: what is not printable, line ends first of all, is
+    shown as Python writes it.
+
+    >>> str(InputError("found no 'indices' among a\\nb, \\x1b[31m"))
+    "found no 'indices' among a\\\\nb, \\\\x1b[31m"
+    """
+
+    def __str__(self) -> str:
+        text = super().__str__()
+        return text if text.isprintable() else "".join(map(_printable, text))
+
+
+def _printable(character: str) -> str:
+    return character if character.isprintable() else repr(character)[1:-1]
 
 
 class DatasetError(InputError):
