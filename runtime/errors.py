@@ -15,13 +15,13 @@ class GnnplanError(Exception):
 
 
 class InputError(GnnplanError):
-    """The input is wrong: one line says what was expected, what was found and what to do.
+    r"""The input is wrong: one line says what was expected, what was found and what to do.
 
     What is quoted from a file may hold anything: what is not printable, line ends first of all, is
     shown as Python writes it.
 
-    >>> str(InputError("found no 'indices' among a\\nb, \\x1b[31m"))
-    "found no 'indices' among a\\\\nb, \\\\x1b[31m"
+    >>> print(InputError("found no 'indices' among a\nb"))
+    found no 'indices' among a\nb
     """
 
     def __str__(self) -> str:
