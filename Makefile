@@ -10,8 +10,8 @@ SANITIZER := compute-sanitizer --target-processes all --error-exitcode 9
 GRAPHS := captured or one_graph
 # A few minutes each at most on 2 quiet cores; gpu says in one line that there is no GPU. Not among them,
 # with minutes that are estimates:
-#   10 to 60 minutes: cooperative, full_graph_plan, learning, learning_samplers, matrix, partition,
-#     placement_scale, plan_scale --scale 0.0625, policies, scaling, soak_failures, service
+#   10 to 60 minutes: cooperative, full_graph_plan, learning, learning_samplers, matrix, memory_plans,
+#     partition, placement_scale, plan_scale --scale 0.0625, policies, scaling, soak_failures, service
 #   boundary (100 minutes), prediction (several hours, can be stopped and gone on with)
 BENCH ?= placement published sampling samplers bulk gather loader compute end_to_end planning gpu
 FUZZ := $(shell find tests -name 'test_fuzz_*.py')
