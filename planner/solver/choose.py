@@ -158,7 +158,8 @@ def why_it_lost(other: Priced, chosen: Priced) -> str:
             return f"{_faster(-ratio)}, for {more} copies of rows"
         if chosen.candidate.gpus and other.hidden > chosen.hidden:
             later = (other.hidden - chosen.hidden) * 1e3
-            return f"{_faster(-ratio)}, with {later:.2f} ms more to hide beside the model"
+            more = f"{later:.2f}" if later >= 0.005 else "under 0.01"
+            return f"{_faster(-ratio)}, with {more} ms more to hide beside the model"
         return "as fast; the simpler one is kept"
     ours, theirs = chosen.prediction.stages, other.prediction.stages
     names = sorted(set(ours) | set(theirs))
