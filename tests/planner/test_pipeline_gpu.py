@@ -87,7 +87,8 @@ def test_a_plan_on_all_gpus_names_devices_cliques_and_every_stage(
 def test_batches_are_made_ahead_on_lanes_and_the_step_is_shorter_than_in_line(
     graph: Graph, tmp_path: Path, machine: str
 ):
-    made = make(graph, tmp_path / "p", machine, devices=1)
+    # Rows on the host: with all of them on the GPU there is little to hide.
+    made = make(graph, tmp_path / "p", machine, devices=1, policy="none")
     stages, step = made.prediction.stages, made.prediction.step_seconds.value
     assert made.strategy.threads.sample == 1
     assert made.strategy.prefetch_depth in (2, 4)
