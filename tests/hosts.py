@@ -251,6 +251,8 @@ def _owner(pid: int) -> str:
 
 
 def _remove(prefix: str, started: Sequence["subprocess.Popen[Any]"] = ()) -> None:
+    for process in started:  # first: one that has not entered its namespace yet is not found there
+        process.kill()
     for path in NAMESPACES.glob(f"{prefix}*"):
         end = time.monotonic() + GONE_SECONDS
         while (pids := _processes(path.name)) and time.monotonic() < end:
@@ -259,7 +261,6 @@ def _remove(prefix: str, started: Sequence["subprocess.Popen[Any]"] = ()) -> Non
             time.sleep(0.02)
         subprocess.run(["ip", "netns", "delete", path.name], check=False, capture_output=True)
     for process in started:
-        process.kill()
         process.wait()
         for stream in (process.stdin, process.stdout, process.stderr):
             if stream is not None:
