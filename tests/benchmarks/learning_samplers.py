@@ -1,13 +1,18 @@
 """Does training learn the same with every sampler?
 
     python -m tests.benchmarks.learning_samplers --json [--data FOLDER] [--graphs NAME,...]
-        [--samplers NAME,...] [--seeds 5] [--longer 3] [--larger 4]
+        [--samplers NAME,...] [--seeds 5] [--longer 2] [--larger 4] [--best] [--again 5]
 
 The same 2-layer GraphSAGE on real graphs through plans and our training loop, with equal epochs,
 batches, fan-outs, initial weights and order of seeds; only the sampler differs. Layer-wise samplers
 draw as many vertices per layer as neighbour sampling newly meets there. Test accuracy is by full
 neighbourhoods. Features are the packs' own, projected to 128 columns, which keeps a run short.
 `--longer` multiplies the epochs, of all samplers alike; `--larger` the layers of layer-wise ones.
+`--best` tests each run at its epoch of best validation accuracy, as published comparisons do: run
+until all have converged, noisier estimators are given time and none is punished for overfitting.
+Some 40 samplers held to two standard errors of five seeds each expect about two to miss by chance;
+`--again` trains those, and neighbour sampling, on so many further seeds and judges by all of them,
+with the verdict on the first ones kept beside it.
 
 One line per graph and sampler: mean test accuracy over the seeds, neighbour sampling's as the
 baseline, the standard error of the paired difference, the statistics class and the verdict. The bar
@@ -18,6 +23,7 @@ have no weights, and with made-up ones the model would be another.
 
 import argparse
 import os
+import shutil
 import tempfile
 import time
 from dataclasses import dataclass, field, replace
@@ -35,6 +41,7 @@ from runtime.plan import Sampler
 from runtime.sampling.neighbor import NeighborSampler
 from runtime.sampling.parameters import class_of
 from runtime.sampling.statistics import Layer, StatisticsClass
+from runtime.train.checkpoint_files import list_checkpoints
 from tests.benchmarks.common import record
 from tests.benchmarks.learning import LEARNING_RATE, Accuracy
 from tests.support.plans import make_plan
@@ -50,6 +57,24 @@ BATCH_SIZE = 512
 LOCAL_SHARE = 4
 """Locality-aware sampling prefers the first quarter of all nodes."""
 BAR = 0.01
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Protocol:
+    """How all samplers are trained and judged."""
+
+    seeds: int = 5
+    again: int = 0
+    """Further seeds for a sampler that missed on the first ones."""
+    longer: float = 1.0
+    larger: float = 1.0
+    best: bool = False
+    epochs: int = 0
+
+    @property
+    def evaluations(self) -> int:
+        """Evenly over the epochs."""
+        return (2 if self.best else 1) * EVALUATIONS
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -137,9 +162,9 @@ def new_vertices(graph: Graph) -> list[int]:
 
 
 def train(
-    graph: Graph, folder: Path, sampler: Sampler, seed: int, epochs: int
+    graph: Graph, folder: Path, sampler: Sampler, seed: int, how: Protocol
 ) -> tuple[Accuracy, list[float]]:
-    """One run: accuracies at its end, and validation accuracies on the way there."""
+    """One run: accuracies at its end or its best, and validation accuracies on the way there."""
     make_plan(
         graph,
         folder / "plan",
@@ -152,46 +177,61 @@ def train(
         sampler=sampler,
     )
     run = folder / "run"
-    run.mkdir(exist_ok=True)
+    shutil.rmtree(run, ignore_errors=True)
+    run.mkdir()
+    every = how.epochs // how.evaluations
     config = RunConfig(
         plan_folder=str(folder / "plan"),
         run_folder=str(run),
-        epochs=epochs,
-        eval_every=epochs // EVALUATIONS,
-        keep_checkpoints=0,
+        epochs=how.epochs,
+        eval_every=every,
+        keep_checkpoints=how.epochs if how.best else 0,
         pin=False,
     )
     report = worker.run(config)
     curve = [epoch.val for epoch in report.epochs if epoch.val is not None]
+    at = int(np.argmax(curve)) if how.best else len(curve) - 1
+    if how.best:
+        # Back to the checkpoint of that epoch: a resumed run has nothing left to do but the test.
+        last = (at + 1) * every
+        for later in list_checkpoints(run / "checkpoints")[last:]:
+            later.unlink()
+        report = worker.run(replace(config, epochs=last, resume=True, eval_every=how.epochs))
     assert report.test_score is not None
-    return Accuracy(curve[-1], report.test_score), curve
+    return Accuracy(curve[at], report.test_score), curve
 
 
-def compare(
-    source: Path,
-    folder: Path,
-    names: list[str],
-    num_seeds: int,
-    *,
-    longer: float = 1.0,
-    larger: float = 1.0,
-) -> None:
+def compare(source: Path, folder: Path, names: list[str], how: Protocol) -> None:
     """Train one data pack with every named sampler and print a line for each."""
     graph = import_graph(source, folder / source.stem, options=ImportOptions(features=FEATURES))
-    sizes = [round(larger * size) for size in new_vertices(graph)]
-    epochs = round(longer * EPOCHS.get(source.stem, 20))
-    baseline: list[float] = []
+    sizes = [round(how.larger * size) for size in new_vertices(graph)]
+    epochs = round(how.longer * EPOCHS.get(source.stem, 20))
+    how = replace(how, epochs=epochs)
+    found: dict[str, list[float]] = {}
     curve: list[float] = []
+
+    def more(name: str, seeds: range) -> list[tuple[Accuracy, list[float]]]:
+        sampler = WAYS[name].sampler(sizes)
+        runs = [train(graph, folder, sampler, seed, how) for seed in seeds]
+        found[name] = found.get(name, []) + [accuracy.test for accuracy, _ in runs]
+        return runs
+
     for name in ["neighbor", *(n for n in names if n != "neighbor")]:
-        sampler, start = WAYS[name].sampler(sizes), time.process_time()
-        runs = [train(graph, folder, sampler, seed, epochs) for seed in range(num_seeds)]
-        tests = [accuracy.test for accuracy, _ in runs]
+        start = time.process_time()
+        runs = more(name, range(how.seeds))
         if name == "neighbor":
-            baseline = tests
             curve = np.mean([values for _, values in runs], axis=0).tolist()
-        differences = np.subtract(tests, baseline)
-        difference, error = float(differences.mean()), _standard_error(differences)
-        kind = class_of(sampler, Layer.MEAN)
+        kind = class_of(WAYS[name].sampler(sizes), Layer.MEAN)
+        first = difference, error = _difference(found[name], found["neighbor"])
+        verdict = _verdict(kind, difference, error) if name != "neighbor" else "baseline"
+        judged = {"verdict": verdict}
+        if verdict == "missed" and how.again:
+            judged["first_verdict"], everything = verdict, how.seeds + how.again
+            more("neighbor", range(len(found["neighbor"]), everything))
+            runs += more(name, range(how.seeds, everything))
+            difference, error = _difference(found[name], found["neighbor"])
+            judged["verdict"] = _verdict(kind, difference, error)
+        tests, baseline = found[name], found["neighbor"][: len(found[name])]
         record(
             f"learning_{source.stem}_{name}",
             float(np.mean(tests)),
@@ -200,17 +240,26 @@ def compare(
             ratio=float(np.mean(tests) / np.mean(baseline)),
             difference=difference,
             standard_error=error,
+            first_difference=first[0],
+            first_standard_error=first[1],
             statistics_class=str(kind),
-            verdict=_verdict(kind, difference, error) if name != "neighbor" else "baseline",
+            **judged,
             val=float(np.mean([accuracy.val for accuracy, _ in runs])),
             baseline_val=curve,
             tests=tests,
-            seeds=num_seeds,
+            seeds=len(tests),
             epochs=epochs,
+            tested_at="best validation" if how.best else "end",
             features=FEATURES,
             layer_sizes=sizes,
             cpu_seconds=time.process_time() - start,
         )
+
+
+def _difference(tests: list[float], baseline: list[float]) -> tuple[float, float]:
+    """Mean of the paired differences and its standard error."""
+    differences = np.subtract(tests, baseline[: len(tests)])
+    return float(differences.mean()), _standard_error(differences)
 
 
 def _standard_error(differences: np.ndarray) -> float:
@@ -234,19 +283,21 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--longer", type=float, default=1.0, help="times the usual epochs")
     parser.add_argument("--larger", type=float, default=1.0, help="times the usual layers")
+    parser.add_argument("--best", action="store_true", help="test at the best validation")
+    parser.add_argument("--again", type=int, default=0, help="further seeds for those outside")
     options = parser.parse_args()
     torch.set_num_threads(1)
     for name in options.graphs.split(","):
         with tempfile.TemporaryDirectory() as folder:
             path = Path(options.data) / f"{name}.npz"
-            compare(
-                path,
-                Path(folder),
-                options.samplers.split(","),
-                options.seeds,
+            how = Protocol(
+                seeds=options.seeds,
+                again=options.again,
                 longer=options.longer,
                 larger=options.larger,
+                best=options.best,
             )
+            compare(path, Path(folder), options.samplers.split(","), how)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,15 @@ import pytest
 
 from runtime.graph.dataset import Graph
 from runtime.graph.importing import ImportOptions, import_graph
-from tests.benchmarks.learning_samplers import BAR, EPOCHS, FEATURES, WAYS, new_vertices, train
+from tests.benchmarks.learning_samplers import (
+    BAR,
+    EPOCHS,
+    FEATURES,
+    WAYS,
+    Protocol,
+    new_vertices,
+    train,
+)
 
 SEEDS = 5
 NAME = "coauthor-physics"
@@ -24,7 +32,8 @@ def graph(data_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Graph:
 def accuracies(graph: Graph, folder: Path, name: str) -> np.ndarray:
     """Test accuracy of each seed."""
     sampler = WAYS[name].sampler(new_vertices(graph))
-    runs = [train(graph, folder, sampler, seed, EPOCHS[NAME]) for seed in range(SEEDS)]
+    how = Protocol(epochs=EPOCHS[NAME])
+    runs = [train(graph, folder, sampler, seed, how) for seed in range(SEEDS)]
     return np.array([accuracy.test for accuracy, _ in runs])
 
 
