@@ -4,10 +4,10 @@ Products are taken in the order of the loops there, and roots and quotients are 
 on both, so the weights are the same numbers.
 """
 
-import torch
 from torch import Tensor
 
 from runtime.models.adjacency import TorchBlock, insert_self_loops
+from runtime.rounding import root
 
 
 def gcn_blocks(
@@ -63,7 +63,7 @@ def sampled_degrees(block: TorchBlock, outermost: TorchBlock | None) -> tuple[Te
 
 
 def _inverse_root(neighbours: Tensor) -> Tensor:
-    return (1 / torch.sqrt(neighbours + 1)).float()
+    return (1 / root(neighbours + 1)).float()
 
 
 def _gcn_block(

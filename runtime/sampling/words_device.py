@@ -2,16 +2,17 @@
 
 The smooth mixing of two streams takes the normal distribution and its inverse in the operations
 that IEEE 754 rounds exactly, one torch call each: no compiler joins a product and a sum here, so
-the bits are those of numpy and numba. Two of torch's shortcuts are avoided (`_root`, `_constant`).
+the bits are those of numpy and numba. Two of torch's shortcuts are avoided (`rounding.root`,
+`_constant`).
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from runtime.rounding import root
 from runtime.sampling import dependent_normal as shared
 from runtime.sampling.dependent import HopStreams
 from runtime.sampling.rng import mix
@@ -100,7 +101,7 @@ def normal(words: Tensor) -> Tensor:
     """`dependent_normal.normal` of words held in int64; float64 of their shape."""
     u = (((words >> 12) & _ALL_52).to(torch.float64) + 0.5) * shared._STEP
     q = u - 0.5
-    r = _root(-_logarithm(torch.minimum(u, 1.0 - u)))
+    r = root(-_logarithm(torch.minimum(u, 1.0 - u)))
     size = torch.where(r <= shared._TAIL, shared._middle(r), shared._outer(r))
     tail = torch.where(q < 0, -size, size)
     return torch.where(q.abs() <= shared._CENTRE, shared._centre(q), tail)
@@ -128,11 +129,6 @@ def normal_word(x: Tensor) -> Tensor:
 def _constant(value: float, like: Tensor) -> Tensor:
     """A divisor where it is used: by a host's number torch multiplies with the reciprocal."""
     return torch.full((), value, dtype=torch.float64, device=like.device)
-
-
-def _root(x: Tensor) -> Tensor:
-    """Square roots, rounded; torch's own are only on a GPU."""
-    return torch.sqrt(x) if x.is_cuda else torch.from_numpy(np.sqrt(x.numpy()))
 
 
 def _logarithm(x: Tensor) -> Tensor:
