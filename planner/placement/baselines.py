@@ -3,11 +3,14 @@
 They run unchanged on the one evaluator and in the runtime, so a difference is the placement's.
 """
 
+import typing
 from collections.abc import Sequence
 
+import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from planner.kept import kept
 from planner.placement.order import Probabilities, degree_order, hotness_order
 
 
@@ -38,15 +41,32 @@ def random(
     hotness: Probabilities, capacity_rows: Sequence[int], *, seed: int
 ) -> list[NDArray[np.int64]]:
     """As `naive`, after a random permutation of the ids."""
-    ids = np.arange(hotness.shape[-1], dtype=np.int64)
+    dealt = kept(
+        (hotness,),
+        f"dealt to {len(capacity_rows)} by {seed}",
+        lambda: (_dealt(hotness.shape[-1], len(capacity_rows), seed),),
+    )[0]
+    if hotness.ndim == 1:
+        # One order serves all: what is dealt to a GPU stands in it from hot to cold already.
+        order = hotness_order(hotness)
+        owners = dealt[order]
+        return [order[owners == g][:rows] for g, rows in enumerate(capacity_rows)]
+    blocks = [np.flatnonzero(dealt == g) for g in range(len(capacity_rows))]
+    return [
+        block[hotness_order(p[block])[:rows]]
+        for block, p, rows in zip(blocks, hotness, capacity_rows, strict=True)
+    ]
+
+
+def _dealt(num_nodes: int, num_gpus: int, seed: int) -> NDArray[np.uint16]:
+    """The GPU of each id: shuffled, then cut into blocks of equal size."""
+    ids = np.arange(num_nodes, dtype=np.int64)
     np.random.default_rng(seed).shuffle(ids)
-    size = -(-len(ids) // len(capacity_rows))
-    own: list[NDArray[np.int64]] = []
-    for g, rows in enumerate(capacity_rows):
-        block = np.sort(ids[g * size : (g + 1) * size])  # ascending, so that ties go to low ids
-        p = hotness[g] if hotness.ndim == 2 else hotness
-        own.append(block[hotness_order(p[block])[:rows]])
-    return own
+    size = -(-num_nodes // num_gpus)
+    dealt = np.empty(num_nodes, np.uint16)
+    for g in range(num_gpus):
+        dealt[ids[g * size : (g + 1) * size]] = g
+    return dealt
 
 
 def degree(out_degree: NDArray[np.int64], capacity_rows: Sequence[int]) -> list[NDArray[np.int64]]:
@@ -58,12 +78,18 @@ def degree(out_degree: NDArray[np.int64], capacity_rows: Sequence[int]) -> list[
 def count_out_degree(
     indices: NDArray[np.int32] | NDArray[np.int64], num_nodes: int
 ) -> NDArray[np.int64]:
-    """Number of lists each vertex stands in, shape [num_nodes], in bounded memory."""
+    """Number of lists each vertex stands in, shape [num_nodes]."""
     total = np.zeros(num_nodes, np.int64)
-    block = 1 << 24
-    for start in range(0, len(indices), block):
-        total += np.bincount(indices[start : start + block], minlength=num_nodes)
+    _count(indices, total)
     return total
+
+
+@numba.njit(cache=True, nogil=True)
+@typing.no_type_check
+def _count(indices: np.ndarray, total: np.ndarray) -> None:
+    """Add to total [N] how often each of its places stands in indices [E]."""
+    for e in range(indices.size):
+        total[indices[e]] += 1
 
 
 def pagraph_score(

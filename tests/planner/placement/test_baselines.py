@@ -28,6 +28,19 @@ def test_random_deals_disjoint_blocks_and_repeats_with_its_seed():
     assert any((a != b).any() for a, b in zip(own, other, strict=True))
 
 
+def test_random_deals_the_same_blocks_to_one_law_and_to_equal_laws():
+    p = np.random.default_rng(0).random(101).round(1)
+    one, each = random(p, [7, 40, 40], seed=1), random(np.stack([p] * 3), [7, 40, 40], seed=1)
+    assert [ids.tolist() for ids in one] == [ids.tolist() for ids in each]
+    # by its definition: the shuffled ids in blocks of 34, each from hot to cold, ties by id
+    ids = np.arange(101)
+    np.random.default_rng(1).shuffle(ids)
+    blocks = [sorted(ids[g * 34 : (g + 1) * 34], key=lambda v: (-p[v], v)) for g in range(3)]
+    assert [block[:rows] for block, rows in zip(blocks, [7, 40, 40], strict=True)] == [
+        ids.tolist() for ids in one
+    ]
+
+
 def test_degree_replicates_the_vertices_that_stand_in_most_lists():
     indices = np.array([3, 3, 3, 1, 1, 2], np.int32)
     counts = count_out_degree(indices, 5)
