@@ -47,7 +47,8 @@ class RankSeconds:
     """Core-seconds it takes on this rank."""
     optimizer: float
     loader_sigma: float
-    """Standard deviation over batches of sample and gather together."""
+    """Standard deviation over batches of sample and gather together; of several ranks, of what one
+    may do longer than the others."""
     trainer_sigma: float
     """Standard deviation over batches of forward_backward."""
     spreads: dict[str, float]
@@ -131,6 +132,15 @@ def rank_seconds(
     early = early_seconds(machine, candidate, peers, row_bytes)
     compute = compute_seconds(timing, ranks=ranks, threads=threads)
     compute += after_seconds(machine, candidate, peers, row_bytes)
+    varying = loader
+    if candidate.num_ranks > 1:
+        # Ranks leave an exchange together, and the last of those that read from one disk has its
+        # rows when all requests are served, whoever's they were.
+        shared = {"disk"} if ranks > 1 else set[str]()
+        alone = {k: r.seconds for k, r in by_source.items() if k not in shared}
+        varying = sample + gather_seconds(
+            {k: rows.rows[k] for k in alone}, alone, candidate.threads.gather
+        )
     variation = _variation(batch)
     slope = seconds_per_scale(timing, ranks=ranks, threads=threads)
     reduced = _all_reduce(machine, timing, candidate)
@@ -144,7 +154,7 @@ def rank_seconds(
         all_reduce=reduced.seconds,
         all_reduce_core=reduced.core_seconds,
         optimizer=timing.optimizer.at(ranks=ranks, threads=threads),
-        loader_sigma=_join(loader * variation, loader * machine.noise),
+        loader_sigma=varying * _join(variation, _jitter(machine, ranks)),
         trainer_sigma=_join(slope * variation, compute * _jitter(machine, ranks)),
         wait_sigma=slope * variation if reduced.waited else None,
         sample_beside=beside,
@@ -273,14 +283,13 @@ def _variation(batch: BatchProfile) -> float:
 
 
 def _jitter(machine: MachineModel, ranks: int) -> float:
-    """Relative deviation of equal compute from step to step: of ranks side by side, if measured.
+    """Relative deviation of equal work from step to step: of ranks side by side, if measured.
 
-    One process alone on an idle machine (`noise`) is steadier than ranks that share its memory.
+    The noise of one process alone is that of seconds apart: where a machine's speed drifts, it does
+    so for all ranks, who do not wait for each other because of it.
     """
     table = machine.tables.get("step_jitter")
-    if table is None or ranks == 1:
-        return machine.noise
-    return max(machine.noise, table.at(ranks=ranks))
+    return machine.noise if table is None or ranks == 1 else table.at(ranks=ranks)
 
 
 def _join(a: float, b: float) -> float:

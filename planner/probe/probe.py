@@ -11,6 +11,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -124,6 +125,18 @@ def probe_with(sizes: ProbeSizes, *, progress: ProgressCallback | None = None) -
     report("done", 1.0)
     machine = _assemble(facts, sizes, tables, noise, memories, notes, gpus)
     return with_gpus(machine, measured)
+
+
+def with_disk_again(machine: MachineModel) -> MachineModel:
+    """The machine with its disk measured anew: those of virtual machines swing within minutes."""
+    sizes = FULL if machine.extent == FULL.name else QUICK
+    scratch = Path(tempfile.mkdtemp(prefix="probe-", dir=cache_folder()))
+    try:
+        with Team(1) as team:
+            context = ProbeContext(team=team, sizes=sizes, cores=machine.num_cores, scratch=scratch)
+            return replace(machine, tables=machine.tables | disk.measure(context))
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
 
 
 def _start_table(context: ProbeContext, seconds: float) -> dict[str, Table]:

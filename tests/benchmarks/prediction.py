@@ -3,13 +3,14 @@
     python -m tests.benchmarks.prediction --json --out RESULTS.jsonl [--machine MACHINE.json]
         [--configs 0-9] [--minutes M] [--work FOLDER] [--data FOLDER] [--list] [--summary] [--quick]
 
-Each configuration (`prediction_cases.py`) is planned, its candidates run in turn by real ranks,
-and one line is appended to RESULTS: a configuration that stands there is not run again, so the
+Each configuration (`prediction_cases.py`) is planned, its candidates run in turn by real ranks, and
+one line is appended to RESULTS: a configuration that stands there is not run again, so the
 benchmark may be stopped and continued, or split. The machine is probed once, in full, and kept in
-MACHINE; so is the 1 Gbit/s link beside it. The first configurations calibrate: a reported one is
-run only when all of those are in RESULTS, and its predictions, made before it runs, use their
-factors. Profiles are measured while planning and kept in FOLDER, so keep MACHINE, FOLDER and
-RESULTS of one quiet machine together.
+MACHINE; so is the 1 Gbit/s link beside it. The disk alone is measured again, in a few seconds,
+before each configuration that reads it: those of virtual machines swing within minutes. The first
+configurations calibrate: a reported one is run only when all of those are in RESULTS, and its
+predictions, made before it runs, use their factors. Profiles are measured while planning and kept
+in FOLDER, so keep MACHINE, FOLDER and RESULTS of one quiet machine together.
 
 The last lines are the summary over everything in RESULTS: step_ape_median, step_ape_p90,
 stage_ape_<stage>, kendall_tau, regret_mean, regret_worst, coverage90, width90, and one `pair` line
@@ -25,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from planner.machine import MachineModel, load_machine, save_machine
-from planner.probe.probe import probe
+from planner.probe.probe import probe, with_disk_again
 from runtime.device import machine_fingerprint
 from tests.benchmarks.prediction_cases import CASES, default_data, open_case_graph
 from tests.benchmarks.prediction_link import link_machine
@@ -101,6 +102,8 @@ def run(wanted: list[int], out: Path, options: argparse.Namespace) -> None:
         here = machine
         if case.tier == "link":
             here = link_machine(machine, machine_path.with_suffix(".link.json"))
+        if case.tier in ("disk", "link"):
+            here = with_disk_again(here)
         factors = {}
         if case.role == "report":
             factors = factors_for(case.tier, list(finished.values()))

@@ -10,7 +10,7 @@ from planner.errors import MachineError
 from planner.machine import MachineModel, load_machine, save_machine
 from planner.probe import probe as probe_module
 from planner.probe.presets import load_preset
-from planner.probe.probe import cache_folder, load_or_probe, probe, probe_with
+from planner.probe.probe import cache_folder, load_or_probe, probe, probe_with, with_disk_again
 from planner.probe.sizes import QUICK
 from runtime.device import machine_fingerprint
 
@@ -154,3 +154,16 @@ def test_a_named_file_must_exist(tmp_path: Path, probed: list[bool]):
     save_machine(here("quick"), tmp_path / "machine.json")
     assert load_or_probe(tmp_path / "machine.json") == here("quick")
     assert probed == []
+
+
+@pytest.mark.usefixtures("own_cache")
+def test_the_disk_alone_is_measured_again(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("planner.probe.probe.QUICK", TINY)
+    old = here("quick")
+    found = with_disk_again(old)
+    if "disk_read" not in found.tables:
+        pytest.skip("this file system refuses direct reads")
+    table = found.tables["disk_read"]
+    assert table.provenance == "measured"
+    assert table.points == [list(TINY.disk_read_bytes), list(TINY.disk_queue_depths)]
+    assert found == replace(old, tables=old.tables | {"disk_read": table})
