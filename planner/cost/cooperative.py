@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from planner.candidate import Candidate, RankRows
-from planner.cost.rank_seconds import RankSeconds, rank_seconds
-from planner.cost.rates import Rate, all_to_all, lookup, ranks_here, readers
+from planner.cost.rank_seconds import RankSeconds, rank_seconds, step_jitter
+from planner.cost.rates import Rate, all_to_all, asked, lookup, ranks_here, readers
 from planner.machine import MachineModel
 from planner.workload import BatchProfile, ModelTiming, SharedBatch, Spread
 from runtime.plan import GraphRef
@@ -219,10 +219,10 @@ def cooperative_rank(
     base = rank_seconds(
         candidate, graph, relabelled, timing, machine, rows, row_bytes, sampler=sampler
     )
-    asked = [_message(machine, candidate, ID_BYTES * n) for n in part.asked]
-    counts = _message(machine, candidate, ID_BYTES * (candidate.num_ranks - 1))
+    ids = [asked(machine, candidate, n) for n in part.asked]
     sent = _message(machine, candidate, feature_bytes(part, row_bytes))
     hops = [_message(machine, candidate, n * hidden * FLOAT_BYTES) for n in part.remote[:-1]]
+    meeting = _meeting_seconds(machine, candidate)
     packed = lookup(
         machine,
         "gather",
@@ -232,31 +232,30 @@ def cooperative_rank(
         readers=readers(candidate),
     )
     gather = base.gather + part.remote[-1] * packed.seconds
-    ids = sum(r.seconds for r in asked) + len(asked) * counts.seconds
     copies = _copy_seconds(machine, candidate, part, hidden)
     variation = _imbalance(part, candidate.num_ranks)
-    loader = base.sample + gather
+    loader, jitter = base.sample + gather, step_jitter(machine, ranks_here(candidate))
     return replace(
         base,
         gather=gather,
-        exchange_ids=ids,
+        exchange_ids=sum(r.seconds for r in ids),
         exchange_rows=sent.seconds,
-        halo_exchange=2 * sum(r.seconds for r in hops),
+        halo_exchange=2 * sum(r.seconds + meeting for r in hops),
         forward_backward=base.forward_backward + copies,
         # What varies from batch to batch all ranks have in common: it is the hash that parts them.
-        loader_sigma=loader * (variation**2 + machine.noise**2) ** 0.5,
-        trainer_sigma=base.forward_backward * (variation**2 + machine.noise**2) ** 0.5,
+        loader_sigma=loader * (variation**2 + jitter**2) ** 0.5,
+        trainer_sigma=base.forward_backward * (variation**2 + jitter**2) ** 0.5,
         spreads={
             **base.spreads,
             Stage.GATHER.value: max(base.spreads["gather"], packed.spread),
-            Stage.EXCHANGE_IDS.value: counts.spread,
+            Stage.EXCHANGE_IDS.value: ids[0].spread,
             Stage.EXCHANGE_ROWS.value: sent.spread,
             Stage.HALO_EXCHANGE.value: sent.spread,
         },
         provenance={
             **base.provenance,
             Stage.SAMPLE.value: f"{base.provenance['sample']} of a share of the global batch",
-            Stage.EXCHANGE_IDS.value: f"{counts.provenance} x ids of every hop [C20]",
+            Stage.EXCHANGE_IDS.value: f"{ids[0].provenance} x ids of every hop [C20]",
             Stage.EXCHANGE_ROWS.value: f"{sent.provenance} x rows that other ranks own [C20]",
             Stage.HALO_EXCHANGE.value: f"{sent.provenance} x hidden rows, there and back",
             Stage.FORWARD_BACKWARD.value: (
@@ -265,6 +264,15 @@ def cooperative_rank(
             ),
         },
     )
+
+
+def _meeting_seconds(machine: MachineModel, candidate: Candidate) -> float:
+    """What ranks that computed wait for each other, beyond an exchange of next to nothing.
+
+    Of counts and ids, measured between two stretches of compute, all that two messages do not take.
+    """
+    met = asked(machine, candidate, 0.0).seconds
+    return max(0.0, met - 2 * all_to_all(machine, candidate, 0.0).seconds)
 
 
 def _message(machine: MachineModel, candidate: Candidate, sent_bytes: float) -> Rate:

@@ -154,8 +154,8 @@ def rank_seconds(
         all_reduce=reduced.seconds,
         all_reduce_core=reduced.core_seconds,
         optimizer=timing.optimizer.at(ranks=ranks, threads=threads),
-        loader_sigma=varying * _join(variation, _jitter(machine, ranks)),
-        trainer_sigma=_join(slope * variation, compute * _jitter(machine, ranks)),
+        loader_sigma=varying * _join(variation, step_jitter(machine, ranks)),
+        trainer_sigma=_join(slope * variation, compute * step_jitter(machine, ranks)),
         wait_sigma=slope * variation if reduced.waited else None,
         sample_beside=beside,
         early=early,
@@ -282,7 +282,7 @@ def _variation(batch: BatchProfile) -> float:
     return vertices.std / vertices.mean if vertices.mean > 0 else 0.0
 
 
-def _jitter(machine: MachineModel, ranks: int) -> float:
+def step_jitter(machine: MachineModel, ranks: int) -> float:
     """Relative deviation of equal work from step to step: of ranks side by side, if measured.
 
     The noise of one process alone is that of seconds apart: where a machine's speed drifts, it does

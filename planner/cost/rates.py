@@ -191,7 +191,7 @@ def exchange_rates(
         return nothing, nothing
     each = _handed_over(candidate, rows)
     back = all_to_all(machine, candidate, each * row_bytes)
-    return _asked(machine, candidate, each), back
+    return asked(machine, candidate, rows), back
 
 
 def remote_rates(
@@ -215,12 +215,13 @@ def _handed_over(candidate: Candidate, rows: float) -> float:
     return rows * candidate.num_ranks / max(1, candidate.num_ranks - 1)
 
 
-def _asked(machine: MachineModel, candidate: Candidate, rows: float) -> Rate:
+def asked(machine: MachineModel, candidate: Candidate, ids: float) -> Rate:
     """Counts and ids together, as they follow compute, where that was measured; else apart.
 
-    With loader threads the ranks' loaders are in step already.
+    A rank sends so many ids to others together. With loader threads the ranks' loaders are in step
+    already.
     """
-    hosts, size = candidate.hosts, ID_BYTES * rows
+    hosts, size = candidate.hosts, ID_BYTES * _handed_over(candidate, ids)
     name = "all_to_all_asked" if hosts == 1 else "hosts_all_to_all_asked"
     if candidate.threads.sample == 0 and name in machine.tables:
         if hosts == 1:

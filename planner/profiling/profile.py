@@ -9,7 +9,7 @@ from planner.machine import MachineModel
 from planner.profiling import cache
 from planner.profiling.batches import MOST_SAMPLED, draw_all, draw_sharing, sampler_of
 from planner.profiling.cache import Profile
-from planner.profiling.draw import drawer
+from planner.profiling.draw import drawer, shared_drawer
 from planner.profiling.model_seconds import ROUNDS, SCALES, STEPS, time_model
 from planner.profiling.presample import Progress
 from planner.profiling.sampler_seconds import sampling_seconds
@@ -19,7 +19,7 @@ from planner.workload import BatchProfile, Combination, WorkloadProfile
 from runtime import codec
 from runtime.graph.dataset import Graph
 
-VERSION = 7
+VERSION = 8
 """Rises when a profile means something else than before."""
 
 
@@ -113,14 +113,15 @@ def make_profile(
         part = part_of(whole, shared, found.num_ranks, every_hop=every_hop)
         return part_profile(whole, part)
 
-    def sampled(ranks: int) -> float:
-        return sampling_seconds(drawer(graph, work, sampler_of(settings), ranks))
+    def sampled(found: Combination) -> float:
+        draws = shared_drawer if found.shared else drawer
+        return sampling_seconds(draws(graph, work, sampler_of(settings), found.num_ranks))
 
     with Team(max(c.ranks for c in combinations)) as team:
         timing = {
             key: replace(
                 time_model(graph, settings, batch_of(mine[0]), mine, team, progress),
-                sample_seconds=0.0 if mine[0].shared else sampled(mine[0].num_ranks),
+                sample_seconds=sampled(mine[0]),
             )
             for key, mine in by_key.items()
         }
