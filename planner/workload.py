@@ -52,6 +52,11 @@ class BatchProfile:
     """Typed graphs: share of each edge type among the outermost block's edges."""
     node_types: list[float] = field(default_factory=list[float])
     """Typed graphs: share of each node type among the input vertices."""
+    disk_requests: float = 1.0
+    """Requests that read a batch's rows from a file in order of id, over those of as many rows met
+    independently of each other: fewer, where neighbours have neighbouring ids."""
+    disk_bytes: float = 1.0
+    """The same of the bytes they move."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

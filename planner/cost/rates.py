@@ -215,13 +215,13 @@ def _handed_over(candidate: Candidate, rows: float) -> float:
     return rows * candidate.num_ranks / max(1, candidate.num_ranks - 1)
 
 
-def asked(machine: MachineModel, candidate: Candidate, ids: float) -> Rate:
+def asked(machine: MachineModel, candidate: Candidate, num_ids: float) -> Rate:
     """Counts and ids together, as they follow compute, where that was measured; else apart.
 
     A rank sends so many ids to others together. With loader threads the ranks' loaders are in step
     already.
     """
-    hosts, size = candidate.hosts, ID_BYTES * _handed_over(candidate, ids)
+    hosts, size = candidate.hosts, ID_BYTES * _handed_over(candidate, num_ids)
     name = "all_to_all_asked" if hosts == 1 else "hosts_all_to_all_asked"
     if candidate.threads.sample == 0 and name in machine.tables:
         if hosts == 1:

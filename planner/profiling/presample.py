@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from planner.cost.disk import counted_runs, expected_runs
+from planner.cost.request import ITEM_BYTES
 from planner.placement.analytic import neighbor_hotness, seed_probability, smooth
 from planner.profiling.draw import drawer, whole_steps
 from planner.workload import BatchProfile, Hotness, Spread
@@ -52,6 +54,10 @@ class _Counts:
     topology: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
     edge_types: list[NDArray[np.int64]] = field(default_factory=list[NDArray[np.int64]])
     node_types: list[NDArray[np.int64]] = field(default_factory=list[NDArray[np.int64]])
+    runs: list[tuple[float, float]] = field(default_factory=list[tuple[float, float]])
+    """Requests and bytes that would read a batch's rows from a file, of the first batches."""
+    row_bytes: int = 0
+    """Of a feature row; 0: the graph has none."""
 
     def __post_init__(self) -> None:
         self.halves = [np.zeros(self.num_nodes, np.float32) for _ in range(2)]
@@ -69,7 +75,17 @@ class _Counts:
         for block in read:
             lengths = np.diff(block.indptr[: block.num_dst + 1])
             self.topology[batch.n_id[: block.num_dst]] += lengths
+        if self.row_bytes and len(self.runs) < MIN_BATCHES:
+            self.runs.append(counted_runs(np.sort(batch.n_id), self.row_bytes))
         self._add_types(batch)
+
+    def runs_over(self, p: NDArray[np.float32]) -> tuple[float, float]:
+        """Requests and bytes counted, over those of rows met independently with chances p [N]."""
+        if not self.runs:
+            return 1.0, 1.0
+        requests, moved = expected_runs(p, self.row_bytes)
+        counted = np.mean(self.runs, axis=0)
+        return float(counted[0] / requests), float(counted[1] / moved)
 
     def _add_types(self, batch: MiniBatch) -> None:
         """Edges by type, and input vertices by type, of a typed batch; nothing of another."""
@@ -114,7 +130,7 @@ def presample(
         Sizes of one rank's batches, and how often each vertex is read.
     """
     draw = drawer(graph, workload, sampler, num_ranks)
-    counts = _Counts(graph.num_nodes)
+    counts = _Counts(graph.num_nodes, row_bytes=_row_bytes(graph))
     epoch = whole_steps(graph.num_train, workload.batch_size)
     for step in itertools.count():
         for rank in range(num_ranks):
@@ -166,7 +182,9 @@ def _summary(counts: _Counts, seeds_per_rank: int) -> tuple[BatchProfile, Hotnes
     if counts.half_batches[1] == 0:
         second = first
     beside = first + second
-    total = float(beside.sum(dtype=np.float64)) / 2
+    beside *= np.float32(0.5)
+    total = float(beside.sum(dtype=np.float64))
+    requests, moved = counts.runs_over(beside)
     np.abs(np.subtract(first, second, out=beside), out=beside)
     error = float(beside.sum(dtype=np.float64)) / total if total > 0 else 0.0
     del beside
@@ -181,6 +199,8 @@ def _summary(counts: _Counts, seeds_per_rank: int) -> tuple[BatchProfile, Hotnes
         half_epoch_error=error,
         edge_types=_shares(counts.edge_types),
         node_types=_shares(counts.node_types),
+        disk_requests=requests,
+        disk_bytes=moved,
     )
     hotness = Hotness(
         seeds_per_rank=seeds_per_rank,
@@ -190,6 +210,10 @@ def _summary(counts: _Counts, seeds_per_rank: int) -> tuple[BatchProfile, Hotnes
         topology=counts.topology.astype(np.float32),
     )
     return profile, hotness
+
+
+def _row_bytes(graph: Graph) -> int:
+    return graph.feature_dim * ITEM_BYTES.get(graph.feature_dtype, 4)
 
 
 def _shares(counts: list[NDArray[np.int64]]) -> list[float]:

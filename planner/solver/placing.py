@@ -159,7 +159,7 @@ def place_rows(
     in_host = request.graph.num_nodes if room.host_rows is None else room.host_rows
     placed = PlacedRows(
         policy=candidate.policy,
-        ranks=_all_rank_rows(placement, shares, features, stored),
+        ranks=_all_rank_rows(placement, shares, features, stored, _clustering(request, hotness)),
         host_rows=in_host,
         code_bytes=code_bytes(request.graph.num_nodes),
         distinct_tables=len({own.tobytes() for own in placement.own}),
@@ -183,7 +183,11 @@ def shares_of(
 
 
 def _all_rank_rows(
-    placement: Placement, shares: Shares, p: NDArray[np.float32], stored_bytes: int
+    placement: Placement,
+    shares: Shares,
+    p: NDArray[np.float32],
+    stored_bytes: int,
+    clustering: tuple[float, float] = (1.0, 1.0),
 ) -> list[RankRows]:
     """Rows, working sets and honest shares of every rank; `p` [N] is gone over once for all."""
     total, touched = float(p.sum(dtype=np.float64)), touched_rows(p)
@@ -197,7 +201,7 @@ def _all_rank_rows(
         if share["disk"] > 0:
             holders = _holders(placement, rank, peers=share["peer"] > 0)
             if holders not in runs:
-                runs[holders] = _disk_requests(placement, holders, p, stored_bytes)
+                runs[holders] = _disk_requests(placement, holders, p, stored_bytes, clustering)
             request = runs[holders]
         found.append(
             RankRows(
@@ -222,11 +226,16 @@ def _holders(placement: Placement, rank: int, *, peers: bool) -> tuple[int, ...]
 
 
 def _disk_requests(
-    placement: Placement, holders: tuple[int, ...], p: NDArray[np.float32], stored_bytes: int
+    placement: Placement,
+    holders: tuple[int, ...],
+    p: NDArray[np.float32],
+    stored_bytes: int,
+    clustering: tuple[float, float],
 ) -> tuple[float, float]:
     """Requests per row, and their mean bytes, for rows that neither those ranks nor the host has.
 
-    (1, 0) where there are none.
+    (1, 0) where there are none. `clustering`: requests and bytes of whole batches, as counted over
+    as expected of independent rows; what is left of a batch is taken to lie together as much.
     """
     far = p.copy()
     if placement.on_host is not None:
@@ -236,4 +245,11 @@ def _disk_requests(
     reads, moved = expected_runs(far, stored_bytes)
     if reads <= 0:
         return 1.0, 0.0
+    reads, moved = reads * clustering[0], moved * clustering[1]
     return reads / float(far.sum(dtype=np.float64)), moved / reads
+
+
+def _clustering(request: Request, hotness: Hotness) -> tuple[float, float]:
+    """How much of the independent rows' requests and bytes whole batches take."""
+    batch = request.profile.batch(hotness.seeds_per_rank)
+    return batch.disk_requests, batch.disk_bytes

@@ -5,7 +5,7 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from planner.cost.disk import expected_runs
+from planner.cost.disk import counted_runs, expected_runs
 from runtime.features.direct import BLOCK_BYTES, GAP_BYTES, RowFile
 from runtime.features.disk import MOST_REQUEST_BYTES
 
@@ -17,11 +17,19 @@ DRAWS = 5
 @pytest.mark.parametrize("chance", [0.02, 0.15, 0.6])
 def test_requests_and_bytes_are_those_that_the_tier_cuts(row_bytes: int, chance: float) -> None:
     file = RowFile(ROWS, row_bytes // 4, np.dtype(np.float32), 128)
+    headless = RowFile(ROWS, row_bytes // 4, np.dtype(np.float32), 0)
     rng = np.random.default_rng(0)
     requests, moved = [], []
     for _ in range(DRAWS):
         slots = np.flatnonzero(rng.random(ROWS) < chance)
         firsts = np.empty(slots.size + 1, np.int64)
+        cut = headless.cut_requests(slots, MOST_REQUEST_BYTES, firsts)
+        bytes_cut = sum(
+            end - begin
+            for first, last in zip(firsts[:cut], firsts[1 : cut + 1] - 1, strict=True)
+            for begin, end in [headless.block_range(int(slots[first]), int(slots[last]))]
+        )
+        assert counted_runs(slots, row_bytes) == (cut, bytes_cut)
         count = file.cut_requests(slots, MOST_REQUEST_BYTES, firsts)
         spans = [
             file.block_range(int(slots[firsts[i]]), int(slots[firsts[i + 1] - 1]))
@@ -41,6 +49,7 @@ def test_rows_that_lie_together_take_fewer_requests_than_rows_apart() -> None:
     apart[::20] = 0.5
     assert expected_runs(together, 512)[0] < 0.1 * expected_runs(apart, 512)[0]
     assert expected_runs(np.zeros(4, np.float32), 512) == (0.0, 0.0)
+    assert counted_runs(np.zeros(0, np.int64), 512) == (0.0, 0.0)
 
 
 def logarithms_of_all(p: np.ndarray, row_bytes: int) -> tuple[float, float]:

@@ -51,6 +51,27 @@ def test_hotness_sums_to_the_expected_input(small_graph: Graph) -> None:
     assert float(hot.topology.sum()) == pytest.approx(sum(e.mean for e in batch.edges), rel=1e-4)
 
 
+def test_neighbours_with_neighbouring_ids_take_fewer_requests(small_graph: Graph) -> None:
+    """Every vertex's neighbours are the ids behind it, or, of the other graph, any."""
+    n, degree = 20_000, 8
+    meta = replace(small_graph.meta, feature_dim=256, num_nodes=n, num_edges=n * degree)
+    near = (np.arange(n)[:, None] + np.arange(1, degree + 1)) % n
+    far = np.random.default_rng(0).integers(0, n, (n, degree))
+    found = []
+    for indices in (near, far):
+        graph = replace(
+            small_graph,
+            meta=meta,
+            indptr=np.arange(n + 1, dtype=np.int64) * degree,
+            indices=indices.ravel().astype(np.int32),
+            train_idx=np.arange(n, dtype=np.int64),
+        )
+        batch, _ = presample(graph, SAMPLED, Sampler(), 1)
+        found.append((batch.disk_requests, batch.disk_bytes))
+    assert found[0][0] < 0.5
+    assert found[1] == pytest.approx((1.0, 1.0), abs=0.1)
+
+
 def test_every_hop_blocks_are_counted_block_by_block(small_graph: Graph) -> None:
     batch, hot = presample(small_graph, SAMPLED, Sampler(dialect="every_hop"), 1)
     assert float(hot.topology.sum()) == pytest.approx(sum(e.mean for e in batch.edges), rel=1e-4)
