@@ -27,7 +27,7 @@ from runtime.mesh import Mesh, open_mesh, rank_and_size
 from runtime.models.build import build_model
 from runtime.models.memory import give_back_freed_memory, keep_freed_memory
 from runtime.plan import Plan, load_plan
-from runtime.process import die_first, host_state, use_threads
+from runtime.process import die_first, host_state, leave, use_threads
 from runtime.report import RunReport
 from runtime.torchrun import die_with
 from runtime.train.checkpoint_files import CHECKPOINTS, newest_name
@@ -148,9 +148,7 @@ def main(arguments: list[str]) -> int:
         run(config, heartbeat)
     except BaseException as error:
         record_end(config, error)
-        # No tidy ending: threads and process groups may wait for ranks that are gone.
-        sys.stderr.flush()
-        os._exit(1)
+        leave(1)  # threads and process groups may wait for ranks that are gone
     heartbeat.close()
     return 0
 
@@ -169,4 +167,4 @@ def record_end(config: RunConfig, error: BaseException) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    leave(main(sys.argv[1:]))

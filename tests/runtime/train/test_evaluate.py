@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from torch.multiprocessing.spawn import spawn
 
 from runtime.comm.collectives import Communicator
 from runtime.errors import DatasetError
@@ -17,6 +16,7 @@ from runtime.models.build import build_model
 from runtime.models.metrics import metric_of
 from runtime.plan import Workload
 from runtime.train.evaluate import evaluate, split_by_edges
+from tests.support.ranks import free_port, run_on_ranks
 
 
 def workload(model: str, layers: int = 2) -> Workload:
@@ -178,10 +178,7 @@ def _score_on_rank(rank: int, port: int, folder: Path, out: Path) -> None:
 
 @pytest.mark.distributed
 def test_two_ranks_score_what_one_does(small_graph, tmp_path):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    spawn(_score_on_rank, (port, small_graph.path, tmp_path), nprocs=2)
+    run_on_ranks(_score_on_rank, (free_port(), small_graph.path, tmp_path), 2)
     model = build_model(workload("sage", 3), 16, 5, "multiclass")
     ids, settings = small_graph.test_idx, workload("sage", 3)
     exact = evaluate(model, small_graph, None, ids, workload=settings)
