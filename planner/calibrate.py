@@ -35,11 +35,12 @@ TABLES = {
     "gather.disk": ("disk_read",),
     "exchange_rows": ("all_to_all", "all_to_all_stepped", "all_to_all_early"),
     "exchange_ids": ("all_to_all_asked",),
-    "all_reduce": ("all_reduce", "all_reduce_stepped"),
 }
 """Tables of the machine by the factor that scales them; ids of an exchange go with its rows where
-they were not measured together with the counts that precede them."""
-TIMED = ("forward_backward", "optimizer", "batch", "all_reduce")
+they were not measured together with the counts that precede them. The all-reduce has no factor:
+most of its seconds are the wait for the slowest rank, which is in no table to be scaled, and what
+one graph's ranks waited made other graphs' predictions worse."""
+TIMED = ("forward_backward", "optimizer", "batch")
 """Stages priced from the profile's timing of the model."""
 
 
@@ -187,8 +188,6 @@ def calibrated_profile(profile: WorkloadProfile, factors: Mapping[str, float]) -
             timing,
             forward_backward=_scaled(timing.forward_backward, factors.get("forward_backward", 1.0)),
             optimizer=_scaled(timing.optimizer, factors.get("optimizer", 1.0)),
-            all_reduce=timing.all_reduce
-            and _scaled(timing.all_reduce, factors.get("all_reduce", 1.0)),
             batch_seconds=timing.batch_seconds * factors.get("batch", 1.0),
             sample_seconds=timing.sample_seconds * factors.get("sample", 1.0),
         )

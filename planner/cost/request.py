@@ -5,12 +5,13 @@ from dataclasses import dataclass
 from planner.cost.budget import Budgets
 from planner.machine import MachineModel
 from planner.workload import WorkloadProfile
+from runtime.graph.dataset import Graph
 from runtime.plan import GraphRef, Workload
 
 ITEM_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 
 
-def row_bytes(graph: GraphRef) -> int:
+def row_bytes(graph: Graph | GraphRef) -> int:
     """Bytes of one stored feature row."""
     return graph.feature_dim * ITEM_BYTES.get(graph.feature_dtype, 4)
 

@@ -31,6 +31,16 @@ def whole_steps(num_train: int, batch_size: int) -> int:
     return max(1, num_train // batch_size)
 
 
+def moment(step: int, whole: int) -> tuple[int, int]:
+    """Epoch and step within it of the profile's step, where an epoch has so many whole ones.
+
+    >>> moment(5, 3) == (PROFILE_EPOCH + 1, 2)
+    True
+    """
+    ahead, step = divmod(step, whole)
+    return PROFILE_EPOCH + ahead, step
+
+
 def drawer(graph: Graph, workload: Workload, sampler: Sampler, num_ranks: int) -> Draw:
     """Batches of a workload on `num_ranks` ranks: of nodes, of links, or of a typed graph.
 
@@ -54,8 +64,7 @@ def drawer(graph: Graph, workload: Workload, sampler: Sampler, num_ranks: int) -
     whole = whole_steps(graph.num_train, workload.batch_size)
 
     def draw(rank: int, step: int) -> MiniBatch:
-        ahead, step = divmod(step, whole)
-        epoch = PROFILE_EPOCH + ahead
+        epoch, step = moment(step, whole)
         seeds, input_id, total = schedules[rank].share(epoch, step)
         return drawn.sample(
             seeds, epoch=epoch, step=step, input_id=input_id, global_num_seeds=total
@@ -94,14 +103,10 @@ def shared_drawer(graph: Graph, workload: Workload, sampler: Sampler, num_ranks:
 
     def draw(rank: int, step: int) -> MiniBatch:
         del rank  # all are alike
-        ahead, step = divmod(step, whole)
-        seeds, input_id, total = schedule.share(PROFILE_EPOCH + ahead, step)
+        epoch, step = moment(step, whole)
+        seeds, input_id, total = schedule.share(epoch, step)
         return together.sample(
-            seeds,
-            epoch=PROFILE_EPOCH + ahead,
-            step=step,
-            input_id=input_id,
-            global_num_seeds=total,
+            seeds, epoch=epoch, step=step, input_id=input_id, global_num_seeds=total
         )
 
     return draw
@@ -149,8 +154,8 @@ def _link_drawer(graph: Graph, workload: Workload, sampler: Sampler, num_ranks: 
     whole = whole_steps(graph.num_train, workload.batch_size)
 
     def draw(rank: int, step: int) -> MiniBatch:
-        ahead, step = divmod(step, whole)
-        batch = seed_batch(PROFILE_EPOCH + ahead, step, dialect)
+        epoch, step = moment(step, whole)
+        batch = seed_batch(epoch, step, dialect)
         for stage in stages[rank]:
             batch = stage.wait(stage.submit(batch, step))
         return batch

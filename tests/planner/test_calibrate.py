@@ -134,6 +134,16 @@ def test_only_the_named_stages_tables_are_scaled() -> None:
     assert found.tables["gather"].provenance == "derived"
 
 
+def test_the_wait_for_other_ranks_teaches_no_factor(small_graph: Graph, tmp_path: Path) -> None:
+    two = replace(SETTINGS, devices=2)
+    plan = pipeline.plan(small_graph.path, two, machine=machine(), out=tmp_path / "two")
+    assert plan.prediction.stages["all_reduce"] > 0
+    factors, _ = learn(plan, 1.0)
+    assert "all_reduce" not in factors
+    # Nor does one that an older version kept.
+    assert calibrated_machine(machine(), {"all_reduce": 2.0}).tables == machine().tables
+
+
 def test_other_samplers_and_gathers_from_disk_teach_factors_of_their_own(
     small_graph: Graph, tmp_path: Path
 ) -> None:

@@ -120,3 +120,24 @@ def test_the_model_is_slower_after_an_exchange_as_it_was_measured_to_be() -> Non
     ahead = candidate(ranks=2, loaders=1)
     placed = rows(2, own=4_000.0, peer=1_000.0)
     assert price(ahead, placed, model=model).stages == price(ahead, placed).stages
+
+
+def test_ranks_do_not_wait_for_each_other_because_of_a_disk_they_share() -> None:
+    # Batches vary by 20%; the last rank has its rows when the disk has served all requests.
+    asked = request()
+    batches = [
+        replace(
+            b, vertices=[*b.vertices[:-1], replace(b.vertices[-1], std=b.vertices[-1].mean / 5)]
+        )
+        for b in asked.profile.batches
+    ]
+    asked = replace(asked, profile=replace(asked.profile, batches=batches))
+
+    def waited(**by_source: float) -> float:
+        return predict(asked, candidate(ranks=2), rows(2, **by_source)).stages["all_reduce"]
+
+    own = waited(own=1_000.0)
+    assert waited(own=1_000.0, disk=500.0) == pytest.approx(own)
+    assert waited(own=1_000.0, disk=5_000.0) == pytest.approx(own)
+    # Of what each reads from its own memory, one may have more than the other.
+    assert waited(own=500_000.0) > 2 * own

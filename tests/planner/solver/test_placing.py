@@ -1,0 +1,34 @@
+"""What a placement leaves to read, in the cost model's terms."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from planner.candidate import RankRows
+from planner.cost.budget import Budgets
+from planner.cost.model import fixed_parts
+from planner.solver.placing import code_bytes, place_rows
+from tests.planner.cost.test_model import NODES, candidate, request
+from tests.support.profiles import hotness
+
+
+def left_to_the_disk(requests: float, moved: float) -> RankRows:
+    """Of a rank without room for all rows and no host copy, whose batches took so many requests."""
+    one = replace(candidate(), policy="naive")
+    beside = sum(fixed_parts(request(), one, 0, code_bytes(NODES)).values())
+    asked = request(budgets=Budgets(device_bytes=beside + 10_000_000))
+    batches = [replace(b, disk_requests=requests, disk_bytes=moved) for b in asked.profile.batches]
+    asked = replace(asked, profile=replace(asked.profile, batches=batches))
+    p = np.linspace(0.2, 0.0, NODES, dtype=np.float32)
+    found = place_rows(asked, one, hotness(1000, p), shared_host=False, out_degree=None)
+    return found.rows.ranks[0]
+
+
+def test_requests_and_bytes_of_the_disk_are_those_that_whole_batches_were_counted_to_take() -> None:
+    apart, together = left_to_the_disk(1.0, 1.0), left_to_the_disk(0.5, 0.8)
+    assert apart.rows["disk"] > 0
+    assert together.rows == apart.rows
+    assert together.disk_requests == pytest.approx(0.5 * apart.disk_requests)
+    # Half the requests for four fifths of the bytes: 1.6 times as many in each.
+    assert together.disk_request_bytes == pytest.approx(1.6 * apart.disk_request_bytes)
