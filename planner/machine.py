@@ -7,7 +7,7 @@ depend on several things (row size, working set, concurrent readers) are `Table`
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import networkx as nx
 
@@ -28,6 +28,11 @@ __all__ = [
     "load_machine",
     "save_machine",
 ]
+
+if TYPE_CHECKING:
+    Topology = nx.DiGraph[str]
+else:
+    Topology = nx.DiGraph  # generic to type checkers only
 
 SCHEMA_VERSION = 1
 
@@ -169,9 +174,9 @@ class MachineModel:
             )
         return self.tables[name]
 
-    def graph(self) -> "nx.DiGraph[str]":
+    def graph(self) -> Topology:
         """The machine as a directed graph: processors, memories and switches joined by links."""
-        out: nx.DiGraph[str] = nx.DiGraph()
+        out: Topology = nx.DiGraph()
         for s in self.switches:
             out.add_node(s.name, kind=s.kind)
         for p in self.processors:

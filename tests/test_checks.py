@@ -1,0 +1,14 @@
+"""While tests run, arguments and results are held to their annotations."""
+
+import pytest
+from beartype.roar import BeartypeCallHintParamViolation
+
+from planner.cost.request import seeds_per_rank
+from runtime.mesh import ranks_by
+
+
+def test_an_argument_of_another_type_is_refused_in_both_packages() -> None:
+    with pytest.raises(BeartypeCallHintParamViolation):
+        seeds_per_rank("1024", 3)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(BeartypeCallHintParamViolation):
+        ranks_by(3)  # pyright: ignore[reportArgumentType]
