@@ -19,8 +19,10 @@ from planner.commands.common import (
     seconds_text,
 )
 from planner.commands.remote import ServerOption
+from planner.errors import MachineError
 from planner.machine import MachineModel, load_machine, save_machine
 from planner.probe.presets import is_preset, list_presets, load_preset
+from runtime.device import machine_fingerprint
 from runtime.errors import InputError
 
 if TYPE_CHECKING:
@@ -71,6 +73,9 @@ def probe_command(
         "machine.json"
     ),
     quick: Annotated[bool, typer.Option("--quick", help="Coarser grid, under 20 s.")] = False,
+    disk: Annotated[
+        bool, typer.Option("--disk", help="Measure the disk alone, anew, in the file of --output.")
+    ] = False,
     hosts: Annotated[
         int, typer.Option(min=1, help="Hosts to probe together; run this on each of them.")
     ] = 1,
@@ -81,15 +86,18 @@ def probe_command(
 ) -> None:
     """Measure this machine: memory, disk, exchange between ranks, sampling.
 
-    With --hosts, the links between hosts as well; host 0 writes the file of all.
+    With --hosts, the links between hosts as well; host 0 writes the file of all. With --disk only
+    the disk, in seconds: those of virtual machines swing, and a plan that reads one hangs on it.
     """
-    from planner.probe.probe import probe, probe_hosts
+    from planner.probe.probe import probe, probe_hosts, with_disk_again
 
     if output.is_dir():
         raise IsADirectoryError(21, "expected a file name for -o, found a folder", str(output))
     output.parent.mkdir(parents=True, exist_ok=True)
     with progress_bar("probe") as progress:
-        if hosts == 1:
+        if disk:
+            machine = with_disk_again(own_machine(output, hosts), progress=progress)
+        elif hosts == 1:
             machine = probe(quick=quick, progress=progress)
         else:
             meeting = meeting_of(hosts, node_rank, rdzv_endpoint, rdzv_timeout)
@@ -103,6 +111,24 @@ def probe_command(
         return
     show(machine)
     console().print(f"written to {output}", markup=False)
+
+
+def own_machine(path: Path, hosts: int) -> MachineModel:
+    """This machine's model, of which a part is to be measured anew.
+
+    Raises:
+        MachineError: there is no such file, or it is another machine's or that of several hosts.
+        InputError: several hosts are asked for.
+    """
+    if hosts > 1:
+        raise InputError(f"--disk: expected one host, found --hosts {hosts}; leave one of them out")
+    machine, here = load_machine(path), machine_fingerprint()
+    if machine.fingerprint != here:
+        raise MachineError(
+            f"{path}: expected the model of this machine ({here}), found that of {machine.name} "
+            f"({machine.fingerprint}); run `gnnplan probe` without --disk"
+        )
+    return machine
 
 
 def meeting_of(hosts: int, node_rank: int, endpoint: str, wait_seconds: float) -> "Meeting":

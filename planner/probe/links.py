@@ -14,6 +14,8 @@ from planner.probe.fit import fit_alpha_beta
 from planner.probe.nvml import Gpu, Inventory
 from planner.probe.pcie import shared_bridges
 
+DISK = "disk0.read"
+"""The link from a host's disk to its memory."""
 PCIE_BYTES_PER_SECOND_PER_LANE = {
     1: 0.25e9,
     2: 0.5e9,
@@ -30,7 +32,7 @@ def host_links(tables: dict[str, Table]) -> tuple[list[Link], list[str]]:
     links = _memory_links(tables)
     notes: list[str] = []
     if "disk_read" in tables:
-        links.append(_disk_link(tables["disk_read"]))
+        links.append(disk_link(tables["disk_read"]))
     if "all_to_all_idle" in tables:
         link, note = _exchange_link(tables["all_to_all_idle"])
         links.append(link)
@@ -63,14 +65,15 @@ def _memory_links(tables: dict[str, Table]) -> list[Link]:
     ]
 
 
-def _disk_link(table: Table) -> Link:
+def disk_link(table: Table) -> Link:
+    """From the disk to memory: a lone read's latency, and the best rate of all sizes and depths."""
     sizes, depths = table.points
     one = [table.at(read_bytes=size, queue_depth=depths[0]) for size in sizes]
     best = max(
         size / table.at(read_bytes=size, queue_depth=depth) for size in sizes for depth in depths
     )
     return Link(
-        name="disk0.read",
+        name=DISK,
         source="disk0",
         target="host0",
         latency_seconds=fit_alpha_beta(sizes, one).latency_seconds,

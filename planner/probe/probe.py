@@ -127,16 +127,38 @@ def probe_with(sizes: ProbeSizes, *, progress: ProgressCallback | None = None) -
     return with_gpus(machine, measured)
 
 
-def with_disk_again(machine: MachineModel) -> MachineModel:
-    """The machine with its disk measured anew: those of virtual machines swing within minutes."""
+def with_disk_again(
+    machine: MachineModel, *, progress: ProgressCallback | None = None
+) -> MachineModel:
+    """The machine with its disk measured anew: those of virtual machines swing within minutes.
+
+    Takes seconds. Plans price the disk anew; all else is as it was. Where direct reads are refused
+    the machine keeps what it has, and a note says why.
+
+    Args:
+        machine: a model of this machine.
+        progress: as for `probe`.
+    """
+    report = progress or _silent
+    report("disk", 0.0)
     sizes = FULL if machine.extent == FULL.name else QUICK
     scratch = Path(tempfile.mkdtemp(prefix="probe-", dir=cache_folder()))
     try:
         with Team(1) as team:
             context = ProbeContext(team=team, sizes=sizes, cores=machine.num_cores, scratch=scratch)
-            return replace(machine, tables=machine.tables | disk.measure(context))
+            found = disk.measure(context)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
+    report("done", 1.0)
+    return replace(
+        machine,
+        tables=machine.tables | found,
+        links=[
+            links.disk_link(found["disk_read"]) if found and link.name == links.DISK else link
+            for link in machine.links
+        ],
+        notes=list(dict.fromkeys(machine.notes + context.notes)),
+    )
 
 
 def _start_table(context: ProbeContext, seconds: float) -> dict[str, Table]:

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from planner.cli import main
 from planner.errors import MachineError
 from planner.machine import MachineModel, load_machine, save_machine
 from planner.probe import probe as probe_module
@@ -166,4 +167,30 @@ def test_the_disk_alone_is_measured_again(monkeypatch: pytest.MonkeyPatch):
     table = found.tables["disk_read"]
     assert table.provenance == "measured"
     assert table.points == [list(TINY.disk_read_bytes), list(TINY.disk_queue_depths)]
-    assert found == replace(old, tables=old.tables | {"disk_read": table})
+    assert found.notes == old.notes
+    changed = {link.name for link in found.links if link not in old.links}
+    assert changed == {"disk0.read"}
+    assert [link.name for link in found.links] == [link.name for link in old.links]
+    assert found == replace(old, tables=old.tables | {"disk_read": table}, links=found.links)
+
+
+@pytest.mark.usefixtures("own_cache")
+def test_the_command_measures_the_disk_alone_in_a_file_of_this_machine(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setattr("planner.probe.probe.QUICK", TINY)
+    path = tmp_path / "machine.json"
+    save_machine(here("quick"), path)
+    assert main(["probe", "--disk", "-o", str(path)]) == 0
+    assert load_machine(path).tables["gather"] == here("quick").tables["gather"]
+    save_machine(replace(here("quick"), fingerprint="another"), path)
+    kept = path.read_bytes()
+    for words, why in (
+        (["-o", str(path)], "expected the model of this machine"),
+        (["-o", str(tmp_path / "none.json")], "found none"),
+        (["-o", str(path), "--hosts", "2"], "expected one host"),
+    ):
+        capsys.readouterr()
+        assert main(["probe", "--disk", *words]) == 2
+        assert why in capsys.readouterr().err
+    assert path.read_bytes() == kept
