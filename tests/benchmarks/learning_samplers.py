@@ -204,7 +204,7 @@ def train(
 def compare(source: Path, folder: Path, names: list[str], how: Protocol) -> None:
     """Train one data pack with every named sampler and print a line for each."""
     graph = import_graph(source, folder / source.stem, options=ImportOptions(features=FEATURES))
-    sizes = [round(how.larger * size) for size in new_vertices(graph)]
+    sizes = [min(round(how.larger * n), graph.num_nodes) for n in new_vertices(graph)]
     epochs = round(how.longer * EPOCHS.get(source.stem, 20))
     how = replace(how, epochs=epochs)
     found: dict[str, list[float]] = {}
