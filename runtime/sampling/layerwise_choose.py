@@ -24,7 +24,8 @@ def water_level(values, size):
     """The c with sum of min(1, c * values) = size; infinite where size reaches the positive ones.
 
     Each pass spreads what the entries at 1 leave over the others. Entries reach 1 once, so there
-    are at most as many passes as entries, in practice a few.
+    are at most as many passes as entries, in practice a few. Where an entry is at 1 but for
+    rounding, a level may come out a hair below the one before: that is the end, too.
     """
     saturated, positive = -1, 0
     for value in values:
@@ -39,7 +40,7 @@ def water_level(values, size):
                 count += 1
             else:
                 rest += value
-        if count == saturated:
+        if count <= saturated or count >= size:
             return level
         saturated = count
         level = (size - count) / rest

@@ -34,6 +34,17 @@ def test_water_level_spends_the_size_exactly_and_takes_all_where_it_suffices() -
             assert np.minimum(1, level * w).sum() == pytest.approx(size, rel=1e-9)
 
 
+def test_water_level_ends_where_rounding_leaves_entries_a_hair_from_one() -> None:
+    """Counts of edges over their sum, as PLADIES has them, meet 1 exactly; it once ran for ever."""
+    w = np.array([6.0, 10, 11, 6]) / 33
+    assert np.minimum(1, water_level(w, 3) * w).sum() == pytest.approx(3, rel=1e-12)
+    rng = np.random.default_rng(0)
+    for _ in range(3000):
+        counts = rng.integers(1, 12, int(rng.integers(3, 12))).astype(np.float64)
+        w, size = counts / counts.sum(), int(rng.integers(1, len(counts)))
+        assert np.minimum(1, water_level(w, size) * w).sum() == pytest.approx(size, rel=1e-12)
+
+
 def example() -> Graph:
     """Five destinations over eight sources, degrees 1 to 5 and one parallel edge."""
     lists = [[5, 6], [5, 6, 7, 8], [5, 9, 9], [10, 11, 12, 5, 6], [7], *[[]] * 8]

@@ -50,13 +50,16 @@ def test_the_smallest_keys_are_those_of_a_stable_sort(
 
 @pytest.mark.usefixtures("poisoned", "shuffled")
 @pytest.mark.parametrize("lengths", LENGTHS)
+@pytest.mark.parametrize("counts", [False, True])
 def test_scales_and_levels_are_those_of_the_cpu_kernels(
-    lengths: list[int], kernel_device: torch.device
+    lengths: list[int], counts: bool, kernel_device: torch.device
 ) -> None:
     from runtime.sampling.segments_triton import row_scales, water_levels
 
     ptr, rng = rows_of(lengths)
     inverse, weight = rng.uniform(1, 9, int(ptr[-1])), rng.uniform(0.2, 3, int(ptr[-1]))
+    if counts:  # entries that meet 1 but for rounding
+        weight = rng.integers(1, 12, int(ptr[-1])) / 33.0
     degrees = np.diff(ptr)
     fanout = np.maximum(degrees // 2, 1)
     excess = np.where(degrees > fanout, degrees * (degrees / fanout) - degrees, 0.0)
