@@ -33,6 +33,7 @@ from planner.settings import PlanSettings
 from planner.solver.candidates_gpu import plans_gpus
 from planner.solver.choose import Priced, choose
 from planner.solver.joined import combinations_of, joined_candidates
+from planner.solver.kinds.allowed import unfit
 from planner.solver.sampling import statistics_of
 from planner.solver.search import Search
 from planner.ways_out import advice, ways_out
@@ -192,6 +193,12 @@ def check_settings(graph: Graph, settings: PlanSettings) -> None:
             "plan` prices; plan again with other settings"
         )
     check_kind(graph, settings)
+    if unfit(settings):
+        raise SettingsError(
+            "model gat: expected a sampler without edge weights (attention has no unbiased "
+            f"weighted form), found {settings.sampler}, whose blocks have them; plan with neighbor "
+            "or labor:estimator=plain, or another model"
+        )
     found, allowed = statistics_of(settings), StatisticsClass(settings.workload.allow)
     if not allowed.allows(found):
         raise SettingsError(

@@ -116,15 +116,34 @@ def class_of(sampler: Sampler, layer: Layer) -> StatisticsClass:
     Raises:
         SamplerError: as `parameters_of`, or a value that cannot be used.
     """
-    name, values = sampler.name, parameters_of(sampler)
-    draws, estimator, kappa = None, Estimator.PLAIN, 1.0
+    values = parameters_of(sampler)
+    kappa = number(sampler.name, values, "kappa") if "kappa" in values else 1.0
+    draws, estimator, unequal = _draws_and_weights(sampler.name, values)
+    return statistics_class(
+        sampler.name, estimator, layer, draws=draws, unequal=unequal, kappa=kappa
+    )
+
+
+def is_weighted(sampler: Sampler) -> bool:
+    """Whether the blocks of a plan's sampler hold an estimator's edge weights.
+
+    Raises:
+        SamplerError: as `class_of`.
+    """
+    estimator = _draws_and_weights(sampler.name, parameters_of(sampler))[1]
+    return sampler.name != "full" and estimator is not Estimator.PLAIN
+
+
+def _draws_and_weights(
+    name: str, values: Mapping[str, Value]
+) -> tuple[Draws | None, Estimator, bool]:
+    """How a sampler draws, how it weighs what is drawn, and whether chances in a row differ."""
+    draws, estimator = None, Estimator.PLAIN
     unequal = values.get("weights", "none") != "none"
     if "estimator" in values:
         estimator = choice(name, values, Estimator, "estimator")
     if "draws" in values:
         draws = choice(name, values, Draws, "draws")
-    if "kappa" in values:
-        kappa = number(name, values, "kappa")
     if name == "las":
         from runtime.sampling.locality import Correction
 
@@ -134,4 +153,4 @@ def class_of(sampler: Sampler, layer: Layer) -> StatisticsClass:
         unequal = unequal or values["variant"] != 0
     if name == "neighbor" and draws is Draws.WITHOUT_REPLACEMENT and not unequal:
         estimator = Estimator.PLAIN  # all weights are 1 / k, and the sampler gives none
-    return statistics_class(name, estimator, layer, draws=draws, unequal=unequal, kappa=kappa)
+    return draws, estimator, unequal

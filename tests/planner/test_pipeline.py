@@ -131,6 +131,9 @@ def test_features_beyond_the_host_go_to_disk(
     assert found.shadow_prices["host0 +1 GiB"] > 0
 
 
+ATTENTION = replace(SETTINGS.workload, model="gat", allow="approximate")
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
@@ -138,6 +141,7 @@ def test_features_beyond_the_host_go_to_disk(
         ({"devices": 64}, "at most 2 devices"),
         ({"mode": "full-graph", "sampler": "labor"}, "drop --sampler"),
         ({"sampler": "labor"}, "add --allow"),
+        ({"sampler": "labor", "workload": ATTENTION}, "model gat: expected a sampler without edge"),
     ],
 )
 def test_wrong_settings_get_one_line(

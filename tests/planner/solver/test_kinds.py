@@ -128,3 +128,13 @@ def test_a_kind_in_the_registry_is_all_that_the_search_needs(
     monkeypatch.setattr(registry, "CHOICES", (*registry.CHOICES, Deeper()))
     found = explored(machine(), PlanSettings(workload=WORK, devices=1, policy="none"))
     assert any(p.candidate.prefetch_depth == 8 for p in found.priced)
+
+
+def test_attention_is_never_given_the_weights_of_local_neighbours(explored) -> None:
+    model, settings = REQUESTS["slow-approx"]
+    attention = replace(settings, workload=replace(LOOSE, model="gat"))
+    found = explored(model, attention)
+    why = {each.name: each.why for each in found.left_out}
+    assert why["local neighbours"] == "model gat takes no edge weights of a sampler"
+    assert all(each.candidate.las is None for each in found.priced)
+    assert any(each.candidate.las is not None for each in explored(model, settings).priced)

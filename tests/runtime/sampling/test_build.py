@@ -10,12 +10,13 @@ import pytest
 
 from runtime import codec
 from runtime.errors import SamplerError
+from runtime.graph.dataset import Graph
 from runtime.plan import Sampler
 from runtime.sampling.build import BatchSampler, build_sampler
 from runtime.sampling.full import full_sampler
 from runtime.sampling.minibatch import Block, MiniBatch
 from runtime.sampling.neighbor import NeighborSampler
-from runtime.sampling.parameters import PARAMETERS, class_of, parameters_of
+from runtime.sampling.parameters import PARAMETERS, class_of, is_weighted, parameters_of
 from runtime.sampling.statistics import Layer, StatisticsClass
 
 Dialect = Literal["first_seen", "every_hop"]
@@ -204,3 +205,40 @@ def test_a_sampler_imports_neither_torch_nor_the_other_samplers() -> None:
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"
+
+
+WEIGHTS = [
+    Sampler(name="full"),
+    *(
+        Sampler(name="neighbor", parameters={"draws": draws, "estimator": e, "weights": weights})
+        for draws in ("without-replacement", "replacement", "poisson")
+        for e in ("plain", "horvitz-thompson", "hajek")
+        for weights in ("none", "graph")
+    ),
+    *(
+        Sampler(name="labor", parameters={"form": form, "estimator": e})
+        for form in ("poisson", "exact_k")
+        for e in ("plain", "horvitz-thompson", "hajek")
+    ),
+    *(
+        Sampler(name=name, dialect="every_hop", parameters={"sizes": "20,40", "estimator": e})
+        for name in ("ladies", "pladies", "fastgcn")
+        for e in ("plain", "horvitz-thompson")
+    ),
+    *(
+        Sampler(name="las", parameters={"factor": 2.0, "correction": correction})
+        for correction in ("none", "replacement", "poisson", "hajek")
+    ),
+]
+
+
+@pytest.mark.parametrize("sampler", WEIGHTS, ids=str)
+def test_blocks_have_weights_where_it_is_said(small_graph: Graph, sampler: Sampler) -> None:
+    """Plans for models that take none rest on it."""
+    graph = (np.array(small_graph.indptr), np.array(small_graph.indices))
+    weight = np.linspace(0.5, 2.0, len(graph[1])).astype(np.float32)
+    made = build_sampler(
+        sampler, *graph, [4, 4], 0, edge_weight=weight, local=np.arange(50), steps_per_epoch=4
+    )
+    batch = made.sample(np.arange(20), epoch=0, step=0)
+    assert any(block.weight is not None for block in batch.blocks) == is_weighted(sampler)
