@@ -7,6 +7,8 @@ from runtime.errors import BudgetExceeded
 from runtime.plan import MemoryUse, Plan
 
 _MIB = 1 << 20
+LASTING = ("context", "own rows", "location table", "topology", "model and optimizer")
+"""Parts of a rank's memory that no step gives back."""
 
 
 def size_text(num_bytes: int) -> str:
@@ -50,21 +52,28 @@ def check_limit(plan: Plan, group: MemoryGroup | None) -> None:
 def room_to_keep(plan: Plan, group: MemoryGroup | None) -> bool:
     """Whether ranks may keep what they free, which makes their next steps faster.
 
-    Batches vary little in what they ask for, and use again what was freed. The blocks of an epoch
-    over the whole graph do not: its ranks may then hold twice what they need, so there must be room
-    for all of them once more in the plan's memories and in the control group.
+    Blocks of all sizes come and go, and what is kept may be as much again as what is used: over the
+    whole graph of all a rank holds, of mini-batches of all but what lies there from the start.
+    There must be room for it under the control group's limit, beyond which ranks are killed; for
+    the whole graph also in the plan's memories. Mini-batches are timed with it kept, and a plan's
+    own budget ends nobody.
     """
     memories = plan.prediction.memory_bytes
     ranks = {name: use for name, use in memories.items() if name.startswith("rank")}
-    if plan.strategy.mode != "full-graph" or not ranks:
+    if not ranks:
         return True
-    more = sum(use.total for use in ranks.values())
+    whole = plan.strategy.mode == "full-graph"
+    kept = [
+        use.total - (0 if whole else sum(use.parts.get(part, 0) for part in LASTING))
+        for use in ranks.values()
+    ]
     hosts = [use for name, use in memories.items() if name not in ranks]
     limit = None if group is None else group.limit_bytes
-    return (
+    if limit is not None and any(use.total + sum(kept) > limit for use in hosts):
+        return False
+    return not whole or (
         all(use.headroom >= use.total for use in ranks.values())
-        and all(use.headroom >= more for use in hosts)
-        and all(limit is None or use.total + more <= limit for use in hosts)
+        and all(use.headroom >= sum(kept) for use in hosts)
     )
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from planner.profiling.rehearsal import rehearse
 from planner.profiling.serving import half_width, serve_standard_streams
 from planner.profiling.synthetic import BatchShape, synthetic_batch, synthetic_links
 from runtime import codec
@@ -259,4 +260,4 @@ def build(plain: Any) -> Callable[[], TimingAnswer]:
 
 
 if __name__ == "__main__":
-    serve_standard_streams(("torch", "torch_geometric.nn", "runtime.models.build"), build)
+    serve_standard_streams(("torch", "torch_geometric.nn", "runtime.models.build"), build, rehearse)

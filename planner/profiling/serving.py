@@ -26,6 +26,7 @@ def serve(
     *,
     libraries: Sequence[str],
     build: Callable[[Any], Measure],
+    rehearse: Callable[[], None] | None = None,
 ) -> None:
     """Answer requests until an empty line or the end of the input.
 
@@ -34,12 +35,15 @@ def serve(
         write: sends one line.
         libraries: modules that a rank has imported; their bytes are a process's own.
         build: from a request as plain data.
+        rehearse: does what a rank does in small, so that what loads at its first use is counted.
     """
     from runtime.models.memory import keep_freed_memory
 
     for library in libraries:
         importlib.import_module(library)
     keep_freed_memory()
+    if rehearse is not None:
+        rehearse()
     write(json.dumps({"resident_bytes": private_bytes()}))
     while line := read().strip():
         measure = build(json.loads(line))
@@ -48,14 +52,18 @@ def serve(
         write(json.dumps(codec.to_plain(measure())))
 
 
-def serve_standard_streams(libraries: Sequence[str], build: Callable[[Any], Measure]) -> None:
+def serve_standard_streams(
+    libraries: Sequence[str],
+    build: Callable[[Any], Measure],
+    rehearse: Callable[[], None] | None = None,
+) -> None:
     """Serve the process's own input and output."""
 
     def write(line: str) -> None:
         sys.stdout.write(line + "\n")
         sys.stdout.flush()
 
-    serve(sys.stdin.readline, write, libraries=libraries, build=build)
+    serve(sys.stdin.readline, write, libraries=libraries, build=build, rehearse=rehearse)
 
 
 def private_bytes() -> int:

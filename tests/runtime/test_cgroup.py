@@ -159,6 +159,19 @@ def test_ranks_of_a_whole_graph_keep_what_they_free_where_there_is_room_for_twic
         assert not room_to_keep(short, None)
 
 
+def test_ranks_of_batches_give_back_what_they_free_where_a_group_would_kill_them(
+    small_graph: Graph, tmp_path: Path
+) -> None:
+    # Half of the bytes are rows that stay; the other half may be held twice.
+    plan = with_memory(make_plan(small_graph, tmp_path / "plan"), 600 * MIB)
+    group = MemoryGroup(folder=tmp_path, limit_bytes=900 * MIB, usage_bytes=0, oom_kills=0)
+    assert room_to_keep(plan, group)
+    assert not room_to_keep(plan, replace(group, limit_bytes=899 * MIB))
+    uses = {name: replace(use, headroom=0) for name, use in plan.prediction.memory_bytes.items()}
+    full = replace(plan, prediction=replace(plan.prediction, memory_bytes=uses))
+    assert room_to_keep(full, None)  # budgets are filled with rows; nobody is killed at theirs
+
+
 def test_a_killed_rank_is_told_with_the_sum(small_graph: Graph, tmp_path: Path) -> None:
     plan = with_memory(make_plan(small_graph, tmp_path / "plan"), 600 * MIB)
     group = MemoryGroup(folder=tmp_path, limit_bytes=512 * MIB, usage_bytes=0, oom_kills=1)
