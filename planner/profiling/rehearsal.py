@@ -11,7 +11,6 @@ def rehearse() -> None:
     """Sample, gather, train a step: what a rank does, on a ring of a few nodes."""
     import torch
 
-    import runtime.worker  # noqa: F401 - all that a rank imports
     from runtime.features.gather import gather_rows
     from runtime.models.adjacency import torch_blocks
     from runtime.models.build import build_model
