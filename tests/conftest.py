@@ -2,6 +2,7 @@
 
 import os
 import random
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -27,10 +28,11 @@ UNCHECKED = (
 ROOT = Path(__file__).parents[1]
 COMPILED = [
     ".".join(path.relative_to(ROOT).with_suffix("").parts)
-    for pattern in ("*_triton.py", "*intrinsics.py")
-    for path in (ROOT / "runtime").rglob(pattern)
+    for package in ("planner", "runtime")
+    for path in (ROOT / package).rglob("*.py")
+    if re.search(r"^@\w*(kernel|jit|intrinsic|overload)|^@(numba|triton)\.", path.read_text(), re.M)
 ]
-"""Triton and numba compile what these define; a wrapper around it is nothing they can compile."""
+"""Modules with functions that numba or Triton compile: a wrapper is nothing they can compile."""
 
 # Arguments and results are checked while tests run; an int passes for a float, as type checkers
 # have it.
