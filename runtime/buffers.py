@@ -32,14 +32,14 @@ class BufferRing:
         self._pinned = pinned
         self._buffers = [self._allocate(0) for _ in range(count)]
         # Popping and appending a deque are atomic; a weak reference's callback may run anywhere.
-        self._free: deque[int] = deque(range(count))
+        self._free: deque[int] = deque(range(count))  # a stack
         self._in_use: dict[int, weakref.ref[NDArray[np.float32]]] = {}
         self.overflows = 0
 
     def take(self, rows: int) -> NDArray[np.float32]:
         """A C-contiguous array [rows, width] with undefined content."""
         try:
-            slot = self._free.popleft()
+            slot = self._free.pop()  # the latest returned: no more are ever touched than needed
         except IndexError:
             self.overflows += 1
             return self._allocate(rows)

@@ -60,8 +60,8 @@ def rank_parts(
     vertices = memory.tail(batch.vertices[-1], batch.num_batches, TRAINING_BATCHES)
     edges = memory.tail(batch.block_edges[0], batch.num_batches, TRAINING_BATCHES)
     scale = vertices / batch.vertices[-1].mean if batch.vertices[-1].mean > 0 else 1.0
-    # The loader's ring: those ahead, the one in use, and the one being filled.
-    buffers = 2 + (candidate.prefetch_depth if candidate.threads.sample else 0)
+    # The one in use, and those that are ready or being filled meanwhile.
+    buffers = 1 + (candidate.prefetch_depth if candidate.threads.sample else 0)
     return {
         "context": process.resident_bytes,
         "model and optimizer": memory.model_bytes(timing.num_parameters),

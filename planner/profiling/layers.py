@@ -165,10 +165,10 @@ class _Bench:
         return float(np.median(seconds[1:]))
 
     def _activation_bytes(self) -> int:
-        """Most bytes of tensors that a step at the mean batch holds at once, one of them twice.
+        """Most bytes of tensors that a step at the mean batch holds at once.
 
-        Ranks keep the memory of what they free. Batches differ in size, so that of the largest
-        tensor is, sooner or later, a little too small for the next batch's, which lies beside it.
+        What ranks keep of what they free comes on top, where there is room for it
+        (`runtime.memory_sum.room_to_keep`): no plan needs it.
         """
         from torch.profiler import ProfilerActivity, profile
 
@@ -182,17 +182,15 @@ class _Bench:
 
 
 def held_bytes(changes: Sequence[int]) -> int:
-    """Most bytes at once, and the largest block once more.
+    """Most bytes at once.
 
     Args:
         changes: bytes taken, or given back below 0, in their order.
 
     >>> held_bytes([100, 40, -40, 60, -100, -60])
-    260
+    160
     """
-    if not changes:
-        return 0
-    return int(np.cumsum(changes).max()) + max(changes)
+    return int(np.cumsum(changes).max(initial=0))
 
 
 def _events(profiler: Any) -> list[Any]:
@@ -260,4 +258,4 @@ def build(plain: Any) -> Callable[[], TimingAnswer]:
 
 
 if __name__ == "__main__":
-    serve_standard_streams(("torch", "torch_geometric.nn", "runtime.models.build"), build, rehearse)
+    serve_standard_streams(("torch", "torch_geometric.nn", "runtime.worker"), build, rehearse)

@@ -19,7 +19,7 @@ from planner.workload import BatchProfile, Combination, WorkloadProfile
 from runtime import codec
 from runtime.graph.dataset import Graph
 
-VERSION = 10
+VERSION = 11
 """Rises when a profile means something else than before."""
 
 

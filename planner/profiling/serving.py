@@ -26,7 +26,7 @@ def serve(
     *,
     libraries: Sequence[str],
     build: Callable[[Any], Measure],
-    rehearse: Callable[[], None] | None = None,
+    rehearse: Callable[[], bool] | None = None,
 ) -> None:
     """Answer requests until an empty line or the end of the input.
 
@@ -35,16 +35,16 @@ def serve(
         write: sends one line.
         libraries: modules that a rank has imported; their bytes are a process's own.
         build: from a request as plain data.
-        rehearse: does what a rank does in small, so that what loads at its first use is counted.
+        rehearse: does what a rank does in small, so that what loads at its first use is counted;
+            says whether something was compiled first.
     """
     from runtime.models.memory import keep_freed_memory
 
     for library in libraries:
         importlib.import_module(library)
     keep_freed_memory()
-    if rehearse is not None:
-        rehearse()
-    write(json.dumps({"resident_bytes": private_bytes()}))
+    compiled = rehearse is not None and rehearse()
+    write(json.dumps({"resident_bytes": private_bytes(), "compiled": compiled}))
     while line := read().strip():
         measure = build(json.loads(line))
         write("ready")
@@ -55,7 +55,7 @@ def serve(
 def serve_standard_streams(
     libraries: Sequence[str],
     build: Callable[[Any], Measure],
-    rehearse: Callable[[], None] | None = None,
+    rehearse: Callable[[], bool] | None = None,
 ) -> None:
     """Serve the process's own input and output."""
 

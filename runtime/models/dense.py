@@ -55,24 +55,35 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, *, relu: bool = False
         Shape (rows, out), freshly allocated.
     """
     num_rows = x.shape[0]
-    if _onednn_applies(x, num_rows * weight.numel()):
-        return _onednn(with_padding(x), weight, bias, "relu" if relu else "none")[:num_rows]
-    y = nn.functional.linear(x, weight, bias)
-    return y.relu_() if relu else y
+    if not _onednn_applies(x, num_rows * weight.numel()):
+        y = nn.functional.linear(x, weight, bias)
+        return y.relu_() if relu else y
+    after = "relu" if relu else "none"
+    whole = num_rows // ROW_MULTIPLE * ROW_MULTIPLE
+    if x.shape[1] <= weight.shape[0] or whole in (0, num_rows):
+        return _onednn(with_padding(x), weight, bias, after)[:num_rows]
+    # The result is narrower than the rows: putting it together moves less than padding them does.
+    rest = _onednn(with_padding(x[whole:]), weight, bias, after)[: num_rows - whole]
+    return torch.cat([_onednn(x[:whole], weight, bias, after), rest])
 
 
 def weight_gradient(grad: Tensor, x: Tensor) -> Tensor:
-    """grad^T x, shape (out, in), for grad (rows, out) and x (rows, in).
+    """grad^T x, shape (out, in).
 
-    Fastest where the number of rows is a multiple of ROW_MULTIPLE (pad both with zero rows).
+    Args:
+        grad: Shape (rows or more, out); rows beyond those of x must be zero.
+        x: Shape (rows, in). Only the last rows are copied, to pad them.
     """
     num_rows = x.shape[0]
-    if num_rows % ROW_MULTIPLE or not _onednn_applies(x, num_rows * x.shape[1] * grad.shape[1]):
-        return grad.t() @ x
+    if not _onednn_applies(x, num_rows * x.shape[1] * grad.shape[1]):
+        return grad[:num_rows].t() @ x
     total: Tensor | None = None
     for first in range(0, num_rows, _SLAB_ROWS):
-        rows = slice(first, first + _SLAB_ROWS)
-        part = _onednn(grad[rows].t(), x[rows].t(), None, "none")
+        inputs = with_padding(x[first : first + _SLAB_ROWS])
+        outputs = grad[first : first + inputs.shape[0]]
+        if outputs.shape[0] < inputs.shape[0]:
+            outputs = with_padding(outputs)
+        part = _onednn(outputs.t(), inputs.t(), None, "none")
         total = part if total is None else total.add_(part)
     assert total is not None
     return total

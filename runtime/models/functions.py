@@ -110,8 +110,8 @@ def _masked(grad: Tensor, out: Tensor | None, num_rows: int) -> tuple[Tensor, Te
 class _Dense(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, relu: bool) -> Tensor:
-        inputs = dense.with_padding(x.detach())
-        out = dense.linear(inputs, weight, bias, relu=relu)[: x.shape[0]]
+        inputs = x.detach()
+        out = dense.linear(inputs, weight, bias, relu=relu)
         ctx.save_for_backward(inputs, weight, out if relu else None)
         return out
 
@@ -119,7 +119,7 @@ class _Dense(torch.autograd.Function):
     def backward(ctx: Any, *grad_outputs: Any) -> Any:
         (grad,) = grad_outputs
         inputs, weight, out = ctx.saved_tensors
-        masked, sums = _masked(grad, out, inputs.shape[0])
+        masked, sums = _masked(grad, out, dense.padded_rows(inputs.shape[0]))
         grad_x = None
         if ctx.needs_input_grad[0]:
             grad_x = dense.linear(masked, weight.t(), None)[: grad.shape[0]]

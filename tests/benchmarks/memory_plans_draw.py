@@ -50,7 +50,7 @@ MIB = 2**20
 GRAPHS: dict[str, tuple[Any, dict[str, Any]]] = {
     "wide": (
         generate_rmat,
-        {"num_nodes": 300_000, "degree": 10.0, "feature_dim": 768, "train_fraction": 0.1},
+        {"num_nodes": 300_000, "degree": 10.0, "feature_dim": 1536, "train_fraction": 0.1},
     ),
     "long": (
         generate_sbm,
@@ -61,7 +61,7 @@ GRAPHS: dict[str, tuple[Any, dict[str, Any]]] = {
         {"num_nodes": 500_000, "degree": 6.0, "feature_dim": 128, "train_fraction": 0.05},
     ),
 }
-"""Features of 920, 1020 and 260 MB in float32; the last is for training on the whole graph."""
+"""Features of 1840, 1020 and 260 MB in float32; the last is for training on the whole graph."""
 SAMPLERS: tuple[tuple[str, dict[str, float | str]], ...] = (
     ("neighbor", {}),
     ("neighbor", {}),
@@ -72,6 +72,11 @@ SAMPLERS: tuple[tuple[str, dict[str, float | str]], ...] = (
     ("pladies", {"sizes": "8192,16384"}),
     ("las", {"factor": 4}),
 )
+FANOUTS = ([10, 5], [15, 10], [5, 5, 5], [25, 10], [4, 4])
+WIDE_FANOUTS = ([10, 10], [15, 10], [10, 5, 5], [25, 10], [15, 10, 5])
+"""For large batches: a rank then gathers 50,000 vertices and more."""
+LARGE_SIZES = "32768,65536"
+"""Vertices of a hop of layer-wise samplers in large batches."""
 POLICIES = ("naive", "random", "degree", "song-jiang", "joint", "lru", "clock", "auto")
 
 
@@ -147,7 +152,9 @@ def _batches(
     graph = opened("wide" if large else ["wide", "long"][shared.integers(2)], folder)
     sampler, parameters = SAMPLERS[shared.integers(len(SAMPLERS))]
     layered = "sizes" in parameters
-    fanouts = [[10, 5], [15, 10], [5, 5, 5], [25, 10], [4, 4]][shared.integers(5)]
+    if layered and large:
+        parameters = {"sizes": LARGE_SIZES}
+    fanouts = (WIDE_FANOUTS if large else FANOUTS)[shared.integers(5)]
     fanouts = [10, 5] if layered else fanouts
     work = Workload(
         model=["sage", "sage", "gcn", "gat"][shared.integers(4)],
@@ -155,7 +162,7 @@ def _batches(
         fanouts=fanouts,
         hidden=int(2 ** shared.integers(5, 9)),
         dropout=[0.0, 0.5][shared.integers(2)],
-        batch_size=int(2 ** shared.integers(12, 15) if large else 2 ** shared.integers(8, 12)),
+        batch_size=int(2 ** shared.integers(13, 15) if large else 2 ** shared.integers(8, 12)),
         precision="bfloat16" if shared.random() < 0.1 else "float32",
         allow="approximate",
     )
