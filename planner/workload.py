@@ -89,6 +89,8 @@ class ProcessCost:
     """From starting the processes to the libraries being imported in all of them."""
     resident_bytes: int
     """Private bytes of a process that has imported the libraries and built the model."""
+    launcher_bytes: int = 0
+    """Private bytes of the launcher and of torchrun, once per host; 0: not measured."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -82,6 +82,7 @@ def memory_use(
     machine: MachineModel,
     budgets: Budgets,
     *,
+    launcher_bytes: int,
     mapped_topology: bool = True,
 ) -> dict[str, MemoryUse]:
     """Every memory's parts against its capacity.
@@ -93,6 +94,7 @@ def memory_use(
         row_bytes: bytes of a stored row.
         machine: capacity of the host.
         budgets: the user's limits.
+        launcher_bytes: of what starts the ranks, once per host.
         mapped_topology: False where the adjacency lies in parts among the ranks' own bytes.
 
     Returns:
@@ -113,6 +115,7 @@ def memory_use(
         "ranks": private,
         "features": placed.host_rows * row_bytes,
         "topology": topology_bytes(graph) if mapped_topology else 0,
+        "launcher": launcher_bytes,
     }
     found[host] = memory.use(shared, capacity)
     return found

@@ -54,9 +54,9 @@ def attention_activations(
 ) -> Real:  # fmt: skip
     """The largest of what is alive at one moment.
 
-    kept of a layer   R(n) a + R(m) a (inputs) + (n + m) D (h) + (2 n + m) k (scores) + E k (alpha,
-                      twice with dropout) + n b (the output)
-    forward, besides  R(n) D + m a + max((n + m) D, 2 n D)
+    kept of a layer   m a (rows received) + (n + m) D (h) + (2 n + m) k (scores) + E k (alpha,
+                      twice with dropout) + n b (the output, which the next layer reads)
+    forward, besides  R(n) D + s a + max((n + m) D, 2 n D); before that, where a <= D, R(n) (a + D)
     backward, besides the largest of
       in the softmax    n D + (n + m) D + (2 n + m) k (the gradient of the output, of h, of scores)
       below it          4 (n + m) D + (n + m) k, with scores and alpha given back
@@ -86,10 +86,13 @@ def attention_activations(
         m, here = (sizes.halo, whole) if known else (received, edges)
         wide = heads * b if last else b
         alpha = 4 * here * heads * (2 if dropout else 1)
-        kept = 4 * (padded(n) * a + padded(m) * a + (n + m) * wide + (2 * n + m) * heads) + alpha
-        arriving = 0 if known else 4 * (m + sent) * a
-        besides = 4 * padded(n) * wide + arriving + 4 * max((n + m) * wide, 2 * n * wide)
+        rows = 0 if known else m * a
+        kept = 4 * (rows + (n + m) * wide + (2 * n + m) * heads) + alpha
+        leaving = 0 if known else 4 * sent * a
+        besides = 4 * padded(n) * wide + leaving + 4 * max((n + m) * wide, 2 * n * wide)
         peak = max(peak, alive + kept + besides)
+        if a <= wide:  # the product of padded rows
+            peak = max(peak, alive + leaving + 4 * (rows + padded(n) * (a + wide)))
         below = alive + kept
         alive = (
             below
@@ -101,7 +104,7 @@ def attention_activations(
         given_back = alpha + scores
         under_it = 16 * (n + m) * wide + 4 * (n + m) * heads - given_back
         product = 4 * (n * a + padded(n) * (wide + a) + min(n, SLAB_ROWS) * wide)
-        product -= given_back + 4 * padded(m) * a
+        product -= given_back + 4 * rows
         backward.append((below, max(softmax, under_it, product if layer > 0 else 0)))
     logits = 4 * n * widths[-1]
     loss = 4 * 4 * num_seeds * widths[-1] + logits

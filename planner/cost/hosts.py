@@ -17,6 +17,8 @@ def hosts_memory_use(
     row_bytes: int,
     machine: MachineModel,
     budgets: Budgets,
+    *,
+    launcher_bytes: int,
 ) -> dict[str, MemoryUse]:
     """Every rank's and every host's parts against their capacities.
 
@@ -28,6 +30,7 @@ def hosts_memory_use(
         row_bytes: bytes of a stored row.
         machine: the candidate's hosts.
         budgets: the user's limits, for every host alike.
+        launcher_bytes: of what starts the ranks, on every host.
 
     Returns:
         By memory: rank0, rank1, ... over all hosts, then the hosts.
@@ -47,6 +50,7 @@ def hosts_memory_use(
             row_bytes,
             one_host(machine, host),
             budgets,
+            launcher_bytes=launcher_bytes,
             mapped_topology=candidate.topology != "partitioned",
         )
         for rank in range(here):

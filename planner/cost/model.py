@@ -118,9 +118,21 @@ def _memory(
     ]
     if candidate.kind == "cuda":
         return gpu_memory_use(parts, candidate, request.graph, placed, stored, machine, budgets)
+    launcher = launcher_bytes(request)
     if candidate.hosts > 1:
-        return hosts_memory_use(parts, candidate, request.graph, placed, stored, machine, budgets)
-    return memory_use(parts, request.graph, placed, stored, machine, budgets)
+        return hosts_memory_use(
+            parts, candidate, request.graph, placed, stored, machine, budgets,
+            launcher_bytes=launcher,
+        )  # fmt: skip
+    return memory_use(
+        parts, request.graph, placed, stored, machine, budgets, launcher_bytes=launcher
+    )
+
+
+def launcher_bytes(request: Request) -> int:
+    """Bytes that starting ranks takes of every host; 0 where they were not measured."""
+    process = request.profile.process
+    return 0 if process is None else process.launcher_bytes
 
 
 def _startup(request: Request, candidate: Candidate, placed: PlacedRows) -> float:

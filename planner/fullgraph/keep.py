@@ -105,7 +105,8 @@ def _use(
     request: FullRequest, profile: CutProfile, candidate: FullCandidate
 ) -> dict[str, MemoryUse]:
     parts = rank_parts(profile, candidate, request.workload)
-    return memory_use(parts, request.graph, request.machine, request.budgets)
+    launcher = profile.process.launcher_bytes
+    return memory_use(parts, request.graph, request.machine, request.budgets, launcher)
 
 
 def bandwidth_keep(request: FullRequest, profile: CutProfile, candidate: FullCandidate) -> float:

@@ -40,7 +40,11 @@ def rank_parts(
 
 
 def memory_use(
-    parts: list[dict[str, int]], graph: GraphRef, machine: MachineModel, budgets: Budgets
+    parts: list[dict[str, int]],
+    graph: GraphRef,
+    machine: MachineModel,
+    budgets: Budgets,
+    launcher_bytes: int,
 ) -> dict[str, MemoryUse]:
     """Every rank against its limit, and all of them with the mapped adjacency against the host.
 
@@ -54,6 +58,7 @@ def memory_use(
     shared = {
         "ranks": sum(sum(each.values()) for each in parts),
         "topology": topology_bytes(graph),
+        "launcher": launcher_bytes,
     }
     found[host] = memory.use(shared, capacity)
     return found

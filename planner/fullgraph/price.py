@@ -110,7 +110,7 @@ def price(request: FullRequest, profile: CutProfile, candidate: FullCandidate) -
         hit_rates={f"rank{r}": _shares(profile, r, settings.keep) for r in range(cut.ranks)},
         memory_bytes=memory_use(
             rank_parts(profile, candidate, request.workload),
-            request.graph, machine, request.budgets,
+            request.graph, machine, request.budgets, profile.process.launcher_bytes,
         ),
         bottleneck=f"{largest} of the largest part" if cut.ranks > 1 else largest,
         provenance=_provenance(profile, candidate, exchange, request),

@@ -113,7 +113,8 @@ def _use(
 ) -> dict[str, MemoryUse]:
     candidate = found.candidate.with_keep(keep)
     parts = rank_parts(profile, candidate, request.workload)
-    return memory_use(parts, request.graph, request.machine, request.budgets)
+    launcher = profile.process.launcher_bytes
+    return memory_use(parts, request.graph, request.machine, request.budgets, launcher)
 
 
 def _more_memory(request: FullRequest, name: str, use: MemoryUse) -> WayOut:

@@ -15,7 +15,7 @@ from planner.cost.budget import least_host_bytes
 from planner.cost.disk import expected_runs
 from planner.cost.gather import touched_rows
 from planner.cost.hit_rates import Shares, cross_validated
-from planner.cost.model import Request, fixed_parts, row_bytes
+from planner.cost.model import Request, fixed_parts, launcher_bytes, row_bytes
 from planner.cost.rates import (
     exchange_rates,
     lookup,
@@ -84,7 +84,7 @@ def capacity(request: Request, candidate: Candidate, *, shared_host: bool) -> Ca
     if request.budgets.host_bytes is not None:
         host = min(host, request.budgets.host_bytes)
     mapped = 0 if candidate.topology == "partitioned" else topology_bytes(request.graph)
-    left = max(0, host - mapped - here * private)
+    left = max(0, host - mapped - launcher_bytes(request) - here * private)
     host_rows = min(nodes, left // stored) if shared_host else 0
     own_bytes = (left - host_rows * stored) // here
     if request.budgets.device_bytes is not None:

@@ -154,7 +154,7 @@ def _batches(
     sampler, parameters = SAMPLERS[shared.integers(len(SAMPLERS))]
     layered = "sizes" in parameters
     if layered and large:
-        parameters = {"sizes": LARGE_SIZES}
+        parameters = dict[str, float | str](sizes=LARGE_SIZES)
     fanouts = (WIDE_FANOUTS if large else FANOUTS)[shared.integers(5)]
     fanouts = [10, 5] if layered else fanouts
     model = ["sage", "sage", "gcn", "gat"][shared.integers(4)]

@@ -63,3 +63,12 @@ def test_buffers_grow_and_then_stay() -> None:
     for rows in (10, 100, 60):
         assert ring.take(rows).shape == (rows, 4)
     assert ring.num_bytes == grown
+
+
+def test_no_more_buffers_are_touched_than_are_in_use_at_once():
+    ring = BufferRing(4, 4)
+    for _ in range(10):
+        first = ring.take(100)
+        second = ring.take(100)
+        del first, second
+    assert ring.num_bytes == 2 * 112 * 4 * 4  # two of them, an eighth larger than asked for

@@ -218,7 +218,7 @@ def test_memory_parts_add_up_by_hand() -> None:
         "model and optimizer": 160_000,  # 10000 x 4 B x 4
         "activations": 1_000_000,
         "sampling": 8 * NODES + 16 * 10_000 + 8 * 20_000,
-        "batches": 2 * (10_000 * 408 + 4 * 20_000),
+        "batches": 10_000 * 408 + 4 * 20_000,
         "location table": 4 * NODES,
         "own rows": 0,
     }
@@ -229,12 +229,23 @@ def test_memory_parts_add_up_by_hand() -> None:
     assert host.headroom == host.capacity - host.total
 
 
+def test_what_starts_the_ranks_is_in_the_sum_of_the_host() -> None:
+    without = price(candidate(), rows(host=1e4)).memory_bytes["host0"]
+    asked = request()
+    assert asked.profile.process is not None
+    process = replace(asked.profile.process, launcher_bytes=70_000_000)
+    asked = replace(asked, profile=replace(asked.profile, process=process))
+    found = predict(asked, candidate(), rows(host=1e4)).memory_bytes["host0"]
+    assert found.parts["launcher"] == 70_000_000
+    assert found.total == without.total + 70_000_000
+
+
 def test_prefetched_batches_need_their_buffers() -> None:
     inline, ahead = (
         price(candidate(loaders=n), rows(host=1e4)).memory_bytes["rank0"].parts["batches"]
         for n in (0, 1)
     )
-    assert ahead == 2 * inline  # four buffers instead of two
+    assert ahead == 3 * inline  # the one in use, and two ahead of it
 
 
 class TestMemory:

@@ -122,7 +122,7 @@ def test_the_p_of_memory_fits_and_little_more_does_not(small_graph: Graph, share
     def needed(keep: float) -> int:
         parts = rank_parts(profile, DRAWN.with_keep(keep), UNBIASED)
         request = hand_request(small_graph)
-        used = memory_use(parts, request.graph, request.machine, request.budgets)
+        used = memory_use(parts, request.graph, request.machine, request.budgets, 0)
         return max(used["rank0"].total, used["rank1"].total)
 
     limit = round(needed(0.0) + share * (needed(0.999) - needed(0.0)))

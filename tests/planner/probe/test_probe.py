@@ -167,11 +167,18 @@ def test_the_disk_alone_is_measured_again(monkeypatch: pytest.MonkeyPatch):
     table = found.tables["disk_read"]
     assert table.provenance == "measured"
     assert table.points == [list(TINY.disk_read_bytes), list(TINY.disk_queue_depths)]
-    assert found.notes == old.notes
+    # A busy machine's disk may be noted as uncertain, before as well as now.
+    assert _without_disk(found.notes) == _without_disk(old.notes)
     changed = {link.name for link in found.links if link not in old.links}
     assert changed == {"disk0.read"}
     assert [link.name for link in found.links] == [link.name for link in old.links]
-    assert found == replace(old, tables=old.tables | {"disk_read": table}, links=found.links)
+    assert found == replace(
+        old, tables=old.tables | {"disk_read": table}, links=found.links, notes=found.notes
+    )
+
+
+def _without_disk(notes: list[str]) -> list[str]:
+    return [note for note in notes if not note.startswith("disk")]
 
 
 @pytest.mark.usefixtures("own_cache")
