@@ -74,6 +74,24 @@ def rank_parts(
     }
 
 
+def peer_bytes(candidate: Candidate, batch: BatchProfile, row_bytes: int) -> int:
+    """Buffers of a rank for rows that ranks read of each other: received, and sent.
+
+    2 (R - 1) / R V rows: a rank's share of all rows is its own, and as many are asked of it as it
+    asks for. Ranks that share a batch have their own (`exchange_parts`).
+
+    Args:
+        candidate: R ranks.
+        batch: V, the tail of a batch's vertices.
+        row_bytes: of a stored row.
+    """
+    ranks = candidate.num_ranks
+    if candidate.batching == "cooperative":
+        return 0
+    vertices = memory.tail(batch.vertices[-1], batch.num_batches, TRAINING_BATCHES)
+    return round(2 * (ranks - 1) / ranks * vertices * row_bytes)
+
+
 def memory_use(
     parts: list[dict[str, int]],
     graph: GraphRef,

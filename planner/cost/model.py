@@ -8,7 +8,7 @@ shared capacity, so prefetching on a full machine is not predicted to be free.
 
 from planner.candidate import Candidate, PlacedRows
 from planner.cost.all_reduce import gradient_bytes
-from planner.cost.budget import memory_use, rank_parts
+from planner.cost.budget import memory_use, peer_bytes, rank_parts
 from planner.cost.choices import choice_parts
 from planner.cost.gpu_capture import captured_bytes
 from planner.cost.gpu_lanes import has_lanes, lanes_words
@@ -118,6 +118,9 @@ def _memory(
     ]
     if candidate.kind == "cuda":
         return gpu_memory_use(parts, candidate, request.graph, placed, stored, machine, budgets)
+    if any(rank.rows.get(kind, 0.0) > 0 for rank in placed.ranks for kind in ("peer", "remote")):
+        batch, _ = batch_and_timing(request, candidate)
+        parts = [{**each, "rows of peers": peer_bytes(candidate, batch, stored)} for each in parts]
     launcher = launcher_bytes(request)
     if candidate.hosts > 1:
         return hosts_memory_use(

@@ -11,11 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.candidate import Candidate, PlacedRows, RankRows
-from planner.cost.budget import least_host_bytes
+from planner.cost.budget import least_host_bytes, peer_bytes
 from planner.cost.disk import expected_runs
 from planner.cost.gather import touched_rows
 from planner.cost.hit_rates import Shares, cross_validated
 from planner.cost.model import Request, fixed_parts, launcher_bytes, row_bytes
+from planner.cost.on_cores import batch_and_timing
 from planner.cost.rates import (
     exchange_rates,
     lookup,
@@ -89,6 +90,9 @@ def capacity(request: Request, candidate: Candidate, *, shared_host: bool) -> Ca
     own_bytes = (left - host_rows * stored) // here
     if request.budgets.device_bytes is not None:
         own_bytes = min(own_bytes, max(0, request.budgets.device_bytes - private))
+    if host_rows < nodes:  # ranks may read rows of each other, through buffers
+        batch, _ = batch_and_timing(request, candidate)
+        own_bytes = max(0, own_bytes - peer_bytes(candidate, batch, stored))
     own = min(nodes, own_bytes // stored)
     return Capacity(
         own_rows=own, host_rows=None if host_rows >= nodes else host_rows, own_bytes=own_bytes

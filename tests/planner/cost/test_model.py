@@ -240,6 +240,15 @@ def test_what_starts_the_ranks_is_in_the_sum_of_the_host() -> None:
     assert found.total == without.total + 70_000_000
 
 
+def test_rows_of_peers_pass_through_buffers_of_both_sides() -> None:
+    without = price(candidate(ranks=2), rows(2, host=1e4)).memory_bytes["rank0"].parts
+    assert "rows of peers" not in without
+    asked = price(candidate(ranks=2), rows(2, own=5e3, peer=5e3)).memory_bytes["rank0"].parts
+    # Of each batch's 5000 vertices half are read of the other rank, which reads as many of this.
+    assert asked["rows of peers"] == 2 * 5_000 // 2 * 400
+    assert {k: v for k, v in asked.items() if k != "rows of peers"} == without
+
+
 def test_prefetched_batches_need_their_buffers() -> None:
     inline, ahead = (
         price(candidate(loaders=n), rows(host=1e4)).memory_bytes["rank0"].parts["batches"]

@@ -7,7 +7,7 @@ import pytest
 
 from planner.candidate import RankRows
 from planner.cost.budget import Budgets
-from planner.cost.model import fixed_parts
+from planner.cost.model import fixed_parts, predict
 from planner.solver.placing import code_bytes, place_rows
 from tests.planner.cost.test_model import NODES, candidate, request
 from tests.support.profiles import hotness
@@ -32,3 +32,16 @@ def test_requests_and_bytes_of_the_disk_are_those_that_whole_batches_were_counte
     assert together.disk_requests == pytest.approx(0.5 * apart.disk_requests)
     # Half the requests for four fifths of the bytes: 1.6 times as many in each.
     assert together.disk_request_bytes == pytest.approx(1.6 * apart.disk_request_bytes)
+
+
+def test_buffers_for_the_rows_of_peers_come_out_of_a_ranks_own() -> None:
+    two = replace(candidate(ranks=2), policy="random")
+    beside = sum(fixed_parts(request(), two, 0, code_bytes(NODES)).values())
+    budget = beside + 10_000_000
+    asked = request(budgets=Budgets(device_bytes=budget))
+    p = np.linspace(0.2, 0.0, NODES, dtype=np.float32)
+    found = place_rows(asked, two, hotness(1000, p), shared_host=False, out_degree=None)
+    assert found.rows.ranks[0].rows["peer"] > 0
+    used = predict(asked, two, found.rows).memory_bytes["rank0"]
+    assert 0 < used.parts["rows of peers"] < 10_000_000
+    assert budget - 400 < used.total <= budget
