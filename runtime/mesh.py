@@ -42,7 +42,7 @@ class Mesh:
 
     def host_group(self) -> Communicator:
         """The ranks of this host, on a process group of their own; collective over all ranks."""
-        return self.comm.split(self.hosts)
+        return self.comm.split(self.hosts, on_one_host=True)
 
     def clique_group(self) -> Communicator:
         """The ranks of this rank's clique, on a group of their own; collective over all ranks."""
@@ -96,14 +96,15 @@ def open_mesh(plan: Plan, *, timeout_seconds: float = TIMEOUT_SECONDS) -> Mesh:
         timeout = timedelta(seconds=timeout_seconds)
         store = _store_of_attempt(timeout)
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
+    hosts = ranks_by([each.host for each in devices])
     return Mesh(
         rank=rank,
         size=size,
         host=planned.host,
         device=device,
-        comm=Communicator(),
+        comm=Communicator(between_hosts=len(hosts) > 1),
         owns_group=owns,
-        hosts=ranks_by([each.host for each in devices]),
+        hosts=hosts,
         cliques=ranks_by([each.clique for each in devices]),
     )
 

@@ -23,6 +23,7 @@ from planner.fullgraph.request import Case, PartAnswer, PartRequest
 from planner.fullgraph.variance import Variance, measure_variance
 from planner.machine import MachineModel
 from planner.profiling.cache import cache_folder
+from planner.profiling.launching import with_launcher
 from planner.profiling.presample import Progress
 from planner.profiling.team import Team
 from planner.settings import PlanSettings
@@ -180,7 +181,7 @@ def _make(
         variance=measure_variance(graph, parts.partition, model),
         cases=cases,
         ranks=[codec.decode(PartAnswer, json.loads(answer)) for answer in answers],
-        process=team.process,
+        process=with_launcher(team.process),
     )
     return FullProfile(numbers=numbers, partition=parts.partition)
 

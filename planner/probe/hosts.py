@@ -236,6 +236,8 @@ class _Schedule:
     def _calls(self, name: str, group: Any, count: int, num_bytes: int) -> list[float]:
         import torch
 
+        from runtime.comm.pairwise import exchange_pairwise
+
         share = max(1, num_bytes // 4 // count)
         sent = torch.zeros(share * count)
         received = torch.zeros_like(sent)
@@ -246,7 +248,7 @@ class _Schedule:
             if name == "all_reduce":
                 self._dist.all_reduce(sent, group=group)
             else:
-                self._dist.all_to_all_single(received, sent, group=group)
+                exchange_pairwise(received, sent, [share] * count, [share] * count, group)
             out.append(time.perf_counter() - start)
         return out[1:]  # the first one connects
 
@@ -271,7 +273,7 @@ class _Schedule:
                     with one_core_each(self.host, count):
                         mine = take_steps(
                             self._dist, groups[count], count, num_bytes,
-                            self._sizes.exchange_steps, compute, short,
+                            self._sizes.exchange_steps, compute, short, between_hosts=True,
                         )  # fmt: skip
                 each = [np.array(m) - o for m, o in self.gather((mine, offset)) if m]
                 moments = np.array(each)

@@ -5,12 +5,12 @@
 Counts, ids and rows are all-to-alls, gradients an all-reduce.
 
 Called again and again, an exchange finds its threads awake and its connections busy; between two
-stretches of compute it does not, and long ones have more than one speed: on a link of 1 Gbit/s
-both directions of an all-to-all run side by side in some steps, one after the other in others. A
-point is therefore the mean of the middle half of many steps, which lies between two humps where
-there are two. One exchange's seconds run from the entry of the last rank to the exit of the last;
-how much earlier the mean rank leaves is kept apart, because it waits that long in the next one, and
-so is what the compute that follows takes longer.
+stretches of compute it does not, and long ones have more than one speed: gloo's all-to-all runs
+both its directions side by side in some steps, one after the other in others. A point is therefore
+the mean of the middle half of many steps, which lies between two humps where there are two. Between
+hosts rows go pair by pair, as the runtime sends them. One exchange's seconds run from the entry of
+the last rank to the exit of the last; how much earlier the mean rank leaves is kept apart, because
+it waits that long in the next one, and so is what the compute that follows takes longer.
 
 Each rank of a host has a core of its own while this is measured, as ranks have it in training.
 """
@@ -167,6 +167,8 @@ def take_steps(
     steps: int,
     compute: Callable[[], object],
     short: Callable[[], object],
+    *,
+    between_hosts: bool = False,
 ) -> Moments:
     """Steps of the loop at one size; the first `WARM_STEPS` are not counted.
 
@@ -178,8 +180,11 @@ def take_steps(
         steps: counted.
         compute: what a rank does between its exchanges of rows and of gradients.
         short: and what it does before it asks for rows, and before it hands them over.
+        between_hosts: rows go pair by pair, as the runtime sends them between hosts.
     """
     import torch
+
+    from runtime.comm.pairwise import exchange_pairwise
 
     group, reducing = groups
     counts, wanted = (torch.zeros(ranks, dtype=torch.int64) for _ in range(2))
@@ -195,16 +200,23 @@ def take_steps(
         call()
         return start, clock()
 
+    def exchange(into: torch.Tensor, data: torch.Tensor) -> None:
+        if between_hosts:
+            each = [data.shape[0] // ranks] * ranks
+            exchange_pairwise(into, data, each, each, group)
+        else:
+            dist.all_to_all_single(into, data, group=group)
+
     def ask() -> None:
         dist.all_to_all_single(wanted, counts, group=group)
-        dist.all_to_all_single(wanted_ids, ids, group=group)
+        exchange(wanted_ids, ids)
 
     out: Moments = []
     for _ in range(WARM_STEPS + steps):
         short()
         asked = timed(ask)
         short()
-        rows = timed(lambda: dist.all_to_all_single(received, sent, group=group))
+        rows = timed(lambda: exchange(received, sent))
         computed = timed(compute)
         reduced = timed(lambda: dist.all_reduce(gradient, group=reducing))
         out.append([asked, rows, reduced, computed])

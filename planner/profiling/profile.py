@@ -10,6 +10,7 @@ from planner.profiling import cache
 from planner.profiling.batches import MOST_SAMPLED, draw_all, draw_sharing, sampler_of
 from planner.profiling.cache import Profile
 from planner.profiling.draw import drawer, shared_drawer
+from planner.profiling.launching import with_launcher
 from planner.profiling.model_seconds import ROUNDS, SCALES, STEPS, time_model
 from planner.profiling.presample import Progress
 from planner.profiling.sampler_seconds import sampling_seconds
@@ -125,7 +126,7 @@ def make_profile(
             )
             for key, mine in by_key.items()
         }
-        process = team.process
+        process = with_launcher(team.process)
     numbers = WorkloadProfile(
         graph_fingerprint=graph.fingerprint,
         sampler_fingerprint=fingerprint or codec.content_hash(sampler_of(settings))[:32],

@@ -21,7 +21,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from planner.profiling.launching import launcher_bytes
 from planner.profiling.layers import TimingAnswer, TimingRequest
 from planner.workload import ProcessCost
 from runtime import codec
@@ -126,7 +125,6 @@ class Team:
             if compiled:  # which took seconds and bytes that a rank does not take
                 self.close()
                 self.process, _ = self._start(size, module)
-            self.process = replace(self.process, launcher_bytes=launcher_bytes())
         except BaseException:
             self.close()
             raise

@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 
+from runtime.comm.pairwise import exchange_pairwise
 from runtime.stages import Stage
 
 MeterHook = Callable[[Stage, float, int], None]
@@ -53,9 +54,18 @@ class Pending:
 class Communicator:
     """The collectives of one process group, metered by stage."""
 
-    def __init__(self, group: Any = None, *, meter: MeterHook | None = None) -> None:
-        """Wrap a process group; None is the default group, or one rank alone where none exists."""
+    def __init__(
+        self, group: Any = None, *, meter: MeterHook | None = None, between_hosts: bool = False
+    ) -> None:
+        """Wrap a process group; None is the default group, or one rank alone where none exists.
+
+        Args:
+            group: of torch.distributed.
+            meter: told of every collective.
+            between_hosts: some of the ranks are on other hosts: rows go pair by pair (`pairwise`).
+        """
         self._group = group
+        self._between_hosts = between_hosts
         self._meter = meter
         self._joined = dist.is_available() and dist.is_initialized()
         self._lock = threading.Lock()
@@ -89,24 +99,33 @@ class Communicator:
         if self.size == 1:
             return Communicator(self._group, meter=self._meter)
         ranks = dist.get_process_group_ranks(self._group or dist.group.WORLD)
-        twin = Communicator(dist.new_group(ranks), meter=self._meter)
+        twin = Communicator(
+            dist.new_group(ranks), meter=self._meter, between_hosts=self._between_hosts
+        )
         twin._owned = True
         return twin
 
-    def split(self, groups: Sequence[Sequence[int]]) -> "Communicator":
+    def split(
+        self, groups: Sequence[Sequence[int]], *, on_one_host: bool = False
+    ) -> "Communicator":
         """A communicator, on a process group of its own, of the ranks that this rank is among.
 
         Collective: every rank calls it with the same groups, which hold each rank once.
 
         Args:
             groups: ranks of this communicator; a rank's place in its group is its new number.
+            on_one_host: no group has ranks of several hosts.
         """
         if self.size == 1:
             return Communicator(self._group, meter=self._meter)
         members = dist.get_process_group_ranks(self._group or dist.group.WORLD)
         made = [dist.new_group([members[rank] for rank in group]) for group in groups]
         place = next(place for place, group in enumerate(groups) if self.rank in group)
-        part = Communicator(made[place], meter=self._meter)
+        part = Communicator(
+            made[place],
+            meter=self._meter,
+            between_hosts=self._between_hosts and not on_one_host,
+        )
         part._owned = True
         return part
 
@@ -244,7 +263,10 @@ class Communicator:
         with self._metered(stage, _sent_bytes(sent, counts, self.rank)):
             if sent.device.type != self.device.type:
                 into, sent = torch.empty_like(received, device=self.device), sent.to(self.device)
-            dist.all_to_all_single(into, sent, *splits, group=self._group)
+            if self._between_hosts and self.device.type == "cpu":
+                exchange_pairwise(into, sent.contiguous(), *splits, self._group)
+            else:
+                dist.all_to_all_single(into, sent, *splits, group=self._group)
             if into is not received:
                 received.copy_(into)
 

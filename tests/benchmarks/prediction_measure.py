@@ -192,6 +192,7 @@ def run(
         ],
         "discard": effort.discard,
         "warm_up": effort.warm_up,
+        "between_hosts": case.tier == "link",
     }
     path = folder / "jobs.json"
     path.write_text(json.dumps(asked))

@@ -66,15 +66,15 @@ def main(arguments: list[str]) -> None:
     rank, size, address, port, jobs, out = arguments
     keep_freed_memory()
     cores = usable_core_ids()
+    asked = json.loads(Path(jobs).read_text())
     comm = alone = Communicator()
     if int(size) > 1:
         os.environ |= {"MASTER_ADDR": address, "MASTER_PORT": port}
         dist.init_process_group(
             "gloo", rank=int(rank), world_size=int(size), timeout=timedelta(seconds=900)
         )
-        comm = Communicator()
+        comm = Communicator(between_hosts=asked["between_hosts"])
         alone = comm.split([[each] for each in range(int(size))])
-    asked = json.loads(Path(jobs).read_text())
     opened: dict[str, Job] = {}
     for name, job in asked["jobs"].items():
         if job["ranks"] == int(size):

@@ -64,7 +64,10 @@ class InProcessCommunicator(Communicator):
     def duplicate(self) -> "InProcessCommunicator":
         return self.split([range(self.size)])
 
-    def split(self, groups: Sequence[Sequence[int]]) -> "InProcessCommunicator":
+    def split(
+        self, groups: Sequence[Sequence[int]], *, on_one_host: bool = False
+    ) -> "InProcessCommunicator":
+        del on_one_host
         ranks = next(tuple(group) for group in groups if self.rank in group)
         self._splits += 1
         return InProcessCommunicator(self._board.part(self._splits, ranks), ranks.index(self.rank))

@@ -1,28 +1,33 @@
 """What launching takes of a host is measured in processes of its own."""
 
-from collections.abc import Iterator
-
 import pytest
 
 from planner.profiling import launching
+from planner.workload import ProcessCost
+from runtime.errors import WorkerFailed
 
-
-@pytest.fixture(autouse=True)
-def _measured_anew() -> Iterator[None]:
-    launching.launcher_bytes.cache_clear()
-    yield
-    launching.launcher_bytes.cache_clear()
+RANK = ProcessCost(start_seconds=1.5, resident_bytes=70_000_000)
 
 
 def test_a_module_adds_what_it_imports(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launching, "MODULES", ("runtime.launch",))
-    alone = launching.launcher_bytes()
-    assert 1e6 < alone < 1e9
-    launching.launcher_bytes.cache_clear()
+    alone = launching.with_launcher(RANK)
+    assert 1e6 < alone.launcher_bytes < 1e9
     monkeypatch.setattr(launching, "MODULES", ("runtime.launch", "torch.distributed.run"))
-    assert launching.launcher_bytes() > alone + 20e6
+    both = launching.with_launcher(RANK)
+    assert both.launcher_bytes > alone.launcher_bytes + 20e6
+    assert (both.start_seconds, both.resident_bytes) == (RANK.start_seconds, RANK.resident_bytes)
 
 
-def test_what_cannot_be_started_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_started_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launching, "MODULES", ("runtime.launch", "no_such_module"))
-    assert launching.launcher_bytes() == 0
+    with pytest.raises(WorkerFailed, match=r"no_such_module could not be started: .*No module"):
+        launching.with_launcher(RANK)
+
+
+def test_what_takes_too_long_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launching, "MODULES", ("torch.distributed.run",))
+    monkeypatch.setattr(launching, "WAIT_SECONDS", 0.01)
+    launching._private_bytes_of.cache_clear()
+    with pytest.raises(WorkerFailed, match=r"torch.distributed.run to be imported within"):
+        launching.with_launcher(RANK)

@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from runtime.comm import pairwise
 from runtime.comm.collectives import Communicator
 from runtime.stages import Stage
 from tests.support.ranks import free_port, run_on_ranks
@@ -82,6 +83,34 @@ def _everything(comm: Communicator, _folder: Path) -> None:
 @pytest.mark.parametrize("size", [2, 3])
 def test_every_collective_on_real_ranks(tmp_path: Path, size: int) -> None:
     _on_ranks(size, _everything, tmp_path)
+
+
+@pytest.mark.distributed
+def test_every_collective_between_hosts(tmp_path: Path) -> None:
+    _on_ranks(3, _between_hosts, tmp_path)
+
+
+def _between_hosts(comm: Communicator, folder: Path) -> None:
+    apart = Communicator(between_hosts=True)
+    _everything(apart, folder)
+    _random_exchanges(apart, comm)
+    twin = apart.duplicate()
+    _random_exchanges(twin, comm)
+    twin.close()
+
+
+def _random_exchanges(apart: Communicator, comm: Communicator) -> None:
+    """Pair by pair the same rows arrive, whichever of a message's two calls is begun first."""
+    rng = np.random.default_rng(7)  # the same on all ranks
+    for first_from in (0, 2000, 1 << 40):
+        pairwise.RECEIVE_FIRST_BYTES = first_from
+        for _ in range(10):
+            counts = rng.integers(0, 400, (comm.size, comm.size)) * rng.integers(0, 2)
+            mine, theirs = counts[comm.rank].tolist(), counts[:, comm.rank].tolist()
+            rows = torch.rand(sum(mine), 3)
+            expected = comm.all_to_all_rows(rows, mine, theirs)
+            poisoned = torch.full_like(expected, -1)
+            assert torch.equal(apart.all_to_all_rows(rows, mine, theirs, out=poisoned), expected)
 
 
 def _two_threads(comm: Communicator, _folder: Path) -> None:
