@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 
 from planner.machine import Table
+from planner.profiling.batches import sampler_of
 from planner.profiling.layers import TimingAnswer, TimingRequest
 from planner.profiling.presample import Progress
 from planner.profiling.synthetic import BatchShape
@@ -15,17 +16,21 @@ from planner.workload import BatchProfile, Combination, ModelTiming
 from runtime.graph.dataset import Graph
 from runtime.graph.types import GraphTypes, types_of
 from runtime.loader_typed import is_typed
+from runtime.sampling.parameters import is_weighted
 
 SCALES = [0.6, 1.0, 1.6]
 """Batch sizes over the mean batch at which the model is timed."""
 STEPS = 14
 """Measured steps of each scale, in each round."""
-ROUNDS = 2
-"""Times that every number of threads is timed, the others in between; the quieter one is kept: what
-else runs on a machine takes seconds, and only ever adds to them."""
+ROUNDS = 3
+"""Times that every number of threads is timed, the others in between; the round in the middle is
+kept: one that something else on the machine disturbed is left out, and so is the luckiest, which
+no run of more steps keeps up."""
 
 
-def batch_shape(batch: BatchProfile, dialect: str, *, links: bool = False) -> BatchShape:
+def batch_shape(
+    batch: BatchProfile, dialect: str, *, links: bool = False, weighted: bool = False
+) -> BatchShape:
     """The mean batch as the timing processes build it; with `links`, its seeds are their ends."""
     return BatchShape(
         vertices=[round(v.mean) for v in batch.vertices],
@@ -34,12 +39,35 @@ def batch_shape(batch: BatchProfile, dialect: str, *, links: bool = False) -> Ba
         num_links=batch.seeds_per_rank if links else 0,
         edge_types=batch.edge_types,
         node_types=batch.node_types,
+        weighted=weighted,
     )
 
 
 def _types(graph: Graph, settings: PlanSettings) -> GraphTypes | None:
     """The graph's types where the model reads them."""
     return types_of(graph) if is_typed(settings.workload) else None
+
+
+def timing_request(
+    graph: Graph, settings: PlanSettings, batch: BatchProfile, threads: int
+) -> TimingRequest:
+    """What a timing process builds: the settings' model on blocks like those of their sampler."""
+    return TimingRequest(
+        workload=settings.workload,
+        in_dim=graph.feature_dim,
+        num_classes=graph.num_classes,
+        task=str(graph.task),
+        shape=batch_shape(
+            batch,
+            settings.dialect,
+            links=str(graph.task) == "link",
+            weighted=is_weighted(sampler_of(settings)),
+        ),
+        types=_types(graph, settings),
+        scales=SCALES,
+        threads=threads,
+        steps=STEPS,
+    )
 
 
 def time_model(
@@ -57,35 +85,25 @@ def time_model(
         if progress is not None:
             words = f"timing {combination.ranks} ranks x {combination.threads} threads"
             progress(words, sum(map(len, rounds)) / (ROUNDS * len(ordered)))
-        request = TimingRequest(
-            workload=settings.workload,
-            in_dim=graph.feature_dim,
-            num_classes=graph.num_classes,
-            task=str(graph.task),
-            shape=batch_shape(batch, settings.dialect, links=str(graph.task) == "link"),
-            types=_types(graph, settings),
-            scales=SCALES,
-            threads=combination.threads,
-            steps=STEPS,
-        )
+        request = timing_request(graph, settings, batch, combination.threads)
         rounds[i].append(team.time(request, combination.ranks))
-    timing = model_timing([(c, quieter(found)) for c, found in zip(ordered, rounds, strict=True)])
+    timing = model_timing([(c, middle(found)) for c, found in zip(ordered, rounds, strict=True)])
     # Libraries warm up once in a process: in whichever answer that was.
     every = [answer for found in rounds for answers in found for answer in answers]
     return replace(timing, warmup_seconds=max(answer.warmup_seconds for answer in every))
 
 
-def quieter(rounds: Sequence[Sequence[TimingAnswer]]) -> list[TimingAnswer]:
-    """The ranks' answers of the round that took least; their exchange that of its own least round.
+def middle(rounds: Sequence[Sequence[TimingAnswer]]) -> list[TimingAnswer]:
+    """The ranks' answers of the round in the middle; their exchange that of the least round.
 
     An exchange of a quarter of a megabyte between processes of one host has two speeds, .7 and 2.3
     ms were seen, of which a run of more steps keeps the faster.
     """
-    calm = min(rounds, key=lambda found: sum(sum(a.forward_backward) for a in found))
+    ordered = sorted(rounds, key=lambda found: sum(sum(a.forward_backward) for a in found))
     fast = min(rounds, key=lambda found: sum(a.all_reduce_seconds for a in found))
     return [
         replace(a, all_reduce_seconds=b.all_reduce_seconds, all_reduce_spread=b.all_reduce_spread)
-        for a, b in zip(calm, fast, strict=True)
+        for a, b in zip(ordered[len(ordered) // 2], fast, strict=True)
     ]
 
 

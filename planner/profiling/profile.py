@@ -20,7 +20,7 @@ from planner.workload import BatchProfile, Combination, WorkloadProfile
 from runtime import codec
 from runtime.graph.dataset import Graph
 
-VERSION = 12
+VERSION = 13
 """Rises when a profile means something else than before."""
 
 

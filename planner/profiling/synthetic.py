@@ -29,6 +29,8 @@ class BatchShape:
     """Share of each edge type; empty where edges have none."""
     node_types: list[float] = field(default_factory=list[float])
     """Share of each node type; empty where nodes have none."""
+    weighted: bool = False
+    """The sampler's edges have an estimator's weights, which layers then read."""
 
     def scaled(self, factor: float) -> "BatchShape":
         """All sizes times a factor, at least one seed."""
@@ -71,6 +73,8 @@ def synthetic_batch(shape: BatchShape, seed: int) -> MiniBatch:
             blocks.append(_block(after, before, spread, indices))
     blocks.reverse()
     _give_types(rng, shape, blocks)
+    for block in blocks if shape.weighted else []:
+        block.weight = rng.random(block.num_edges, dtype=np.float32)
     seeds = np.arange(shape.vertices[0], dtype=np.int64)
     return MiniBatch(
         blocks=blocks,

@@ -3,17 +3,20 @@
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from planner.profiling import cache
+from planner.profiling.batches import sampler_of
 from planner.profiling.draw import drawer
 from planner.profiling.layers import TimingAnswer, TimingRequest
-from planner.profiling.model_seconds import model_timing, quieter
+from planner.profiling.model_seconds import middle, model_timing, timing_request
+from planner.profiling.presample import presample
 from planner.profiling.profile import profile_key
 from planner.profiling.sampler_seconds import TIMED_BATCHES, sampling_seconds
-from planner.profiling.synthetic import BatchShape
+from planner.profiling.synthetic import BatchShape, synthetic_batch
 from planner.profiling.team import Team
 from planner.settings import PlanSettings
 from planner.workload import Combination
@@ -130,14 +133,40 @@ def test_ranks_that_computed_at_once_are_averaged() -> None:
     assert model_timing(alone).all_reduce is None
 
 
-def test_of_two_rounds_the_quieter_is_kept() -> None:
-    calm, disturbed = [answer(1.0), answer(1.2)], [answer(1.0), answer(3.0)]
-    assert quieter([disturbed, calm]) == calm
-    assert quieter([calm, disturbed]) == calm
-    slow = [replace(a, all_reduce_seconds=9.0) for a in calm]
-    found = quieter([slow, disturbed])
-    assert [a.forward_backward for a in found] == [a.forward_backward for a in calm]
-    assert [a.all_reduce_seconds for a in found] == [a.all_reduce_seconds for a in disturbed]
+def test_of_three_rounds_the_middle_one_is_kept() -> None:
+    lucky, usual, disturbed = (
+        [answer(1.0), answer(1.0)], [answer(1.0), answer(1.2)], [answer(1.0), answer(3.0)],
+    )  # fmt: skip
+    assert middle([disturbed, usual, lucky])[0].forward_backward == usual[0].forward_backward
+    slow = [replace(a, all_reduce_seconds=9.0) for a in usual]
+    found = middle([slow, lucky, disturbed])
+    assert [a.forward_backward for a in found] == [a.forward_backward for a in usual]
+    assert [a.all_reduce_seconds for a in found] == [a.all_reduce_seconds for a in lucky]
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters", "dialect"),
+    [
+        ("neighbor", {}, "first_seen"),
+        ("labor", {}, "first_seen"),
+        ("labor", {"estimator": "plain"}, "first_seen"),
+        ("ladies", {"sizes": "20,40"}, "every_hop"),
+    ],
+)
+def test_the_model_is_timed_on_blocks_like_the_samplers(
+    small_graph: Graph, name: str, parameters: dict[str, str], dialect: Any
+) -> None:
+    """An estimator's weights are read by every layer, forward and back."""
+    work = Workload(fanouts=[3, 2], batch_size=8, allow="approximate")
+    settings = PlanSettings(
+        workload=work, sampler=name, sampler_parameters=dict(parameters), dialect=dialect
+    )
+    batch, _ = presample(small_graph, work, sampler_of(settings), 1)
+    drawn = drawer(small_graph, work, sampler_of(settings), 1)(0, 0)
+    made = synthetic_batch(timing_request(small_graph, settings, batch, 1).shape, seed=0)
+    for real, block in zip(drawn.blocks, made.blocks, strict=True):
+        assert (block.weight is None) == (real.weight is None)
+        assert block.weight is None or block.weight.shape == (block.num_edges,)
 
 
 def test_one_batch_size_belongs_to_one_number_of_ranks() -> None:
