@@ -50,6 +50,16 @@ class Priced:
         return 0 if self.candidate.gpus else self.own_rows
 
     @property
+    def loaders(self) -> int:
+        """Threads on cores that load beside the model: they pay only as far as the two overlap."""
+        return 0 if self.candidate.gpus else self.candidate.threads.sample
+
+    @property
+    def plainness(self) -> tuple[int, int, int]:
+        """Less is plainer."""
+        return self.changes, self.copies, self.loaders
+
+    @property
     def hidden(self) -> float:
         """Seconds of a step that the loader's stages take, which the model's should hide."""
         return sum(self.prediction.stages.get(stage, 0.0) for stage in LOADER)
@@ -69,9 +79,10 @@ def choose(priced: Sequence[Priced], noise: float) -> Priced:
     """The fastest that fits; what is not plain must win by more than the noise to be worth it.
 
     Plainer is: fewer of stacks, dependence, locality and caches, then fewer copies of rows in
-    hosts' memory. On GPUs, whose room for rows and lists holds nothing else, the same GPUs keep
-    what leaves least to hide beside the model: a stage that is hidden costs what the overlap fails
-    to hide, and that is less sure than a difference within the noise.
+    hosts' memory, then fewer loader threads on their cores. On GPUs, whose room for rows and lists
+    holds nothing else, the same GPUs keep what leaves least to hide beside the model: a stage that
+    is hidden costs what the overlap fails to hide, and that is less sure than a difference within
+    the noise.
 
     Args:
         priced: simplest candidates first, which wins ties.
@@ -92,10 +103,9 @@ def choose(priced: Sequence[Priced], noise: float) -> Priced:
     plainer = [
         p
         for p in feasible
-        if (p.changes, p.copies) < (best.changes, best.copies)
-        and p.seconds <= best.seconds * (1.0 + noise)
+        if p.plainness < best.plainness and p.seconds <= best.seconds * (1.0 + noise)
     ]
-    chosen = min(plainer, key=lambda p: (p.changes, p.copies, p.seconds)) if plainer else best
+    chosen = min(plainer, key=lambda p: (*p.plainness, p.seconds)) if plainer else best
     alike = [
         p
         for p in feasible
@@ -156,6 +166,8 @@ def why_it_lost(other: Priced, chosen: Priced) -> str:
         if other.copies > chosen.copies:
             more = other.copies - chosen.copies
             return f"{_faster(-ratio)}, for {more} copies of rows"
+        if other.loaders > chosen.loaders:
+            return f"{_faster(-ratio)}, if loading hides beside the model as it should"
         if chosen.candidate.gpus and other.hidden > chosen.hidden:
             later = (other.hidden - chosen.hidden) * 1e3
             more = f"{later:.2f}" if later >= 0.005 else "under 0.01"
