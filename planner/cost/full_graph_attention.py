@@ -97,7 +97,7 @@ def attention_activations(
         alive = (
             below
             + 4 * n * b * (1 if last or not dropout else 2)
-            + (n * b if dropout and not last else 0)
+            + (4 * n * b if dropout and not last else 0)
         )
         scores = 4 * (2 * n + m) * heads
         softmax = 4 * (n * wide + (n + m) * wide) + scores

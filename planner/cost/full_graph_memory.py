@@ -80,7 +80,8 @@ def rank_bytes(
         num_seeds: training nodes of the part.
         precomputed: the first layer's sums are kept.
         shared_draw: one draw per epoch for all layers.
-        dropout: a mask (1 byte) and a second copy of each hidden layer's output.
+        dropout: a mask of each hidden layer's output (4 bytes: torch multiplies by it on cores); of
+            gat also a second copy of that output.
         heads: of gat.
         drop: what p keeps.
         crossing: rows (received, sent) per layer with edges sampled; None: p of halo and sent.
@@ -175,7 +176,7 @@ def _activations(
         across = 0 if known else 4 * crossing * a
         peak = max(peak, alive + inputs + max(across, 4 * rows * b))
         alive += inputs + 4 * rows * b
-        alive += 5 * n * b if dropout and layer < last else 0
+        alive += 4 * n * b if dropout and layer < last else 0
         saved.append(alive)
     logits = 4 * rows * widths[-1]
     for layer, (a, b) in enumerate(itertools.pairwise(widths)):
