@@ -14,6 +14,7 @@ from planner.cost.rates import (
     beside_seconds,
     collective_table,
     crossing,
+    disk_beside,
     early_seconds,
     edge_rate,
     exchange_rates,
@@ -67,6 +68,10 @@ class RankSeconds:
     wait_sigma: float | None = None
     """Of `trainer_sigma`, what is not in `all_reduce` already: the wait for each other that was
     measured with it is not expected a second time. None: all of it."""
+    disk: float = 0.0
+    """Of `gather`: seconds in which reads of a disk are in flight."""
+    disk_beside: float | None = None
+    """Slowdown of the training thread beside them; None: not measured, a gather's is taken."""
     early: float = 0.0
     """How much before the last rank this one leaves the exchange of rows; it waits for it later."""
 
@@ -120,6 +125,7 @@ def rank_seconds(
         {k: r.seconds for k, r in by_source.items()},
         candidate.threads.gather,
     )
+    disk = rows.rows.get("disk", 0.0)
     peers = rows.rows.get("peer", 0.0)
     asked, sent = exchange_rates(machine, peers, row_bytes, candidate)
     remote_rows = rows.rows.get("remote", 0.0)
@@ -158,6 +164,8 @@ def rank_seconds(
         trainer_sigma=_join(slope * variation, compute * step_jitter(machine, ranks)),
         wait_sigma=slope * variation if reduced.waited else None,
         sample_beside=beside,
+        disk=disk * by_source["disk"].seconds / candidate.threads.gather if disk > 0 else 0.0,
+        disk_beside=disk_beside(machine, rows, row_bytes) if disk > 0 else None,
         early=early,
         spreads={
             "sample": max(edge.spread, vertex.spread),

@@ -127,10 +127,7 @@ def row_rate(
     """
     reading = readers(candidate) * candidate.threads.gather
     if kind == "disk":
-        read_bytes, reads = rows.disk_request_bytes, rows.disk_requests
-        if read_bytes <= 0:
-            read_bytes = max(PAGE_BYTES, -(-row_bytes // PAGE_BYTES) * PAGE_BYTES)
-            reads = reads_per_row(row_bytes)
+        read_bytes, reads = _requests(rows, row_bytes)
         depth = QUEUE_DEPTH * ranks_here(candidate)
         rate = lookup(machine, "disk_read", read_bytes=read_bytes, queue_depth=depth)
         factor = reads * ranks_here(candidate) * candidate.threads.gather
@@ -153,6 +150,32 @@ def row_rate(
     return Rate(
         seconds=rate.seconds * EXCHANGED_COPIES, spread=rate.spread, provenance=rate.provenance
     )
+
+
+def _requests(rows: RankRows, row_bytes: int) -> tuple[float, float]:
+    """(bytes of a read, reads per row) from disk; where no more is known, of a row's whole pages."""
+    if rows.disk_request_bytes > 0:
+        return rows.disk_request_bytes, rows.disk_requests
+    read_bytes = max(PAGE_BYTES, -(-row_bytes // PAGE_BYTES) * PAGE_BYTES)
+    return read_bytes, reads_per_row(row_bytes)
+
+
+def disk_beside(machine: MachineModel, rows: RankRows, row_bytes: int) -> float | None:
+    """Slowdown of a training thread while a loader thread reads from disk; None: not measured.
+
+    Threads that wait for reads cost little of a core each, but take it from who computes whenever
+    a read ends.
+
+    Args:
+        machine: table disk_beside.
+        rows: how the rank's rows lie in requests.
+        row_bytes: bytes of a row as it is stored.
+
+    Source: modelling.md 7: measured beside each other.
+    """
+    if "disk_beside" not in machine.tables:
+        return None
+    return lookup(machine, "disk_beside", read_bytes=_requests(rows, row_bytes)[0]).seconds
 
 
 def collective_table(machine: MachineModel, name: str, candidate: Candidate) -> str:

@@ -137,7 +137,7 @@ def _slowed(candidate: Candidate, machine: MachineModel, rank: RankSeconds) -> _
             loader=stages,
             forward_backward=rank.forward_backward * lanes.training / (training or 1.0),
         )
-    slow_rest, slow_trainer = _slowdowns(candidate, machine)
+    slow_rest, slow_trainer = _slowdowns(candidate, machine, rank)
     # Sampling beside compute was measured by itself; the rest slows down as a gather does.
     slow = {name: t * slow_rest for name, t in stages.items()}
     if rank.sample_beside > 0:
@@ -157,10 +157,14 @@ def _slowed(candidate: Candidate, machine: MachineModel, rank: RankSeconds) -> _
     )
 
 
-def _slowdowns(candidate: Candidate, machine: MachineModel) -> tuple[float, float]:
+def _slowdowns(
+    candidate: Candidate, machine: MachineModel, rank: RankSeconds
+) -> tuple[float, float]:
     """(loader, trainer) slowdown of running beside each other; measured on free cores.
 
-    Where threads outnumber cores each also gets only its share of the cores.
+    Where threads outnumber cores each also gets only its share of the cores. Beside reads of a disk
+    the trainer is slowed down as it was measured beside those, for their share of the loader's
+    time.
     """
     crowd = max(1.0, candidate.busy_threads / max(1, machine.num_cores))
     found: list[float] = []
@@ -173,8 +177,12 @@ def _slowdowns(candidate: Candidate, machine: MachineModel) -> tuple[float, floa
                 "threads": float(candidate.threads.compute),
             }
             slowdown = table.at(**{axis: all_axes[axis] for axis in table.axes})
-        found.append(max(1.0, slowdown) * crowd)
-    return found[0], found[1]
+        found.append(max(1.0, slowdown))
+    loader, trainer = found
+    if rank.disk_beside is not None:
+        share = min(1.0, rank.disk / rank.loader)
+        trainer += share * (max(1.0, rank.disk_beside) - trainer)
+    return loader * crowd, trainer * crowd
 
 
 def _straggling(candidate: Candidate, ranks: Sequence[RankSeconds]) -> float:

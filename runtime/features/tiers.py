@@ -16,6 +16,7 @@ from runtime.features.sparse import SparseHost
 from runtime.features.tier import AbstractTier, Dense
 from runtime.graph.dataset import Graph
 from runtime.plan import Plan, load_array
+from runtime.process import cores_beside_training
 
 OwnIds = dict[int, NDArray[np.int64]]
 Tiers = list[tuple[AbstractTier, list[int]]]
@@ -138,7 +139,11 @@ def _disk(graph: Graph, plan: Plan) -> Disk:
             f"{graph.path}: the plan reads rows from disk, which needs dense features; "
             "import the graph with --features dense, or plan again"
         )
-    tier = Disk(Path(graph.path) / "x.npy", budget_bytes=plan.strategy.features.disk_budget_bytes)
+    tier = Disk(
+        Path(graph.path) / "x.npy",
+        budget_bytes=plan.strategy.features.disk_budget_bytes,
+        cores=cores_beside_training(plan.strategy.threads),
+    )
     if (tier.rows.num_rows, tier.rows.feature_dim) != graph.x.shape:
         tier.close()
         raise DatasetError(f"{graph.path}: x.npy changed while it was open")

@@ -111,6 +111,25 @@ def test_a_loader_thread_samples_as_slowly_as_it_was_measured_beside_compute(tim
     assert ahead == pytest.approx(alone + 0.9e-3, rel=0.02)
 
 
+def test_the_model_is_slower_beside_reads_of_a_disk_as_it_was_measured_to_be() -> None:
+    beside = {
+        name: constant("ratio", ["ranks"], value)
+        for name, value in (("beside", 1.1), ("beside_loader", 1.0))
+    }
+    model = with_tables(**beside, disk_beside=constant("ratio", ["read_bytes"], 1.5))
+
+    def model_seconds(machine: MachineModel, loaders: int, **by_source: float) -> float:
+        found = price(candidate(loaders=loaders), rows(**by_source), model=machine)
+        return found.stages["forward_backward"]
+
+    alone = model_seconds(model, 0, disk=50_000.0)
+    # All the loader does is to read, for longer than a step lasts.
+    assert model_seconds(model, 1, disk=500_000.0) == pytest.approx(1.5 * alone, rel=0.02)
+    assert model_seconds(with_tables(**beside), 1, disk=500_000.0) == pytest.approx(1.1 * alone)
+    assert model_seconds(model, 1, host=5_000_000.0) == pytest.approx(1.1 * alone, rel=0.02)
+    assert model_seconds(model, 0, disk=500_000.0) == pytest.approx(alone)
+
+
 def test_the_model_is_slower_after_an_exchange_as_it_was_measured_to_be() -> None:
     model = with_tables(all_to_all_after=constant("seconds", ["bytes", "ranks"], 2e-3))
     apart = price(candidate(ranks=2), rows(2, own=5_000.0), model=model).stages
