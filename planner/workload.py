@@ -77,6 +77,8 @@ class ModelTiming:
     """Seconds to add edge weights to a mean batch (loader's last stage)."""
     sample_seconds: float = 0.0
     """Seconds in which one thread samples a mean batch, nothing beside it; 0: not measured."""
+    sample_beside_seconds: float | None = None
+    """What a mean batch takes longer on a loader thread, beside the model; None: not measured."""
     warmup_seconds: float = 0.0
     """What the first steps of a process cost above the steady ones, together."""
 

@@ -11,7 +11,6 @@ from planner.cost.overlap import hidden_share
 from planner.cost.rates import (
     Rate,
     after_seconds,
-    beside_seconds,
     collective_table,
     crossing,
     disk_beside,
@@ -63,8 +62,9 @@ class RankSeconds:
     """Of the loader's stages: seconds that a GPU's own memory is busy."""
     on_links: float = 0.0
     """Of the loader's stages: seconds that links from other memories to a GPU are busy."""
-    sample_beside: float = 0.0
-    """What a batch takes longer on a loader thread, beside the training thread."""
+    sample_beside: float | None = None
+    """What a batch takes longer on a loader thread, beside the training thread; None: not measured,
+    and slowed down as a gather is."""
     wait_sigma: float | None = None
     """Of `trainer_sigma`, what is not in `all_reduce` already: the wait for each other that was
     measured with it is not expected a second time. None: all of it."""
@@ -112,9 +112,10 @@ def rank_seconds(
     edge, vertex = edge_rate(machine, graph, candidate), vertex_rate(machine, graph, candidate)
     edges, vertices = sum(e.mean for e in batch.edges), batch.vertices[-1].mean
     sample = sample_seconds(edges, vertices, edge.seconds, vertex.seconds)
+    crowding = _crowding(machine, graph, candidate, batch)
     if timing.sample_seconds > 0:
-        sample = timing.sample_seconds * _crowding(machine, graph, candidate, batch)
-    beside = beside_seconds(machine, graph, candidate, vertices)
+        sample = timing.sample_seconds * crowding
+    beside = timing.sample_beside_seconds
     by_source = {
         k: row_rate(machine, k, rows, row_bytes, candidate)
         for k in sorted(rows.rows)
@@ -163,7 +164,7 @@ def rank_seconds(
         loader_sigma=varying * _join(variation, step_jitter(machine, ranks)),
         trainer_sigma=_join(slope * variation, compute * step_jitter(machine, ranks)),
         wait_sigma=slope * variation if reduced.waited else None,
-        sample_beside=beside,
+        sample_beside=None if beside is None else beside * crowding,
         disk=disk * by_source["disk"].seconds / candidate.threads.gather if disk > 0 else 0.0,
         disk_beside=disk_beside(machine, rows, row_bytes) if disk > 0 else None,
         early=early,

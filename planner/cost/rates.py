@@ -84,28 +84,6 @@ def edge_rate(machine: MachineModel, graph: GraphRef, candidate: Candidate) -> R
     )
 
 
-def beside_seconds(
-    machine: MachineModel, graph: GraphRef, candidate: Candidate, vertices: float
-) -> float:
-    """Seconds that a loader thread's batch takes longer because training runs beside it.
-
-    V c_x at this topology's bytes; 0 without loader threads or where it was not measured.
-
-    Args:
-        machine: table sample_beside.
-        graph: sizes of the dataset.
-        candidate: loader threads.
-        vertices: V, distinct vertices of a batch.
-
-    Source: modelling.md 7: one mixed point of sampling beside compute.
-    """
-    if candidate.threads.sample == 0 or "sample_beside" not in machine.tables:
-        return 0.0
-    at = topology_bytes(graph)
-    rate = lookup(machine, "sample_beside", topology_bytes=at, readers=readers(candidate))
-    return vertices * rate.seconds
-
-
 def vertex_rate(machine: MachineModel, graph: GraphRef, candidate: Candidate) -> Rate:
     """Seconds per distinct vertex of a batch."""
     return lookup(
@@ -153,7 +131,7 @@ def row_rate(
 
 
 def _requests(rows: RankRows, row_bytes: int) -> tuple[float, float]:
-    """(bytes of a read, reads per row) from disk; where no more is known, of a row's whole pages."""
+    """(bytes of a read, reads per row); where nothing is known, of a row's whole pages."""
     if rows.disk_request_bytes > 0:
         return rows.disk_request_bytes, rows.disk_requests
     read_bytes = max(PAGE_BYTES, -(-row_bytes // PAGE_BYTES) * PAGE_BYTES)

@@ -140,7 +140,7 @@ def _slowed(candidate: Candidate, machine: MachineModel, rank: RankSeconds) -> _
     slow_rest, slow_trainer = _slowdowns(candidate, machine, rank)
     # Sampling beside compute was measured by itself; the rest slows down as a gather does.
     slow = {name: t * slow_rest for name, t in stages.items()}
-    if rank.sample_beside > 0:
+    if rank.sample_beside is not None:
         slow["sample"] = rank.sample + rank.sample_beside
     slow_loader = sum(slow.values()) / rank.loader
     busy = rank.forward_backward + rank.halo_exchange + rank.all_reduce + rank.optimizer

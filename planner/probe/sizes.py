@@ -50,8 +50,6 @@ class ProbeSizes:
     graph_degree: int
     sample_cases: tuple[tuple[int, tuple[int, ...]], ...]
     """(seeds, fan-outs) of the calibration batches of each graph."""
-    beside_cases: int
-    """So many of them are drawn beside compute too."""
     sample_seconds: float
     """Time given to one case."""
     threads: tuple[int, ...]
@@ -90,7 +88,6 @@ FULL = ProbeSizes(
         (512, (15, 10, 5)),
         (1024, (20,)),
     ),
-    beside_cases=3,
     sample_seconds=0.1,
     threads=(1, 2),
     burst_rows=8192,
@@ -120,7 +117,6 @@ QUICK = ProbeSizes(
     graph_nodes=(2**14, 2**18),
     graph_degree=12,
     sample_cases=((512, (15, 10)), (1024, (20,))),
-    beside_cases=2,
     sample_seconds=0.05,
     threads=(1,),
     burst_rows=8192,

@@ -4,15 +4,20 @@
 of the profile that imports torch, and only when it runs.
 """
 
+import functools
+import itertools
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from planner.profiling.draw import drawer, shared_drawer
 from planner.profiling.rehearsal import rehearse
+from planner.profiling.sampler_seconds import SamplingAnswer, SamplingRequest, sampling_seconds
 from planner.profiling.serving import half_width, serve_standard_streams
 from planner.profiling.synthetic import BatchShape, synthetic_batch, synthetic_links
 from runtime import codec
@@ -49,6 +54,8 @@ class TimingRequest:
     """Processes that take the same steps and add their gradients."""
     meeting: str = ""
     """File by which they find each other, where there are several."""
+    sampling: SamplingRequest | None = None
+    """Time the sampler between and beside the mean batch's steps, and not the model."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -147,6 +154,20 @@ class _Bench:
         )
         _part(self.request)
         return answer
+
+    def run_sampling(self, asked: SamplingRequest) -> SamplingAnswer:
+        """Time the graph's sampler among steps of the mean batch."""
+        from runtime.graph.dataset import open_graph
+
+        work, graph = self.request.workload, open_graph(Path(asked.graph), validate=False)
+        drawn_by = shared_drawer if asked.shared else drawer
+        draw = drawn_by(graph, work, asked.sampler, asked.num_ranks)
+        turns = itertools.count()
+        for i in range(WARMUP_STEPS):
+            self._turn(self.steady, i)
+        return sampling_seconds(
+            draw, lambda: self._turn(self.steady, next(turns)), beside=asked.beside
+        )
 
     def _turn(self, scale: int, i: int) -> tuple[float, float, float]:
         return self.step(self.batches[scale][i % BATCHES])
@@ -252,9 +273,17 @@ def _degrees(batch: MiniBatch) -> NDArray[np.int64]:
     return degrees
 
 
-def build(plain: Any) -> Callable[[], TimingAnswer]:
+def build(plain: Any) -> Callable[[], TimingAnswer | SamplingAnswer]:
+    """The model and batches of a request, ready to be timed; or the sampler among its steps."""
+    request = codec.decode(TimingRequest, plain)
+    if request.sampling is None:
+        return build_timing(request)
+    return functools.partial(_Bench(request).run_sampling, request.sampling)
+
+
+def build_timing(request: TimingRequest) -> Callable[[], TimingAnswer]:
     """The model and batches of a request, ready to be timed."""
-    return _Bench(codec.decode(TimingRequest, plain)).run
+    return _Bench(request).run
 
 
 if __name__ == "__main__":

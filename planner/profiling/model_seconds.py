@@ -9,6 +9,7 @@ from planner.machine import Table
 from planner.profiling.batches import sampler_of
 from planner.profiling.layers import TimingAnswer, TimingRequest
 from planner.profiling.presample import Progress
+from planner.profiling.sampler_seconds import SamplingAnswer, SamplingRequest
 from planner.profiling.synthetic import BatchShape
 from planner.profiling.team import Team
 from planner.settings import PlanSettings
@@ -16,6 +17,7 @@ from planner.workload import BatchProfile, Combination, ModelTiming
 from runtime.graph.dataset import Graph
 from runtime.graph.types import GraphTypes, types_of
 from runtime.loader_typed import is_typed
+from runtime.process import usable_core_ids
 from runtime.sampling.parameters import is_weighted
 
 SCALES = [0.6, 1.0, 1.6]
@@ -68,6 +70,46 @@ def timing_request(
         threads=threads,
         steps=STEPS,
     )
+
+
+def sampling_request(
+    graph: Graph,
+    settings: PlanSettings,
+    batch: BatchProfile,
+    combinations: Sequence[Combination],
+) -> TimingRequest:
+    """What a timing process draws, among steps of the settings' model.
+
+    The steps have as many threads as leave every rank a core for a loader; where none does, no
+    loader thread is timed.
+
+    Args:
+        graph: the dataset.
+        settings: their sampler and model.
+        batch: of one rank.
+        combinations: all that have such batches; of the same ranks.
+    """
+    cores = len(usable_core_ids()) or 1
+    room = [c for c in combinations if c.ranks * (c.threads + 1) <= cores]
+    chosen = max(room, key=lambda c: c.threads) if room else combinations[0]
+    return replace(
+        timing_request(graph, settings, batch, chosen.threads),
+        sampling=SamplingRequest(
+            graph=str(graph.path),
+            sampler=sampler_of(settings),
+            num_ranks=chosen.num_ranks,
+            shared=chosen.shared,
+            beside=bool(room),
+        ),
+    )
+
+
+def with_sampling(timing: ModelTiming, found: SamplingAnswer) -> ModelTiming:
+    """The timing with the sampler's seconds."""
+    longer = None
+    if found.beside_seconds is not None:
+        longer = max(0.0, found.beside_seconds - found.alone_seconds)
+    return replace(timing, sample_seconds=found.alone_seconds, sample_beside_seconds=longer)
 
 
 def time_model(

@@ -9,18 +9,23 @@ from planner.machine import MachineModel
 from planner.profiling import cache
 from planner.profiling.batches import MOST_SAMPLED, draw_all, draw_sharing, sampler_of
 from planner.profiling.cache import Profile
-from planner.profiling.draw import drawer, shared_drawer
 from planner.profiling.launching import with_launcher
-from planner.profiling.model_seconds import ROUNDS, SCALES, STEPS, time_model
+from planner.profiling.model_seconds import (
+    ROUNDS,
+    SCALES,
+    STEPS,
+    sampling_request,
+    time_model,
+    with_sampling,
+)
 from planner.profiling.presample import Progress
-from planner.profiling.sampler_seconds import sampling_seconds
 from planner.profiling.team import Team
 from planner.settings import PlanSettings
 from planner.workload import BatchProfile, Combination, WorkloadProfile
 from runtime import codec
 from runtime.graph.dataset import Graph
 
-VERSION = 13
+VERSION = 14
 """Rises when a profile means something else than before."""
 
 
@@ -114,15 +119,11 @@ def make_profile(
         part = part_of(whole, shared, found.num_ranks, every_hop=every_hop)
         return part_profile(whole, part)
 
-    def sampled(found: Combination) -> float:
-        draws = shared_drawer if found.shared else drawer
-        return sampling_seconds(draws(graph, work, sampler_of(settings), found.num_ranks))
-
     with Team(max(c.ranks for c in combinations)) as team:
         timing = {
-            key: replace(
+            key: with_sampling(
                 time_model(graph, settings, batch_of(mine[0]), mine, team, progress),
-                sample_seconds=sampled(mine[0]),
+                team.sample(sampling_request(graph, settings, batch_of(mine[0]), mine)),
             )
             for key, mine in by_key.items()
         }

@@ -1,27 +1,89 @@
-"""Seconds of sampling one batch, by one thread with nothing beside it."""
+"""Seconds of sampling one batch: between two steps of the model, and by a loader thread beside one.
 
+The steps are the model's own. They leave the caches as training does, and they want the
+interpreter's lock as often as training does: between two of its kernels a loader thread waits for
+it, .1 to .5 ms a batch on two cores, where beside one long product it waits for nothing.
+"""
+
+import itertools
 import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 
 import numpy as np
 
 from planner.profiling.draw import Draw
+from runtime.plan import Sampler
 
+WARM_BATCHES = 4
+"""Batches each way before the clock counts: a thread makes room for its batches once."""
 TIMED_BATCHES = 16
-"""Batches sampled to time the sampler, after as many that warm it up."""
+"""Batches timed each way; fewer where steps are long."""
+LEAST_BATCHES = 5
+MOST_SECONDS = 4.0
+"""After which no more than the least are timed."""
 
 
-def sampling_seconds(draw: Draw) -> float:
-    """Median elapsed seconds of sampling a batch of one rank, by one thread with nothing beside.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SamplingRequest:
+    """Which batches a timing process draws."""
 
-    Between two batches lies a stretch of a model's work, which leaves the caches as training does.
+    graph: str
+    """The dataset's folder."""
+    sampler: Sampler
+    num_ranks: int
+    shared: bool
+    """Ranks sample one batch together."""
+    beside: bool
+    """There is a core for a loader thread besides the model's."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SamplingAnswer:
+    """Median seconds of one batch."""
+
+    alone_seconds: float
+    beside_seconds: float | None
+    """On a loader thread, while the model computes; None: not asked for."""
+
+
+def sampling_seconds(
+    draw: Draw, step: Callable[[], object], *, beside: bool = True
+) -> SamplingAnswer:
+    """Time batches of rank 0, each drawn once: by this thread and by another one in turn.
+
+    Args:
+        draw: draws a batch.
+        step: one step of the model.
+        beside: whether to time the other thread.
     """
-    from planner.probe.interlude import Interlude  # imports torch, which other profiles do without
+    numbers = itertools.count()
+    alone: list[float] = []
+    ahead: list[float] = []
 
-    taken: list[float] = []
-    interlude = Interlude()
-    for step in range(2 * TIMED_BATCHES):
-        interlude()
+    def one() -> float:
+        number = next(numbers)
         start = time.perf_counter()
-        draw(0, step)
-        taken.append(time.perf_counter() - start)
-    return float(np.median(taken[TIMED_BATCHES:]))
+        draw(0, number)
+        return time.perf_counter() - start
+
+    with ThreadPoolExecutor(1) as loader:
+        started = time.perf_counter()
+        for turn in range(WARM_BATCHES + TIMED_BATCHES):
+            enough = turn >= WARM_BATCHES + LEAST_BATCHES
+            if enough and time.perf_counter() - started > MOST_SECONDS:
+                break
+            step()
+            alone.append(one())
+            if not beside:
+                continue
+            drawn = loader.submit(one)  # a loader begins when training takes the batch before
+            step()
+            while not drawn.done():
+                step()
+            ahead.append(drawn.result())
+    return SamplingAnswer(
+        alone_seconds=float(np.median(alone[WARM_BATCHES:])),
+        beside_seconds=float(np.median(ahead[WARM_BATCHES:])) if beside else None,
+    )

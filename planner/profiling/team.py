@@ -22,6 +22,7 @@ from types import TracebackType
 from typing import Any
 
 from planner.profiling.layers import TimingAnswer, TimingRequest
+from planner.profiling.sampler_seconds import SamplingAnswer
 from planner.workload import ProcessCost
 from runtime import codec
 from runtime.errors import WorkerFailed
@@ -165,6 +166,17 @@ class Team:
             ]
             answers = self.ask(texts, request.threads)
         return [codec.decode(TimingAnswer, json.loads(answer)) for answer in answers]
+
+    def sample(self, request: TimingRequest) -> SamplingAnswer:
+        """Have one process time the request's sampler; a loader thread has a core where it asks so.
+
+        Raises:
+            WorkerFailed: the process ended with an error.
+        """
+        assert request.sampling is not None
+        threads = request.threads + int(request.sampling.beside)
+        (answer,) = self.ask([json.dumps(codec.to_plain(request))], threads)
+        return codec.decode(SamplingAnswer, json.loads(answer))
 
     def ask(self, requests: Sequence[str], threads: int) -> list[str]:
         """Have one process for each request answer it, all computing at once.

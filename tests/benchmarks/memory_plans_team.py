@@ -16,6 +16,7 @@ from planner.fullgraph.request import CaseSeconds, PartAnswer, PartRequest
 from planner.profiling import layers, profile
 from planner.profiling.layers import TimingAnswer, TimingRequest
 from planner.profiling.model_seconds import SCALES
+from planner.profiling.sampler_seconds import SamplingAnswer
 from planner.profiling.team import LAYERS, Team
 from planner.workload import ProcessCost
 from runtime import codec
@@ -46,10 +47,15 @@ class SizesOnly:
         alone = replace(request, scales=[1.0], steps=1, threads=1)
         key = codec.content_hash(codec.to_plain(alone))
         if key not in self._known:
-            found = layers.build(codec.to_plain(alone))()
+            found = layers.build_timing(alone)()
             seconds = found.forward_backward * len(SCALES)
             self._known[key] = replace(found, forward_backward=seconds)
         return [self._known[key]] * ranks
+
+    def sample(self, request: TimingRequest) -> SamplingAnswer:
+        """A batch takes a second."""
+        del request
+        return SamplingAnswer(alone_seconds=1.0, beside_seconds=1.0)
 
     def ask(self, requests: Sequence[str], threads: int) -> list[str]:
         """Every part's widths and parameters; all cases take a second."""

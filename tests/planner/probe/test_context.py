@@ -93,7 +93,6 @@ def test_grids_rise_and_calls_are_as_large_as_real_batches(sizes):
         assert list(grid) == sorted(set(grid))
     assert sizes.gather_rows[0] <= 2_000
     assert 30_000 <= sizes.gather_rows[-1] <= 60_000
-    assert sizes.beside_cases <= len(sizes.sample_cases)
     assert all(size % 4096 == 0 for size in sizes.disk_read_bytes)
 
 

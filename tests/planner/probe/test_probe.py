@@ -30,7 +30,6 @@ TINY = replace(
     exchange_bytes=(256, 2**20),
     exchange_steps=3,
     exchange_burst_rows=64,
-    beside_cases=1,
     disk_file_bytes=2**22,
     message_bytes=(256, 2**20),
     graph_nodes=(2**11,),
