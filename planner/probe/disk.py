@@ -26,8 +26,8 @@ from planner.machine import Table
 from planner.probe.context import ProbeContext
 from planner.probe.timing import Measurement, timed
 from planner.probe.worker import State
+from runtime.cores import keep_thread_to, usable_core_ids
 from runtime.features.direct_read import read_blocks_at
-from runtime.process import keep_thread_to, usable_core_ids
 
 MODULE = "planner.probe.disk"
 ROUNDS = 5

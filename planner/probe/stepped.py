@@ -130,7 +130,7 @@ def one_core_each(rank: int, ranks: int) -> Generator[None]:
     if not hasattr(os, "sched_setaffinity"):
         yield
         return
-    from runtime.process import pin_to
+    from runtime.cores import pin_to
 
     cores = sorted(os.sched_getaffinity(0))
     if ranks <= len(cores):

@@ -14,10 +14,10 @@ from planner.profiling.synthetic import BatchShape
 from planner.profiling.team import Team
 from planner.settings import PlanSettings
 from planner.workload import BatchProfile, Combination, ModelTiming
+from runtime.cores import usable_core_ids
 from runtime.graph.dataset import Graph
 from runtime.graph.types import GraphTypes, types_of
 from runtime.loader_typed import is_typed
-from runtime.process import usable_core_ids
 from runtime.sampling.parameters import is_weighted
 
 SCALES = [0.6, 1.0, 1.6]

@@ -23,13 +23,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from runtime.cores import keep_thread_to
 from runtime.features import direct
 from runtime.features.budget import ByteBudget
 from runtime.features.counters import Counters
 from runtime.features.direct_read import Requests, Stored, read_requests
 from runtime.features.gather import copy_from_addresses
 from runtime.features.tier import AbstractTier
-from runtime.process import keep_thread_to
 
 MOST_REQUEST_BYTES = 128 << 10
 """Longest request; a coalesced run of rows is cut there."""

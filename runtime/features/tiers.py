@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runtime.comm.collectives import Communicator
+from runtime.cores import cores_beside_training
 from runtime.errors import DatasetError, PlanError
 from runtime.features.disk import Disk
 from runtime.features.hosts import HostRows, fetch_lacking, ranks_of
@@ -16,7 +17,6 @@ from runtime.features.sparse import SparseHost
 from runtime.features.tier import AbstractTier, Dense
 from runtime.graph.dataset import Graph
 from runtime.plan import Plan, load_array
-from runtime.process import cores_beside_training
 
 OwnIds = dict[int, NDArray[np.int64]]
 Tiers = list[tuple[AbstractTier, list[int]]]

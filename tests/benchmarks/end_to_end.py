@@ -31,12 +31,12 @@ import torch
 from torch import Tensor, nn
 from torch_geometric.nn import SAGEConv
 
+from runtime.cores import pin_to, usable_core_ids
 from runtime.graph.dataset import Graph
 from runtime.loader import PlannedLoader
 from runtime.mesh import open_mesh
 from runtime.models.planned import planned
 from runtime.plan import load_plan
-from runtime.process import pin_to, usable_core_ids
 from runtime.sampling.minibatch import MiniBatch
 from runtime.worker import make_loop
 from tests.benchmarks.common import (

@@ -19,10 +19,11 @@ import torch.distributed as dist
 from planner.compare import in_stacks
 from planner.windows import window_means
 from runtime.comm.collectives import Communicator
+from runtime.cores import pin_to, usable_core_ids
 from runtime.graph.dataset import open_graph
 from runtime.models.memory import keep_freed_memory
 from runtime.plan import load_plan
-from runtime.process import pin_to, usable_core_ids, use_threads
+from runtime.process import use_threads
 from runtime.train.minibatch import STEP
 from tests.support.cooperative import open_rank
 
