@@ -163,8 +163,6 @@ class _Bench:
         drawn_by = shared_drawer if asked.shared else drawer
         draw = drawn_by(graph, work, asked.sampler, asked.num_ranks)
         turns = itertools.count()
-        for i in range(WARMUP_STEPS):
-            self._turn(self.steady, i)
         return sampling_seconds(
             draw, lambda: self._turn(self.steady, next(turns)), beside=asked.beside
         )
