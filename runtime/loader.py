@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from runtime.comm.collectives import Communicator
+from runtime.cores import cores_beside_training
 from runtime.errors import DatasetError, PlanError
 from runtime.graph.dataset import Graph, open_graph
 from runtime.graph.types import types_of
@@ -100,7 +101,11 @@ class PlannedLoader:
         self.cooperation = self._parts.cooperation
         self.stages = self._parts.stages()
         self.topology = self._parts.topology
-        self._workers = Workers(self._parts.num_threads)
+        # Where reads of the disk keep off training's cores, so do the threads that wait for them:
+        # woken by a reader they would be put on the core that is not reading, training's.
+        reads_disk = any(source.kind == "disk" for source in self.plan.strategy.features.sources)
+        cores = cores_beside_training(self.plan.strategy.threads) if reads_disk else []
+        self._workers = Workers(self._parts.num_threads, cores=cores)
         self._ready: Prefetcher[_Made] | None = None
         self._hetero: Any = None
         self._epoch, self._step = epoch, 0

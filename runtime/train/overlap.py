@@ -10,9 +10,11 @@ turnstile: any thread may run it, but only in batch order.
 
 import queue
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Generic, Protocol, TypeVar, runtime_checkable
+
+from runtime.cores import keep_thread_to
 
 T = TypeVar("T")
 JOIN_SECONDS = 5.0
@@ -47,10 +49,16 @@ class _ConsumerGone(Exception):  # noqa: N818  unwinds a thread, is never an err
 
 
 class Workers:
-    """Daemon threads that outlive an epoch, and with them what a thread keeps (its workspace)."""
+    """Daemon threads that outlive an epoch, and with them what a thread keeps (its workspace).
 
-    def __init__(self, count: int) -> None:
+    Args:
+        count: threads.
+        cores: what they keep to; none: wherever the system puts them.
+    """
+
+    def __init__(self, count: int, *, cores: Sequence[int] = ()) -> None:
         self.count = count
+        self._cores = list(cores)
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._threads = [
             threading.Thread(target=self._run, name=f"prefetch-{i}", daemon=True)
@@ -72,6 +80,7 @@ class Workers:
 
     def _run(self) -> None:
         while (job := self._jobs.get()) is not None:
+            keep_thread_to(self._cores)  # each time: to pin the process moves all its threads
             job()
             del job  # what the job made must not live until the next one comes
 

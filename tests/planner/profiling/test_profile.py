@@ -147,12 +147,12 @@ def test_the_sampler_is_timed_among_steps_and_each_of_its_batches_once(small_gra
     assert found.beside_seconds >= 0.002
     turns = WARM_BATCHES + TIMED_BATCHES
     assert [number for number, _ in asked] == list(range(2 * turns))
-    # In turn by this thread, while nothing else goes on, and by another one beside steps.
+    # By this thread, while nothing else goes on, and then by another one beside steps.
     here = threading.get_ident()
-    assert {thread for _, thread in asked[::2]} == {here}
-    assert here not in {thread for _, thread in asked[1::2]}
-    assert not any(beside[::2])
-    assert sum(beside[1::2]) > turns // 2
+    assert {thread for _, thread in asked[:turns]} == {here}
+    assert here not in {thread for _, thread in asked[turns:]}
+    assert not any(beside[:turns])
+    assert sum(beside[turns:]) > turns // 2
 
 
 def test_without_a_core_for_a_loader_only_the_thread_that_trains_samples(

@@ -1,11 +1,13 @@
 """The prefetcher changes who waits, never what comes out."""
 
+import os
 import threading
 import time
 from collections.abc import Callable
 
 import pytest
 
+from runtime.cores import pin_to
 from runtime.train.overlap import Prefetcher, Turns, Workers
 
 
@@ -108,3 +110,23 @@ def test_an_error_frees_the_items_that_wait_for_their_turn() -> None:
         Prefetcher(produce, 6, workers=Workers(3), depth=4) as items,
     ):
         next(items)
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="this system pins no threads")
+def test_threads_keep_to_their_cores_also_after_the_process_was_pinned_anew() -> None:
+    mine = os.sched_getaffinity(0)
+    last = max(mine)
+    workers = Workers(2, cores=[last])
+
+    def where(index: int, turns: Turns) -> set[int]:
+        del index, turns
+        return os.sched_getaffinity(0)
+
+    try:
+        for _ in range(2):
+            with Prefetcher(where, 6, workers=workers, depth=2) as items:
+                assert all(cores == {last} for cores in items)
+            pin_to(sorted(mine))
+    finally:
+        workers.close()
+    assert os.sched_getaffinity(0) == mine
