@@ -53,8 +53,8 @@ def sampling_seconds(
 ) -> SamplingAnswer:
     """Time batches of rank 0, each drawn once: by this thread, then by another one.
 
-    Not in turn: threads share the sampler's tables, and what one wrote last lies in the caches of
-    its core (1.1 ms a batch in turn, .7 by one thread: 65,536 nodes of a block model).
+    Not in turn: then each batch was slower, as no thread of a run finds it (1.1 ms a batch in turn,
+    .7 by one thread: 65,536 nodes of a block model).
 
     Args:
         draw: draws a batch.
