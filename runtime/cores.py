@@ -1,8 +1,8 @@
-"""Which cores a process's threads may run on."""
+"""Which cores a process's threads may run on, and whom they push off them."""
 
 import contextlib
 import os
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from pathlib import Path
 
 from runtime.plan import Threads
@@ -27,6 +27,27 @@ def keep_thread_to(cores: Sequence[int]) -> None:
     if cores and hasattr(os, "sched_setaffinity"):
         with contextlib.suppress(OSError):  # they were taken from this process meanwhile
             os.sched_setaffinity(0, cores)
+
+
+@contextlib.contextmanager
+def batch_threads() -> Generator[None]:
+    """Threads that are started inside never push a running one off its core (SCHED_BATCH).
+
+    gloo's network thread polls as long as another of its threads holds a connection's lock. Where a
+    rank has one core it pushed that thread off it, and polled for what was left of the tick: 3 to
+    8 ms in every third exchange of rows, and every fortieth sum of gradients, of .4 ms (Linux
+    6.18, 250 ticks a second, torch 2.13; steps of 5.0 and 11.8 ms took 4.3 and 7.8 then).
+
+    Where the system has no such policy, or the process one of its own, nothing is changed.
+    """
+    if not hasattr(os, "SCHED_BATCH") or os.sched_getscheduler(0) != os.SCHED_OTHER:
+        yield
+        return
+    os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+    try:
+        yield
+    finally:
+        os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
 
 
 def cores_beside_training(threads: Threads) -> list[int]:

@@ -6,6 +6,7 @@ gradient exchange in one queue. Hosts and cliques are the plan's; groups of them
 """
 
 import os
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from datetime import timedelta
 
@@ -16,6 +17,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from runtime.comm.collectives import Communicator
 from runtime.comm.route import use_route_to
+from runtime.cores import batch_threads
 from runtime.errors import InputError, PlanError
 from runtime.plan import Device, Plan
 
@@ -95,7 +97,10 @@ def open_mesh(plan: Plan, *, timeout_seconds: float = TIMEOUT_SECONDS) -> Mesh:
         backend = backend_of(devices)
         timeout = timedelta(seconds=timeout_seconds)
         store = _store_of_attempt(timeout)
-        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
+        with batch_threads() if backend == "gloo" else nullcontext():
+            dist.init_process_group(
+                backend, store=store, rank=rank, world_size=size, timeout=timeout
+            )
     hosts = ranks_by([each.host for each in devices])
     return Mesh(
         rank=rank,

@@ -34,6 +34,7 @@ from planner.probe.stepped import (
 )
 from planner.probe.timing import Measurement, robust_spread, summarize, wait_until
 from planner.probe.worker import State
+from runtime.cores import batch_threads
 
 MODULE = "planner.probe.collectives"
 Operation = Literal["all_reduce", "all_to_all"]
@@ -174,9 +175,11 @@ def distributed() -> Any:
 def join_task(state: State, *, path: Path, size: int, groups: list[int]) -> None:
     """Task: join the process group by a file, and make the subgroups."""
     dist = distributed()
-    dist.init_process_group("gloo", init_method=f"file://{path}", rank=state.rank, world_size=size)
-    state.kept["groups"] = {n: dist.new_group(list(range(n))) for n in groups}
-    state.kept["reducing"] = {n: dist.new_group(list(range(n))) for n in groups}
+    join = {"init_method": f"file://{path}", "rank": state.rank, "world_size": size}
+    with batch_threads():  # as the runtime makes its groups
+        dist.init_process_group("gloo", **join)
+        state.kept["groups"] = {n: dist.new_group(list(range(n))) for n in groups}
+        state.kept["reducing"] = {n: dist.new_group(list(range(n))) for n in groups}
 
 
 def call_task(

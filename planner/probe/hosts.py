@@ -9,6 +9,7 @@ to, or receives from, all others at once, each at the share that its pair alone 
 than their sum where the card is shared. All numbers are of gloo over TCP, payload only.
 """
 
+import itertools
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -23,6 +24,7 @@ from planner.probe.hosts_team import HostTeam
 from planner.probe.sizes import MIB
 from planner.probe.stepped import CALLS, SHORT, after, exchanged, one_core_each, take_steps
 from planner.probe.timing import Measurement, summarize
+from runtime.cores import batch_threads
 
 SUSTAINED_SECONDS = 0.3
 CHUNK_BYTES = MIB
@@ -216,9 +218,14 @@ class _Schedule:
         rates = {peer: float(row[peer]) for peer in range(self.size) if peer != host}
         return self.gather(self._sustained(host, rates, outward=outward))[host]
 
+    def _new_groups(self, counts: Sequence[int]) -> list[Any]:
+        """Of the first so many hosts, as the runtime makes its groups."""
+        with batch_threads():
+            return [self._dist.new_group(list(range(count))) for count in counts]
+
     def _collective(self, name: str, counts: Sequence[int]) -> list[Measurement]:
         """Seconds of a call on the first hosts, the slowest host's, by bytes and hosts."""
-        groups = {count: self._dist.new_group(list(range(count))) for count in counts}
+        groups = dict(zip(counts, self._new_groups(counts), strict=True))
         points: list[Measurement] = []
         for num_bytes in self._sizes.message_bytes:
             for count in counts:
@@ -262,8 +269,12 @@ class _Schedule:
         asked: list[Measurement] = []
         rows = self._sizes.exchange_burst_rows
         compute, short = make_burst(rows), make_burst(rows // SHORT)
-        made = [self._dist.new_group(list(range(count))) for count in counts for _ in range(2)]
-        groups = dict(zip(counts, zip(made[::2], made[1::2], strict=True), strict=True))
+        groups = {
+            count: (rows, gradients)
+            for count, rows, gradients in zip(
+                counts, self._new_groups(counts), self._new_groups(counts), strict=True
+            )
+        }
         for num_bytes in self._sizes.exchange_bytes:
             for count in counts:
                 offset = self._clock_offset()
@@ -285,7 +296,7 @@ class _Schedule:
                 found["all_reduce_stepped"].append(calls["all_reduce"].seconds)
                 found["all_to_all_early"].append(calls["all_to_all"].early)
                 asked.append(calls["asked"].seconds)
-        for group in made:
+        for group in itertools.chain(*groups.values()):
             if group is not self._dist.GroupMember.NON_GROUP_MEMBER:
                 self._dist.destroy_process_group(group)
         return found, asked

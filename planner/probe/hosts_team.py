@@ -7,6 +7,7 @@ from typing import Any
 from planner.probe.collectives import distributed
 from planner.probe.sizes import ProbeSizes
 from runtime.comm.route import split_endpoint, use_route_to
+from runtime.cores import batch_threads
 from runtime.rollcall import Roll, call_roll
 
 GROUP_SECONDS = 1800.0
@@ -48,13 +49,14 @@ class HostTeam:
             wait_seconds=meeting.wait_seconds,
         )
         self._store = call_roll(roll)
-        self.dist.init_process_group(
-            "gloo",
-            store=self.dist.PrefixStore("probe", self._store),
-            rank=self.host,
-            world_size=self.size,
-            timeout=timedelta(seconds=GROUP_SECONDS),
-        )
+        with batch_threads():  # as the runtime makes its groups
+            self.dist.init_process_group(
+                "gloo",
+                store=self.dist.PrefixStore("probe", self._store),
+                rank=self.host,
+                world_size=self.size,
+                timeout=timedelta(seconds=GROUP_SECONDS),
+            )
         return self
 
     def __exit__(self, *error: object) -> None:

@@ -12,7 +12,7 @@ handing them over; bytes are exact everywhere.
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +22,7 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 
 from runtime.comm.pairwise import exchange_pairwise
+from runtime.cores import batch_threads
 from runtime.stages import Stage
 
 MeterHook = Callable[[Stage, float, int], None]
@@ -99,9 +100,8 @@ class Communicator:
         if self.size == 1:
             return Communicator(self._group, meter=self._meter)
         ranks = dist.get_process_group_ranks(self._group or dist.group.WORLD)
-        twin = Communicator(
-            dist.new_group(ranks), meter=self._meter, between_hosts=self._between_hosts
-        )
+        (group,) = self._new_groups([ranks])
+        twin = Communicator(group, meter=self._meter, between_hosts=self._between_hosts)
         twin._owned = True
         return twin
 
@@ -119,7 +119,7 @@ class Communicator:
         if self.size == 1:
             return Communicator(self._group, meter=self._meter)
         members = dist.get_process_group_ranks(self._group or dist.group.WORLD)
-        made = [dist.new_group([members[rank] for rank in group]) for group in groups]
+        made = self._new_groups([[members[rank] for rank in group] for group in groups])
         place = next(place for place, group in enumerate(groups) if self.rank in group)
         part = Communicator(
             made[place],
@@ -128,6 +128,11 @@ class Communicator:
         )
         part._owned = True
         return part
+
+    def _new_groups(self, groups: Sequence[Sequence[int]]) -> list[Any]:
+        """Process groups of these ranks of the job, by the backend that the job has."""
+        with batch_threads() if dist.get_backend() == "gloo" else nullcontext():
+            return [dist.new_group(list(ranks)) for ranks in groups]
 
     def close(self) -> None:
         """Destroy the process group, if `duplicate` or `split` made it."""

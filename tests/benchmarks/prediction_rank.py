@@ -19,7 +19,7 @@ import torch.distributed as dist
 from planner.compare import in_stacks
 from planner.windows import window_means
 from runtime.comm.collectives import Communicator
-from runtime.cores import pin_to, usable_core_ids
+from runtime.cores import batch_threads, pin_to, usable_core_ids
 from runtime.graph.dataset import open_graph
 from runtime.models.memory import keep_freed_memory
 from runtime.plan import load_plan
@@ -71,9 +71,10 @@ def main(arguments: list[str]) -> None:
     comm = alone = Communicator()
     if int(size) > 1:
         os.environ |= {"MASTER_ADDR": address, "MASTER_PORT": port}
-        dist.init_process_group(
-            "gloo", rank=int(rank), world_size=int(size), timeout=timedelta(seconds=900)
-        )
+        with batch_threads():  # as the worker joins
+            dist.init_process_group(
+                "gloo", rank=int(rank), world_size=int(size), timeout=timedelta(seconds=900)
+            )
         comm = Communicator(between_hosts=asked["between_hosts"])
         alone = comm.split([[each] for each in range(int(size))])
     opened: dict[str, Job] = {}

@@ -1,5 +1,8 @@
 """Cores of a process: who keeps to which."""
 
+import os
+import threading
+
 import pytest
 
 from runtime import cores as module
@@ -23,3 +26,29 @@ def test_what_waits_for_a_disk_is_kept_off_the_cores_of_compute(
     monkeypatch.setattr(module, "usable_core_ids", lambda: cores)
     threads = Threads(compute=compute, sample=sample)
     assert module.cores_beside_training(threads) == beside
+
+
+def _policy_of_a_new_thread() -> int:
+    found: list[int] = []
+    thread = threading.Thread(target=lambda: found.append(os.sched_getscheduler(0)))
+    thread.start()
+    thread.join()
+    return found[0]
+
+
+@pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="this system has no SCHED_BATCH")
+def test_threads_started_inside_are_batch_and_the_one_that_starts_them_is_not_for_long() -> None:
+    if os.sched_getscheduler(0) != os.SCHED_OTHER:
+        pytest.skip("the tests themselves run under another policy, which is left alone")
+    with module.batch_threads():
+        assert _policy_of_a_new_thread() == os.SCHED_BATCH
+    assert os.sched_getscheduler(0) == os.SCHED_OTHER
+    assert _policy_of_a_new_thread() == os.SCHED_OTHER
+
+
+@pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="this system has no SCHED_BATCH")
+def test_a_policy_that_a_user_has_chosen_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getscheduler", lambda _: os.SCHED_RR)
+    monkeypatch.setattr(os, "sched_setscheduler", lambda *_: pytest.fail("it was changed"))
+    with module.batch_threads():
+        pass

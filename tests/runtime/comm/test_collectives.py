@@ -1,6 +1,7 @@
 """Collectives on real gloo ranks: results, empty shares, metering; and one rank alone."""
 
 import os
+import threading
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -139,6 +140,31 @@ def _two_threads(comm: Communicator, _folder: Path) -> None:
 @pytest.mark.distributed
 def test_a_duplicate_lets_a_loader_thread_exchange_beside_the_gradients(tmp_path: Path) -> None:
     _on_ranks(2, _two_threads, tmp_path)
+
+
+def _threads_by_policy() -> dict[int, int]:
+    return {
+        int(t.name): os.sched_getscheduler(int(t.name)) for t in Path("/proc/self/task").iterdir()
+    }
+
+
+def _gives_way(comm: Communicator, _folder: Path) -> None:
+    before = _threads_by_policy()
+    groups = [comm.duplicate(), comm.split([[0, 1]])]
+    started = [policy for thread, policy in _threads_by_policy().items() if thread not in before]
+    assert len(started) >= len(groups)
+    assert set(started) == {os.SCHED_BATCH}
+    assert os.sched_getscheduler(0) == before[threading.get_native_id()]
+    for group in groups:
+        group.close()
+
+
+@pytest.mark.distributed
+@pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="this system has no SCHED_BATCH")
+def test_network_threads_of_new_groups_push_nobody_off_a_core(tmp_path: Path) -> None:
+    if os.sched_getscheduler(0) != os.SCHED_OTHER:
+        pytest.skip("the tests themselves run under another policy, which is left alone")
+    _on_ranks(2, _gives_way, tmp_path)
 
 
 def test_one_rank_needs_no_process_group() -> None:
