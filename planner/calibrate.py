@@ -183,18 +183,13 @@ def calibrated_profile(profile: WorkloadProfile, factors: Mapping[str, float]) -
     if not any(stage in factors for stage in ("sample", *TIMED)):
         return profile
 
-    sample = factors.get("sample", 1.0)
-
     def one(timing: ModelTiming) -> ModelTiming:
         return replace(
             timing,
             forward_backward=_scaled(timing.forward_backward, factors.get("forward_backward", 1.0)),
             optimizer=_scaled(timing.optimizer, factors.get("optimizer", 1.0)),
             batch_seconds=timing.batch_seconds * factors.get("batch", 1.0),
-            sample_seconds=timing.sample_seconds * sample,
-            sample_beside_seconds=None
-            if timing.sample_beside_seconds is None
-            else timing.sample_beside_seconds * sample,
+            sample_seconds=timing.sample_seconds * factors.get("sample", 1.0),
         )
 
     return replace(profile, timing={k: one(t) for k, t in profile.timing.items()})

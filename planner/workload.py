@@ -60,6 +60,16 @@ class BatchProfile:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Beside:
+    """Measured seconds beside each other, over those alone: at least 1."""
+
+    work: float
+    """Of a loader thread's work."""
+    step: float
+    """Of the model's steps, while it goes on without a pause."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class ModelTiming:
     """Measured seconds of the model on blocks of the profiled shapes, not on the graph itself."""
 
@@ -77,8 +87,9 @@ class ModelTiming:
     """Seconds to add edge weights to a mean batch (loader's last stage)."""
     sample_seconds: float = 0.0
     """Seconds in which one thread samples a mean batch, nothing beside it; 0: not measured."""
-    sample_beside_seconds: float | None = None
-    """What a mean batch takes longer on a loader thread, beside the model; None: not measured."""
+    beside: dict[str, Beside] = field(default_factory=dict[str, Beside])
+    """A loader thread and the model beside each other, by what the thread does (sample, gather,
+    disk), on a core of its own; empty: not measured."""
     warmup_seconds: float = 0.0
     """What the first steps of a process cost above the steady ones, together."""
 

@@ -1,6 +1,6 @@
 """Seconds of each stage of one rank for one batch, before ranks and threads meet."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from planner.candidate import Candidate, RankRows
 from planner.cost.all_reduce import all_reduce_seconds, gradient_bytes
@@ -13,7 +13,6 @@ from planner.cost.rates import (
     after_seconds,
     collective_table,
     crossing,
-    disk_beside,
     early_seconds,
     edge_rate,
     exchange_rates,
@@ -26,7 +25,7 @@ from planner.cost.rates import (
 )
 from planner.cost.sample import sample_seconds
 from planner.machine import MachineModel
-from planner.workload import BatchProfile, ModelTiming
+from planner.workload import BatchProfile, Beside, ModelTiming
 from runtime.plan import GraphRef
 
 
@@ -62,16 +61,14 @@ class RankSeconds:
     """Of the loader's stages: seconds that a GPU's own memory is busy."""
     on_links: float = 0.0
     """Of the loader's stages: seconds that links from other memories to a GPU are busy."""
-    sample_beside: float | None = None
-    """What a batch takes longer on a loader thread, beside the training thread; None: not measured,
-    and slowed down as a gather is."""
+    beside: dict[str, Beside] = field(default_factory=dict[str, Beside])
+    """How a loader thread and the model slow each other down, by the thread's work; what was not
+    measured is slowed down by the machine's rates of a gather."""
     wait_sigma: float | None = None
     """Of `trainer_sigma`, what is not in `all_reduce` already: the wait for each other that was
     measured with it is not expected a second time. None: all of it."""
     disk: float = 0.0
     """Of `gather`: seconds in which reads of a disk are in flight."""
-    disk_beside: float | None = None
-    """Slowdown of the training thread beside them; None: not measured, a gather's is taken."""
     early: float = 0.0
     """How much before the last rank this one leaves the exchange of rows; it waits for it later."""
 
@@ -115,7 +112,6 @@ def rank_seconds(
     crowding = _crowding(machine, graph, candidate, batch)
     if timing.sample_seconds > 0:
         sample = timing.sample_seconds * crowding
-    beside = timing.sample_beside_seconds
     by_source = {
         k: row_rate(machine, k, rows, row_bytes, candidate)
         for k in sorted(rows.rows)
@@ -164,9 +160,8 @@ def rank_seconds(
         loader_sigma=varying * _join(variation, step_jitter(machine, ranks)),
         trainer_sigma=_join(slope * variation, compute * step_jitter(machine, ranks)),
         wait_sigma=slope * variation if reduced.waited else None,
-        sample_beside=None if beside is None else beside * crowding,
+        beside=timing.beside,
         disk=disk * by_source["disk"].seconds / candidate.threads.gather if disk > 0 else 0.0,
-        disk_beside=disk_beside(machine, rows, row_bytes) if disk > 0 else None,
         early=early,
         spreads={
             "sample": max(edge.spread, vertex.spread),

@@ -138,24 +138,6 @@ def _requests(rows: RankRows, row_bytes: int) -> tuple[float, float]:
     return read_bytes, reads_per_row(row_bytes)
 
 
-def disk_beside(machine: MachineModel, rows: RankRows, row_bytes: int) -> float | None:
-    """Slowdown of a training thread while a loader thread reads from disk; None: not measured.
-
-    Threads that wait for reads cost little of a core each, but take it from who computes whenever
-    a read ends.
-
-    Args:
-        machine: table disk_beside.
-        rows: how the rank's rows lie in requests.
-        row_bytes: bytes of a row as it is stored.
-
-    Source: modelling.md 7: measured beside each other.
-    """
-    if "disk_beside" not in machine.tables:
-        return None
-    return lookup(machine, "disk_beside", read_bytes=_requests(rows, row_bytes)[0]).seconds
-
-
 def collective_table(machine: MachineModel, name: str, candidate: Candidate) -> str:
     """Which measurement of a collective applies.
 

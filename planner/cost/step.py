@@ -16,6 +16,7 @@ from planner.cost.pipeline_time import beside, core_bound_seconds, stochastic_pe
 from planner.cost.rank_seconds import RankSeconds
 from planner.cost.straggler import expected_maximum
 from planner.machine import MachineModel
+from planner.workload import Beside
 from runtime.stages import Stage
 
 LOADER = ("sample", "exchange_ids", "gather", "exchange_rows", "copy", "batch")
@@ -137,11 +138,8 @@ def _slowed(candidate: Candidate, machine: MachineModel, rank: RankSeconds) -> _
             loader=stages,
             forward_backward=rank.forward_backward * lanes.training / (training or 1.0),
         )
-    slow_rest, slow_trainer = _slowdowns(candidate, machine, rank)
-    # Sampling beside compute was measured by itself; the rest slows down as a gather does.
-    slow = {name: t * slow_rest for name, t in stages.items()}
-    if rank.sample_beside is not None:
-        slow["sample"] = rank.sample + rank.sample_beside
+    slow, slow_trainer = _slowdowns(candidate, machine, rank)
+    slow = {name: seconds * slow[name] for name, seconds in stages.items()}
     slow_loader = sum(slow.values()) / rank.loader
     busy = rank.forward_backward + rank.halo_exchange + rank.all_reduce + rank.optimizer
     new_loader, new_busy = beside(
@@ -159,30 +157,51 @@ def _slowed(candidate: Candidate, machine: MachineModel, rank: RankSeconds) -> _
 
 def _slowdowns(
     candidate: Candidate, machine: MachineModel, rank: RankSeconds
-) -> tuple[float, float]:
-    """(loader, trainer) slowdown of running beside each other; measured on free cores.
+) -> tuple[dict[str, float], float]:
+    """Slowdown of each of the loader's stages, and of the trainer, beside each other.
 
-    Where threads outnumber cores each also gets only its share of the cores. Beside reads of a disk
-    the trainer is slowed down as it was measured beside those, for their share of the loader's
-    time.
+    Measured on free cores: of one rank with its own model where the profile has it, with the
+    machine's additional slowdown of several ranks; else the machine's. The trainer's is that of
+    each kind of work, by their shares of the loader's time. Where threads outnumber cores each
+    also gets only its share of the cores.
     """
     crowd = max(1.0, candidate.busy_threads / max(1, machine.num_cores))
-    found: list[float] = []
-    for name in ("beside_loader", "beside"):
+    own = _machine_beside(candidate, machine)
+    alone = _machine_beside(replace(candidate, num_ranks=1, hosts=1, cliques=()), machine)
+    more = Beside(work=max(1.0, own.work / alone.work), step=max(1.0, own.step / alone.step))
+
+    def of(kind: str) -> Beside:
+        found = rank.beside.get(kind)
+        if found is None:
+            return own
+        return Beside(work=found.work * more.work, step=found.step * more.step)
+
+    sample, gather, disk = of("sample"), of("gather"), of("disk")
+    from_disk = min(1.0, rank.disk / rank.gather) if rank.gather > 0 else 0.0
+    stages = dict.fromkeys(LOADER, gather.work)
+    stages["sample"] = sample.work
+    stages["gather"] += from_disk * (disk.work - gather.work)
+    shares = {
+        "sample": rank.sample / rank.loader,
+        "disk": min(rank.disk, rank.gather) / rank.loader,
+    }
+    step = gather.step
+    step += shares["sample"] * (sample.step - gather.step)
+    step += shares["disk"] * (disk.step - gather.step)
+    return {name: slower * crowd for name, slower in stages.items()}, step * crowd
+
+
+def _machine_beside(candidate: Candidate, machine: MachineModel) -> Beside:
+    """The machine's slowdowns of a gather and of compute."""
+    axes = {"ranks": float(candidate.num_ranks), "threads": float(candidate.threads.compute)}
+
+    def read(name: str) -> float:
         table = machine.tables.get(name)
-        slowdown = 1.0
-        if table is not None:
-            all_axes = {
-                "ranks": float(candidate.num_ranks),
-                "threads": float(candidate.threads.compute),
-            }
-            slowdown = table.at(**{axis: all_axes[axis] for axis in table.axes})
-        found.append(max(1.0, slowdown))
-    loader, trainer = found
-    if rank.disk_beside is not None:
-        share = min(1.0, rank.disk / rank.loader)
-        trainer += share * (max(1.0, rank.disk_beside) - trainer)
-    return loader * crowd, trainer * crowd
+        if table is None:
+            return 1.0
+        return max(1.0, table.at(**{axis: axes[axis] for axis in table.axes}))
+
+    return Beside(work=read("beside_loader"), step=read("beside"))
 
 
 def _straggling(candidate: Candidate, ranks: Sequence[RankSeconds]) -> float:

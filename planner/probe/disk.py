@@ -3,30 +3,22 @@
 O_DIRECT, because a read through the page cache measures memory. Where the file system refuses it
 the table is left out and a note says so; nothing is invented. One thread keeps one read in flight,
 with the kernel of the runtime's disk tier: a row as long as the read is copied out besides.
-
-Reads cost processor time too, some 30 us each on a virtual machine: threads that are woken when
-their reads end take cores from whoever computes. How much slower compute is beside reads, kept off
-one core as the disk tier keeps them, is `disk_beside`.
 """
 
-import contextlib
 import itertools
 import mmap
 import os
 import threading
 import time
-from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from planner.machine import Table
 from planner.probe.context import ProbeContext
-from planner.probe.timing import Measurement, timed
+from planner.probe.timing import Measurement
 from planner.probe.worker import State
-from runtime.cores import keep_thread_to, usable_core_ids
 from runtime.features.direct_read import read_blocks_at
 
 MODULE = "planner.probe.disk"
@@ -38,18 +30,10 @@ DRAWN = 4096
 """Places that a thread draws before the clock starts, and goes through again and again."""
 DISK_LIMIT = 0.25
 """Accepted spread: disks of virtual machines are shared."""
-BESIDE_DEPTH = 16
-"""Reads in flight beside compute: as many as the disk tier keeps."""
-BESIDE_ROWS = 3072
-"""Of the burst: operations as short as those of a small batch."""
-BESIDE_ROUNDS = 7
-BESIDE_CHUNK = 128
-"""Reads of one call beside compute: the disk tier's threads take the interpreter once a batch."""
-BESIDE_LIMIT = 0.4
 
 
 def measure(context: ProbeContext) -> dict[str, Table]:
-    """Tables `disk_read`, `disk_beside`; nothing and a note where direct reads are refused."""
+    """Table `disk_read`; nothing and a note where direct reads are refused."""
     sizes = context.sizes
     path = context.scratch / "disk.bin"
     try:
@@ -76,33 +60,9 @@ def measure(context: ProbeContext) -> dict[str, Table]:
     points: list[Measurement] = []
     for read_bytes, depth in itertools.product(sizes.disk_read_bytes, sizes.disk_queue_depths):
         points.append(context.settle(lambda b=read_bytes, d=depth: samples(b, d), limit=DISK_LIMIT))
-    beside = _beside(context, path) if context.cores > 1 else {}
     path.unlink()
     axes = {"read_bytes": sizes.disk_read_bytes, "queue_depth": sizes.disk_queue_depths}
-    reads = context.table("disk_read", "seconds_per_read", axes, points, rising=["read_bytes"])
-    return reads | beside
-
-
-def _beside(context: ProbeContext, path: Path) -> dict[str, Table]:
-    """Table `disk_beside`: slowdown of one thread's compute beside reads of each size."""
-    sizes = context.sizes
-
-    def ratios(read_bytes: int) -> list[float]:
-        return context.team.run(
-            f"{MODULE}:beside_task",
-            ranks=1,
-            path=path,
-            read_bytes=read_bytes,
-            repeats=sizes.overlap_repeats,
-            rounds=BESIDE_ROUNDS,
-        )[0]
-
-    points = [
-        context.settle(lambda b=read_bytes: ratios(b), limit=BESIDE_LIMIT)
-        for read_bytes in sizes.disk_read_bytes
-    ]
-    kept = [replace(p, value=max(1.0, p.value), spread=min(1.0, p.spread)) for p in points]
-    return context.table("disk_beside", "ratio", {"read_bytes": sizes.disk_read_bytes}, kept)
+    return context.table("disk_read", "seconds_per_read", axes, points, rising=["read_bytes"])
 
 
 def write_file(path: Path, num_bytes: int) -> None:
@@ -144,64 +104,6 @@ def read_task(
         return [_round(descriptor, path, read_bytes, depth, round_seconds) for _ in range(ROUNDS)]
     finally:
         os.close(descriptor)
-
-
-def beside_task(
-    state: State, *, path: Path, read_bytes: int, repeats: int, rounds: int
-) -> list[float]:
-    """Task: seconds of a burst beside reads over those of a burst alone, of each round."""
-    import torch
-
-    from planner.probe.burst import make_burst
-
-    torch.set_num_threads(1)
-    if "disk_burst" not in state.kept:
-        state.kept["disk_burst"] = make_burst(BESIDE_ROWS)
-        state.kept["disk_burst"]()
-    burst, descriptor = state.kept["disk_burst"], open_direct(path)
-    found: list[float] = []
-    try:
-        for _ in range(rounds):
-            alone = np.median(timed(burst, seconds=0.0, least=repeats))
-            with _reading(descriptor, path, read_bytes):
-                beside = np.median(timed(burst, seconds=0.0, least=repeats))
-            found.append(float(beside / alone))
-    finally:
-        os.close(descriptor)
-    return found
-
-
-@contextlib.contextmanager
-def _reading(descriptor: int, path: Path, read_bytes: int) -> Generator[None]:
-    """As many reads in flight as the disk tier keeps, for as long as the block runs."""
-    cores = usable_core_ids()[1:]
-    stop, begun = threading.Event(), threading.Barrier(BESIDE_DEPTH + 1)
-    num_blocks = path.stat().st_size // read_bytes
-
-    def read(index: int) -> None:
-        draws = np.random.default_rng([index, time.perf_counter_ns()])
-        drawn = draws.integers(0, num_blocks, (DRAWN // BESIDE_CHUNK, BESIDE_CHUNK))
-        out = np.empty(read_bytes, np.uint8)
-        keep_thread_to(cores)
-        with mmap.mmap(-1, read_bytes) as mapped:
-            buffer = np.frombuffer(mapped, np.uint8)
-            begun.wait(30)
-            for numbers in itertools.cycle(drawn):
-                if stop.is_set():
-                    break
-                if read_blocks_at(descriptor, numbers, buffer, out) != BESIDE_CHUNK:
-                    raise OSError(f"{path}: a direct read of {read_bytes} bytes failed")
-            del buffer  # a mapping that is still looked at cannot be closed
-
-    with ThreadPoolExecutor(BESIDE_DEPTH) as pool:
-        readers = [pool.submit(read, i) for i in range(BESIDE_DEPTH)]
-        try:
-            begun.wait(30)
-            yield
-        finally:
-            stop.set()
-        for reader in readers:
-            reader.result()
 
 
 def _round(descriptor: int, path: Path, read_bytes: int, depth: int, seconds: float) -> float:

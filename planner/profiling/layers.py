@@ -16,11 +16,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.profiling.draw import drawer, shared_drawer
+from planner.profiling.loader_seconds import (
+    LoadingAnswer,
+    LoadingRequest,
+    all_beside,
+    seconds_between,
+)
+from planner.profiling.loader_work import loader_works
 from planner.profiling.rehearsal import rehearse
-from planner.profiling.sampler_seconds import SamplingAnswer, SamplingRequest, sampling_seconds
 from planner.profiling.serving import half_width, serve_standard_streams
 from planner.profiling.synthetic import BatchShape, synthetic_batch, synthetic_links
 from runtime import codec
+from runtime.cores import batch_threads, usable_core_ids
 from runtime.graph.types import GraphTypes
 from runtime.plan import Workload
 from runtime.sampling.minibatch import MiniBatch
@@ -54,8 +61,8 @@ class TimingRequest:
     """Processes that take the same steps and add their gradients."""
     meeting: str = ""
     """File by which they find each other, where there are several."""
-    sampling: SamplingRequest | None = None
-    """Time the sampler between and beside the mean batch's steps, and not the model."""
+    loading: LoadingRequest | None = None
+    """Time a loader's work between and beside the mean batch's steps, and not the model."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -155,17 +162,24 @@ class _Bench:
         _part(self.request)
         return answer
 
-    def run_sampling(self, asked: SamplingRequest) -> SamplingAnswer:
-        """Time the graph's sampler among steps of the mean batch."""
+    def run_loading(self, asked: LoadingRequest) -> LoadingAnswer:
+        """Time a loader's work on the graph among steps of the mean batch."""
         from runtime.graph.dataset import open_graph
 
         work, graph = self.request.workload, open_graph(Path(asked.graph), validate=False)
         drawn_by = shared_drawer if asked.shared else drawer
         draw = drawn_by(graph, work, asked.sampler, asked.num_ranks)
         turns = itertools.count()
-        return sampling_seconds(
-            draw, lambda: self._turn(self.steady, next(turns)), beside=asked.beside
-        )
+        # As a run has them: readers of a disk, and the loader while they read, beside compute.
+        cores = usable_core_ids()[self.request.threads :] if asked.beside else []
+
+        def step() -> None:
+            self._turn(self.steady, next(turns))
+
+        with loader_works(graph, draw, cores) as works:
+            alone = seconds_between(works["sample"], step)
+            beside = all_beside(works, step, cores) if asked.beside else {}
+        return LoadingAnswer(sample_seconds=alone, beside=beside)
 
     def _turn(self, scale: int, i: int) -> tuple[float, float, float]:
         return self.step(self.batches[scale][i % BATCHES])
@@ -222,12 +236,13 @@ def _meet(request: TimingRequest) -> None:
     if request.ranks > 1:
         import torch.distributed as dist
 
-        dist.init_process_group(
-            "gloo",
-            init_method=f"file://{request.meeting}",
-            rank=request.rank,
-            world_size=request.ranks,
-        )
+        with batch_threads():  # as the runtime makes its groups
+            dist.init_process_group(
+                "gloo",
+                init_method=f"file://{request.meeting}",
+                rank=request.rank,
+                world_size=request.ranks,
+            )
 
 
 def _part(request: TimingRequest) -> None:
@@ -271,12 +286,12 @@ def _degrees(batch: MiniBatch) -> NDArray[np.int64]:
     return degrees
 
 
-def build(plain: Any) -> Callable[[], TimingAnswer | SamplingAnswer]:
-    """The model and batches of a request, ready to be timed; or the sampler among its steps."""
+def build(plain: Any) -> Callable[[], TimingAnswer | LoadingAnswer]:
+    """The model and batches of a request, ready to be timed; or a loader among its steps."""
     request = codec.decode(TimingRequest, plain)
-    if request.sampling is None:
+    if request.loading is None:
         return build_timing(request)
-    return functools.partial(_Bench(request).run_sampling, request.sampling)
+    return functools.partial(_Bench(request).run_loading, request.loading)
 
 
 def build_timing(request: TimingRequest) -> Callable[[], TimingAnswer]:

@@ -8,8 +8,8 @@ import numpy as np
 from planner.machine import Table
 from planner.profiling.batches import sampler_of
 from planner.profiling.layers import TimingAnswer, TimingRequest
+from planner.profiling.loader_seconds import LoadingAnswer, LoadingRequest
 from planner.profiling.presample import Progress
-from planner.profiling.sampler_seconds import SamplingAnswer, SamplingRequest
 from planner.profiling.synthetic import BatchShape
 from planner.profiling.team import Team
 from planner.settings import PlanSettings
@@ -72,13 +72,13 @@ def timing_request(
     )
 
 
-def sampling_request(
+def loading_request(
     graph: Graph,
     settings: PlanSettings,
     batch: BatchProfile,
     combinations: Sequence[Combination],
 ) -> TimingRequest:
-    """What a timing process draws, among steps of the settings' model.
+    """What a timing process does as a loader, among steps of the settings' model.
 
     The steps have as many threads as leave every rank a core for a loader; where none does, no
     loader thread is timed.
@@ -94,7 +94,7 @@ def sampling_request(
     chosen = max(room, key=lambda c: c.threads) if room else combinations[0]
     return replace(
         timing_request(graph, settings, batch, chosen.threads),
-        sampling=SamplingRequest(
+        loading=LoadingRequest(
             graph=str(graph.path),
             sampler=sampler_of(settings),
             num_ranks=chosen.num_ranks,
@@ -104,12 +104,9 @@ def sampling_request(
     )
 
 
-def with_sampling(timing: ModelTiming, found: SamplingAnswer) -> ModelTiming:
-    """The timing with the sampler's seconds."""
-    longer = None
-    if found.beside_seconds is not None:
-        longer = max(0.0, found.beside_seconds - found.alone_seconds)
-    return replace(timing, sample_seconds=found.alone_seconds, sample_beside_seconds=longer)
+def with_loading(timing: ModelTiming, found: LoadingAnswer) -> ModelTiming:
+    """The timing with the sampler's seconds, and with what loading beside the model costs both."""
+    return replace(timing, sample_seconds=found.sample_seconds, beside=found.beside)
 
 
 def time_model(

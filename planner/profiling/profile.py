@@ -14,9 +14,9 @@ from planner.profiling.model_seconds import (
     ROUNDS,
     SCALES,
     STEPS,
-    sampling_request,
+    loading_request,
     time_model,
-    with_sampling,
+    with_loading,
 )
 from planner.profiling.presample import Progress
 from planner.profiling.team import Team
@@ -25,7 +25,7 @@ from planner.workload import BatchProfile, Combination, WorkloadProfile
 from runtime import codec
 from runtime.graph.dataset import Graph
 
-VERSION = 15
+VERSION = 16
 """Rises when a profile means something else than before."""
 
 
@@ -121,9 +121,9 @@ def make_profile(
 
     with Team(max(c.ranks for c in combinations)) as team:
         timing = {
-            key: with_sampling(
+            key: with_loading(
                 time_model(graph, settings, batch_of(mine[0]), mine, team, progress),
-                team.sample(sampling_request(graph, settings, batch_of(mine[0]), mine)),
+                team.load(loading_request(graph, settings, batch_of(mine[0]), mine)),
             )
             for key, mine in by_key.items()
         }

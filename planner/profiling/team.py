@@ -22,7 +22,7 @@ from types import TracebackType
 from typing import Any
 
 from planner.profiling.layers import TimingAnswer, TimingRequest
-from planner.profiling.sampler_seconds import SamplingAnswer
+from planner.profiling.loader_seconds import LoadingAnswer
 from planner.workload import ProcessCost
 from runtime import codec
 from runtime.errors import WorkerFailed
@@ -167,16 +167,16 @@ class Team:
             answers = self.ask(texts, request.threads)
         return [codec.decode(TimingAnswer, json.loads(answer)) for answer in answers]
 
-    def sample(self, request: TimingRequest) -> SamplingAnswer:
-        """Have one process time the request's sampler; a loader thread has a core where it asks so.
+    def load(self, request: TimingRequest) -> LoadingAnswer:
+        """Have one process time a loader's work; its thread has a core where the request asks so.
 
         Raises:
             WorkerFailed: the process ended with an error.
         """
-        assert request.sampling is not None
-        threads = request.threads + int(request.sampling.beside)
+        assert request.loading is not None
+        threads = request.threads + int(request.loading.beside)
         (answer,) = self.ask([json.dumps(codec.to_plain(request))], threads)
-        return codec.decode(SamplingAnswer, json.loads(answer))
+        return codec.decode(LoadingAnswer, json.loads(answer))
 
     def ask(self, requests: Sequence[str], threads: int) -> list[str]:
         """Have one process for each request answer it, all computing at once.

@@ -15,8 +15,8 @@ from planner.fullgraph import profile as whole_profile
 from planner.fullgraph.request import CaseSeconds, PartAnswer, PartRequest
 from planner.profiling import layers, profile
 from planner.profiling.layers import TimingAnswer, TimingRequest
+from planner.profiling.loader_seconds import LoadingAnswer
 from planner.profiling.model_seconds import SCALES
-from planner.profiling.sampler_seconds import SamplingAnswer
 from planner.profiling.team import LAYERS, Team
 from planner.workload import ProcessCost
 from runtime import codec
@@ -52,10 +52,10 @@ class SizesOnly:
             self._known[key] = replace(found, forward_backward=seconds)
         return [self._known[key]] * ranks
 
-    def sample(self, request: TimingRequest) -> SamplingAnswer:
-        """A batch takes a second."""
+    def load(self, request: TimingRequest) -> LoadingAnswer:
+        """A batch takes a second, and nothing slows anything down."""
         del request
-        return SamplingAnswer(alone_seconds=1.0, beside_seconds=1.0)
+        return LoadingAnswer(sample_seconds=1.0, beside={})
 
     def ask(self, requests: Sequence[str], threads: int) -> list[str]:
         """Every part's widths and parameters; all cases take a second."""

@@ -5,7 +5,9 @@ from dataclasses import replace
 import pytest
 
 from planner.cost.model import predict
+from planner.cost.request import Request
 from planner.machine import MachineModel, Table
+from planner.workload import Beside
 from tests.planner.cost.test_model import candidate, price, request, rows
 from tests.support.machines import GATHER_AXES, constant, machine
 
@@ -90,44 +92,80 @@ def test_rows_of_a_small_batch_cost_more_each() -> None:
         assert stages["gather"] == pytest.approx(number * each)
 
 
+def beside_each_other(asked: Request, **kinds: tuple[float, float]) -> Request:
+    """The request, its profile with (work, step) slowdowns by kind of a loader's work."""
+    beside = {kind: Beside(work=work, step=step) for kind, (work, step) in kinds.items()}
+    timing = {k: replace(t, beside=beside) for k, t in asked.profile.timing.items()}
+    return replace(asked, profile=replace(asked.profile, timing=timing))
+
+
 @pytest.mark.parametrize("timed", [0.0, 4e-3])
 def test_a_loader_thread_samples_as_slowly_as_it_was_measured_beside_the_model(
     timed: float,
 ) -> None:
-    # .7 ms by the rates, or 4 ms as timed on the graph; .9 ms more beside the model's steps.
-    model = with_tables(beside_loader=constant("ratio", ["ranks"], 1.0))
-    asked = request(model)
-    timing = {
-        k: replace(t, sample_seconds=timed, sample_beside_seconds=0.9e-3)
-        for k, t in asked.profile.timing.items()
-    }
+    # .7 ms by the rates, or 4 ms as timed on the graph; a quarter more beside the model's steps.
+    asked = request(with_tables(beside_loader=constant("ratio", ["ranks"], 1.0)))
+    timing = {k: replace(t, sample_seconds=timed) for k, t in asked.profile.timing.items()}
     asked = replace(asked, profile=replace(asked.profile, timing=timing), sampler="ladies")
+    asked = beside_each_other(asked, sample=(1.25, 1.0))
     alone = timed or 0.7e-3
     placed = rows(host=1_000.0)
     inline = predict(asked, candidate(), placed).stages["sample"]
     assert inline == pytest.approx(alone)
     # Training hides loading and goes on all the while: nearly all of a batch is drawn beside it.
     ahead = predict(asked, candidate(loaders=1), placed).stages["sample"]
-    assert ahead == pytest.approx(alone + 0.9e-3, rel=0.02)
+    assert ahead == pytest.approx(1.25 * alone, rel=0.02)
 
 
-def test_the_model_is_slower_beside_reads_of_a_disk_as_it_was_measured_to_be() -> None:
-    beside = {
+def test_the_model_is_slower_beside_each_kind_of_work_as_it_was_measured_to_be() -> None:
+    tables = {
         name: constant("ratio", ["ranks"], value)
         for name, value in (("beside", 1.1), ("beside_loader", 1.0))
     }
-    model = with_tables(**beside, disk_beside=constant("ratio", ["read_bytes"], 1.5))
+    bare = request(with_tables(**tables))
+    asked = beside_each_other(bare, gather=(1.0, 1.2), disk=(1.3, 1.5), sample=(1.0, 3.0))
 
-    def model_seconds(machine: MachineModel, loaders: int, **by_source: float) -> float:
-        found = price(candidate(loaders=loaders), rows(1, **by_source), model=machine)
-        return found.stages["forward_backward"]
+    def stages(asked: Request, loaders: int, **by_source: float) -> dict[str, float]:
+        return predict(asked, candidate(loaders=loaders), rows(1, **by_source)).stages
 
-    alone = model_seconds(model, 0, disk=50_000.0)
-    # All the loader does is to read, for longer than a step lasts.
-    assert model_seconds(model, 1, disk=500_000.0) == pytest.approx(1.5 * alone, rel=0.02)
-    assert model_seconds(with_tables(**beside), 1, disk=500_000.0) == pytest.approx(1.1 * alone)
-    assert model_seconds(model, 1, host=5_000_000.0) == pytest.approx(1.1 * alone, rel=0.02)
-    assert model_seconds(model, 0, disk=500_000.0) == pytest.approx(alone)
+    model = "forward_backward"
+    alone = stages(asked, 0, disk=500_000.0)
+    # All the loader does is to read, for longer than a step lasts: sampling is .7 ms of seconds.
+    reading = stages(asked, 1, disk=500_000.0)
+    assert reading[model] == pytest.approx(1.5 * alone[model], rel=0.02)
+    assert stages(asked, 1, host=5_000_000.0)[model] == pytest.approx(1.2 * alone[model], rel=0.02)
+    assert stages(bare, 1, disk=500_000.0)[model] == pytest.approx(1.1 * alone[model], rel=0.02)
+    # The loader has compute beside it for a small part of its time only, and is slower in that.
+    assert alone["gather"] < reading["gather"] < 1.05 * alone["gather"]
+    # Half of a short loader's time is sampling: the model is slower by the mean of the two.
+    half = stages(asked, 1, host=0.7e-3 / 110e-9)
+    inline = stages(asked, 0, host=0.7e-3 / 110e-9)
+    assert inline["gather"] == pytest.approx(inline["sample"])
+    share = (half["gather"] + half["sample"]) / sum(
+        seconds for stage, seconds in half.items() if stage not in ("gather", "sample")
+    )
+    expected = 1 / (1 - share * (1 - 1 / 2.1))
+    assert half[model] == pytest.approx(expected * inline[model], rel=0.01)
+
+
+def test_ranks_beside_each_other_slow_down_what_one_was_measured_to_lose() -> None:
+    tables = {
+        "beside": Table(
+            unit="ratio", axes=["ranks"], points=[[1.0, 2.0]], values=[1.1, 1.32], spread=0.0
+        ),
+        "beside_loader": constant("ratio", ["ranks"], 1.0),
+    }
+    crowded = machine(cores=8).with_tables(tables)
+    asked = beside_each_other(request(crowded), gather=(1.0, 1.5))
+    found = {
+        ranks: [
+            predict(asked, candidate(ranks=ranks, loaders=loaders), rows(ranks, host=5_000_000.0))
+            .stages["forward_backward"] for loaders in (0, 1)
+        ]
+        for ranks in (1, 2)
+    }  # fmt: skip
+    assert found[1][1] == pytest.approx(1.5 * found[1][0], rel=0.02)
+    assert found[2][1] == pytest.approx(1.5 * 1.2 * found[2][0], rel=0.02)
 
 
 def test_the_model_is_slower_after_an_exchange_as_it_was_measured_to_be() -> None:

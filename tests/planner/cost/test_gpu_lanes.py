@@ -1,6 +1,7 @@
 """The step where a GPU's batches are made on lanes, added up by hand."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -21,7 +22,7 @@ AHEAD = replace(LINE, threads=Threads(sample=1))
 
 def rank(**changes: float) -> RankSeconds:
     """Sample 3 ms, gather 4 ms of which 1 on the GPU, training 6 ms; nothing varies."""
-    stages = {
+    stages: dict[str, Any] = {
         "sample": 3e-3, "gather": 4e-3, "exchange_ids": 0.0, "exchange_rows": 0.0, "batch": 0.0,
         "forward_backward": 5e-3, "all_reduce": 0.0, "all_reduce_core": 0.0, "optimizer": 1e-3,
         "loader_sigma": 0.0, "trainer_sigma": 0.0, "on_gpu": 1e-3, "on_links": 5e-3, **changes,

@@ -1,7 +1,5 @@
 """Timing processes, the cache, and the key that decides what is measured again."""
 
-import threading
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,26 +7,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from planner.profiling import cache, model_seconds, sampler_seconds
+from planner.profiling import cache, model_seconds
 from planner.profiling.batches import sampler_of
-from planner.profiling.draw import Draw, drawer
+from planner.profiling.draw import drawer
 from planner.profiling.layers import TimingAnswer, TimingRequest
+from planner.profiling.loader_seconds import LoadingRequest
 from planner.profiling.model_seconds import (
+    loading_request,
     middle,
     model_timing,
-    sampling_request,
     timing_request,
-    with_sampling,
+    with_loading,
 )
 from planner.profiling.presample import presample
 from planner.profiling.profile import profile_key
-from planner.profiling.sampler_seconds import (
-    LEAST_BATCHES,
-    TIMED_BATCHES,
-    WARM_BATCHES,
-    SamplingRequest,
-    sampling_seconds,
-)
 from planner.profiling.synthetic import BatchShape, synthetic_batch
 from planner.profiling.team import Team
 from planner.settings import PlanSettings
@@ -36,7 +28,6 @@ from planner.workload import Combination
 from runtime.errors import WorkerFailed
 from runtime.graph.dataset import Graph
 from runtime.plan import Sampler, Workload
-from runtime.sampling.minibatch import MiniBatch
 from tests.support.machines import machine
 from tests.support.profiles import profile as by_hand
 
@@ -114,63 +105,6 @@ def test_what_changes_the_work_changes_the_key(small_graph: Graph) -> None:
     assert profile_key(small_graph, base, elsewhere, COMBINATIONS) != key
 
 
-def _counted(graph: Graph, seconds: float) -> tuple[Draw, list[tuple[int, int]]]:
-    """A sampler that takes at least so long, and what it was asked: (step, thread)."""
-    asked: list[tuple[int, int]] = []
-    draw = drawer(graph, Workload(fanouts=[3, 2], batch_size=64), Sampler(), 1)
-
-    def counted(rank: int, step: int) -> MiniBatch:
-        asked.append((step, threading.get_ident()))
-        time.sleep(seconds)
-        return draw(rank, step)
-
-    return counted, asked
-
-
-def test_the_sampler_is_timed_among_steps_and_each_of_its_batches_once(small_graph: Graph) -> None:
-    draw, asked = _counted(small_graph, 0.002)
-    under_way, beside = [False], list[bool]()
-
-    def step() -> None:
-        under_way[0] = True
-        time.sleep(0.001)
-        under_way[0] = False
-
-    def drawn(rank: int, number: int) -> MiniBatch:
-        found = draw(rank, number)
-        beside.append(under_way[0])
-        return found
-
-    found = sampling_seconds(drawn, step)
-    assert found.alone_seconds >= 0.002
-    assert found.beside_seconds is not None
-    assert found.beside_seconds >= 0.002
-    turns = WARM_BATCHES + TIMED_BATCHES
-    assert [number for number, _ in asked] == list(range(2 * turns))
-    # By this thread, while nothing else goes on, and then by another one beside steps.
-    here = threading.get_ident()
-    assert {thread for _, thread in asked[:turns]} == {here}
-    assert here not in {thread for _, thread in asked[turns:]}
-    assert not any(beside[:turns])
-    assert sum(beside[turns:]) > turns // 2
-
-
-def test_without_a_core_for_a_loader_only_the_thread_that_trains_samples(
-    small_graph: Graph,
-) -> None:
-    draw, asked = _counted(small_graph, 0.0)
-    found = sampling_seconds(draw, lambda: None, beside=False)
-    assert found.beside_seconds is None
-    assert {thread for _, thread in asked} == {threading.get_ident()}
-
-
-def test_long_steps_are_few(small_graph: Graph, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sampler_seconds, "MOST_SECONDS", 0.05)
-    draw, asked = _counted(small_graph, 0.0)
-    sampling_seconds(draw, lambda: time.sleep(0.02))
-    assert len(asked) == 2 * (WARM_BATCHES + LEAST_BATCHES)
-
-
 @pytest.mark.parametrize(
     ("cores", "threads", "beside"), [(1, 1, False), (2, 1, True), (3, 2, True), (8, 4, True)]
 )
@@ -180,27 +114,28 @@ def test_the_model_leaves_a_core_to_the_loader_thread_that_is_timed(
     monkeypatch.setattr(model_seconds, "usable_core_ids", lambda: list(range(cores)))
     mine = [Combination(ranks=1, threads=t) for t in (1, 2, 4)]
     batch = by_hand(50, 10).numbers.batches[0]
-    found = sampling_request(small_graph, PlanSettings(), batch, mine)
+    found = loading_request(small_graph, PlanSettings(), batch, mine)
     assert found.threads == threads
-    assert found.sampling is not None
-    assert found.sampling.beside == beside
+    assert found.loading is not None
+    assert found.loading.beside == beside
 
 
-def test_a_timing_process_samples_the_dataset_beside_the_model(small_graph: Graph) -> None:
-    asked = SamplingRequest(
+def test_a_timing_process_loads_the_dataset_beside_the_model(
+    small_graph: Graph, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = LoadingRequest(
         graph=str(small_graph.path), sampler=Sampler(), num_ranks=1, shared=False, beside=True
     )
     with Team(1) as team:
-        found = team.sample(replace(request(), sampling=asked))
-    assert found.beside_seconds is not None
-    assert 0 < found.alone_seconds < 1
-    assert 0 < found.beside_seconds < 1
+        found = team.load(replace(request(), loading=asked))
+        alone = team.load(replace(request(), loading=replace(asked, beside=False)))
+    assert set(found.beside) == {"sample", "gather", "disk"}
+    assert all(each.work >= 1.0 and each.step >= 1.0 for each in found.beside.values())
+    assert 0 < found.sample_seconds < 1
+    assert alone.beside == {}
     timing = next(iter(by_hand(50, 10).numbers.timing.values()))
-    timed = with_sampling(timing, found)
-    assert timed.sample_seconds == found.alone_seconds
-    longer = max(0.0, found.beside_seconds - found.alone_seconds)
-    assert timed.sample_beside_seconds == longer
-    assert with_sampling(timing, replace(found, beside_seconds=None)).sample_beside_seconds is None
+    timed = with_loading(timing, found)
+    assert (timed.sample_seconds, timed.beside) == (found.sample_seconds, found.beside)
 
 
 def test_ranks_that_computed_at_once_are_averaged() -> None:

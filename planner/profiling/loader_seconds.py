@@ -1,0 +1,140 @@
+"""Seconds of a loader thread's work, and how it and the model's steps slow each other down.
+
+The steps are the model's own. They leave the caches as training does, and they want the
+interpreter's lock as often as training does: between two of its kernels a loader thread waits for
+it, .1 to .5 ms a batch on two cores, where beside one long product it waits for nothing. The other
+way round a step waits for the lock whenever the loader's thread, or one that reads a disk for it,
+has it, and is put off its core where they have none of their own.
+"""
+
+import statistics
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from planner.workload import Beside
+from runtime.cores import keep_thread_to
+from runtime.plan import Sampler
+
+WARM_TURNS = 4
+"""Before the clock counts: a thread makes room for its batches once."""
+TIMED_BATCHES = 16
+"""Batches timed alone; fewer where steps are long."""
+LEAST_BATCHES = 5
+ROUNDS = 5
+LEAST_ROUNDS = 2
+STRETCH_SECONDS = 0.06
+"""Of a round, for the work alone, the steps alone, and both; longer where one of them is."""
+MOST_SECONDS = 2.0
+"""For each measurement; after them no more than the least is timed."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoadingRequest:
+    """What a timing process does among the model's steps."""
+
+    graph: str
+    """The dataset's folder."""
+    sampler: Sampler
+    num_ranks: int
+    shared: bool
+    """Ranks sample one batch together."""
+    beside: bool
+    """There is a core for a loader thread besides the model's."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoadingAnswer:
+    """What was timed."""
+
+    sample_seconds: float
+    """Median of one batch, by the thread that takes the steps."""
+    beside: dict[str, Beside]
+    """By kind of work; empty: not asked for."""
+
+
+def seconds_between(work: Callable[[], object], step: Callable[[], object]) -> float:
+    """Median seconds of some work, each time after a step, by the same thread."""
+
+    def turn() -> float:
+        step()
+        return _seconds(work)
+
+    for _ in range(WARM_TURNS):
+        turn()
+    until = time.perf_counter() + MOST_SECONDS
+    found = [turn() for _ in range(LEAST_BATCHES)]
+    while len(found) < TIMED_BATCHES and time.perf_counter() < until:
+        found.append(turn())
+    return statistics.median(found)
+
+
+def all_beside(
+    works: Mapping[str, Callable[[], object]],
+    step: Callable[[], object],
+    cores: Sequence[int],
+) -> dict[str, Beside]:
+    """Each kind of work, by a thread of its own, and the steps beside each other.
+
+    Args:
+        works: does one batch's work.
+        step: one step of the model, by the calling thread.
+        cores: what the thread keeps to; none: wherever the system puts it.
+    """
+    found: dict[str, Beside] = {}
+    for kind, work in works.items():
+        with ThreadPoolExecutor(1, initializer=keep_thread_to, initargs=(cores,)) as loader:
+            found[kind] = _beside(work, step, loader)
+    return found
+
+
+def _beside(
+    work: Callable[[], object], step: Callable[[], object], loader: ThreadPoolExecutor
+) -> Beside:
+    """Medians over rounds, in each of which work and steps are alone, and then are not."""
+    step_seconds = max(_seconds(step) for _ in range(WARM_TURNS))
+    work_seconds = max(loader.submit(_seconds, work).result() for _ in range(WARM_TURNS))
+    stretch = max(STRETCH_SECONDS, 2 * step_seconds, 2 * work_seconds)
+    rounds: list[Beside] = []
+    until = time.perf_counter() + MOST_SECONDS
+    while len(rounds) < LEAST_ROUNDS or (
+        len(rounds) < ROUNDS and time.perf_counter() + 3 * stretch < until
+    ):
+        work_alone = loader.submit(_repeat, work, stretch).result()
+        step_alone = _repeat(step, stretch)
+        stop = threading.Event()
+        working = loader.submit(_until, work, stop)
+        try:
+            steps = _repeat(step, stretch)
+        finally:
+            stop.set()
+        rounds.append(Beside(work=working.result() / work_alone, step=steps / step_alone))
+    return Beside(
+        work=max(1.0, statistics.median(each.work for each in rounds)),
+        step=max(1.0, statistics.median(each.step for each in rounds)),
+    )
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
+
+
+def _repeat(work: Callable[[], object], stretch: float) -> float:
+    """Median seconds, over as many times as fit."""
+    until = time.perf_counter() + stretch
+    found = [_seconds(work)]
+    while time.perf_counter() < until:
+        found.append(_seconds(work))
+    return statistics.median(found)
+
+
+def _until(work: Callable[[], object], stop: threading.Event) -> float:
+    """Median seconds until told to stop, the last time not counted: nothing went on beside it."""
+    found = [_seconds(work)]
+    while not stop.is_set():
+        found.append(_seconds(work))
+    return statistics.median(found[:-1] or found)
