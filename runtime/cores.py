@@ -2,10 +2,13 @@
 
 import contextlib
 import os
-from collections.abc import Generator, Sequence
+from collections.abc import Container, Generator, Sequence
 from pathlib import Path
 
 from runtime.plan import Threads
+
+GLOO_THREADS = ("gloo_tcp_loop", "pt_gloo_runloop")
+"""Names that torch 2.13 gives to the threads of a gloo group."""
 
 
 def usable_core_ids() -> list[int]:
@@ -48,6 +51,17 @@ def batch_threads() -> Generator[None]:
         yield
     finally:
         os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+
+
+def make_batch(names: Container[str]) -> None:
+    """As `batch_threads`, for threads of this process that run already, by their names."""
+    if not hasattr(os, "SCHED_BATCH"):
+        return
+    for task in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(OSError):  # the thread ended meanwhile
+            named = (task / "comm").read_text().strip() in names
+            if named and os.sched_getscheduler(int(task.name)) == os.SCHED_OTHER:
+                os.sched_setscheduler(int(task.name), os.SCHED_BATCH, os.sched_param(0))
 
 
 def cores_beside_training(threads: Threads) -> list[int]:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from runtime.comm.collectives import Communicator
-from runtime.cores import cores_beside_training
+from runtime.cores import GLOO_THREADS, cores_beside_training, make_batch
 from runtime.errors import DatasetError, PlanError
 from runtime.graph.dataset import Graph, open_graph
 from runtime.graph.types import types_of
@@ -88,6 +88,8 @@ class PlannedLoader:
         self.graph = open_graph(Path(self.plan.graph.path)) if graph is None else graph
         if self.graph.topology_only:
             raise DatasetError(f"{self.graph.path}: expected features to train on, found none")
+        if comm is None and self.size > 1:
+            make_batch(GLOO_THREADS)  # of the group that a user's script has made
         self.meter = StageMeter() if meter is None else meter
         self._as_blocks = blocks
         where = torch.device(device)

@@ -17,7 +17,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from runtime.comm.collectives import Communicator
 from runtime.comm.route import use_route_to
-from runtime.cores import batch_threads
+from runtime.cores import GLOO_THREADS, batch_threads, make_batch
 from runtime.errors import InputError, PlanError
 from runtime.plan import Device, Plan
 
@@ -101,6 +101,8 @@ def open_mesh(plan: Plan, *, timeout_seconds: float = TIMEOUT_SECONDS) -> Mesh:
             dist.init_process_group(
                 backend, store=store, rank=rank, world_size=size, timeout=timeout
             )
+    elif size > 1:  # the group is the user's, and its threads run already
+        make_batch(GLOO_THREADS)
     hosts = ranks_by([each.host for each in devices])
     return Mesh(
         rank=rank,

@@ -2,6 +2,7 @@
 
 import os
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -52,3 +53,27 @@ def test_a_policy_that_a_user_has_chosen_is_left_alone(monkeypatch: pytest.Monke
     monkeypatch.setattr(os, "sched_setscheduler", lambda *_: pytest.fail("it was changed"))
     with module.batch_threads():
         pass
+
+
+@pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="this system has no SCHED_BATCH")
+def test_threads_that_run_already_are_found_by_their_names() -> None:
+    if os.sched_getscheduler(0) != os.SCHED_OTHER:
+        pytest.skip("the tests themselves run under another policy, which is left alone")
+    ready, end = threading.Barrier(3), threading.Event()
+    found: dict[str, int] = {}
+
+    def run(name: str) -> None:
+        Path(f"/proc/self/task/{threading.get_native_id()}/comm").write_text(name)
+        ready.wait(10)
+        end.wait(10)
+        found[name] = os.sched_getscheduler(0)
+
+    threads = [threading.Thread(target=run, args=[name]) for name in ("gloo_tcp_loop", "compute")]
+    for thread in threads:
+        thread.start()
+    ready.wait(10)
+    module.make_batch(module.GLOO_THREADS)
+    end.set()
+    for thread in threads:
+        thread.join()
+    assert found == {"gloo_tcp_loop": os.SCHED_BATCH, "compute": os.SCHED_OTHER}
