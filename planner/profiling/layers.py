@@ -169,15 +169,18 @@ class _Bench:
         work, graph = self.request.workload, open_graph(Path(asked.graph), validate=False)
         drawn_by = shared_drawer if asked.shared else drawer
         draw = drawn_by(graph, work, asked.sampler, asked.num_ranks)
-        turns = itertools.count()
+        turns, numbers = itertools.count(), itertools.count()
         # As a run has them: readers of a disk, and the loader while they read, beside compute.
         cores = usable_core_ids()[self.request.threads :] if asked.beside else []
 
         def step() -> None:
             self._turn(self.steady, next(turns))
 
-        with loader_works(graph, draw, cores) as works:
-            alone = seconds_between(works["sample"], step)
+        def sample() -> MiniBatch:
+            return draw(0, next(numbers))
+
+        alone = seconds_between(sample, step)
+        with loader_works(graph, sample, cores) as works:
             beside = all_beside(works, step, cores) if asked.beside else {}
         return LoadingAnswer(sample_seconds=alone, beside=beside)
 

@@ -55,12 +55,16 @@ class LoadingAnswer:
     """By kind of work; empty: not asked for."""
 
 
+Work = Callable[[], float]
+"""Does a batch's work and says how many seconds the part of it took that is timed."""
+
+
 def seconds_between(work: Callable[[], object], step: Callable[[], object]) -> float:
     """Median seconds of some work, each time after a step, by the same thread."""
 
     def turn() -> float:
         step()
-        return _seconds(work)
+        return seconds_of(work)
 
     for _ in range(WARM_TURNS):
         turn()
@@ -72,7 +76,7 @@ def seconds_between(work: Callable[[], object], step: Callable[[], object]) -> f
 
 
 def all_beside(
-    works: Mapping[str, Callable[[], object]],
+    works: Mapping[str, Work],
     step: Callable[[], object],
     cores: Sequence[int],
 ) -> dict[str, Beside]:
@@ -90,12 +94,14 @@ def all_beside(
     return found
 
 
-def _beside(
-    work: Callable[[], object], step: Callable[[], object], loader: ThreadPoolExecutor
-) -> Beside:
+def _beside(work: Work, step: Callable[[], object], loader: ThreadPoolExecutor) -> Beside:
     """Medians over rounds, in each of which work and steps are alone, and then are not."""
-    step_seconds = max(_seconds(step) for _ in range(WARM_TURNS))
-    work_seconds = max(loader.submit(_seconds, work).result() for _ in range(WARM_TURNS))
+
+    def timed_step() -> float:
+        return seconds_of(step)
+
+    step_seconds = max(timed_step() for _ in range(WARM_TURNS))
+    work_seconds = max(loader.submit(seconds_of, work).result() for _ in range(WARM_TURNS))
     stretch = max(STRETCH_SECONDS, 2 * step_seconds, 2 * work_seconds)
     rounds: list[Beside] = []
     until = time.perf_counter() + MOST_SECONDS
@@ -103,11 +109,11 @@ def _beside(
         len(rounds) < ROUNDS and time.perf_counter() + 3 * stretch < until
     ):
         work_alone = loader.submit(_repeat, work, stretch).result()
-        step_alone = _repeat(step, stretch)
+        step_alone = _repeat(timed_step, stretch)
         stop = threading.Event()
         working = loader.submit(_until, work, stop)
         try:
-            steps = _repeat(step, stretch)
+            steps = _repeat(timed_step, stretch)
         finally:
             stop.set()
         rounds.append(Beside(work=working.result() / work_alone, step=steps / step_alone))
@@ -117,24 +123,25 @@ def _beside(
     )
 
 
-def _seconds(work: Callable[[], object]) -> float:
+def seconds_of(work: Callable[[], object]) -> float:
+    """Elapsed seconds of one call."""
     start = time.perf_counter()
     work()
     return time.perf_counter() - start
 
 
-def _repeat(work: Callable[[], object], stretch: float) -> float:
+def _repeat(work: Work, stretch: float) -> float:
     """Median seconds, over as many times as fit."""
     until = time.perf_counter() + stretch
-    found = [_seconds(work)]
+    found = [work()]
     while time.perf_counter() < until:
-        found.append(_seconds(work))
+        found.append(work())
     return statistics.median(found)
 
 
-def _until(work: Callable[[], object], stop: threading.Event) -> float:
+def _until(work: Work, stop: threading.Event) -> float:
     """Median seconds until told to stop, the last time not counted: nothing went on beside it."""
-    found = [_seconds(work)]
+    found = [work()]
     while not stop.is_set():
-        found.append(_seconds(work))
+        found.append(work())
     return statistics.median(found[:-1] or found)

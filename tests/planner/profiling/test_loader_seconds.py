@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 
 from planner.profiling import loader_seconds, loader_work
-from planner.profiling.draw import Draw, drawer
+from planner.profiling.draw import drawer
 from planner.profiling.loader_seconds import (
     LEAST_BATCHES,
     TIMED_BATCHES,
     WARM_TURNS,
     all_beside,
     seconds_between,
+    seconds_of,
 )
 from planner.profiling.loader_work import loader_works
 from runtime.cores import usable_core_ids
@@ -26,15 +27,21 @@ from runtime.plan import Sampler, Workload
 from runtime.sampling.minibatch import MiniBatch
 
 
-def spin(seconds: float) -> Callable[[], None]:
+def spin(seconds: float) -> Callable[[], float]:
     """Computes in the interpreter, whose lock it wants all the while."""
 
-    def run() -> None:
-        until = time.thread_time() + seconds
+    def run() -> float:
+        start, until = time.perf_counter(), time.thread_time() + seconds
         while time.thread_time() < until:
             sum(range(100))
+        return time.perf_counter() - start
 
     return run
+
+
+def pause(seconds: float) -> float:
+    """Sleeps, and says for how long."""
+    return seconds_of(lambda: time.sleep(seconds))
 
 
 def test_work_between_steps_is_timed_alone() -> None:
@@ -73,10 +80,10 @@ def test_each_kind_has_a_thread_of_its_own_which_keeps_to_its_cores() -> None:
     seen: dict[str, set[tuple[int, tuple[int, ...]]]] = {"one": set(), "two": set()}
     here: set[int] = set()
 
-    def work(kind: str) -> Callable[[], None]:
-        def run() -> None:
+    def work(kind: str) -> Callable[[], float]:
+        def run() -> float:
             seen[kind].add((threading.get_ident(), tuple(usable_core_ids())))
-            time.sleep(0.001)
+            return pause(0.001)
 
         return run
 
@@ -105,26 +112,26 @@ def test_a_step_that_fails_ends_the_measurement() -> None:
         time.sleep(0.001)
 
     with pytest.raises(ValueError, match="out of memory"):
-        all_beside({"gather": lambda: time.sleep(0.001)}, step, [])
+        all_beside({"gather": lambda: pause(0.001)}, step, [])
 
 
-def _counted(graph: Graph) -> tuple[Draw, list[int]]:
-    """A sampler, and the numbers of the batches it was asked for."""
-    asked: list[int] = []
+def _counted(graph: Graph) -> tuple[Callable[[], MiniBatch], list[MiniBatch]]:
+    """A sampler, and what it has drawn."""
+    drawn: list[MiniBatch] = []
     draw = drawer(graph, Workload(fanouts=[3, 2], batch_size=64), Sampler(), 1)
 
-    def counted(rank: int, step: int) -> MiniBatch:
-        asked.append(step)
-        return draw(rank, step)
+    def sample() -> MiniBatch:
+        drawn.append(draw(0, len(drawn)))
+        return drawn[-1]
 
-    return counted, asked
+    return sample, drawn
 
 
-def test_a_loader_draws_each_batch_once_and_reads_rows_of_batches(
+def test_a_loader_reads_rows_of_batches_and_samples_before_it_gathers(
     small_graph: Graph, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(loader_work, "DISK_ROWS", 50)
-    draw, asked = _counted(small_graph)
+    sample, drawn = _counted(small_graph)
     read: list[tuple[list[int], np.ndarray]] = []
     real = Disk.read
 
@@ -133,13 +140,14 @@ def test_a_loader_draws_each_batch_once_and_reads_rows_of_batches(
         read.append((slots.tolist(), rest[1].copy()))  # type: ignore[union-attr]
 
     monkeypatch.setattr(Disk, "read", reading)
-    with loader_works(small_graph, draw, []) as works:
+    with loader_works(small_graph, sample, []) as works:
         assert set(works) == {"sample", "gather", "disk"}
         for _ in range(2):
             works["sample"]()
             works["disk"]()
             works["gather"]()
-    assert asked == list(range(6))  # four whose rows are read, and two
+    # Four whose rows are read; then each turn one that is timed, and one before a gather is.
+    assert len(drawn) == 8
     assert read[0][0] != read[1][0]
     x = np.load(Path(small_graph.path) / "x.npy")
     for slots, rows in read:
@@ -149,7 +157,7 @@ def test_a_loader_draws_each_batch_once_and_reads_rows_of_batches(
 
 
 def test_a_graph_without_rows_has_only_its_sampler(small_graph: Graph) -> None:
-    draw, _ = _counted(small_graph)
+    sample, _ = _counted(small_graph)
     bare = replace(small_graph, x=None, meta=replace(small_graph.meta, feature_dim=0))
-    with loader_works(bare, draw, []) as works:
+    with loader_works(bare, sample, []) as works:
         assert set(works) == {"sample"}
