@@ -181,7 +181,9 @@ class _Bench:
 
         alone = seconds_between(sample, step)
         with loader_works(graph, sample, cores) as works:
-            beside = all_beside(works, step, cores) if asked.beside else {}
+            beside = {}
+            if asked.beside:
+                beside = all_beside(works, step, cores, alone={"sample": alone})
         return LoadingAnswer(sample_seconds=alone, beside=beside)
 
     def _turn(self, scale: int, i: int) -> tuple[float, float, float]:

@@ -11,7 +11,7 @@ import statistics
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 from planner.workload import Beside
@@ -20,7 +20,7 @@ from runtime.plan import Sampler
 
 WARM_TURNS = 4
 """Before the clock counts: a thread makes room for its batches once."""
-TIMED_BATCHES = 16
+TIMED_BATCHES = 48
 """Batches timed alone; fewer where steps are long."""
 LEAST_BATCHES = 5
 ROUNDS = 5
@@ -79,6 +79,8 @@ def all_beside(
     works: Mapping[str, Work],
     step: Callable[[], object],
     cores: Sequence[int],
+    *,
+    alone: Mapping[str, float],
 ) -> dict[str, Beside]:
     """Each kind of work, by a thread of its own, and the steps beside each other.
 
@@ -86,16 +88,24 @@ def all_beside(
         works: does one batch's work.
         step: one step of the model, by the calling thread.
         cores: what the thread keeps to; none: wherever the system puts it.
+        alone: seconds of a kind of work with nothing beside it, where they are known; else they are
+            those of the thread when it does the work again and again.
     """
     found: dict[str, Beside] = {}
     for kind, work in works.items():
         with ThreadPoolExecutor(1, initializer=keep_thread_to, initargs=(cores,)) as loader:
-            found[kind] = _beside(work, step, loader)
+            found[kind] = _beside(work, step, loader, alone.get(kind))
     return found
 
 
-def _beside(work: Work, step: Callable[[], object], loader: ThreadPoolExecutor) -> Beside:
-    """Medians over rounds, in each of which work and steps are alone, and then are not."""
+def _beside(
+    work: Work, step: Callable[[], object], loader: ThreadPoolExecutor, alone: float | None
+) -> Beside:
+    """Medians over rounds, in each of which work and steps are alone, and then are not.
+
+    A loader begins its batch with a step, as one does that has waited for training to take a batch:
+    that is what the work takes. Steps are slowed down by work without a pause.
+    """
 
     def timed_step() -> float:
         return seconds_of(step)
@@ -106,7 +116,7 @@ def _beside(work: Work, step: Callable[[], object], loader: ThreadPoolExecutor) 
     rounds: list[Beside] = []
     until = time.perf_counter() + MOST_SECONDS
     while len(rounds) < LEAST_ROUNDS or (
-        len(rounds) < ROUNDS and time.perf_counter() + 3 * stretch < until
+        len(rounds) < ROUNDS and time.perf_counter() + 4 * stretch < until
     ):
         work_alone = loader.submit(_repeat, work, stretch).result()
         step_alone = _repeat(timed_step, stretch)
@@ -116,7 +126,9 @@ def _beside(work: Work, step: Callable[[], object], loader: ThreadPoolExecutor) 
             steps = _repeat(timed_step, stretch)
         finally:
             stop.set()
-        rounds.append(Beside(work=working.result() / work_alone, step=steps / step_alone))
+        working.result()
+        work_beside = _repeat(lambda: _begun_with(step, loader.submit(work)), stretch)
+        rounds.append(Beside(work=work_beside / (alone or work_alone), step=steps / step_alone))
     return Beside(
         work=max(1.0, statistics.median(each.work for each in rounds)),
         step=max(1.0, statistics.median(each.step for each in rounds)),
@@ -139,9 +151,14 @@ def _repeat(work: Work, stretch: float) -> float:
     return statistics.median(found)
 
 
-def _until(work: Work, stop: threading.Event) -> float:
-    """Median seconds until told to stop, the last time not counted: nothing went on beside it."""
-    found = [work()]
+def _until(work: Work, stop: threading.Event) -> None:
     while not stop.is_set():
-        found.append(work())
-    return statistics.median(found[:-1] or found)
+        work()
+
+
+def _begun_with(step: Callable[[], object], working: Future[float]) -> float:
+    """Seconds of work that a thread has begun, with steps beside it until it is done."""
+    step()
+    while not working.done():
+        step()
+    return working.result()

@@ -69,10 +69,17 @@ def test_long_steps_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_work_that_wants_the_same_lock_slows_steps_down_and_is_slowed_down() -> None:
-    # Two threads that compute in the interpreter have one lock: each is twice as slow.
-    found = all_beside({"lock": spin(0.004)}, spin(0.004), [])["lock"]
+    # One lock, given on every 5 ms: each is twice as slow.
+    found = all_beside({"lock": spin(0.03)}, spin(0.03), [], alone={})["lock"]
     assert found.step > 1.3
     assert found.work > 1.3
+
+
+def test_work_is_held_against_what_it_takes_alone_where_that_is_known() -> None:
+    works = {"known": lambda: 3e-3, "unknown": lambda: 3e-3}
+    found = all_beside(works, lambda: time.sleep(0.001), [], alone={"known": 2e-3})
+    assert found["known"].work == pytest.approx(1.5)
+    assert found["unknown"].work == pytest.approx(1.0)
 
 
 def test_each_kind_has_a_thread_of_its_own_which_keeps_to_its_cores() -> None:
@@ -92,7 +99,7 @@ def test_each_kind_has_a_thread_of_its_own_which_keeps_to_its_cores() -> None:
         time.sleep(0.001)
 
     before = usable_core_ids()
-    found = all_beside({kind: work(kind) for kind in seen}, step, cores)
+    found = all_beside({kind: work(kind) for kind in seen}, step, cores, alone={})
     assert all(each.work >= 1.0 and each.step >= 1.0 for each in found.values())
     for threads in seen.values():
         ((thread, kept),) = threads
@@ -112,7 +119,7 @@ def test_a_step_that_fails_ends_the_measurement() -> None:
         time.sleep(0.001)
 
     with pytest.raises(ValueError, match="out of memory"):
-        all_beside({"gather": lambda: pause(0.001)}, step, [])
+        all_beside({"gather": lambda: pause(0.001)}, step, [], alone={})
 
 
 def _counted(graph: Graph) -> tuple[Callable[[], MiniBatch], list[MiniBatch]]:
