@@ -41,27 +41,37 @@ def batch_threads() -> Generator[None]:
     8 ms in every third exchange of rows, and every fortieth sum of gradients, of .4 ms (Linux
     6.18, 250 ticks a second, torch 2.13; steps of 5.0 and 11.8 ms took 4.3 and 7.8 then).
 
-    Where the system has no such policy, or the process one of its own, nothing is changed.
+    Where the system has no such policy or does not let it be set, or the process has one of its
+    own, nothing is changed.
     """
-    if not hasattr(os, "SCHED_BATCH") or os.sched_getscheduler(0) != os.SCHED_OTHER:
-        yield
-        return
-    os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+    changed = _make_batch(0)
     try:
         yield
     finally:
-        os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+        if changed:
+            os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
 
 
 def make_batch(names: Container[str]) -> None:
     """As `batch_threads`, for threads of this process that run already, by their names."""
-    if not hasattr(os, "SCHED_BATCH"):
-        return
-    for task in Path("/proc/self/task").iterdir():
+    tasks = Path("/proc/self/task")
+    for task in tasks.iterdir() if tasks.exists() else ():
         with contextlib.suppress(OSError):  # the thread ended meanwhile
-            named = (task / "comm").read_text().strip() in names
-            if named and os.sched_getscheduler(int(task.name)) == os.SCHED_OTHER:
-                os.sched_setscheduler(int(task.name), os.SCHED_BATCH, os.sched_param(0))
+            if (task / "comm").read_text().strip() in names:
+                _make_batch(int(task.name))
+
+
+def _make_batch(thread: int) -> bool:
+    """Whether the thread (0: this one) was an ordinary one and could be made a SCHED_BATCH one."""
+    if not hasattr(os, "SCHED_BATCH"):
+        return False
+    try:
+        if os.sched_getscheduler(thread) != os.SCHED_OTHER:
+            return False
+        os.sched_setscheduler(thread, os.SCHED_BATCH, os.sched_param(0))
+    except OSError:  # it ended meanwhile, or a container's rules forbid it
+        return False
+    return True
 
 
 def cores_beside_training(threads: Threads) -> list[int]:

@@ -48,6 +48,21 @@ def test_threads_started_inside_are_batch_and_the_one_that_starts_them_is_not_fo
 
 
 @pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="this system has no SCHED_BATCH")
+def test_where_a_container_forbids_it_nothing_is_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[int] = []
+
+    def refuse(thread: int, policy: int, _: object) -> None:
+        calls.append(policy)
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "sched_getscheduler", lambda _: os.SCHED_OTHER)
+    monkeypatch.setattr(os, "sched_setscheduler", refuse)
+    with module.batch_threads():
+        calls.append(-1)
+    assert calls == [os.SCHED_BATCH, -1]  # tried once, and not taken back
+
+
+@pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="this system has no SCHED_BATCH")
 def test_a_policy_that_a_user_has_chosen_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getscheduler", lambda _: os.SCHED_RR)
     monkeypatch.setattr(os, "sched_setscheduler", lambda *_: pytest.fail("it was changed"))
