@@ -61,12 +61,13 @@ class BatchProfile:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Beside:
-    """Measured seconds beside each other, over those alone: at least 1."""
+    """Measured seconds beside each other, over those alone."""
 
     work: float
-    """Of a loader thread's work."""
+    """Of a loader thread's work, over the training thread's when it does that between steps: below
+    1 for reads of a disk that then have a core to themselves."""
     step: float
-    """Of the model's steps, while it goes on without a pause."""
+    """Of the model's steps, while such work goes on without a pause; at least 1."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -11,16 +11,12 @@ import sys
 import time
 import urllib.request
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from planner.machine import save_machine
-from planner.probe.presets import load_preset
-from planner.probe.sizes import FULL
-from runtime.device import machine_fingerprint
 from tests.support.howto import Block, blocks
+from tests.support.probed import keep_as_probed
 from tests.test_docs_howto import PAGES, ROOT
 
 pytestmark = [pytest.mark.slow, pytest.mark.distributed]
@@ -31,10 +27,7 @@ def place(tmp_path: Path) -> tuple[Path, dict[str, str]]:
     """A folder to run in and its environment; this machine counts as probed already."""
     cache = tmp_path / "cache"
     cache.mkdir()
-    fingerprint = machine_fingerprint()
-    known = {"fingerprint": fingerprint, "provenance": "measured", "extent": FULL.name}
-    machine = replace(load_preset("cpu-2core"), **known)
-    save_machine(machine, cache / f"machine-{fingerprint}.json")
+    keep_as_probed(cache)
     folder = tmp_path / "work"
     folder.mkdir()
     paths = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])

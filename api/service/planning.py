@@ -15,9 +15,8 @@ from api.storage.tables import JobRow
 from planner.calibrate import load_calibration
 from planner.machine import MachineModel, load_machine
 from planner.probe.presets import load_preset
-from planner.probe.probe import cache_folder
+from planner.probe.probe import cached_machine
 from runtime import codec
-from runtime.device import machine_fingerprint
 from runtime.errors import InputError
 
 
@@ -96,9 +95,7 @@ def _known_plan(service: Service, wanted: dict[str, Any], request: PlanRequest) 
 def _known_machine(reference: dict[str, str] | None) -> MachineModel | None:
     """The machine, where it need not be probed."""
     if reference is None:
-        path = cache_folder() / f"machine-{machine_fingerprint()}.json"
-        machine = load_machine(path) if path.is_file() else None
-        return machine if machine is not None and machine.extent == "full" else None
+        return cached_machine()
     if "preset" in reference:
         return load_preset(reference["preset"])
     return load_machine(Path(reference["file"]))

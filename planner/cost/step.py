@@ -138,19 +138,21 @@ def _slowed(candidate: Candidate, machine: MachineModel, rank: RankSeconds) -> _
             loader=stages,
             forward_backward=rank.forward_backward * lanes.training / (training or 1.0),
         )
-    slow, slow_trainer = _slowdowns(candidate, machine, rank)
-    slow = {name: seconds * slow[name] for name, seconds in stages.items()}
-    slow_loader = sum(slow.values()) / rank.loader
+    factors, slow_trainer = _slowdowns(candidate, machine, rank)
+    # Work that is faster by a loader thread is so whatever training does.
+    stages = {name: seconds * min(1.0, factors[name]) for name, seconds in stages.items()}
+    slow = {name: seconds * max(1.0, factors[name]) for name, seconds in stages.items()}
+    loader, slow_loader = sum(stages.values()), sum(slow.values()) / sum(stages.values())
     busy = rank.forward_backward + rank.halo_exchange + rank.all_reduce + rank.optimizer
     new_loader, new_busy = beside(
-        rank.loader,
+        loader,
         busy,
         loader_slowdown=slow_loader,
         trainer_slowdown=slow_trainer,
         workers=candidate.threads.sample,
     )
     return _Slowed(
-        loader={name: t * new_loader / (rank.loader * slow_loader) for name, t in slow.items()},
+        loader={name: t * new_loader / (loader * slow_loader) for name, t in slow.items()},
         forward_backward=rank.forward_backward * new_busy / busy if busy > 0 else 0.0,
     )
 

@@ -37,6 +37,9 @@ from planner.probe.team import Team
 from planner.probe.timing import summarize
 from runtime.device import available_ram_bytes, machine_facts, machine_fingerprint
 
+VERSION = "2"
+"""Rises when tables mean something else; cached machines of another version are measured anew."""
+
 SUBJECTS: tuple[tuple[str, float, Callable[[ProbeContext], dict[str, Table]]], ...] = (
     ("memory", 0.15, memory.measure),
     ("disk", 0.40, disk.measure),
@@ -211,7 +214,7 @@ def _assemble(
         other_covers=covers[1:],
         tables=tables,
         noise=noise,
-        versions=facts["versions"],
+        versions=facts["versions"] | {"probe": VERSION},
         notes=notes + link_notes,
         extent=sizes.name,
     )
@@ -235,17 +238,30 @@ def load_or_probe(
     """
     if path is not None:
         return load_machine(path)
-    fingerprint = machine_fingerprint()
-    cached = cache_folder() / f"machine-{fingerprint}.json"
-    try:
-        machine = load_machine(cached)
-        if machine.fingerprint == fingerprint and (quick or machine.extent == FULL.name):
-            return machine
-    except MachineError:
-        pass  # absent or of an older release: measured anew below
+    found = cached_machine(quick=quick)
+    if found is not None:
+        return found
     machine = probe(quick=quick, progress=progress)
-    save_machine(machine, cached)
+    save_machine(machine, _cached_path())
     return machine
+
+
+def cached_machine(*, quick: bool = False) -> MachineModel | None:
+    """This machine's model as it was probed before; None where it has to be measured.
+
+    Args:
+        quick: a quick probe will do.
+    """
+    try:
+        machine = load_machine(_cached_path())
+    except MachineError:
+        return None  # absent, damaged or of an older release
+    same = machine.fingerprint == machine_fingerprint() and machine.versions.get("probe") == VERSION
+    return machine if same and (quick or machine.extent == FULL.name) else None
+
+
+def _cached_path() -> Path:
+    return cache_folder() / f"machine-{machine_fingerprint()}.json"
 
 
 def cache_folder() -> Path:

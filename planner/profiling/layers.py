@@ -26,6 +26,7 @@ from planner.profiling.loader_work import loader_works
 from planner.profiling.rehearsal import rehearse
 from planner.profiling.serving import half_width, serve_standard_streams
 from planner.profiling.synthetic import BatchShape, synthetic_batch, synthetic_links
+from planner.workload import Beside
 from runtime import codec
 from runtime.cores import batch_threads, usable_core_ids
 from runtime.graph.types import GraphTypes
@@ -170,8 +171,6 @@ class _Bench:
         drawn_by = shared_drawer if asked.shared else drawer
         draw = drawn_by(graph, work, asked.sampler, asked.num_ranks)
         turns, numbers = itertools.count(), itertools.count()
-        # As a run has them: readers of a disk, and the loader while they read, beside compute.
-        cores = usable_core_ids()[self.request.threads :] if asked.beside else []
 
         def step() -> None:
             self._turn(self.steady, next(turns))
@@ -179,12 +178,16 @@ class _Bench:
         def sample() -> MiniBatch:
             return draw(0, next(numbers))
 
-        alone = seconds_between(sample, step)
-        with loader_works(graph, sample, cores) as works:
-            beside = {}
-            if asked.beside:
-                beside = all_beside(works, step, cores, alone={"sample": alone})
-        return LoadingAnswer(sample_seconds=alone, beside=beside)
+        with loader_works(graph, sample, []) as works:
+            kinds = works if asked.beside else ["sample"]
+            alone = {kind: seconds_between(works[kind], step) for kind in kinds}
+        beside = dict[str, Beside]()
+        if asked.beside:
+            # As a run has them: readers of a disk, and the loader, off the cores of compute.
+            cores = usable_core_ids()[self.request.threads :]
+            with loader_works(graph, sample, cores) as works:
+                beside = all_beside(works, step, cores, alone=alone)
+        return LoadingAnswer(sample_seconds=alone["sample"], beside=beside)
 
     def _turn(self, scale: int, i: int) -> tuple[float, float, float]:
         return self.step(self.batches[scale][i % BATCHES])

@@ -26,7 +26,7 @@ LEAST_BATCHES = 5
 ROUNDS = 5
 LEAST_ROUNDS = 2
 STRETCH_SECONDS = 0.06
-"""Of a round, for the work alone, the steps alone, and both; longer where one of them is."""
+"""Of a round, for steps alone, steps beside work and work beside steps; longer where one is."""
 MOST_SECONDS = 2.0
 """For each measurement; after them no more than the least is timed."""
 
@@ -59,12 +59,12 @@ Work = Callable[[], float]
 """Does a batch's work and says how many seconds the part of it took that is timed."""
 
 
-def seconds_between(work: Callable[[], object], step: Callable[[], object]) -> float:
+def seconds_between(work: Work, step: Callable[[], object]) -> float:
     """Median seconds of some work, each time after a step, by the same thread."""
 
     def turn() -> float:
         step()
-        return seconds_of(work)
+        return work()
 
     for _ in range(WARM_TURNS):
         turn()
@@ -84,28 +84,26 @@ def all_beside(
 ) -> dict[str, Beside]:
     """Each kind of work, by a thread of its own, and the steps beside each other.
 
+    A loader begins its batch with a step, as one does that has waited for training to take a batch:
+    that is what the work takes. Steps are slowed down by work without a pause.
+
     Args:
         works: does one batch's work.
         step: one step of the model, by the calling thread.
         cores: what the thread keeps to; none: wherever the system puts it.
-        alone: seconds of a kind of work with nothing beside it, where they are known; else they are
-            those of the thread when it does the work again and again.
+        alone: seconds of each kind of work between two steps.
     """
     found: dict[str, Beside] = {}
     for kind, work in works.items():
         with ThreadPoolExecutor(1, initializer=keep_thread_to, initargs=(cores,)) as loader:
-            found[kind] = _beside(work, step, loader, alone.get(kind))
+            found[kind] = _beside(work, step, loader, alone[kind])
     return found
 
 
 def _beside(
-    work: Work, step: Callable[[], object], loader: ThreadPoolExecutor, alone: float | None
+    work: Work, step: Callable[[], object], loader: ThreadPoolExecutor, alone: float
 ) -> Beside:
-    """Medians over rounds, in each of which work and steps are alone, and then are not.
-
-    A loader begins its batch with a step, as one does that has waited for training to take a batch:
-    that is what the work takes. Steps are slowed down by work without a pause.
-    """
+    """Medians over rounds, in each of which steps are alone, and then are not."""
 
     def timed_step() -> float:
         return seconds_of(step)
@@ -116,9 +114,8 @@ def _beside(
     rounds: list[Beside] = []
     until = time.perf_counter() + MOST_SECONDS
     while len(rounds) < LEAST_ROUNDS or (
-        len(rounds) < ROUNDS and time.perf_counter() + 4 * stretch < until
+        len(rounds) < ROUNDS and time.perf_counter() + 3 * stretch < until
     ):
-        work_alone = loader.submit(_repeat, work, stretch).result()
         step_alone = _repeat(timed_step, stretch)
         stop = threading.Event()
         working = loader.submit(_until, work, stop)
@@ -128,9 +125,9 @@ def _beside(
             stop.set()
         working.result()
         work_beside = _repeat(lambda: _begun_with(step, loader.submit(work)), stretch)
-        rounds.append(Beside(work=work_beside / (alone or work_alone), step=steps / step_alone))
+        rounds.append(Beside(work=work_beside / alone, step=steps / step_alone))
     return Beside(
-        work=max(1.0, statistics.median(each.work for each in rounds)),
+        work=statistics.median(each.work for each in rounds),
         step=max(1.0, statistics.median(each.step for each in rounds)),
     )
 

@@ -1,7 +1,6 @@
 """The dashboard in a real browser: made, watched, opened, compared, cancelled, by the keyboard."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,12 +12,9 @@ from api.schemas.requests import NoopRequest
 from api.service.context import Caller, Service
 from api.service.jobs import get_job, submit_noop
 from api.settings import ServiceSettings
-from planner.machine import save_machine
-from planner.probe.presets import load_preset
-from planner.probe.sizes import FULL
-from runtime.device import machine_fingerprint
 from runtime.graph.dataset import Graph
 from tests.api.dashboard.chromium import SIZES, Browser, chromium, served
+from tests.support.probed import keep_as_probed
 
 pytestmark = [pytest.mark.slow, pytest.mark.distributed]
 CALLER = Caller(principal="local")
@@ -89,10 +85,7 @@ def test_a_first_plan_takes_at_most_five_clicks(
     _, address, browser = running
     (tmp_path / "cache").mkdir(exist_ok=True)
     # As if this machine had been probed; the first plan of all waits for that, without a click.
-    fingerprint = machine_fingerprint()
-    known = {"fingerprint": fingerprint, "provenance": "measured", "extent": FULL.name}
-    machine = replace(load_preset("cpu-2core"), **known)
-    save_machine(machine, tmp_path / "cache" / f"machine-{fingerprint}.json")
+    keep_as_probed(tmp_path / "cache")
     browser.web.get(address)
     for words in ("New plan", "Plan", "Open the plan"):
         browser.press(words)

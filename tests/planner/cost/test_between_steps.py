@@ -148,6 +148,16 @@ def test_the_model_is_slower_beside_each_kind_of_work_as_it_was_measured_to_be()
     assert half[model] == pytest.approx(expected * inline[model], rel=0.01)
 
 
+def test_reads_that_are_faster_by_a_loader_thread_are_so_whatever_training_does() -> None:
+    tables = {name: constant("ratio", ["ranks"], 1.0) for name in ("beside", "beside_loader")}
+    asked = beside_each_other(request(with_tables(**tables)), disk=(0.75, 1.0))
+    gathers = [
+        predict(asked, candidate(loaders=loaders), rows(1, disk=500_000.0)).stages["gather"]
+        for loaders in (0, 1)
+    ]
+    assert gathers[1] == pytest.approx(0.75 * gathers[0], rel=1e-3)
+
+
 def test_ranks_beside_each_other_slow_down_what_one_was_measured_to_lose() -> None:
     tables = {
         "beside": Table(

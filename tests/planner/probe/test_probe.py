@@ -11,7 +11,14 @@ from planner.errors import MachineError
 from planner.machine import MachineModel, load_machine, save_machine
 from planner.probe import probe as probe_module
 from planner.probe.presets import load_preset
-from planner.probe.probe import cache_folder, load_or_probe, probe, probe_with, with_disk_again
+from planner.probe.probe import (
+    cache_folder,
+    cached_machine,
+    load_or_probe,
+    probe,
+    probe_with,
+    with_disk_again,
+)
 from planner.probe.sizes import QUICK
 from runtime.device import machine_fingerprint
 
@@ -99,7 +106,12 @@ def test_the_quick_probe_has_sane_values():
 
 
 def here(extent: str) -> MachineModel:
-    return replace(load_preset("cpu-2core"), fingerprint=machine_fingerprint(), extent=extent)
+    return replace(
+        load_preset("cpu-2core"),
+        fingerprint=machine_fingerprint(),
+        extent=extent,
+        versions={"probe": probe_module.VERSION},
+    )
 
 
 def cached_file() -> Path:
@@ -140,6 +152,14 @@ def test_a_damaged_cache_is_measured_again(probed: list[bool], content: str):
     assert load_or_probe().extent == "full"
     assert probed == [False]
     assert load_machine(cached_file()).extent == "full"
+
+
+def test_what_an_older_probe_measured_is_measured_again(probed: list[bool]):
+    save_machine(replace(here("full"), versions={"probe": "1"}), cached_file())
+    assert cached_machine() is None
+    load_or_probe()
+    assert probed == [False]
+    assert cached_machine() == here("full")
 
 
 def test_a_cached_file_of_another_machine_is_not_used(probed: list[bool]):

@@ -47,9 +47,9 @@ def pause(seconds: float) -> float:
 def test_work_between_steps_is_timed_alone() -> None:
     order: list[str] = []
 
-    def work() -> None:
+    def work() -> float:
         order.append("work")
-        time.sleep(0.002)
+        return pause(0.002)
 
     found = seconds_between(work, lambda: order.append("step"))
     assert found >= 0.002
@@ -64,22 +64,23 @@ def test_long_steps_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
         steps.append(1)
         time.sleep(0.02)
 
-    seconds_between(lambda: None, step)
+    seconds_between(lambda: 0.0, step)
     assert len(steps) == WARM_TURNS + LEAST_BATCHES
 
 
 def test_work_that_wants_the_same_lock_slows_steps_down_and_is_slowed_down() -> None:
     # One lock, given on every 5 ms: each is twice as slow.
-    found = all_beside({"lock": spin(0.03)}, spin(0.03), [], alone={})["lock"]
+    found = all_beside({"lock": spin(0.03)}, spin(0.03), [], alone={"lock": 0.03})["lock"]
     assert found.step > 1.3
     assert found.work > 1.3
 
 
-def test_work_is_held_against_what_it_takes_alone_where_that_is_known() -> None:
-    works = {"known": lambda: 3e-3, "unknown": lambda: 3e-3}
-    found = all_beside(works, lambda: time.sleep(0.001), [], alone={"known": 2e-3})
-    assert found["known"].work == pytest.approx(1.5)
-    assert found["unknown"].work == pytest.approx(1.0)
+def test_work_is_held_against_what_it_takes_between_steps() -> None:
+    works = {"slower": lambda: 3e-3, "faster": lambda: 1e-3}
+    alone = dict.fromkeys(works, 2e-3)
+    found = all_beside(works, lambda: time.sleep(0.001), [], alone=alone)
+    assert found["slower"].work == pytest.approx(1.5)
+    assert found["faster"].work == pytest.approx(0.5)
 
 
 def test_each_kind_has_a_thread_of_its_own_which_keeps_to_its_cores() -> None:
@@ -99,7 +100,8 @@ def test_each_kind_has_a_thread_of_its_own_which_keeps_to_its_cores() -> None:
         time.sleep(0.001)
 
     before = usable_core_ids()
-    found = all_beside({kind: work(kind) for kind in seen}, step, cores, alone={})
+    works = {kind: work(kind) for kind in seen}
+    found = all_beside(works, step, cores, alone=dict.fromkeys(works, 0.001))
     assert all(each.work >= 1.0 and each.step >= 1.0 for each in found.values())
     for threads in seen.values():
         ((thread, kept),) = threads
@@ -119,7 +121,7 @@ def test_a_step_that_fails_ends_the_measurement() -> None:
         time.sleep(0.001)
 
     with pytest.raises(ValueError, match="out of memory"):
-        all_beside({"gather": lambda: pause(0.001)}, step, [], alone={})
+        all_beside({"gather": lambda: pause(0.001)}, step, [], alone={"gather": 0.001})
 
 
 def _counted(graph: Graph) -> tuple[Callable[[], MiniBatch], list[MiniBatch]]:
