@@ -56,7 +56,7 @@ class LoadingAnswer:
 
 
 Work = Callable[[], float]
-"""Does a batch's work and says how many seconds the part of it took that is timed."""
+"""Does a batch's work and says how many seconds it took."""
 
 
 def seconds_between(work: Work, step: Callable[[], object]) -> float:

@@ -1,10 +1,4 @@
-"""One batch of a loader thread, by kind of work: sampled, rows gathered, rows read from disk.
-
-A loader that has waited samples first, while training starts its step and wants the interpreter's
-lock most often, then gathers, and finds its arrays in the caches as its other work has left them.
-What is timed has the rest of a batch before or after it therefore: sampling alone, again and again,
-took .46 ms where a loader's batches took .75.
-"""
+"""One batch of a loader thread, by kind of work: sampled, rows gathered, rows read from disk."""
 
 import functools
 import itertools
@@ -47,8 +41,7 @@ def loader_works(
     batches = [sample().n_id for _ in range(4)]
     works: dict[str, Work] = {"sample": functools.partial(seconds_of, sample)}
     if graph.feature_dim > 0:
-        gather = _gathering(graph, batches)
-        works = {"sample": _before(gather, sample), "gather": _after(sample, gather)}
+        works["gather"] = functools.partial(seconds_of, _gathering(graph, batches))
     disk = _open_disk(graph, cores)
     if disk is not None:
         works["disk"] = functools.partial(seconds_of, _reading(disk, batches))
@@ -57,27 +50,6 @@ def loader_works(
     finally:
         if disk is not None:
             disk.close()
-
-
-def _before(rest: Callable[[], object], timed: Callable[[], object]) -> Work:
-    """What is timed, then the rest."""
-
-    def work() -> float:
-        seconds = seconds_of(timed)
-        rest()
-        return seconds
-
-    return work
-
-
-def _after(rest: Callable[[], object], timed: Callable[[], object]) -> Work:
-    """The rest, then what is timed."""
-
-    def work() -> float:
-        rest()
-        return seconds_of(timed)
-
-    return work
 
 
 def _gathering(graph: Graph, batches: Sequence[NDArray[np.int64]]) -> Callable[[], object]:
