@@ -88,7 +88,7 @@ class PlannedLoader:
         self.graph = open_graph(Path(self.plan.graph.path)) if graph is None else graph
         if self.graph.topology_only:
             raise DatasetError(f"{self.graph.path}: expected features to train on, found none")
-        if comm is None and self.size > 1:
+        if comm is None and self.size > 1 and self.plan.strategy.threads.comm == 0:
             make_batch(GLOO_THREADS)  # of the group that a user's script has made
         self.meter = StageMeter() if meter is None else meter
         self._as_blocks = blocks

@@ -91,17 +91,19 @@ def open_mesh(plan: Plan, *, timeout_seconds: float = TIMEOUT_SECONDS) -> Mesh:
     check_place(devices, rank)
     device = torch_device(planned)
     owns = size > 1 and not dist.is_initialized()
+    # Sums beside the backward pass would wait for compute to leave the core to them.
+    give_way = plan.strategy.threads.comm == 0
     if owns:
         if "MASTER_ADDR" in os.environ:
             use_route_to(os.environ["MASTER_ADDR"])
         backend = backend_of(devices)
         timeout = timedelta(seconds=timeout_seconds)
         store = _store_of_attempt(timeout)
-        with batch_threads() if backend == "gloo" else nullcontext():
+        with batch_threads() if backend == "gloo" and give_way else nullcontext():
             dist.init_process_group(
                 backend, store=store, rank=rank, world_size=size, timeout=timeout
             )
-    elif size > 1:  # the group is the user's, and its threads run already
+    elif size > 1 and give_way:  # the group is the user's, and its threads run already
         make_batch(GLOO_THREADS)
     hosts = ranks_by([each.host for each in devices])
     return Mesh(
@@ -109,7 +111,7 @@ def open_mesh(plan: Plan, *, timeout_seconds: float = TIMEOUT_SECONDS) -> Mesh:
         size=size,
         host=planned.host,
         device=device,
-        comm=Communicator(between_hosts=len(hosts) > 1),
+        comm=Communicator(between_hosts=len(hosts) > 1, give_way=give_way),
         owns_group=owns,
         hosts=hosts,
         cliques=ranks_by([each.clique for each in devices]),

@@ -180,6 +180,7 @@ def join_task(state: State, *, path: Path, size: int, groups: list[int]) -> None
         dist.init_process_group("gloo", **join)
         state.kept["groups"] = {n: dist.new_group(list(range(n))) for n in groups}
         state.kept["reducing"] = {n: dist.new_group(list(range(n))) for n in groups}
+    state.kept["beside"] = {n: dist.new_group(list(range(n))) for n in groups}
 
 
 def call_task(

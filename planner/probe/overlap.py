@@ -17,7 +17,7 @@ import numpy as np
 
 from planner.machine import Table
 from planner.probe.burst import make_burst
-from planner.probe.collectives import distributed, make_call
+from planner.probe.collectives import distributed
 from planner.probe.context import ProbeContext
 from planner.probe.memory import gather
 from planner.probe.timing import Measurement, robust_spread, summarize, timed, wait_until
@@ -210,12 +210,12 @@ def exchange_task(
 
     dist = distributed()
     burst = _burst(state, rows, threads)
-    exchange = make_call(state, "all_reduce", num_ranks, EXCHANGE_BYTES)
-    group, tensor = state.kept["groups"][num_ranks], torch.zeros(EXCHANGE_BYTES // 4)
+    # As plans that sum gradients beside the backward pass make their groups.
+    group, tensor = state.kept["beside"][num_ranks], torch.zeros(EXCHANGE_BYTES // 4)
 
     def serial() -> None:
         burst()
-        exchange()
+        dist.all_reduce(tensor, group=group)
 
     def overlapped() -> None:
         work: Any = dist.all_reduce(tensor, group=group, async_op=True)

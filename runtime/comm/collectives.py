@@ -56,7 +56,12 @@ class Communicator:
     """The collectives of one process group, metered by stage."""
 
     def __init__(
-        self, group: Any = None, *, meter: MeterHook | None = None, between_hosts: bool = False
+        self,
+        group: Any = None,
+        *,
+        meter: MeterHook | None = None,
+        between_hosts: bool = False,
+        give_way: bool = True,
     ) -> None:
         """Wrap a process group; None is the default group, or one rank alone where none exists.
 
@@ -64,9 +69,11 @@ class Communicator:
             group: of torch.distributed.
             meter: told of every collective.
             between_hosts: some of the ranks are on other hosts: rows go pair by pair (`pairwise`).
+            give_way: network threads of further groups push nobody off a core (`batch_threads`).
         """
         self._group = group
         self._between_hosts = between_hosts
+        self._give_way = give_way
         self._meter = meter
         self._joined = dist.is_available() and dist.is_initialized()
         self._lock = threading.Lock()
@@ -101,7 +108,12 @@ class Communicator:
             return Communicator(self._group, meter=self._meter)
         ranks = dist.get_process_group_ranks(self._group or dist.group.WORLD)
         (group,) = self._new_groups([ranks])
-        twin = Communicator(group, meter=self._meter, between_hosts=self._between_hosts)
+        twin = Communicator(
+            group,
+            meter=self._meter,
+            between_hosts=self._between_hosts,
+            give_way=self._give_way,
+        )
         twin._owned = True
         return twin
 
@@ -125,13 +137,15 @@ class Communicator:
             made[place],
             meter=self._meter,
             between_hosts=self._between_hosts and not on_one_host,
+            give_way=self._give_way,
         )
         part._owned = True
         return part
 
     def _new_groups(self, groups: Sequence[Sequence[int]]) -> list[Any]:
         """Process groups of these ranks of the job, by the backend that the job has."""
-        with batch_threads() if dist.get_backend() == "gloo" else nullcontext():
+        gloo = dist.get_backend() == "gloo"
+        with batch_threads() if gloo and self._give_way else nullcontext():
             return [dist.new_group(list(ranks)) for ranks in groups]
 
     def close(self) -> None:

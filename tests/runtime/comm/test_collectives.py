@@ -1,7 +1,6 @@
 """Collectives on real gloo ranks: results, empty shares, metering; and one rank alone."""
 
 import os
-import threading
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -148,15 +147,24 @@ def _threads_by_policy() -> dict[int, int]:
     }
 
 
-def _gives_way(comm: Communicator, _folder: Path) -> None:
+def _policies_of_new_threads(make: Callable[[], Communicator]) -> set[int]:
     before = _threads_by_policy()
-    groups = [comm.duplicate(), comm.split([[0, 1]])]
-    started = [policy for thread, policy in _threads_by_policy().items() if thread not in before]
-    assert len(started) >= len(groups)
-    assert set(started) == {os.SCHED_BATCH}
-    assert os.sched_getscheduler(0) == before[threading.get_native_id()]
-    for group in groups:
-        group.close()
+    group = make()
+    started = {t: policy for t, policy in _threads_by_policy().items() if t not in before}
+    group.close()
+    assert started
+    return set(started.values())
+
+
+def _gives_way(comm: Communicator, _folder: Path) -> None:
+    apart = Communicator(give_way=False)
+    assert _policies_of_new_threads(comm.duplicate) == {os.SCHED_BATCH}
+    assert _policies_of_new_threads(lambda: comm.split([[0, 1]])) == {os.SCHED_BATCH}
+    assert _policies_of_new_threads(apart.duplicate) == {os.SCHED_OTHER}
+    twin = apart.duplicate()
+    assert _policies_of_new_threads(twin.duplicate) == {os.SCHED_OTHER}
+    twin.close()
+    assert os.sched_getscheduler(0) == os.SCHED_OTHER
 
 
 @pytest.mark.distributed
