@@ -22,7 +22,15 @@ from planner.probe.burst import make_burst
 from planner.probe.context import ProgressCallback
 from planner.probe.hosts_team import HostTeam
 from planner.probe.sizes import MIB
-from planner.probe.stepped import CALLS, SHORT, after, exchanged, one_core_each, take_steps
+from planner.probe.stepped import (
+    CALLS,
+    SHORT,
+    after,
+    exchanged,
+    one_compute_thread,
+    one_core_each,
+    take_steps,
+)
 from planner.probe.timing import Measurement, summarize
 from runtime.cores import batch_threads
 
@@ -281,7 +289,7 @@ class _Schedule:
                 mine: list[Any] = []
                 if self.host < count:
                     # One process per host: its threads meet on one core, as those of a rank do.
-                    with one_core_each(self.host, count):
+                    with one_core_each(self.host, count), one_compute_thread():
                         mine = take_steps(
                             self._dist, groups[count], count, num_bytes,
                             self._sizes.exchange_steps, compute, short, between_hosts=True,

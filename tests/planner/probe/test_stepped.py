@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import torch
 from numpy.typing import NDArray
 
 from planner.cost.straggler import kappa
@@ -12,6 +13,7 @@ from planner.probe.stepped import (
     exchanged,
     jitter,
     middle_mean,
+    one_compute_thread,
     take_steps,
 )
 
@@ -94,3 +96,14 @@ def test_what_compute_takes_longer_after_an_exchange_is_never_below_nothing() ->
     short, long = (spans(starts, np.full((2, 12), seconds)) for seconds in (0.010, 0.013))
     assert after(long, short).value == pytest.approx(0.003)
     assert 0 < after(short, long).value < 1e-5
+
+
+def test_one_thread_computes_while_exchanges_are_measured() -> None:
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        with one_compute_thread():
+            assert torch.get_num_threads() == 1
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
