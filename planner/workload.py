@@ -71,6 +71,16 @@ class Beside:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class AfterWait:
+    """What a step costs more after its thread has waited for reads: caches and threads are cold."""
+
+    wait_seconds: float
+    """Of the wait that was measured."""
+    seconds: float
+    """By which the step after it is longer, at least 0."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class ModelTiming:
     """Measured seconds of the model on blocks of the profiled shapes, not on the graph itself."""
 
@@ -87,10 +97,16 @@ class ModelTiming:
     batch_seconds: float = 0.0
     """Seconds to add edge weights to a mean batch (loader's last stage)."""
     sample_seconds: float = 0.0
-    """Seconds in which one thread samples a mean batch, nothing beside it; 0: not measured."""
+    """Seconds in which one thread of each rank samples a mean batch; 0: not measured."""
     beside: dict[str, Beside] = field(default_factory=dict[str, Beside])
     """A loader thread and the model beside each other, by what the thread does (sample, gather,
     disk), on a core of its own; empty: not measured."""
+    after_wait: AfterWait | None = None
+    """A step after a batch's rows were read from disk; None: not measured."""
+    gather_factors: dict[str, float] = field(default_factory=dict[str, float])
+    """Measured seconds of gathering this graph's batches between steps, over those that the
+    machine's table of that name says (gather, mapped_gather): it knows neither which rows recur nor
+    how they lie in memory. Empty: not measured."""
     warmup_seconds: float = 0.0
     """What the first steps of a process cost above the steady ones, together."""
 

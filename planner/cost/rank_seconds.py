@@ -16,6 +16,7 @@ from planner.cost.rates import (
     early_seconds,
     edge_rate,
     exchange_rates,
+    gather_table,
     hosts_all_reduce,
     ranks_here,
     remote_rates,
@@ -113,7 +114,7 @@ def rank_seconds(
     if timing.sample_seconds > 0:
         sample = timing.sample_seconds * crowding
     by_source = {
-        k: row_rate(machine, k, rows, row_bytes, candidate)
+        k: _on_this_graph(row_rate(machine, k, rows, row_bytes, candidate), k, timing)
         for k in sorted(rows.rows)
         if rows.rows[k] > 0
     }
@@ -144,6 +145,8 @@ def rank_seconds(
         varying = sample + gather_seconds(
             {k: rows.rows[k] for k in alone}, alone, candidate.threads.gather
         )
+    from_disk = disk * by_source["disk"].seconds / candidate.threads.gather if disk > 0 else 0.0
+    compute += _after_wait(timing, candidate, from_disk)
     variation = _variation(batch)
     slope = seconds_per_scale(timing, ranks=ranks, threads=threads)
     reduced = _all_reduce(machine, timing, candidate)
@@ -161,7 +164,7 @@ def rank_seconds(
         trainer_sigma=_join(slope * variation, compute * step_jitter(machine, ranks)),
         wait_sigma=slope * variation if reduced.waited else None,
         beside=timing.beside,
-        disk=disk * by_source["disk"].seconds / candidate.threads.gather if disk > 0 else 0.0,
+        disk=from_disk,
         early=early,
         spreads={
             "sample": max(edge.spread, vertex.spread),
@@ -183,6 +186,30 @@ def rank_seconds(
             "optimizer": "measured: the optimizer on this model",
         },
     )
+
+
+def _on_this_graph(rate: Rate, kind: str, timing: ModelTiming) -> Rate:
+    """The machine's rate of a memory as this graph's rows were gathered from it; a disk's stays."""
+    factor = timing.gather_factors.get(gather_table(kind), 1.0)
+    if kind == "disk" or factor == 1.0:
+        return rate
+    return Rate(
+        seconds=rate.seconds * factor,
+        spread=rate.spread,
+        provenance=f"{rate.provenance} x {factor:.2f}, measured with this graph's batches",
+    )
+
+
+def _after_wait(timing: ModelTiming, candidate: Candidate, wait_seconds: float) -> float:
+    """What a step takes longer because its thread has waited for a disk.
+
+    In proportion to the wait up to the one that was measured: the caches are cold by then. 0 with
+    loader threads, which wait instead, and where it was not measured.
+    """
+    found = timing.after_wait
+    if found is None or candidate.threads.sample > 0 or found.wait_seconds <= 0.0:
+        return 0.0
+    return found.seconds * min(1.0, wait_seconds / found.wait_seconds)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -248,10 +275,13 @@ def _between_hosts(machine: MachineModel, timing: ModelTiming, candidate: Candid
 def _crowding(
     machine: MachineModel, graph: GraphRef, candidate: Candidate, batch: BatchProfile
 ) -> float:
-    """By how much sampling slows down beside the candidate's other samplers, from their rates."""
+    """By how much several samplers of a rank slow each other down, from their rates.
+
+    One of each rank was timed, all of them at once.
+    """
     edges, vertices = sum(e.mean for e in batch.edges), batch.vertices[-1].mean
     threads = replace(candidate.threads, sample=min(1, candidate.threads.sample))
-    alone = replace(candidate, num_ranks=1, hosts=1, cliques=(), threads=threads)
+    alone = replace(candidate, threads=threads)
     one, several = (
         sample_seconds(
             edges, vertices, edge_rate(machine, graph, c).seconds,
@@ -265,7 +295,7 @@ def _crowding(
 def _sample_words(edge: Rate, vertex: Rate, sampler: str, *, timed: bool) -> str:
     if timed:
         return (
-            f"measured: {sampler} sampling of this graph by one thread "
+            f"measured: {sampler} sampling of this graph by one thread of each rank "
             "x the rates' slowdown beside others"
         )
     words = f"{edge.provenance}, {vertex.provenance} x profiled edges and vertices"

@@ -67,8 +67,14 @@ def lookup(
     if "rows" in table.axes:
         coordinates["rows"] = table.points[table.axes.index("rows")][-1] if rows is None else rows
     words = f"{table.provenance}: table {name}" + (" (uncertain)" if table.uncertain else "")
+    seconds = table.at(**{axis: float(x) for axis, x in coordinates.items()})
+    if "row_bytes" in coordinates:
+        # Rows wider than any that were measured are copied at the widest one's bytes per second.
+        widths = table.points[table.axes.index("row_bytes")]
+        if len(widths) > 1:  # one alone stands for every width
+            seconds *= max(1.0, coordinates["row_bytes"] / widths[-1])
     return Rate(
-        seconds=table.at(**{axis: float(x) for axis, x in coordinates.items()}),
+        seconds=seconds,
         spread=table.spread,
         provenance=words,
     )
@@ -117,7 +123,7 @@ def row_rate(
         return Rate(seconds=seconds, spread=rate.spread, provenance=rate.provenance)
     rate = lookup(
         machine,
-        "mapped_gather" if kind in ("host", "remote") else "gather",
+        gather_table(kind),
         rows=rows.rows.get(kind),
         row_bytes=row_bytes,
         working_set_bytes=max(1.0, rows.working_rows.get(kind, 0.0)) * row_bytes,
@@ -128,6 +134,47 @@ def row_rate(
     return Rate(
         seconds=rate.seconds * EXCHANGED_COPIES, spread=rate.spread, provenance=rate.provenance
     )
+
+
+def gather_table(kind: str) -> str:
+    """Name of the machine's table for rows from one kind of memory."""
+    return "mapped_gather" if kind in ("host", "remote") else "gather"
+
+
+def gather_factor(
+    machine: MachineModel,
+    table: str,
+    seconds: float,
+    *,
+    rows: float,
+    row_bytes: int,
+    table_bytes: int,
+    readers: int,
+) -> float:
+    """Seconds of one thread's gather over what the machine's table says of so many rows.
+
+    1 where the machine has no such table.
+
+    Args:
+        machine: has the table.
+        table: its name.
+        seconds: measured.
+        rows: that were gathered.
+        row_bytes: of each.
+        table_bytes: of all rows that they were taken from.
+        readers: threads that gathered at once, each from a table of its own.
+    """
+    if table not in machine.tables or rows <= 0 or seconds <= 0:
+        return 1.0
+    rate = lookup(
+        machine,
+        table,
+        rows=rows,
+        row_bytes=row_bytes,
+        working_set_bytes=max(row_bytes, table_bytes),
+        readers=readers,
+    )
+    return seconds / (rows * rate.seconds)
 
 
 def _requests(rows: RankRows, row_bytes: int) -> tuple[float, float]:

@@ -162,21 +162,20 @@ def _slowdowns(
 ) -> tuple[dict[str, float], float]:
     """Slowdown of each of the loader's stages, and of the trainer, beside each other.
 
-    Measured on free cores: of one rank with its own model where the profile has it, with the
-    machine's additional slowdown of several ranks; else the machine's. The trainer's is that of
-    each kind of work, by their shares of the loader's time. Where threads outnumber cores each
-    also gets only its share of the cores.
+    Measured on free cores: with its own model, on all ranks at once, where the profile has it; else
+    the machine's. The trainer's is that of each kind of work, by their shares of the loader's time.
+    Where threads outnumber cores each also gets only its share of the cores.
     """
     crowd = max(1.0, candidate.busy_threads / max(1, machine.num_cores))
     own = _machine_beside(candidate, machine)
-    alone = _machine_beside(replace(candidate, num_ranks=1, hosts=1, cliques=()), machine)
-    more = Beside(work=max(1.0, own.work / alone.work), step=max(1.0, own.step / alone.step))
 
     def of(kind: str) -> Beside:
         found = rank.beside.get(kind)
         if found is None:
             return own
-        return Beside(work=found.work * more.work, step=found.step * more.step)
+        # Only reads of a disk are faster by a thread that has a core for itself.
+        work = found.work if kind == "disk" else max(1.0, found.work)
+        return Beside(work=work, step=found.step)
 
     sample, gather, disk = of("sample"), of("gather"), of("disk")
     from_disk = min(1.0, rank.disk / rank.gather) if rank.gather > 0 else 0.0

@@ -19,10 +19,17 @@ from planner.profiling.draw import drawer, shared_drawer
 from planner.profiling.loader_seconds import (
     LoadingAnswer,
     LoadingRequest,
+    after_wait,
     all_beside,
-    seconds_between,
+    in_turns,
 )
-from planner.profiling.loader_work import loader_works
+from planner.profiling.loader_work import (
+    disk_work,
+    drawn_batches,
+    gatherings,
+    sampling,
+    timed_gather,
+)
 from planner.profiling.rehearsal import rehearse
 from planner.profiling.serving import half_width, serve_standard_streams
 from planner.profiling.synthetic import BatchShape, synthetic_batch, synthetic_links
@@ -170,24 +177,34 @@ class _Bench:
         work, graph = self.request.workload, open_graph(Path(asked.graph), validate=False)
         drawn_by = shared_drawer if asked.shared else drawer
         draw = drawn_by(graph, work, asked.sampler, asked.num_ranks)
-        turns, numbers = itertools.count(), itertools.count()
+        steps, numbers = itertools.count(), itertools.count()
 
         def step() -> None:
-            self._turn(self.steady, next(turns))
+            self._turn(self.steady, next(steps))
 
         def sample() -> MiniBatch:
             return draw(0, next(numbers))
 
-        with loader_works(graph, sample, []) as works:
-            kinds = works if asked.beside else ["sample"]
-            alone = {kind: seconds_between(works[kind], step) for kind in kinds}
+        batches = drawn_batches(sample, graph.row_bytes)
+        gathered = gatherings(graph, batches)
+        works = {"sample": sampling(sample), **{k: each.work for k, each in gathered.items()}}
+        with disk_work(graph, batches, []) as read:
+            turns = {kind: in_turns(work, step) for kind, work in {**works, **read}.items()}
         beside = dict[str, Beside]()
         if asked.beside:
-            # As a run has them: readers of a disk, and the loader, off the cores of compute.
+            # As a run has them: a loader that reads a disk, and the disk's readers, are kept off
+            # the cores of compute; one that does not is not.
             cores = usable_core_ids()[self.request.threads :]
-            with loader_works(graph, sample, cores) as works:
-                beside = all_beside(works, step, cores, alone=alone)
-        return LoadingAnswer(sample_seconds=alone["sample"], beside=beside)
+            alone = {kind: found.work for kind, found in turns.items()}
+            works.pop("mapped_gather", None)  # its thread computes as the other's does
+            with disk_work(graph, batches, cores) as read:
+                beside = all_beside({**works, **read}, step, {"disk": cores}, alone=alone)
+        return LoadingAnswer(
+            sample_seconds=turns["sample"].work,
+            gathers={k: timed_gather(each, turns[k]) for k, each in gathered.items()},
+            after_wait=after_wait(turns["disk"], turns["sample"]) if "disk" in turns else None,
+            beside=beside,
+        )
 
     def _turn(self, scale: int, i: int) -> tuple[float, float, float]:
         return self.step(self.batches[scale][i % BATCHES])

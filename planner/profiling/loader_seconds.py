@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
-from planner.workload import Beside
+from planner.workload import AfterWait, Beside
 from runtime.cores import keep_thread_to
 from runtime.plan import Sampler
 
@@ -46,11 +46,29 @@ class LoadingRequest:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class TimedGather:
+    """A batch's rows gathered from memory, between two steps."""
+
+    seconds: float
+    """Median."""
+    rows: float
+    """Of a batch, mean."""
+    row_bytes: int
+    table_bytes: int
+    """Of all rows that are gathered from."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class LoadingAnswer:
     """What was timed."""
 
     sample_seconds: float
     """Median of one batch, by the thread that takes the steps."""
+    gathers: dict[str, TimedGather]
+    """By the same thread, from memory of its own and from the dataset's mapped rows, under the
+    names of the machine's tables; empty: the graph has no rows."""
+    after_wait: AfterWait | None
+    """The steps, where that thread has read rows from disk before each; None: it has none."""
     beside: dict[str, Beside]
     """By kind of work; empty: not asked for."""
 
@@ -59,12 +77,19 @@ Work = Callable[[], float]
 """Does a batch's work and says how many seconds it took."""
 
 
-def seconds_between(work: Work, step: Callable[[], object]) -> float:
-    """Median seconds of some work, each time after a step, by the same thread."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Turns:
+    """Median seconds of what was done in turns."""
 
-    def turn() -> float:
-        step()
-        return work()
+    work: float
+    step: float
+
+
+def in_turns(work: Work, step: Callable[[], object]) -> Turns:
+    """Some work and a step one after the other, by the same thread."""
+
+    def turn() -> tuple[float, float]:
+        return seconds_of(step), work()
 
     for _ in range(WARM_TURNS):
         turn()
@@ -72,13 +97,24 @@ def seconds_between(work: Work, step: Callable[[], object]) -> float:
     found = [turn() for _ in range(LEAST_BATCHES)]
     while len(found) < TIMED_BATCHES and time.perf_counter() < until:
         found.append(turn())
-    return statistics.median(found)
+    steps, works = zip(*found, strict=True)
+    return Turns(work=statistics.median(works), step=statistics.median(steps))
+
+
+def after_wait(waited: Turns, others: Turns) -> AfterWait:
+    """By how much steps after a wait are longer than after other work.
+
+    Args:
+        waited: turns with what is waited for.
+        others: turns with short work.
+    """
+    return AfterWait(wait_seconds=waited.work, seconds=max(0.0, waited.step - others.step))
 
 
 def all_beside(
     works: Mapping[str, Work],
     step: Callable[[], object],
-    cores: Sequence[int],
+    cores: Mapping[str, Sequence[int]],
     *,
     alone: Mapping[str, float],
 ) -> dict[str, Beside]:
@@ -90,12 +126,13 @@ def all_beside(
     Args:
         works: does one batch's work.
         step: one step of the model, by the calling thread.
-        cores: what the thread keeps to; none: wherever the system puts it.
+        cores: what the thread keeps to, by kind; none: wherever the system puts it.
         alone: seconds of each kind of work between two steps.
     """
     found: dict[str, Beside] = {}
     for kind, work in works.items():
-        with ThreadPoolExecutor(1, initializer=keep_thread_to, initargs=(cores,)) as loader:
+        kept = (cores.get(kind, ()),)
+        with ThreadPoolExecutor(1, initializer=keep_thread_to, initargs=kept) as loader:
             found[kind] = _beside(work, step, loader, alone[kind])
     return found
 

@@ -4,12 +4,14 @@ import functools
 import itertools
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.profiling.loader_seconds import Work, seconds_of
+from planner.profiling.loader_seconds import TimedGather, Turns, Work, seconds_of
 from runtime.features.counters import Counters
 from runtime.features.disk import Disk
 from runtime.features.gather import gather_rows
@@ -17,45 +19,71 @@ from runtime.graph.dataset import Graph
 from runtime.sampling.minibatch import MiniBatch
 
 TABLE_BYTES = 128 << 20
-"""Rows that are gathered from: more than a core's own caches hold."""
-DISK_ROWS = 1024
+"""Most rows that are gathered from: more than a core's own caches hold."""
+LEAST_DRAWN = 4
+MOST_DRAWN = 32
+"""Batches that are gathered and read in turn: as few of them as the caches hold would find each
+other's rows there more often than a run's batches do."""
+DISK_ROWS = 4096
 """Most rows of a batch that are read: neighbours in order of id, as dense as all of them."""
 DISK_BUDGET_BYTES = 8 << 20
 
 
-@contextmanager
-def loader_works(
-    graph: Graph, sample: Callable[[], MiniBatch], cores: Sequence[int]
-) -> Generator[dict[str, Work]]:
-    """What a loader thread does for a rank, as long as the context is open.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Gathering:
+    """Gathering batches' rows from a table in memory, as wide as the graph's."""
 
-    Gathered are as many rows as a batch has, from a table in memory that is as wide as the graph's;
-    read from disk are the graph's own, past the page cache. A graph without feature rows has only
-    its sampler, one with sparse rows no disk.
+    work: Work
+    rows: float
+    """Of a batch, mean."""
+    row_bytes: int
+    table_bytes: int
+
+
+def drawn_batches(sample: Callable[[], MiniBatch], row_bytes: int) -> list[NDArray[np.int64]]:
+    """Vertices of batches whose rows are several times a table of `TABLE_BYTES`, if so many do.
+
+    Args:
+        sample: draws the next batch.
+        row_bytes: of a feature row; 0 for none.
+    """
+    found, drawn_bytes = list[NDArray[np.int64]](), 0
+    while len(found) < LEAST_DRAWN or (len(found) < MOST_DRAWN and drawn_bytes < 4 * TABLE_BYTES):
+        found.append(sample().n_id)
+        drawn_bytes += max(1, row_bytes) * found[-1].size
+    return found
+
+
+def sampling(sample: Callable[[], object]) -> Work:
+    """Drawing the next batch."""
+    return functools.partial(seconds_of, sample)
+
+
+def gatherings(graph: Graph, batches: Sequence[NDArray[np.int64]]) -> dict[str, Gathering]:
+    """Gathering the batches' rows in turn; nothing where the graph has no feature rows.
+
+    From private memory (`gather`), and from the dataset's mapped rows (`mapped_gather`), whose
+    pages are smaller and took 6 to 30% longer.
+
+    The tables are no larger than it takes to exceed the caches. Rows keep their ids in them, so
+    that those that recur, and those that lie beside each other, do so here as well.
 
     Args:
         graph: the dataset.
-        sample: draws the next batch.
-        cores: what the threads that read the disk keep to; none: wherever the system puts them.
+        batches: ids of each batch's vertices.
     """
-    batches = [sample().n_id for _ in range(4)]
-    works: dict[str, Work] = {"sample": functools.partial(seconds_of, sample)}
-    if graph.feature_dim > 0:
-        works["gather"] = functools.partial(seconds_of, _gathering(graph, batches))
-    disk = _open_disk(graph, cores)
-    if disk is not None:
-        works["disk"] = functools.partial(seconds_of, _reading(disk, batches))
-    try:
-        yield works
-    finally:
-        if disk is not None:
-            disk.close()
+    if graph.feature_dim == 0:
+        return {}
+    num_rows = max(1, min(graph.num_nodes, TABLE_BYTES // graph.row_bytes))
+    private = np.ones((num_rows, graph.feature_dim), graph.feature_dtype)
+    found = {"gather": _gathering(private, batches)}
+    if graph.x is not None:
+        found["mapped_gather"] = _gathering(graph.x[:num_rows], batches)
+    return found
 
 
-def _gathering(graph: Graph, batches: Sequence[NDArray[np.int64]]) -> Callable[[], object]:
-    width = graph.feature_dim
-    num_rows = max(1, min(graph.num_nodes, TABLE_BYTES // (4 * width)))
-    table = np.ones((num_rows, width), graph.feature_dtype)
+def _gathering(table: NDArray[Any], batches: Sequence[NDArray[np.int64]]) -> Gathering:
+    num_rows, width = table.shape
     turns = itertools.cycle([ids % num_rows for ids in batches])
     out = np.empty((max(ids.size for ids in batches), width), np.float32)
 
@@ -63,7 +91,45 @@ def _gathering(graph: Graph, batches: Sequence[NDArray[np.int64]]) -> Callable[[
         ids = next(turns)
         return gather_rows(table, ids, out[: ids.size])
 
-    return gather
+    return Gathering(
+        work=functools.partial(seconds_of, gather),
+        rows=float(np.mean([ids.size for ids in batches])),
+        row_bytes=width * table.itemsize,
+        table_bytes=table.nbytes,
+    )
+
+
+def timed_gather(gathered: Gathering, turns: Turns) -> TimedGather:
+    """What gathering took in turns with steps."""
+    return TimedGather(
+        seconds=turns.work,
+        rows=gathered.rows,
+        row_bytes=gathered.row_bytes,
+        table_bytes=gathered.table_bytes,
+    )
+
+
+@contextmanager
+def disk_work(
+    graph: Graph, batches: Sequence[NDArray[np.int64]], cores: Sequence[int]
+) -> Generator[dict[str, Work]]:
+    """Reading the batches' rows past the page cache, as `disk`, while the context is open.
+
+    Nothing where the graph has no dense rows to read.
+
+    Args:
+        graph: the dataset.
+        batches: ids of each batch's vertices.
+        cores: what the threads that read keep to; none: wherever the system puts them.
+    """
+    disk = _open_disk(graph, cores)
+    if disk is None:
+        yield {}
+        return
+    try:
+        yield {"disk": functools.partial(seconds_of, _reading(disk, batches))}
+    finally:
+        disk.close()
 
 
 def _open_disk(graph: Graph, cores: Sequence[int]) -> Disk | None:

@@ -5,7 +5,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from planner.machine import Table
+from planner.cost.rates import gather_factor
+from planner.machine import MachineModel, Table
 from planner.profiling.batches import sampler_of
 from planner.profiling.layers import TimingAnswer, TimingRequest
 from planner.profiling.loader_seconds import LoadingAnswer, LoadingRequest
@@ -104,9 +105,38 @@ def loading_request(
     )
 
 
-def with_loading(timing: ModelTiming, found: LoadingAnswer) -> ModelTiming:
-    """The timing with the sampler's seconds, and with what loading beside the model costs both."""
-    return replace(timing, sample_seconds=found.sample_seconds, beside=found.beside)
+def with_loading(
+    timing: ModelTiming, found: LoadingAnswer, machine: MachineModel | None, ranks: int
+) -> ModelTiming:
+    """The timing with what loading takes on this graph, and what it and the model cost each other.
+
+    Args:
+        timing: of the model.
+        found: what a loader was timed at.
+        machine: whose tables gathering is held against; None: no machine's.
+        ranks: that loaded at once.
+    """
+    factors = dict[str, float]()
+    if machine is not None:
+        factors = {
+            table: gather_factor(
+                machine,
+                table,
+                gather.seconds,
+                rows=gather.rows,
+                row_bytes=gather.row_bytes,
+                table_bytes=gather.table_bytes,
+                readers=ranks,
+            )
+            for table, gather in found.gathers.items()
+        }
+    return replace(
+        timing,
+        sample_seconds=found.sample_seconds,
+        beside=found.beside,
+        after_wait=found.after_wait,
+        gather_factors=factors,
+    )
 
 
 def time_model(

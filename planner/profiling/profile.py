@@ -25,7 +25,7 @@ from planner.workload import BatchProfile, Combination, WorkloadProfile
 from runtime import codec
 from runtime.graph.dataset import Graph
 
-VERSION = 20
+VERSION = 21
 """Rises when a profile means something else than before."""
 
 
@@ -75,7 +75,9 @@ def profile(
     found = cached(key, graph, measure=measure)
     if found is not None:
         return found
-    made = make_profile(graph, settings, combinations, fingerprint=key, progress=progress)
+    made = make_profile(
+        graph, settings, combinations, machine=machine, fingerprint=key, progress=progress
+    )
     cache.save(key, made)
     # Read back: the first plan and a repeated one then see the very same numbers.
     return cache.load(key) or made
@@ -101,10 +103,11 @@ def make_profile(
     settings: PlanSettings,
     combinations: Sequence[Combination],
     *,
+    machine: MachineModel | None = None,
     fingerprint: str = "",
     progress: Progress | None = None,
 ) -> Profile:
-    """Pre-sample and time, without looking at the cache."""
+    """Pre-sample and time, without looking at the cache; gathering as `with_loading` has it."""
     work = settings.workload
     batches, hotness = draw_all(graph, settings, combinations, progress)
     shared, stacks = draw_sharing(graph, settings, combinations)
@@ -123,7 +126,9 @@ def make_profile(
         timing = {
             key: with_loading(
                 time_model(graph, settings, batch_of(mine[0]), mine, team, progress),
-                team.load(loading_request(graph, settings, batch_of(mine[0]), mine)),
+                team.load(loading_request(graph, settings, batch_of(mine[0]), mine), mine[0].ranks),
+                machine,
+                mine[0].ranks,
             )
             for key, mine in by_key.items()
         }

@@ -167,16 +167,22 @@ class Team:
             answers = self.ask(texts, request.threads)
         return [codec.decode(TimingAnswer, json.loads(answer)) for answer in answers]
 
-    def load(self, request: TimingRequest) -> LoadingAnswer:
-        """Have one process time a loader's work; its thread has a core where the request asks so.
+    def load(self, request: TimingRequest, ranks: int) -> LoadingAnswer:
+        """Have the first `ranks` processes time a loader's work, each for itself, all at once.
+
+        They share memory and disk as a job's ranks do. A loader's thread has a core where the
+        request asks so.
+
+        Returns:
+            What the first of them found: all do the same.
 
         Raises:
-            WorkerFailed: the process ended with an error.
+            WorkerFailed: a process ended with an error.
         """
         assert request.loading is not None
         threads = request.threads + int(request.loading.beside)
-        (answer,) = self.ask([json.dumps(codec.to_plain(request))], threads)
-        return codec.decode(LoadingAnswer, json.loads(answer))
+        answers = self.ask([json.dumps(codec.to_plain(request))] * ranks, threads)
+        return codec.decode(LoadingAnswer, json.loads(answers[0]))
 
     def ask(self, requests: Sequence[str], threads: int) -> list[str]:
         """Have one process for each request answer it, all computing at once.

@@ -52,10 +52,10 @@ class SizesOnly:
             self._known[key] = replace(found, forward_backward=seconds)
         return [self._known[key]] * ranks
 
-    def load(self, request: TimingRequest) -> LoadingAnswer:
+    def load(self, request: TimingRequest, ranks: int) -> LoadingAnswer:
         """A batch takes a second, and nothing slows anything down."""
-        del request
-        return LoadingAnswer(sample_seconds=1.0, beside={})
+        del request, ranks
+        return LoadingAnswer(sample_seconds=1.0, gathers={}, after_wait=None, beside={})
 
     def ask(self, requests: Sequence[str], threads: int) -> list[str]:
         """Every part's widths and parameters; all cases take a second."""

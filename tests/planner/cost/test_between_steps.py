@@ -1,13 +1,15 @@
 """Rates as a step finds them: small batches, loaders beside training, exchanges between compute."""
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
 from planner.cost.model import predict
+from planner.cost.rates import gather_factor
 from planner.cost.request import Request
 from planner.machine import MachineModel, Table
-from planner.workload import Beside
+from planner.workload import AfterWait, Beside
 from tests.planner.cost.test_model import candidate, price, request, rows
 from tests.support.machines import GATHER_AXES, constant, machine
 
@@ -158,7 +160,21 @@ def test_reads_that_are_faster_by_a_loader_thread_are_so_whatever_training_does(
     assert gathers[1] == pytest.approx(0.75 * gathers[0], rel=1e-3)
 
 
-def test_ranks_beside_each_other_slow_down_what_one_was_measured_to_lose() -> None:
+def test_work_in_memory_is_not_faster_by_a_loader_thread() -> None:
+    # Seen alone it was timed between steps, with cold caches; a thread of its own has as many.
+    tables = {name: constant("ratio", ["ranks"], 1.0) for name in ("beside", "beside_loader")}
+    asked = beside_each_other(
+        request(with_tables(**tables)), gather=(0.75, 1.0), sample=(0.75, 1.0), disk=(0.75, 1.0)
+    )
+    for stage in ("sample", "gather"):
+        inline, ahead = (
+            predict(asked, candidate(loaders=loaders), rows(1, host=5_000.0)).stages[stage]
+            for loaders in (0, 1)
+        )
+        assert ahead == pytest.approx(inline)
+
+
+def test_what_all_ranks_were_measured_to_lose_at_once_is_not_lost_twice() -> None:
     tables = {
         "beside": Table(
             unit="ratio", axes=["ranks"], points=[[1.0, 2.0]], values=[1.1, 1.32], spread=0.0
@@ -166,16 +182,90 @@ def test_ranks_beside_each_other_slow_down_what_one_was_measured_to_lose() -> No
         "beside_loader": constant("ratio", ["ranks"], 1.0),
     }
     crowded = machine(cores=8).with_tables(tables)
-    asked = beside_each_other(request(crowded), gather=(1.0, 1.5))
-    found = {
-        ranks: [
-            predict(asked, candidate(ranks=ranks, loaders=loaders), rows(ranks, host=5_000_000.0))
-            .stages["forward_backward"] for loaders in (0, 1)
-        ]
-        for ranks in (1, 2)
-    }  # fmt: skip
-    assert found[1][1] == pytest.approx(1.5 * found[1][0], rel=0.02)
-    assert found[2][1] == pytest.approx(1.5 * 1.2 * found[2][0], rel=0.02)
+    bare = request(crowded)
+    asked = beside_each_other(bare, gather=(1.0, 1.5), sample=(1.0, 1.5))
+    for ranks, by_machine in ((1, 1.1), (2, 1.32)):
+        for each, slower in ((asked, 1.5), (bare, by_machine)):
+            inline, ahead = (
+                predict(
+                    each, candidate(ranks=ranks, loaders=loaders), rows(ranks, host=5_000_000.0)
+                ).stages["forward_backward"]
+                for loaders in (0, 1)
+            )
+            assert ahead == pytest.approx(slower * inline, rel=0.02)
+
+
+def timed(asked: Request, **changes: object) -> Request:
+    """The request, with changes to what its profile timed."""
+    timing = {k: replace(t, **changes) for k, t in asked.profile.timing.items()}
+    return replace(asked, profile=replace(asked.profile, timing=timing))
+
+
+def test_rows_are_gathered_from_memory_as_the_graphs_own_were() -> None:
+    asked = request(with_tables())
+    slow = timed(asked, gather_factors={"gather": 1.5, "mapped_gather": 2.0})
+    for placed, factor in (
+        (rows(1, host=5_000.0), 2.0),
+        (rows(1, own=5_000.0), 1.5),
+        (rows(2, own=4_000.0, peer=1_000.0), 1.5),
+    ):
+        ranks = len(placed.ranks)
+        usual = predict(asked, candidate(ranks=ranks), placed)
+        found = predict(slow, candidate(ranks=ranks), placed)
+        assert found.stages["gather"] == pytest.approx(factor * usual.stages["gather"])
+        assert f"x {factor:.2f}, measured with this graph's batches" in found.provenance["gather"]
+    # The disk was measured as it is, and rows lie in it in order.
+    disk = rows(1, disk=5_000.0)
+    assert predict(slow, candidate(), disk).stages == predict(asked, candidate(), disk).stages
+
+
+def test_rows_wider_than_any_measured_cost_as_much_per_byte() -> None:
+    # 400 bytes are twice the widest row that was measured; one width alone stands for all.
+    for widths, expected in (([50.0, 200.0], 2 * 200e-9), ([200.0], 200e-9)):
+        table = Table(
+            unit="seconds_per_row",
+            axes=["row_bytes", "working_set_bytes", "readers"],
+            points=[widths, [1.0], [1.0]],
+            values=[50e-9, 200e-9][-len(widths) :],
+            spread=0.0,
+        )
+        stages = price(candidate(), rows(host=1_000.0), model=with_tables(mapped_gather=table))
+        assert stages.stages["gather"] == pytest.approx(1_000 * expected)
+
+
+def test_a_gather_is_held_against_what_the_table_says_of_as_many_rows() -> None:
+    gather = Table(
+        unit="seconds_per_row",
+        axes=["row_bytes", "working_set_bytes", "readers"],
+        points=[[100.0, 400.0], [1e4, 1e8], [1.0, 2.0]],
+        values=[10e-9, 10e-9, 20e-9, 20e-9, 40e-9, 80e-9, 80e-9, 160e-9],
+        spread=0.0,
+    )
+    model = machine().with_tables({"gather": gather})
+    found_in = partial(gather_factor, table="gather", seconds=120e-6, rows=1_000.0, row_bytes=400)
+    for table_bytes, readers, each in ((10_000, 1, 40e-9), (10**8, 1, 80e-9), (10**8, 2, 160e-9)):
+        found = found_in(model, table_bytes=table_bytes, readers=readers)
+        assert found == pytest.approx(120e-9 / each)
+    bare = replace(model, tables={})
+    assert found_in(bare, table_bytes=10**8, readers=1) == 1.0
+
+
+def test_a_step_that_follows_a_wait_for_the_disk_is_longer() -> None:
+    asked = request(with_tables())
+    found = timed(asked, after_wait=AfterWait(wait_seconds=0.02, seconds=2e-3))
+
+    def longer(*, loaders: int = 0, **by_source: float) -> float:
+        before, after = (
+            predict(each, candidate(loaders=loaders), rows(1, **by_source)).stages
+            for each in (asked, found)
+        )
+        return after["forward_backward"] - before["forward_backward"]
+
+    disk = predict(asked, candidate(), rows(1, disk=1_000.0)).stages["gather"]
+    assert longer(disk=1_000.0 * 0.01 / disk) == pytest.approx(1e-3, rel=0.1)  # half the wait
+    assert longer(disk=1_000.0 * 0.2 / disk) == pytest.approx(2e-3)
+    assert longer(host=1e6) == 0.0  # nothing is waited for
+    assert longer(loaders=1, disk=1_000.0) == 0.0  # the loader waits
 
 
 def test_the_model_is_slower_after_an_exchange_as_it_was_measured_to_be() -> None:

@@ -15,11 +15,19 @@ from planner.profiling.loader_seconds import (
     LEAST_BATCHES,
     TIMED_BATCHES,
     WARM_TURNS,
+    Turns,
+    after_wait,
     all_beside,
-    seconds_between,
+    in_turns,
     seconds_of,
 )
-from planner.profiling.loader_work import loader_works
+from planner.profiling.loader_work import (
+    disk_work,
+    drawn_batches,
+    gatherings,
+    sampling,
+    timed_gather,
+)
 from runtime.cores import usable_core_ids
 from runtime.features.disk import Disk
 from runtime.graph.dataset import Graph
@@ -51,8 +59,13 @@ def test_work_between_steps_is_timed_alone() -> None:
         order.append("work")
         return pause(0.002)
 
-    found = seconds_between(work, lambda: order.append("step"))
-    assert found >= 0.002
+    def step() -> None:
+        order.append("step")
+        time.sleep(0.001)
+
+    found = in_turns(work, step)
+    assert found.work >= 0.002
+    assert 0.001 <= found.step < found.work
     assert order == ["step", "work"] * (WARM_TURNS + TIMED_BATCHES)
 
 
@@ -64,13 +77,13 @@ def test_long_steps_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
         steps.append(1)
         time.sleep(0.02)
 
-    seconds_between(lambda: 0.0, step)
+    in_turns(lambda: 0.0, step)
     assert len(steps) == WARM_TURNS + LEAST_BATCHES
 
 
 def test_work_that_wants_the_same_lock_slows_steps_down_and_is_slowed_down() -> None:
     # One lock, given on every 5 ms: each is twice as slow.
-    found = all_beside({"lock": spin(0.03)}, spin(0.03), [], alone={"lock": 0.03})["lock"]
+    found = all_beside({"lock": spin(0.03)}, spin(0.03), {}, alone={"lock": 0.03})["lock"]
     assert found.step > 1.3
     assert found.work > 1.3
 
@@ -78,12 +91,12 @@ def test_work_that_wants_the_same_lock_slows_steps_down_and_is_slowed_down() -> 
 def test_work_is_held_against_what_it_takes_between_steps() -> None:
     works = {"slower": lambda: 3e-3, "faster": lambda: 1e-3}
     alone = dict.fromkeys(works, 2e-3)
-    found = all_beside(works, lambda: time.sleep(0.001), [], alone=alone)
+    found = all_beside(works, lambda: time.sleep(0.001), {}, alone=alone)
     assert found["slower"].work == pytest.approx(1.5)
     assert found["faster"].work == pytest.approx(0.5)
 
 
-def test_each_kind_has_a_thread_of_its_own_which_keeps_to_its_cores() -> None:
+def test_each_kind_has_a_thread_of_its_own_which_keeps_to_the_cores_of_that_kind() -> None:
     cores = usable_core_ids()[-1:]
     seen: dict[str, set[tuple[int, tuple[int, ...]]]] = {"one": set(), "two": set()}
     here: set[int] = set()
@@ -101,12 +114,12 @@ def test_each_kind_has_a_thread_of_its_own_which_keeps_to_its_cores() -> None:
 
     before = usable_core_ids()
     works = {kind: work(kind) for kind in seen}
-    found = all_beside(works, step, cores, alone=dict.fromkeys(works, 0.001))
+    found = all_beside(works, step, {"two": cores}, alone=dict.fromkeys(works, 0.001))
     assert all(each.work >= 1.0 and each.step >= 1.0 for each in found.values())
-    for threads in seen.values():
+    for kind, threads in seen.items():
         ((thread, kept),) = threads
         assert thread not in here
-        assert not cores or kept == tuple(cores)
+        assert kept == tuple(cores if kind == "two" and cores else before)
     assert here == {threading.get_ident()}
     assert usable_core_ids() == before
 
@@ -121,7 +134,7 @@ def test_a_step_that_fails_ends_the_measurement() -> None:
         time.sleep(0.001)
 
     with pytest.raises(ValueError, match="out of memory"):
-        all_beside({"gather": lambda: pause(0.001)}, step, [], alone={"gather": 0.001})
+        all_beside({"gather": lambda: pause(0.001)}, step, {}, alone={"gather": 0.001})
 
 
 def _counted(graph: Graph) -> tuple[Callable[[], MiniBatch], list[MiniBatch]]:
@@ -136,7 +149,7 @@ def _counted(graph: Graph) -> tuple[Callable[[], MiniBatch], list[MiniBatch]]:
     return sample, drawn
 
 
-def test_a_loader_samples_anew_and_reads_rows_of_batches(
+def test_a_loader_samples_anew_and_reads_rows_of_batches_in_turn(
     small_graph: Graph, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(loader_work, "DISK_ROWS", 50)
@@ -149,13 +162,14 @@ def test_a_loader_samples_anew_and_reads_rows_of_batches(
         read.append((slots.tolist(), rest[1].copy()))  # type: ignore[union-attr]
 
     monkeypatch.setattr(Disk, "read", reading)
-    with loader_works(small_graph, sample, []) as works:
-        assert set(works) == {"sample", "gather", "disk"}
+    batches = drawn_batches(sample, small_graph.row_bytes)
+    assert len(drawn) == len(batches) == loader_work.MOST_DRAWN
+    work = sampling(sample)
+    with disk_work(small_graph, batches, []) as works:
         for _ in range(2):
-            works["sample"]()
-            works["disk"]()
-            works["gather"]()
-    assert len(drawn) == 6  # four whose rows are read, and two
+            assert work() > 0.0
+            assert works["disk"]() > 0.0
+    assert len(drawn) == len(batches) + 2
     assert read[0][0] != read[1][0]
     x = np.load(Path(small_graph.path) / "x.npy")
     for slots, rows in read:
@@ -164,8 +178,68 @@ def test_a_loader_samples_anew_and_reads_rows_of_batches(
         assert np.array_equal(rows[:50], x[slots])
 
 
+def test_batches_are_drawn_until_their_rows_fill_caches(
+    small_graph: Graph, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sample, drawn = _counted(small_graph)
+    monkeypatch.setattr(loader_work, "TABLE_BYTES", 1)
+    assert len(drawn_batches(sample, 4)) == loader_work.LEAST_DRAWN == len(drawn)
+    size = min(each.n_id.size for each in drawn)
+    monkeypatch.setattr(loader_work, "TABLE_BYTES", 2 * 4 * size)
+    assert loader_work.LEAST_DRAWN < len(drawn_batches(sample, 4)) <= 8
+    assert len(drawn_batches(sample, 0)) == loader_work.MOST_DRAWN
+
+
+def test_rows_of_batches_are_gathered_in_turn(
+    small_graph: Graph, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[list[int]] = []
+    real = loader_work.gather_rows
+
+    tables: list[np.ndarray] = []
+
+    def gathered(table: np.ndarray, ids: np.ndarray, out: np.ndarray) -> object:
+        tables.append(table)
+        assert table.shape == (small_graph.num_nodes, small_graph.feature_dim)
+        assert out.shape == (ids.size, small_graph.feature_dim)
+        seen.append(ids.tolist())
+        return real(table, ids, out)
+
+    monkeypatch.setattr(loader_work, "gather_rows", gathered)
+    batches = [np.array([5, 3, 8]), np.array([1, 2])]
+    every = gatherings(small_graph, batches)
+    assert set(every) == {"gather", "mapped_gather"}
+    for found in every.values():
+        assert (found.rows, found.row_bytes) == (2.5, small_graph.row_bytes)
+        assert found.table_bytes == small_graph.num_nodes * small_graph.row_bytes
+        seen.clear()
+        seconds = [found.work() for _ in range(3)]
+        assert min(seconds) > 0.0
+        assert seen == [[5, 3, 8], [1, 2], [5, 3, 8]]
+    assert not np.shares_memory(tables[0], small_graph.x)
+    assert np.shares_memory(tables[-1], small_graph.x)
+    timed = timed_gather(every["gather"], Turns(work=0.5, step=1.0))
+    assert (timed.seconds, timed.rows) == (0.5, 2.5)
+
+
+def test_ids_past_the_end_of_a_table_of_part_of_the_graph_come_round(
+    small_graph: Graph, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loader_work, "TABLE_BYTES", 10 * small_graph.row_bytes)
+    for found in gatherings(small_graph, [np.array([9, 10, 25])]).values():
+        assert found.table_bytes == 10 * small_graph.row_bytes
+        assert found.work() > 0.0
+
+
 def test_a_graph_without_rows_has_only_its_sampler(small_graph: Graph) -> None:
-    sample, _ = _counted(small_graph)
     bare = replace(small_graph, x=None, meta=replace(small_graph.meta, feature_dim=0))
-    with loader_works(bare, sample, []) as works:
-        assert set(works) == {"sample"}
+    assert gatherings(bare, [np.array([1])]) == {}
+    with disk_work(bare, [np.array([1])], []) as works:
+        assert works == {}
+
+
+def test_steps_after_a_wait_are_never_shorter() -> None:
+    waited, others = Turns(work=0.02, step=0.012), Turns(work=0.001, step=0.010)
+    assert after_wait(waited, others).seconds == pytest.approx(0.002)
+    assert after_wait(waited, others).wait_seconds == 0.02
+    assert after_wait(others, waited).seconds == 0.0

@@ -11,7 +11,7 @@ from planner.profiling import cache, model_seconds
 from planner.profiling.batches import sampler_of
 from planner.profiling.draw import drawer
 from planner.profiling.layers import TimingAnswer, TimingRequest
-from planner.profiling.loader_seconds import LoadingRequest
+from planner.profiling.loader_seconds import LoadingAnswer, LoadingRequest
 from planner.profiling.model_seconds import (
     loading_request,
     middle,
@@ -25,6 +25,7 @@ from planner.profiling.synthetic import BatchShape, synthetic_batch
 from planner.profiling.team import Team
 from planner.settings import PlanSettings
 from planner.workload import Combination
+from runtime import codec
 from runtime.errors import WorkerFailed
 from runtime.graph.dataset import Graph
 from runtime.plan import Sampler, Workload
@@ -127,15 +128,47 @@ def test_a_timing_process_loads_the_dataset_beside_the_model(
         graph=str(small_graph.path), sampler=Sampler(), num_ranks=1, shared=False, beside=True
     )
     with Team(1) as team:
-        found = team.load(replace(request(), loading=asked))
-        alone = team.load(replace(request(), loading=replace(asked, beside=False)))
+        found = team.load(replace(request(), loading=asked), 1)
+        alone = team.load(replace(request(), loading=replace(asked, beside=False)), 1)
     assert set(found.beside) == {"sample", "gather", "disk"}
     assert all(each.work > 0.0 and each.step >= 1.0 for each in found.beside.values())
     assert 0 < found.sample_seconds < 1
     assert alone.beside == {}
+    for each in (found, alone):
+        assert set(each.gathers) == {"gather", "mapped_gather"}
+        assert all(0 < gather.seconds < 1 for gather in each.gathers.values())
+        assert each.after_wait is not None
+        assert each.after_wait.wait_seconds > 0
     timing = next(iter(by_hand(50, 10).numbers.timing.values()))
-    timed = with_loading(timing, found)
+    timed = with_loading(timing, found, None, 1)
     assert (timed.sample_seconds, timed.beside) == (found.sample_seconds, found.beside)
+    assert (timed.after_wait, timed.gather_factors) == (found.after_wait, {})
+    held = with_loading(timing, found, machine(), 1).gather_factors
+    for name, gather in found.gathers.items():
+        each = machine().table(name).at(row_bytes=1, working_set_bytes=1, readers=1)
+        assert held[name] == pytest.approx(gather.seconds / (gather.rows * each))
+
+
+def test_as_many_processes_load_at_once_as_a_job_has_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = LoadingRequest(graph="graph", sampler=Sampler(), num_ranks=2, shared=False, beside=True)
+    sent: list[tuple[list[str], int]] = []
+    answers = [
+        codec.dumps(LoadingAnswer(sample_seconds=s, gathers={}, after_wait=None, beside={}))
+        for s in (1.0, 2.0)
+    ]
+
+    def ask(_team: Team, texts: list[str], threads: int) -> list[str]:
+        sent.append((texts, threads))
+        return answers
+
+    monkeypatch.setattr(Team, "ask", ask)
+    team = object.__new__(Team)  # no process is started: what is sent is looked at
+    found = team.load(replace(request(), threads=3, loading=asked), 2)
+    ((texts, threads),) = sent
+    assert len(texts) == 2
+    assert texts[0] == texts[1]
+    assert threads == 3 + 1
+    assert found.sample_seconds == 1.0
 
 
 def test_ranks_that_computed_at_once_are_averaged() -> None:
