@@ -12,6 +12,7 @@ for more rows than those takes the likelier.
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +22,7 @@ from planner.cost.request import row_bytes
 from planner.placement.analytic import neighbor_hotness, seed_probability, smooth
 from planner.profiling.draw import drawer, whole_steps
 from planner.workload import BatchProfile, Hotness, Spread
+from runtime.features.direct import read_header
 from runtime.graph.dataset import Graph
 from runtime.loader_typed import is_typed
 from runtime.plan import Sampler, Workload
@@ -59,6 +61,8 @@ class _Counts:
     """Requests and bytes that would read a batch's rows from a file, of the first batches."""
     row_bytes: int = 0
     """Of a feature row; 0: the graph has none."""
+    data_offset: int = 0
+    """Bytes of the rows' file before its first row."""
 
     def __post_init__(self) -> None:
         self.halves = [np.zeros(self.num_nodes, np.float32) for _ in range(2)]
@@ -77,7 +81,7 @@ class _Counts:
             lengths = np.diff(block.indptr[: block.num_dst + 1])
             self.topology[batch.n_id[: block.num_dst]] += lengths
         if self.row_bytes and len(self.runs) < MIN_BATCHES:
-            self.runs.append(counted_runs(np.sort(batch.n_id), self.row_bytes))
+            self.runs.append(counted_runs(np.sort(batch.n_id), self.row_bytes, self.data_offset))
         self._add_types(batch)
 
     def runs_over(self, p: NDArray[np.float32]) -> tuple[float, float]:
@@ -131,7 +135,7 @@ def presample(
         Sizes of one rank's batches, and how often each vertex is read.
     """
     draw = drawer(graph, workload, sampler, num_ranks)
-    counts = _Counts(graph.num_nodes, row_bytes=row_bytes(graph))
+    counts = _Counts(graph.num_nodes, row_bytes=row_bytes(graph), data_offset=_data_offset(graph))
     epoch = whole_steps(graph.num_train, workload.batch_size)
     for step in itertools.count():
         for rank in range(num_ranks):
@@ -144,6 +148,11 @@ def presample(
             break
     batch, hotness = _summary(counts, -(-workload.batch_size // num_ranks))
     return batch, _smoothed(hotness, graph, workload, sampler, num_ranks)
+
+
+def _data_offset(graph: Graph) -> int:
+    """Bytes before the first row in the file that a disk tier reads; 0 where there is none."""
+    return 0 if graph.x is None else read_header(Path(graph.path) / "x.npy").data_offset
 
 
 def _smoothed(

@@ -4,6 +4,7 @@ import tracemalloc
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from planner.cost.disk import counted_runs, expected_runs
 from runtime.features.direct import BLOCK_BYTES, GAP_BYTES, RowFile
@@ -13,30 +14,38 @@ ROWS = 20_000
 DRAWS = 5
 
 
+def cut_by_the_tier(file: RowFile, slots: NDArray[np.int64]) -> tuple[int, int]:
+    """Requests of the runtime, and their bytes."""
+    firsts = np.empty(slots.size + 1, np.int64)
+    count = file.cut_requests(slots, MOST_REQUEST_BYTES, firsts)
+    spans = [
+        file.block_range(int(slots[firsts[i]]), int(slots[firsts[i + 1] - 1])) for i in range(count)
+    ]
+    return count, sum(end - begin for begin, end in spans)
+
+
+def test_behind_a_header_rows_lie_in_more_blocks_and_fewer_requests() -> None:
+    rng = np.random.default_rng(0)
+    slots = np.flatnonzero(rng.random(ROWS) < 0.3)
+    (requests, moved), (behind, more) = (counted_runs(slots, 2048, at) for at in (0, 128))
+    assert behind < 0.8 * requests
+    assert more > 1.1 * moved
+
+
 @pytest.mark.parametrize("row_bytes", [400, 512, 2048, 4096, 12_000])
 @pytest.mark.parametrize("chance", [0.02, 0.15, 0.6])
 def test_requests_and_bytes_are_those_that_the_tier_cuts(row_bytes: int, chance: float) -> None:
     file = RowFile(ROWS, row_bytes // 4, np.dtype(np.float32), 128)
-    headless = RowFile(ROWS, row_bytes // 4, np.dtype(np.float32), 0)
     rng = np.random.default_rng(0)
     requests, moved = [], []
     for _ in range(DRAWS):
         slots = np.flatnonzero(rng.random(ROWS) < chance)
-        firsts = np.empty(slots.size + 1, np.int64)
-        cut = headless.cut_requests(slots, MOST_REQUEST_BYTES, firsts)
-        bytes_cut = sum(
-            end - begin
-            for first, last in zip(firsts[:cut], firsts[1 : cut + 1] - 1, strict=True)
-            for begin, end in [headless.block_range(int(slots[first]), int(slots[last]))]
-        )
-        assert counted_runs(slots, row_bytes) == (cut, bytes_cut)
-        count = file.cut_requests(slots, MOST_REQUEST_BYTES, firsts)
-        spans = [
-            file.block_range(int(slots[firsts[i]]), int(slots[firsts[i + 1] - 1]))
-            for i in range(count)
-        ]
-        requests.append(count)
-        moved.append(sum(end - begin for begin, end in spans))
+        cut, bytes_cut = cut_by_the_tier(file, slots)
+        assert counted_runs(slots, row_bytes, 128) == (cut, bytes_cut)
+        headless = RowFile(ROWS, row_bytes // 4, np.dtype(np.float32), 0)
+        assert counted_runs(slots, row_bytes, 0) == cut_by_the_tier(headless, slots)
+        requests.append(cut)
+        moved.append(bytes_cut)
     found = expected_runs(np.full(ROWS, chance, np.float32), row_bytes)
     # Blocks round distances, which the formula takes as they are: requests less sure than bytes.
     assert found[0] == pytest.approx(np.mean(requests), rel=0.35)
@@ -49,7 +58,7 @@ def test_rows_that_lie_together_take_fewer_requests_than_rows_apart() -> None:
     apart[::20] = 0.5
     assert expected_runs(together, 512)[0] < 0.1 * expected_runs(apart, 512)[0]
     assert expected_runs(np.zeros(4, np.float32), 512) == (0.0, 0.0)
-    assert counted_runs(np.zeros(0, np.int64), 512) == (0.0, 0.0)
+    assert counted_runs(np.zeros(0, np.int64), 512, 128) == (0.0, 0.0)
 
 
 def logarithms_of_all(p: np.ndarray, row_bytes: int) -> tuple[float, float]:

@@ -6,6 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from planner.cost.disk import counted_runs
+from planner.profiling import presample as presample_module
 from planner.profiling.batches import interpolated
 from planner.profiling.draw import drawer, shared_drawer, whole_steps
 from planner.profiling.model_seconds import batch_shape
@@ -66,6 +68,7 @@ def test_neighbours_with_neighbouring_ids_take_fewer_requests(small_graph: Graph
             indptr=np.arange(n + 1, dtype=np.int64) * degree,
             indices=indices.ravel().astype(np.int32),
             train_idx=np.arange(n, dtype=np.int64),
+            x=None,  # of no file, whose header would move the rows off the blocks
         )
         batch, _ = presample(graph, SAMPLED, Sampler(), 1)
         found.append((batch.disk_requests, batch.disk_bytes))
@@ -220,3 +223,23 @@ def test_typed_batches_are_made_of_the_profiled_shares(tmp_path: Path) -> None:
     assert made.blocks[0].src_type is not None
     share = float((made.blocks[0].src_type == 1).mean())
     assert share == pytest.approx(batch.node_types[1], abs=0.05)
+
+
+def test_requests_are_counted_behind_the_header_of_the_rows_file(
+    small_graph: Graph, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert small_graph.x is not None
+    header = (Path(small_graph.path) / "x.npy").stat().st_size - small_graph.x.nbytes
+    assert header > 0
+    seen: list[tuple[int, int]] = []
+
+    def counted(ids: np.ndarray, row_bytes: int, data_offset: int) -> tuple[float, float]:
+        seen.append((row_bytes, data_offset))
+        return counted_runs(ids, row_bytes, data_offset)
+
+    monkeypatch.setattr(presample_module, "counted_runs", counted)
+    presample(small_graph, SAMPLED, Sampler(), 1)
+    assert set(seen) == {(small_graph.row_bytes, header)}
+    seen.clear()
+    presample(replace(small_graph, x=None), SAMPLED, Sampler(), 1)
+    assert {offset for _, offset in seen} <= {0}
