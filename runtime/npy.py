@@ -17,6 +17,14 @@ _HEADERS = {
 }
 
 
+HEADER_TRIES = 5
+"""Of a header that fails because another thread reads one."""
+
+
+class _DisturbedError(ValueError):
+    """A header could not be read, perhaps because of another thread."""
+
+
 class _Layout(NamedTuple):
     """What a header says, once it is known to be true."""
 
@@ -56,22 +64,48 @@ def npy_of(data: bytes) -> NDArray[Any]:
     return np.frombuffer(data, dtype, math.prod(shape), offset).reshape(shape, order=order)
 
 
+def read_header(file: io.BufferedIOBase) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    """Shape, whether values lie by column, and dtype; the file then stands before the values.
+
+    Python 3.11 counts the depth of syntax trees over all threads together (python/cpython#106905),
+    and NumPy reads a header by one. A header that is whole can therefore fail with a SystemError
+    while another thread makes a tree: it is read again.
+
+    Raises:
+        ValueError: it is none.
+    """
+    begin = file.tell()
+    for _ in range(HEADER_TRIES - 1):
+        try:
+            return _header(file)
+        except _DisturbedError:
+            file.seek(begin)
+    return _header(file)
+
+
+def _header(file: io.BufferedIOBase) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    """As `read_header`, in one try."""
+    try:
+        version = np.lib.format.read_magic(file)
+        if version not in _HEADERS:
+            raise ValueError(f"expected .npy version 1 or 2, found {version[0]}.{version[1]}")
+        return _HEADERS[version](file)
+    except ValueError:
+        raise
+    except SystemError as error:
+        raise _DisturbedError(f"not a .npy header ({error})") from None
+    except Exception as error:
+        # The header is a Python literal; tokenizer and parser fail with errors of their own.
+        raise ValueError(f"not a .npy header ({type(error).__name__})") from None
+
+
 def _layout(file: io.BufferedIOBase) -> _Layout:
     """Read a header and hold it against the file's size.
 
     Raises:
         ValueError: it is none, or claims what is not there.
     """
-    try:
-        version = np.lib.format.read_magic(file)
-        if version not in _HEADERS:
-            raise ValueError(f"expected .npy version 1 or 2, found {version[0]}.{version[1]}")
-        shape, by_column, dtype = _HEADERS[version](file)
-    except ValueError:
-        raise
-    except Exception as error:
-        # The header is a Python literal; tokenizer and parser fail with errors of their own.
-        raise ValueError(f"not a .npy header ({type(error).__name__})") from None
+    shape, by_column, dtype = read_header(file)
     offset = file.tell()
     size = file.seek(0, io.SEEK_END)
     if dtype.hasobject:

@@ -12,6 +12,7 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from runtime import npy
 from runtime.errors import DatasetError
 from runtime.features.gather import check_storage
 
@@ -100,11 +101,7 @@ def read_header(path: Path) -> RowFile:
     """
     try:
         with path.open("rb") as file:
-            version = np.lib.format.read_magic(file)
-            read = np.lib.format.read_array_header_1_0
-            if version != (1, 0):
-                read = np.lib.format.read_array_header_2_0
-            shape, fortran_order, dtype = read(file)
+            shape, fortran_order, dtype = npy.read_header(file)
             data_offset = file.tell()
     except (OSError, ValueError) as error:
         raise DatasetError(f"{path}: expected a .npy file of feature rows ({error})") from None
