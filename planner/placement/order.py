@@ -57,6 +57,25 @@ def _radix_order(keys: np.ndarray, num_passes: int) -> np.ndarray:
     return ids
 
 
+@numba.njit(cache=True, nogil=True)
+@typing.no_type_check
+def _pack(bits: np.ndarray, top: int) -> np.ndarray:
+    """Each key, the top bits less its own, above its id; int64 [N]."""
+    packed = np.empty(bits.size, np.int64)
+    for v in range(bits.size):
+        packed[v] = (np.int64(top - bits[v]) << 32) | v
+    return packed
+
+
+@numba.njit(cache=True, nogil=True)
+@typing.no_type_check
+def _unpack(packed: np.ndarray, top: int, bits: np.ndarray) -> None:
+    """Sorted numbers [N] into ids, in place, and their bits, written to `bits` [N]."""
+    for i in range(packed.size):
+        bits[i] = top - (packed[i] >> 32)
+        packed[i] &= 0xFFFFFFFF
+
+
 def check_hotness(hotness: Probabilities) -> None:
     """Raise where a probability is negative, infinite or not a number.
 
@@ -98,17 +117,14 @@ def _hot_to_cold(hotness: Probabilities) -> tuple[NDArray[np.int64], Probabiliti
     integer = np.int32 if hotness.dtype == np.float32 else np.int64
     bits = (hotness + hotness.dtype.type(0)).view(integer)  # + 0 turns -0.0 into 0.0
     top = bits.max(initial=0)
-    keys = top - bits
     if hotness.dtype != np.float32:
         num_passes = -(-int(top).bit_length() // _DIGIT_BITS)
-        order = _radix_order(keys, num_passes).astype(np.int64)
+        order = _radix_order(top - bits, num_passes).astype(np.int64)
         return order, hotness[order]
-    packed = keys.astype(np.int64) << 32
-    packed |= np.arange(len(hotness))
+    packed = np.asarray(_pack(bits, top))
     packed.sort()
-    values = top - (packed >> 32).astype(np.int32)
-    packed &= 0xFFFFFFFF
-    return packed, values.view(np.float32)
+    _unpack(packed, top, bits)
+    return packed, bits.view(np.float32)
 
 
 def hotness_order(hotness: Probabilities) -> NDArray[np.int64]:

@@ -8,6 +8,7 @@ the best of Algorithm 1 under both and of split_k is taken, scored by the one ev
 """
 
 import typing
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -21,6 +22,8 @@ from planner.placement.order import Probabilities, hot_to_cold, hotness_order
 from planner.placement.split import best_split, split_ranks, whole_rounds
 
 Objective = Literal["max", "mean"]
+Writer = Callable[[NDArray[np.int64]], object]
+"""Writes a placement's ranks by GPU and slot to an array of shape [n, b]."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,18 +74,29 @@ def _exchange(q: np.ndarray, threshold: float, ranks: np.ndarray) -> int:
 
 
 def exchange_ranks(
-    q: NDArray[np.float64], num_devices: int, buffer_rows: int, threshold: float
+    q: NDArray[np.float64],
+    num_devices: int,
+    buffer_rows: int,
+    threshold: float,
+    *,
+    out: NDArray[np.int64] | None = None,
 ) -> tuple[NDArray[np.int64], int]:
-    """Algorithm 1 on ranks; see `algorithm1`.
+    """Algorithm 1 on ranks; see `algorithm1`. `out` is written to where it is given.
 
     Returns:
         Ranks by GPU and slot, shape [n, min(b, N)], and the number of swaps.
     """
     b = min(buffer_rows, q.size)
-    ranks = np.tile(np.arange(b), (num_devices, 1))
+    ranks = np.empty((num_devices, b), np.int64) if out is None else out
+    _replicate(ranks)
     if num_devices == 1 or b in (0, q.size):
         return ranks, 0  # nothing to trade
     return ranks, int(_exchange(q, threshold, ranks))
+
+
+def _replicate(ranks: NDArray[np.int64]) -> None:
+    """The hottest rows on every GPU, written to ranks [n, b]."""
+    ranks[:] = np.arange(ranks.shape[1])
 
 
 def algorithm1(
@@ -152,34 +166,44 @@ def best_of(
         )
     order, q = hot_to_cold(shared)
     sorted_hotness = q if hotness.ndim == 1 else hotness[:, order]
+    readings: Mapping[str, Writer]
     if costs.case is Case.NOTHING or b == 0:
-        tried = {"nothing": np.empty((n, 0), np.int64)}
+        b, readings = 0, {"nothing": _replicate}
     elif costs.case is Case.REPLICATE or n == 1 or b == shared.size:
-        tried = {"replicate": np.tile(np.arange(b), (n, 1))}
+        readings = {"replicate": _replicate}
     else:
-        tried = _candidates(q.astype(np.float64), n, b, costs)
-    scored = [
-        (as_variant(name, evaluate(sorted_hotness, list(ranks), costs)), ranks)
-        for name, ranks in tried.items()
-    ]
-    scored.sort(key=lambda pair: sort_key(pair[0], objective))
-    return CliquePlacement(own=order[scored[0][1]], variants=tuple(v for v, _ in scored))
+        readings = _readings(q.astype(np.float64), n, b, costs)
+    # Two arrays take turns, the best so far and the next: pages of new ones cost as much as filling
+    best, ranks = (np.empty((n, b), np.int64) for _ in range(2))
+    variants: list[Variant] = []
+    for name, write in readings.items():
+        write(ranks)
+        variant = as_variant(name, evaluate(sorted_hotness, list(ranks), costs))
+        if all(sort_key(variant, objective) < sort_key(other, objective) for other in variants):
+            best, ranks = ranks, best
+        variants.append(variant)
+    variants.sort(key=lambda variant: sort_key(variant, objective))
+    return CliquePlacement(own=order[best], variants=tuple(variants))
 
 
-def _candidates(
-    q: NDArray[np.float64], n: int, b: int, costs: RowCosts
-) -> dict[str, NDArray[np.int64]]:
-    """Ranks [n, b] of the three readings; q [N] is in hot-to-cold order."""
-    tried = {
-        "algorithm 1, alpha": exchange_ranks(q, n, b, alpha(costs))[0],
-        "algorithm 1, alpha*": exchange_ranks(q, n, b, alpha_star(costs, n))[0],
+def _readings(q: NDArray[np.float64], n: int, b: int, costs: RowCosts) -> dict[str, Writer]:
+    """The three readings by name; q [N] is in hot-to-cold order."""
+
+    def exchanged(threshold: float) -> Writer:
+        return lambda ranks: exchange_ranks(q, n, b, threshold, out=ranks)
+
+    def split(k: int) -> Writer:
+        return lambda ranks: split_ranks(q.size, n, b, k, out=ranks)
+
+    k, rounds = best_split(q, n, b, costs), whole_rounds(q.size, n, b)
+    found = {
+        "algorithm 1, alpha": exchanged(alpha(costs)),
+        "algorithm 1, alpha*": exchanged(alpha_star(costs, n)),
+        f"split, k={k}": split(k),
     }
-    k = best_split(q, n, b, costs)
-    tried[f"split, k={k}"] = split_ranks(q.size, n, b, k)
-    rounds = whole_rounds(q.size, n, b)
     if rounds < b and b + (n - 1) * rounds < q.size:  # a partial round covers the last rows
-        tried[f"split, k={rounds + 1}"] = split_ranks(q.size, n, b, rounds + 1)
-    return tried
+        found[f"split, k={rounds + 1}"] = split(rounds + 1)
+    return found
 
 
 def as_variant(name: str, result: Evaluation) -> Variant:

@@ -96,8 +96,26 @@ def best_split(q: NDArray[np.float64], num_devices: int, buffer_rows: int, costs
     return int(_least_maximum(*args, start, peer, host))
 
 
+@numba.njit(cache=True, nogil=True)
+@typing.no_type_check
+def _write_split(num_nodes: int, num_dealt: int, ranks: np.ndarray) -> None:
+    n, b = ranks.shape
+    first = b - num_dealt
+    for g in range(n):
+        ranks[g, :first] = np.arange(first)
+        hottest_lacking = first + 1 if g == 0 else first  # GPU 0 was dealt rank `first`
+        for t in range(num_dealt):
+            dealt = first + t * n + (g if t % 2 == 0 else n - 1 - g)
+            ranks[g, first + t] = dealt if dealt < num_nodes else hottest_lacking
+
+
 def split_ranks(
-    num_nodes: int, num_devices: int, buffer_rows: int, num_dealt: int
+    num_nodes: int,
+    num_devices: int,
+    buffer_rows: int,
+    num_dealt: int,
+    *,
+    out: NDArray[np.int64] | None = None,
 ) -> NDArray[np.int64]:
     """Ranks each GPU holds under split_k, shape [n, b].
 
@@ -110,17 +128,12 @@ def split_ranks(
         num_devices: n >= 2.
         buffer_rows: b < N.
         num_dealt: k, at most `whole_rounds(...)` plus one partial round.
+        out: Array of that shape to write to; None: a new one.
 
     Example:
         >>> split_ranks(6, 2, 2, 2).tolist()
         [[0, 3], [1, 2]]
     """
-    n, first = num_devices, buffer_rows - num_dealt
-    rounds = np.arange(num_dealt)
-    devices = np.arange(n)[:, None]
-    columns = np.where(rounds % 2 == 0, devices, n - 1 - devices)
-    dealt = first + rounds * n + columns
-    hottest_lacking = np.where(devices == 0, first + 1, first)  # GPU 0 was dealt rank `first`
-    dealt = np.where(dealt < num_nodes, dealt, hottest_lacking)
-    replicated = np.broadcast_to(np.arange(first), (n, first))
-    return np.concatenate([replicated, dealt], axis=1)
+    ranks = np.empty((num_devices, buffer_rows), np.int64) if out is None else out
+    _write_split(num_nodes, num_dealt, ranks)
+    return ranks

@@ -11,6 +11,7 @@ a device's bytes is dropped.
 import typing
 from collections import Counter
 from dataclasses import dataclass
+from typing import cast
 
 import numba
 import numpy as np
@@ -25,6 +26,9 @@ SHARE = 1e-9
 """A share of a bucket below this is none."""
 SORTED_ITEMS = 4_000_000
 """Up to this many items are dealt in order of density, more in order of bucket."""
+
+
+_Dealt = tuple[NDArray[np.int64], NDArray[np.int64]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -244,6 +248,26 @@ def _deal_evenly(
     return device
 
 
+@numba.njit(cache=True, nogil=True)
+@typing.no_type_check
+def _by_device(ids: np.ndarray, device: np.ndarray, n: int) -> tuple:
+    """Ids of device 0, of device 1 and so on, each in order; where each one's end, [n]."""
+    ends = np.zeros(n, np.int64)
+    for d in device:
+        if d >= 0:
+            ends[d] += 1
+    ends = np.cumsum(ends)
+    at = np.zeros(n, np.int64)
+    at[1:] = ends[:-1]
+    out = np.empty(ends[-1], np.int64)
+    for i in range(ids.size):
+        d = device[i]
+        if d >= 0:
+            out[at[d]] = ids[i]
+            at[d] += 1
+    return out, ends
+
+
 def fill(
     instance: Instance, chosen: list[Chosen], *, rows_first: bool = False, evenly: bool = False
 ) -> list[list[NDArray[np.int64]]]:
@@ -285,8 +309,8 @@ def fill(
                 dealt = _deal_evenly(sizes, reads, room, read)
             else:
                 dealt = _deal(sizes, room, not isinstance(kind.size, np.ndarray))
-            device = np.asarray(dealt)
             free[mine], busy[mine] = room, read
-            for i, g in enumerate(clique):
-                parts[t][g].append(ids[device == i])
+            by_device, ends = cast(_Dealt, _by_device(ids, dealt, len(mine)))
+            for g, part in zip(clique, np.split(by_device, ends[:-1]), strict=True):
+                parts[t][g].append(part)
     return [[np.concatenate(mine) for mine in of_kind] for of_kind in parts]
