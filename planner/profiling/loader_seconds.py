@@ -25,8 +25,8 @@ TIMED_BATCHES = 48
 LEAST_BATCHES = 5
 PASSES = 2
 """Times that all kinds of work are measured one after the other. The pass is kept whose steps were
-slowed down less: now and then all rounds of one have steps three times as long, which the run of the
-same graph did not, and which was not seen again in ten repeats."""
+slowed down less: now and then all rounds of one have steps three times as long, which the run of
+the same graph did not, and which was not seen again in ten repeats."""
 ROUNDS = 3
 LEAST_ROUNDS = 2
 STRETCH_SECONDS = 0.06
