@@ -192,13 +192,13 @@ def write_bytes_atomically(path: Path, data: bytes) -> None:
             os.fsync(file.fileno())
         Path(temporary).chmod(0o644)
         Path(temporary).replace(path)
-        _sync_folder(path.parent)
+        sync_folder(path.parent)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
     """Make a new name in a folder survive a power cut, not only the file behind it."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:

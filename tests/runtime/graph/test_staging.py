@@ -1,5 +1,6 @@
 """A dataset folder appears whole or not at all."""
 
+import os
 import resource
 from pathlib import Path
 
@@ -86,3 +87,26 @@ def test_a_folder_that_cannot_be_made_is_one_line(tmp_path: Path):
     (tmp_path / "file").write_text("")
     with pytest.raises(DatasetError, match="cannot be written"):
         generate_sbm(tmp_path / "file" / "g", **SIZES)
+
+
+def test_everything_is_on_the_disk_before_it_has_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    flushed: list[str] = []
+    real, target = os.fsync, tmp_path / "out"
+
+    def fsync(descriptor: int) -> None:
+        found = Path(f"/proc/self/fd/{descriptor}").readlink()
+        flushed.append(found.name if found.is_file() or found == tmp_path else "folder")
+        # Only the folder that gets the name is flushed after it is there.
+        assert target.exists() == (found == tmp_path)
+        real(descriptor)
+
+    monkeypatch.setattr("os.fsync", fsync)
+    with Staging(target) as staging:
+        staging.save("a", np.arange(3))
+        staging.save("b", np.arange(5))
+        staging.commit()
+    assert sorted(flushed[:2]) == ["a.npy", "b.npy"]
+    assert flushed[2:] == ["folder", tmp_path.name]
+    assert np.array_equal(np.load(target / "b.npy"), np.arange(5))
