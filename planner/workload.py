@@ -106,7 +106,8 @@ class ModelTiming:
     gather_factors: dict[str, float] = field(default_factory=dict[str, float])
     """Measured seconds of gathering this graph's batches between steps, over those that the
     machine's table of that name says (gather, mapped_gather): it knows neither which rows recur nor
-    how they lie in memory. Empty: not measured."""
+    how they lie in memory. disk_read: over those of as many reads as long, at random places of the
+    same file, in turns. Empty: not measured."""
     warmup_seconds: float = 0.0
     """What the first steps of a process cost above the steady ones, together."""
 

@@ -189,9 +189,9 @@ def rank_seconds(
 
 
 def _on_this_graph(rate: Rate, kind: str, timing: ModelTiming) -> Rate:
-    """The machine's rate of a memory as this graph's rows were gathered from it; a disk's stays."""
+    """The machine's rate of a memory, or a disk, as this graph's rows were gathered from it."""
     factor = timing.gather_factors.get(gather_table(kind), 1.0)
-    if kind == "disk" or factor == 1.0:
+    if factor == 1.0:
         return rate
     return Rate(
         seconds=rate.seconds * factor,

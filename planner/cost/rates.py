@@ -138,6 +138,8 @@ def row_rate(
 
 def gather_table(kind: str) -> str:
     """Name of the machine's table for rows from one kind of memory."""
+    if kind == "disk":
+        return "disk_read"
     return "mapped_gather" if kind in ("host", "remote") else "gather"
 
 

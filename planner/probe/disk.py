@@ -101,16 +101,31 @@ def read_task(
     del state
     descriptor = open_direct(path)
     try:
-        return [_round(descriptor, path, read_bytes, depth, round_seconds) for _ in range(ROUNDS)]
+        return [
+            seconds_per_read(descriptor, path, read_bytes, depth, round_seconds)
+            for _ in range(ROUNDS)
+        ]
     finally:
         os.close(descriptor)
 
 
-def _round(descriptor: int, path: Path, read_bytes: int, depth: int, seconds: float) -> float:
+def seconds_per_read(
+    descriptor: int, path: Path, read_bytes: int, depth: int, seconds: float
+) -> float:
     """One over the sum of the threads' rates, each over the time that it read itself.
 
     Elapsed over all reads would count the threads' start and their last reads, which fewer and
     fewer of them have in flight: twice as long at 32 threads and 30 ms.
+
+    Args:
+        descriptor: of the file, opened for direct reads.
+        path: of the file, which is at least one read long.
+        read_bytes: of each read, whole blocks, at random places.
+        depth: threads; each has one read in flight.
+        seconds: for how long they read.
+
+    Raises:
+        OSError: a read failed.
     """
     num_blocks = path.stat().st_size // read_bytes
     ready = threading.Barrier(depth)

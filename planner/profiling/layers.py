@@ -24,6 +24,7 @@ from planner.profiling.loader_seconds import (
     in_turns,
 )
 from planner.profiling.loader_work import (
+    disk_factor,
     disk_work,
     drawn_batches,
     gatherings,
@@ -190,6 +191,7 @@ class _Bench:
         works = {"sample": sampling(sample), **{k: each.work for k, each in gathered.items()}}
         with disk_work(graph, batches, []) as read:
             turns = {kind: in_turns(work, step) for kind, work in {**works, **read}.items()}
+        over_random = disk_factor(graph, batches, step)
         beside = dict[str, Beside]()
         if asked.beside:
             # As a run has them: a loader that reads a disk, and the disk's readers, are kept off
@@ -198,12 +200,15 @@ class _Bench:
             alone = {kind: found.work for kind, found in turns.items()}
             works.pop("mapped_gather", None)  # its thread computes as the other's does
             with disk_work(graph, batches, cores) as read:
-                beside = all_beside({**works, **read}, step, {"disk": cores}, alone=alone)
+                beside = all_beside(
+                    {**works, **read}, step, {"disk": cores}, alone=alone, unbroken=read
+                )
         return LoadingAnswer(
             sample_seconds=turns["sample"].work,
             gathers={k: timed_gather(each, turns[k]) for k, each in gathered.items()},
             after_wait=after_wait(turns["disk"], turns["sample"]) if "disk" in turns else None,
             beside=beside,
+            disk_factor=over_random,
         )
 
     def _turn(self, scale: int, i: int) -> tuple[float, float, float]:

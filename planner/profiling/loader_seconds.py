@@ -10,7 +10,7 @@ has it, and is put off its core where they have none of their own.
 import statistics
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -75,6 +75,9 @@ class LoadingAnswer:
     """The steps, where that thread has read rows from disk before each; None: it has none."""
     beside: dict[str, Beside]
     """By kind of work; empty: not asked for."""
+    disk_factor: float | None = None
+    """Reading batches from disk over as many random reads as long; None: no rows, or the file
+    system refuses direct reads."""
 
 
 Work = Callable[[], float]
@@ -105,6 +108,31 @@ def in_turns(work: Work, step: Callable[[], object]) -> Turns:
     return Turns(work=statistics.median(works), step=statistics.median(steps))
 
 
+def over_random(read: Work, random: Work, step: Callable[[], object]) -> float:
+    """Some reads over as many at random places, each between steps as a run has them.
+
+    In turns, so that a disk that swings does so for both.
+
+    Args:
+        read: reads a batch's rows; seconds per read of the disk.
+        random: reads as long, at random places; seconds per read.
+        step: one step of the model.
+    """
+
+    def turn() -> float:
+        step()
+        ordered = read()
+        step()
+        return ordered / random()
+
+    turn()
+    until = time.perf_counter() + MOST_SECONDS
+    found = [turn() for _ in range(LEAST_BATCHES)]
+    while len(found) < TIMED_BATCHES and time.perf_counter() < until:
+        found.append(turn())
+    return statistics.median(found)
+
+
 def after_wait(waited: Turns, others: Turns) -> AfterWait:
     """By how much steps after a wait are longer than after other work.
 
@@ -121,23 +149,27 @@ def all_beside(
     cores: Mapping[str, Sequence[int]],
     *,
     alone: Mapping[str, float],
+    unbroken: Collection[str] = (),
 ) -> dict[str, Beside]:
     """Each kind of work, by a thread of its own, and the steps beside each other.
 
     A loader begins its batch with a step, as one does that has waited for training to take a batch:
-    that is what the work takes. Steps are slowed down by work without a pause.
+    that is what the work takes. One for whose work training waits begins with the next batch at
+    once. Steps are slowed down by work without a pause.
 
     Args:
         works: does one batch's work.
         step: one step of the model, by the calling thread.
         cores: what the thread keeps to, by kind; none: wherever the system puts it.
         alone: seconds of each kind of work between two steps.
+        unbroken: kinds that are longer than steps, as a rule.
     """
     found: dict[str, list[Beside]] = {kind: [] for kind in works}
     for kind, work in [*works.items()] * PASSES:
         kept = (cores.get(kind, ()),)
         with ThreadPoolExecutor(1, initializer=keep_thread_to, initargs=kept) as loader:
-            found[kind].append(_beside(work, step, loader, alone[kind]))
+            times = _beside(work, step, loader, alone[kind], unbroken=kind in unbroken)
+            found[kind].append(times)
     return {kind: quieter(passes) for kind, passes in found.items()}
 
 
@@ -151,7 +183,12 @@ def quieter(passes: Sequence[Beside]) -> Beside:
 
 
 def _beside(
-    work: Work, step: Callable[[], object], loader: ThreadPoolExecutor, alone: float
+    work: Work,
+    step: Callable[[], object],
+    loader: ThreadPoolExecutor,
+    alone: float,
+    *,
+    unbroken: bool,
 ) -> Beside:
     """Medians over rounds, in each of which steps are alone, and then are not."""
 
@@ -173,8 +210,9 @@ def _beside(
             steps = _repeat(timed_step, stretch)
         finally:
             stop.set()
-        working.result()
-        work_beside = _repeat(lambda: _begun_with(step, loader.submit(work)), stretch)
+        work_beside = working.result()
+        if not unbroken:
+            work_beside = _repeat(lambda: _begun_with(step, loader.submit(work)), stretch)
         rounds.append(Beside(work=work_beside / alone, step=steps / step_alone))
     return Beside(
         work=statistics.median(each.work for each in rounds),
@@ -198,9 +236,12 @@ def _repeat(work: Work, stretch: float) -> float:
     return statistics.median(found)
 
 
-def _until(work: Work, stop: threading.Event) -> None:
+def _until(work: Work, stop: threading.Event) -> float:
+    """Median seconds, without the last: steps ended before it did."""
+    found = [work()]
     while not stop.is_set():
-        work()
+        found.append(work())
+    return statistics.median(found[:-1] or found)
 
 
 def _begun_with(step: Callable[[], object], working: Future[float]) -> float:

@@ -130,6 +130,8 @@ def with_loading(
             )
             for table, gather in found.gathers.items()
         }
+        if found.disk_factor is not None:
+            factors["disk_read"] = found.disk_factor
     return replace(
         timing,
         sample_seconds=found.sample_seconds,

@@ -214,9 +214,14 @@ def test_rows_are_gathered_from_memory_as_the_graphs_own_were() -> None:
         found = predict(slow, candidate(ranks=ranks), placed)
         assert found.stages["gather"] == pytest.approx(factor * usual.stages["gather"])
         assert f"x {factor:.2f}, measured with this graph's batches" in found.provenance["gather"]
-    # The disk was measured as it is, and rows lie in it in order.
+    # A disk has a factor of its own.
     disk = rows(1, disk=5_000.0)
-    assert predict(slow, candidate(), disk).stages == predict(asked, candidate(), disk).stages
+    usual = predict(asked, candidate(), disk)
+    assert predict(slow, candidate(), disk).stages == usual.stages
+    dense = timed(asked, gather_factors={"disk_read": 0.7})
+    found = predict(dense, candidate(), disk)
+    assert found.stages["gather"] == pytest.approx(0.7 * usual.stages["gather"])
+    assert "x 0.70, measured with this graph's batches" in found.provenance["gather"]
 
 
 def test_rows_wider_than_any_measured_cost_as_much_per_byte() -> None:

@@ -1,5 +1,6 @@
 """Tests for planner/profiling/loader_seconds.py and loader_work.py."""
 
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -19,9 +20,11 @@ from planner.profiling.loader_seconds import (
     after_wait,
     all_beside,
     in_turns,
+    over_random,
     seconds_of,
 )
 from planner.profiling.loader_work import (
+    disk_factor,
     disk_work,
     drawn_batches,
     gatherings,
@@ -152,7 +155,6 @@ def _counted(graph: Graph) -> tuple[Callable[[], MiniBatch], list[MiniBatch]]:
 def test_a_loader_samples_anew_and_reads_rows_of_batches_in_turn(
     small_graph: Graph, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loader_work, "DISK_ROWS", 50)
     sample, drawn = _counted(small_graph)
     read: list[tuple[list[int], np.ndarray]] = []
     real = Disk.read
@@ -172,10 +174,90 @@ def test_a_loader_samples_anew_and_reads_rows_of_batches_in_turn(
     assert len(drawn) == len(batches) + 2
     assert read[0][0] != read[1][0]
     x = np.load(Path(small_graph.path) / "x.npy")
-    for slots, rows in read:
-        assert slots == sorted(slots)
-        assert len(slots) == 50
-        assert np.array_equal(rows[:50], x[slots])
+    for (slots, rows), ids in zip(read, batches, strict=False):
+        assert slots == sorted(ids.tolist())
+        assert np.array_equal(rows[: len(slots)], x[slots])
+
+
+def test_reads_in_order_are_held_against_random_ones_in_turn() -> None:
+    order: list[str] = []
+
+    def saying(word: str, seconds: float) -> Callable[[], float]:
+        def run() -> float:
+            order.append(word)
+            return seconds
+
+        return run
+
+    found = over_random(saying("read", 3e-5), saying("random", 4e-5), saying("step", 0.0))
+    assert found == pytest.approx(0.75)
+    assert order == ["step", "read", "step", "random"] * (1 + TIMED_BATCHES)
+
+
+def test_reads_of_the_disk_are_counted_and_held_against_reads_as_long(
+    small_graph: Graph, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[int, int]] = []
+
+    def random_read(_file: int, path: Path, size: int, depth: int, seconds: float) -> float:
+        assert path == Path(small_graph.path) / "x.npy"
+        assert seconds == loader_work.RANDOM_SECONDS
+        asked.append((size, depth))
+        return 1e-5
+
+    monkeypatch.setattr(loader_work, "seconds_per_read", random_read)
+    monkeypatch.setattr(loader_work, "open_direct", lambda path: os.open(path, os.O_RDONLY))
+    monkeypatch.setattr(loader_work, "seconds_of", lambda work: work() or 6e-5)
+    monkeypatch.setattr("runtime.features.direct.open_file", _as_if_direct)
+    rows = 5 * 4096 // small_graph.row_bytes
+    near, far = np.arange(rows), np.array([0, small_graph.num_nodes - 1])
+    # Rows side by side are one request, of their blocks; two far apart are one of a block each.
+    assert disk_factor(small_graph, [near], lambda: None) == pytest.approx(6.0)
+    assert disk_factor(small_graph, [far], lambda: None) == pytest.approx(3.0)
+    assert {depth for _, depth in asked} == {16}
+    assert sorted({size for size, _ in asked}) in ([4096, 5 * 4096], [4096, 6 * 4096])
+
+
+def test_a_disk_that_gives_no_direct_reads_has_no_factor(
+    small_graph: Graph, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batches = [np.arange(9)]
+    monkeypatch.setattr("runtime.features.direct.open_file", _without_direct)
+    assert disk_factor(small_graph, batches, lambda: None) is None
+    bare = replace(small_graph, x=None, meta=replace(small_graph.meta, feature_dim=0))
+    assert disk_factor(bare, batches, lambda: None) is None
+
+
+def _without_direct(path: Path) -> tuple[int, bool]:
+    return os.open(path, os.O_RDONLY), False
+
+
+def _as_if_direct(path: Path) -> tuple[int, bool]:
+    return os.open(path, os.O_RDONLY), True
+
+
+def test_work_that_training_waits_for_follows_itself() -> None:
+    beside: list[bool] = []
+    stepping = threading.Event()
+
+    def step() -> None:
+        stepping.set()
+        time.sleep(0.002)
+        stepping.clear()
+
+    def work() -> float:
+        beside.append(stepping.is_set())
+        return pause(0.001)
+
+    counts: dict[bool, int] = {}
+    for unbroken in (False, True):
+        beside.clear()
+        kinds = ["disk"] if unbroken else []
+        found = all_beside({"disk": work}, step, {}, alone={"disk": 0.001}, unbroken=kinds)
+        assert found["disk"].work >= 1.0
+        counts[unbroken] = len(beside)
+    # Beside the third stretch, which is left out, one piece of work goes with every step or two.
+    assert counts[True] < counts[False]
 
 
 def test_batches_are_drawn_until_their_rows_fill_caches(

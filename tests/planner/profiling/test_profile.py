@@ -144,6 +144,9 @@ def test_a_timing_process_loads_the_dataset_beside_the_model(
     assert (timed.sample_seconds, timed.beside) == (found.sample_seconds, found.beside)
     assert (timed.after_wait, timed.gather_factors) == (found.after_wait, {})
     held = with_loading(timing, found, machine(), 1).gather_factors
+    assert held.get("disk_read") == found.disk_factor
+    without = with_loading(timing, replace(found, disk_factor=None), machine(), 1)
+    assert "disk_read" not in without.gather_factors
     for name, gather in found.gathers.items():
         each = machine().table(name).at(row_bytes=1, working_set_bytes=1, readers=1)
         assert held[name] == pytest.approx(gather.seconds / (gather.rows * each))
