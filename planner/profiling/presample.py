@@ -1,10 +1,13 @@
 """Pre-sampling: what batches of this graph look like, by drawing some with the real sampler.
 
 Batches are drawn until the expected number of input vertices is known to 2%, or one epoch has
-passed; of small batches more, which cost little and rank the colder vertices. Even and odd steps
-are counted apart, so that a placement chosen on one half can be scored on the other (formulas 1.4
-(c) and 8.9 [A9]): the misses so expected are those of half the batches, a little too many (of 256
-batches 0.2 to 9% more than fresh ones had, on four graphs with room for 30 to 70% of the rows).
+passed; of small batches more, which cost little and rank the colder vertices. Two halves are
+counted apart, so that a placement chosen on one can be scored on the other (formulas 1.4 (c) and
+8.9 [A9]). They are whole epochs where those are cheap to draw: who has seen half an epoch takes
+for cold what the other half's seeds read (7.6% of rows expected from disk where fresh batches had
+0.4%, with room for nearly all). On other graphs they are even and odd steps: the misses so
+expected are those of half the batches, a little too many (of 256 batches 0.2 to 9% more than fresh
+ones had, on four graphs with room for 30 to 70% of the rows).
 Vertices that no batch met are ordered by their analytic hotness: a memory with room
 for more rows than those takes the likelier.
 """
@@ -33,6 +36,8 @@ TARGET_ERROR = 0.02
 MIN_BATCHES = 32
 """Batches drawn before the error is believed; hotness needs some to rank by."""
 MOST_BATCHES = 256
+MOST_IN_EPOCHS = 4 * MOST_BATCHES
+"""Batches drawn for two whole epochs; of longer ones the halves are parts."""
 DRAWN_VERTICES = 4_000_000
 """Small batches are drawn on up to so many of them, or so many vertices: about a second."""
 
@@ -137,17 +142,24 @@ def presample(
     draw = drawer(graph, workload, sampler, num_ranks)
     counts = _Counts(graph.num_nodes, row_bytes=row_bytes(graph), data_offset=_data_offset(graph))
     epoch = whole_steps(graph.num_train, workload.batch_size)
+    # Steps that one half has before the other has as many.
+    turn = epoch if _cheap(2 * epoch * num_ranks, draw(0, 0)) else 1
     for step in itertools.count():
         for rank in range(num_ranks):
-            counts.add(draw(rank, step), step % 2)
+            counts.add(draw(rank, step), step // turn % 2)
         error = counts.input_error()
         if progress is not None:
             progress(f"sampling for {num_ranks} ranks", min(1.0, TARGET_ERROR / max(error, 1e-9)))
         known = error < TARGET_ERROR or step + 1 >= epoch
-        if step % 2 and known and counts.enough():
+        if (step + 1) % (2 * turn) == 0 and known and counts.enough():
             break
     batch, hotness = _summary(counts, -(-workload.batch_size // num_ranks))
     return batch, _smoothed(hotness, graph, workload, sampler, num_ranks)
+
+
+def _cheap(num_batches: int, batch: MiniBatch) -> bool:
+    """Whether so many batches like this one are drawn in a second or two."""
+    return num_batches <= MOST_IN_EPOCHS and num_batches * batch.n_id.size <= DRAWN_VERTICES
 
 
 def _data_offset(graph: Graph) -> int:

@@ -116,6 +116,30 @@ def test_short_epochs_are_followed_by_others(small_graph: Graph) -> None:
     assert 0 < batch.half_epoch_error < 1
 
 
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_each_half_sees_whole_epochs_where_they_are_cheap(
+    small_graph: Graph, monkeypatch: pytest.MonkeyPatch, num_ranks: int
+) -> None:
+    seeds = np.arange(300, dtype=np.int64)
+    graph = replace(small_graph, train_idx=seeds)
+    work = replace(SAMPLED, fanouts=[1], batch_size=50)
+
+    def least() -> tuple[float, int]:
+        batch, hot = presample(graph, work, Sampler(), num_ranks)
+        return float(min(hot.first_half[seeds].min(), hot.second_half[seeds].min())), (
+            batch.num_batches
+        )
+
+    # Each vertex is a seed of one of an epoch's six steps.
+    share, drawn = least()
+    assert share >= 1 / 6 / num_ranks - 1e-6
+    assert drawn % (2 * 6 * num_ranks) == 0
+    assert drawn >= MOST_BATCHES
+    monkeypatch.setattr(presample_module, "MOST_IN_EPOCHS", 2 * 6 * num_ranks - 1)
+    monkeypatch.setattr(presample_module, "MOST_BATCHES", 4)
+    assert least()[0] < 1 / 6 / num_ranks - 1e-6
+
+
 def test_vertices_that_no_batch_met_are_ordered_by_their_chance(small_graph: Graph) -> None:
     one = Workload(fanouts=[2, 2], batch_size=8, seed=0)
     graph = replace(small_graph, train_idx=small_graph.train_idx[:64])
