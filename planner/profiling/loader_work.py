@@ -141,7 +141,7 @@ def disk_factor(
     """Reading the batches' rows over as many reads as long at random places of the same file.
 
     The machine's table knows reads at random places only. A batch's are in order of id, and where
-    most of the file is read they lie close to each other: 0.6 to 1 of random ones were seen.
+    most of the file is read they lie close to each other: 0.8 to 1.1 of random ones were seen.
 
     Args:
         graph: the dataset.

@@ -123,8 +123,9 @@ class Staging:
     def commit(self) -> None:
         """Put the folder in its place, replacing an earlier dataset there.
 
-        All of it is on the disk before: a power cut leaves the earlier dataset or this one, and
-        what is timed next on this disk does not meet its writing.
+        All of it is on the disk before, so that no name stands for half of it, and what is timed
+        next on this disk does not meet its writing. Between the two renames neither has the name:
+        an earlier dataset is then found whole under a hidden one.
         """
         self.finish_arrays()
         _flush(self.folder)
