@@ -14,7 +14,7 @@ import numpy as np
 
 from planner.assemble import assemble
 from planner.calibrate import calibrated
-from planner.compare import factor_names
+from planner.compare import factor_names, in_stacks
 from planner.cost.model import fixed_parts, row_bytes
 from planner.machine import MachineModel
 from planner.pipeline import search_for
@@ -24,9 +24,11 @@ from planner.solver.choose import Priced, choose
 from planner.solver.placing import code_bytes
 from planner.solver.search import Explored, Search
 from planner.tune_candidates import distinct, turns
+from planner.windows import window_means
 from runtime.graph.dataset import Graph
 from runtime.plan import Plan, save_plan
 from runtime.process import host_state, noise_between
+from runtime.train.minibatch import STEP
 from tests.benchmarks.common import RandomReadLimit, steady
 from tests.benchmarks.prediction_cases import RATE_BITS_PER_SECOND, Case
 from tests.hosts import Hosts
@@ -48,7 +50,7 @@ class Effort:
     """And so many more in the first round."""
 
 
-FULL = Effort(rounds=4, turn_seconds=0.8, least_steps=10, most_steps=60, discard=3, warm_up=8)
+FULL = Effort(rounds=6, turn_seconds=0.8, least_steps=10, most_steps=200, discard=3, warm_up=8)
 QUICK = Effort(rounds=1, turn_seconds=0.05, least_steps=2, most_steps=4, discard=1, warm_up=0)
 """Shows that everything runs; its figures mean nothing."""
 POLICIES = {
@@ -58,6 +60,8 @@ POLICIES = {
     "link": ("none", "naive", "random", "degree", "song-jiang", "joint"),
 }
 PORT = 29520
+Seconds = dict[str, list[float]]
+"""Of one turn of one rank: each step's, whole and by stage."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -246,10 +250,11 @@ def end(processes: "Sequence[subprocess.Popen[Any]]") -> None:
         raise RuntimeError(f"expected every rank to end well, found exit codes {codes}")
 
 
-def line(option: Option, plan: Plan, ranks: list[list[dict[str, Any]]]) -> dict[str, Any]:
+def line(option: Option, plan: Plan, ranks: list[list[Seconds]]) -> dict[str, Any]:
     """One candidate: predicted and measured, kept apart."""
-    first = ranks[0]
-    names = sorted({name for turn in first for name in turn["stages"]})
+    stack, stacked = plan.strategy.bulk_batches, in_stacks(plan)
+    rounds = [window_means(turn[STEP], stack) for turn in ranks[0]]
+    names = sorted({name for turn in ranks[0] for name in turn if name != STEP})
     predicted = plan.prediction
     raw = predicted
     if option.search is not option.raw:
@@ -266,12 +271,34 @@ def line(option: Option, plan: Plan, ranks: list[list[dict[str, Any]]]) -> dict[
             "raw_stages": raw.stages,
         },
         "measured": {
-            "step": float(np.median([s for turn in first for s in turn["step"]])),
-            "rounds": [float(np.median(turn["step"])) for turn in first],
+            "step": float(np.median(np.concatenate(rounds))),
+            "rounds": [float(np.median(each)) for each in rounds],
             "stages": {
-                name: float(np.mean([np.median([t["stages"].get(name, 0.0) for t in rank])
-                                     for rank in ranks]))
-                for name in names
+                name: stage_seconds(name, ranks, stack if name in stacked else 1) for name in names
             },
         },
-    }  # fmt: skip
+    }
+
+
+def stage_seconds(name: str, ranks: Sequence[Sequence[Seconds]], stack: int) -> float:
+    """Median step of a stage, of the mean over ranks in each step.
+
+    In a step whoever comes first waits in a collective for the last. That shows in the mean over
+    the ranks of one step; in the median of each rank alone it does not, as either is the last in
+    half of the steps.
+
+    Args:
+        name: of the stage; a turn without it has none of it.
+        ranks: seconds by step, by turn and rank.
+        stack: batches drawn at once, where that is the stage's work; else 1.
+    """
+    medians = list[float]()
+    for turn in zip(*ranks, strict=True):
+        found = [rank[name] for rank in turn if name in rank]
+        if not found:
+            medians.append(0.0)
+            continue
+        shortest = min(map(len, found))
+        steps = np.sum([each[:shortest] for each in found], axis=0) / len(turn)
+        medians.append(float(np.median(window_means(steps, stack))))
+    return float(np.median(medians))

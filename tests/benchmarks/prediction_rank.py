@@ -11,13 +11,9 @@ import os
 import sys
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import torch.distributed as dist
 
-from planner.compare import in_stacks
-from planner.windows import window_means
 from runtime.comm.collectives import Communicator
 from runtime.cores import batch_threads, pin_to, usable_core_ids
 from runtime.graph.dataset import open_graph
@@ -36,8 +32,8 @@ class Job:
         graph = open_graph(Path(self.plan.graph.path), validate=False)
         self.loader, self.loop = open_rank(self.plan, folder, graph, comm)
 
-    def turn(self, steps: int, discard: int, cores: list[int]) -> dict[str, Any]:
-        """Take steps; seconds of those after the first `discard`."""
+    def turn(self, steps: int, discard: int, cores: list[int]) -> dict[str, list[float]]:
+        """Take steps; seconds of each after the first `discard`, whole and by stage."""
         pin_to(cores)
         use_threads(self.plan, self.comm.rank, pin=True)
         first = self.loader.handed_out
@@ -47,19 +43,9 @@ class Job:
             self.loop.run(batches, self.loader.handed_out, lambda _: None)
         pin_to(cores)
         meter, skip = self.loop.meter, first + discard
-        stack, stacked = self.plan.strategy.bulk_batches, in_stacks(self.plan)
-
-        def typical(name: str) -> float:
-            found = meter.seconds(name, skip_steps=skip)
-            return float(np.median(window_means(found, stack if name in stacked else 1)))
-
         return {
-            "step": window_means(meter.seconds(STEP, skip_steps=skip), stack).tolist(),
-            "stages": {
-                str(name): typical(str(name))
-                for name in meter.stages(skip_steps=skip)
-                if str(name) != str(STEP)
-            },
+            str(name): [float(each) for each in meter.seconds(str(name), skip_steps=skip)]
+            for name in (STEP, *meter.stages(skip_steps=skip))
         }
 
 
@@ -83,7 +69,7 @@ def main(arguments: list[str]) -> None:
             opened[name] = Job(Path(job["plan"]), comm)
         elif int(rank) == 0:
             opened[name] = Job(Path(job["plan"]), alone)
-    found: dict[str, list[dict[str, Any]]] = {name: [] for name in opened}
+    found: dict[str, list[dict[str, list[float]]]] = {name: [] for name in opened}
     for number, order in enumerate(asked["rounds"]):
         for name in order:
             comm.barrier()
