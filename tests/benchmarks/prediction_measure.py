@@ -299,6 +299,6 @@ def stage_seconds(name: str, ranks: Sequence[Sequence[Seconds]], stack: int) -> 
             medians.append(0.0)
             continue
         shortest = min(map(len, found))
-        steps = np.sum([each[:shortest] for each in found], axis=0) / len(turn)
-        medians.append(float(np.median(window_means(steps, stack))))
+        summed = np.sum([each[:shortest] for each in found], axis=0)
+        medians.append(float(np.median(window_means((summed / len(turn)).tolist(), stack))))
     return float(np.median(medians))
