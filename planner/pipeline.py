@@ -57,7 +57,8 @@ def plan(
         graph_folder: dataset folder.
         settings: what is to be trained and what may be used.
         machine: what the machine is and what was measured on it.
-        out: plan folder to write; an earlier plan there is replaced.
+        out: plan folder to write; an earlier plan there is replaced, and kept beside it where it
+            was trained.
         progress: told what is going on and the share done.
         calibrate: multiply stages by what `compare` learnt from this machine's runs.
 

@@ -4,12 +4,14 @@ A plan is a folder: `plan.json` (`plan_schema.Plan`) and one memory-mapped `.npy
 whose sha256 stand in plan.json. `plan_id` is the hash of the content; the time of creation is not
 part of it, so equal inputs give byte-identical folders.
 
-This module imports nothing of the runtime but the codec, the errors and the reader of .npy files:
-it must load anywhere.
+This module imports nothing of the runtime but the codec, the errors, the reader of .npy files and
+the renaming of folders: it must load anywhere.
 """
 
+import filecmp
 import hashlib
 import io
+import logging
 import shutil
 import tempfile
 from dataclasses import replace
@@ -21,6 +23,7 @@ from numpy.typing import NDArray
 
 from runtime import codec
 from runtime.errors import PlanError
+from runtime.folders import free_name, take_name
 from runtime.npy import map_npy
 from runtime.plan_schema import (
     SCHEMA_VERSION as SCHEMA_VERSION,
@@ -47,6 +50,7 @@ from runtime.plan_schema import (
 )
 
 PLAN_FILE = "plan.json"
+_log = logging.getLogger(__name__)
 
 
 def _npy_bytes(array: NDArray[Any]) -> bytes:
@@ -63,7 +67,8 @@ def with_identity(plan: Plan) -> Plan:
 def save_plan(plan: Plan, arrays: dict[str, NDArray[Any]], folder: Path) -> Plan:
     """Write a plan folder as a whole or not at all; returns the plan with hashes and identity.
 
-    An existing plan folder is replaced; a folder that holds anything else is refused.
+    An existing plan folder is replaced (`put_in_place`); a folder that holds anything else is
+    refused.
 
     Raises:
         PlanError: the folder holds something that is not a plan.
@@ -92,14 +97,50 @@ def save_plan(plan: Plan, arrays: dict[str, NDArray[Any]], folder: Path) -> Plan
         plan = codec.decode(Plan, codec.parse(codec.dumps(replace(plan, arrays=refs))))
         plan = with_identity(plan)
         (staging / PLAN_FILE).write_text(codec.dumps(plan))
-        staging.chmod(0o755)
-        if folder.exists():
-            shutil.rmtree(folder)
-        staging.rename(folder)
+        put_in_place(staging, folder)
     except BaseException:
         shutil.rmtree(staging, ignore_errors=True)
         raise
     return plan
+
+
+def put_in_place(made: Path, folder: Path) -> None:
+    """Give a finished plan folder its name.
+
+    An earlier plan there is deleted, unless it was trained: a folder with anything beside a plan's
+    own files (a run with its checkpoints, a report) is kept whole as `<folder>.previous`, and the
+    same plan made again stays where it is, with its run.
+
+    Raises:
+        OSError: it cannot be renamed; nothing has changed then.
+    """
+    made.chmod(0o755)
+    if _is_trained(folder) and _same_files(made, folder):
+        shutil.rmtree(made, ignore_errors=True)
+        return
+    earlier = take_name(made, folder)
+    if earlier is None:
+        return
+    if _is_trained(earlier):
+        kept = earlier.rename(free_name(folder))
+        _log.warning("the earlier plan of %s was trained: it is kept in %s", folder, kept)
+    else:
+        shutil.rmtree(earlier, ignore_errors=True)
+
+
+def _is_trained(folder: Path) -> bool:
+    """Whether a plan's folder holds more than the plan."""
+    return folder.is_dir() and any(not _is_of_plan(each) for each in folder.iterdir())
+
+
+def _is_of_plan(path: Path) -> bool:
+    return path.name == PLAN_FILE or path.suffix == ".npy"
+
+
+def _same_files(made: Path, folder: Path) -> bool:
+    """Whether the folder has the same plan, to the byte."""
+    names = [each.name for each in made.iterdir()]
+    return not any(filecmp.cmpfiles(made, folder, names, shallow=False)[1:])
 
 
 def refuse_foreign_folder(folder: Path) -> None:

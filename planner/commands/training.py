@@ -92,7 +92,7 @@ def train_command(
     server: ServerOption = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Train under a plan on its ranks; writes report.json into the plan folder.
+    """Train under a plan on its ranks; writes report.json and the run into the plan folder.
 
     For a plan of several hosts, run the same command on each with its own --node-rank.
     """

@@ -4,7 +4,6 @@ Every cut (ranks, threads, partitioner) is partitioned once, and its parts are t
 process each, as the ranks of a run would compute.
 """
 
-import contextlib
 import json
 import shutil
 import tempfile
@@ -29,6 +28,7 @@ from planner.profiling.team import Team
 from planner.settings import PlanSettings
 from planner.workload import ProcessCost
 from runtime import codec
+from runtime.folders import take_name
 from runtime.graph.dataset import Graph
 from runtime.npy import map_npy
 from runtime.plan import FullGraph
@@ -226,11 +226,10 @@ def _save(key: str, made: FullProfile) -> None:
     try:
         np.save(staging / PARTITION_FILE, made.partition)
         (staging / PROFILE_FILE).write_text(codec.dumps(made.numbers))
-        if place.exists():
-            shutil.rmtree(place)
-        # Another process may have put the same profile there meanwhile: theirs is as good.
-        with contextlib.suppress(FileExistsError):
-            staging.rename(place)
+        # What was there is damaged, or another process's, and as good as this.
+        earlier = take_name(staging, place)
+        if earlier is not None:
+            shutil.rmtree(earlier, ignore_errors=True)
     finally:
         shutil.rmtree(staging, ignore_errors=True)
 

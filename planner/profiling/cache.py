@@ -4,7 +4,6 @@ A profile is a folder named by the hash of all that decided it. `GNNPLAN_CACHE` 
 otherwise it is ~/.cache/gnnplan/profiles.
 """
 
-import contextlib
 import os
 import shutil
 import tempfile
@@ -15,6 +14,7 @@ import numpy as np
 
 from planner.workload import Hotness, WorkloadProfile
 from runtime import codec
+from runtime.folders import take_name
 from runtime.npy import map_npy
 
 PROFILE_FILE = "profile.json"
@@ -68,11 +68,10 @@ def save(key: str, profile: Profile, folder: Path | None = None) -> None:
             for name in ARRAYS:
                 np.save(staging / f"{name}_{seeds}.npy", getattr(hotness, name))
         (staging / PROFILE_FILE).write_text(codec.dumps(profile.numbers))
-        if (root / key).exists():
-            shutil.rmtree(root / key)
-        # Another process may have put the same profile there in the meantime: theirs is as good.
-        with contextlib.suppress(FileExistsError):
-            staging.rename(root / key)
+        # What was there is damaged, or another process's, and as good as this.
+        earlier = take_name(staging, root / key)
+        if earlier is not None:
+            shutil.rmtree(earlier, ignore_errors=True)
     finally:
         shutil.rmtree(staging, ignore_errors=True)
 

@@ -8,7 +8,7 @@ import functools
 import itertools
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -89,10 +89,9 @@ class TimingAnswer:
     """Warm-up steps above as many steady ones."""
     num_parameters: int
     activation_bytes: int
-    all_reduce_seconds: float = 0.0
-    """Adding the gradients over ranks in these steps, from this rank's entry; 0 for one rank."""
-    all_reduce_spread: float = 0.0
-    """Relative half-width of that median."""
+    all_reduce: list[float] = field(default_factory=list[float])
+    """Seconds of adding the gradients over ranks in each measured step, from this rank's entry;
+    empty for one rank."""
 
 
 class _Bench:
@@ -165,8 +164,7 @@ class _Bench:
             batch_seconds=self._batch_seconds(),
             num_parameters=sum(p.numel() for p in self.loop.model.parameters()),
             activation_bytes=self._activation_bytes(),
-            all_reduce_seconds=float(np.median(reduced)),
-            all_reduce_spread=half_width(reduced),
+            all_reduce=reduced if self.request.ranks > 1 else [],
         )
         _part(self.request)
         return answer

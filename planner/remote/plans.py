@@ -14,7 +14,7 @@ from planner.remote.jobs import Jobs, Progress, pages, segment
 from planner.remote.requests import plan_body
 from planner.remote.resources import Artefact, Job, PlanSummary, decoded
 from planner.settings import PlanSettings
-from runtime.plan import Plan, load_plan, refuse_foreign_folder
+from runtime.plan import Plan, load_plan, put_in_place, refuse_foreign_folder
 
 if TYPE_CHECKING:
     from planner.inverse import Cheapest
@@ -163,10 +163,7 @@ class Plans:
             found = load_plan(staging, verify_arrays=True)
             if found.plan_id != plan:
                 raise ServiceUnreachableError(f"expected plan {plan}, was given {found.plan_id}")
-            staging.chmod(0o755)
-            if folder.exists():
-                shutil.rmtree(folder)
-            staging.rename(folder)
+            put_in_place(staging, folder)
         except BaseException:
             shutil.rmtree(staging, ignore_errors=True)
             raise

@@ -6,7 +6,6 @@ an error that can be told, where a mapped page would kill the process.
 
 import errno
 import io
-import os
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -18,8 +17,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from runtime import codec
 from runtime.errors import DatasetError
+from runtime.folders import take_name
 from runtime.graph.format import META_FILE
 
 
@@ -124,19 +123,14 @@ class Staging:
         """Put the folder in its place, replacing an earlier dataset there.
 
         All of it is on the disk before, so that no name stands for half of it, and what is timed
-        next on this disk does not meet its writing. Between the two renames neither has the name:
-        an earlier dataset is then found whole under a hidden one.
+        next on this disk does not meet its writing.
         """
         self.finish_arrays()
-        _flush(self.folder)
         self.folder.chmod(0o755)
         refuse_foreign_folder(self.target)
-        earlier = self.folder.with_name(self.folder.name + ".earlier")
-        if self.target.exists():
-            self.target.rename(earlier)
-        self.folder.rename(self.target)
-        codec.sync_folder(self.target.parent)
-        shutil.rmtree(earlier, ignore_errors=True)
+        earlier = take_name(self.folder, self.target)
+        if earlier is not None:
+            shutil.rmtree(earlier, ignore_errors=True)
 
     def __enter__(self) -> "Staging":
         return self
@@ -152,17 +146,6 @@ class Staging:
         shutil.rmtree(self.folder, ignore_errors=True)
         if isinstance(error, OSError) and error.errno in _FULL:
             raise DatasetError(_full_text(self.target)) from error
-
-
-def _flush(folder: Path) -> None:
-    """Wait until every file and name under the folder is on the disk."""
-    for path in folder.rglob("*"):
-        if path.is_dir():
-            codec.sync_folder(path)
-        else:
-            with path.open("rb") as file:
-                os.fsync(file.fileno())
-    codec.sync_folder(folder)
 
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)

@@ -212,3 +212,36 @@ def test_an_array_file_that_is_none_is_refused(small_graph: Graph, tmp_path: Pat
     (tmp_path / "plan" / ref.file).write_bytes(content)
     with pytest.raises(PlanError, match="cannot be read"):
         load_array(plan, tmp_path / "plan", name)
+
+
+def test_a_trained_plan_is_kept_whole_where_another_takes_its_name(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    arrays = {"own_rows_0": np.arange(2)}
+    first = save_plan(example(), arrays, tmp_path / "p")
+    checkpoint = tmp_path / "p" / "run" / "checkpoints" / "weights"
+    checkpoint.parent.mkdir(parents=True)
+    checkpoint.write_text("hours of work")
+    # The same plan again: its folder and its run stay as they are.
+    save_plan(example(), arrays, tmp_path / "p")
+    assert checkpoint.read_text() == "hours of work"
+    assert [path.name for path in tmp_path.iterdir()] == ["p"]
+    for number, name in ((1, "p.previous"), (2, "p.previous-2")):
+        other = save_plan(replace(example(), version=str(number)), arrays, tmp_path / "p")
+        assert other.plan_id != first.plan_id
+        assert load_plan(tmp_path / "p").plan_id == other.plan_id
+        assert str(tmp_path / name) in caplog.text
+        (tmp_path / "p" / "run").mkdir()
+    assert load_plan(tmp_path / "p.previous", verify_arrays=True).plan_id == first.plan_id
+    kept = tmp_path / "p.previous" / "run" / "checkpoints" / "weights"
+    assert kept.read_text() == "hours of work"
+
+
+def test_a_plan_that_was_not_trained_is_replaced(tmp_path: Path) -> None:
+    save_plan(example(), {"own_rows_0": np.arange(2), "old": np.arange(9)}, tmp_path / "p")
+    save_plan(example(), {"own_rows_0": np.arange(2)}, tmp_path / "p")
+    assert [path.name for path in tmp_path.iterdir()] == ["p"]
+    assert sorted(path.name for path in (tmp_path / "p").iterdir()) == [
+        "own_rows_0.npy",
+        "plan.json",
+    ]

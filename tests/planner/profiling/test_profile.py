@@ -44,8 +44,7 @@ def answer(seconds: float) -> TimingAnswer:
         warmup_seconds=1.0,
         num_parameters=7,
         activation_bytes=9,
-        all_reduce_seconds=0.1 * seconds,
-        all_reduce_spread=0.3,
+        all_reduce=[0.05 * seconds, 0.1 * seconds, 0.15 * seconds],
     )
 
 
@@ -186,9 +185,19 @@ def test_ranks_that_computed_at_once_are_averaged() -> None:
     assert (found.num_parameters, found.batch_seconds) == (7, 0.25)
     assert found.all_reduce is not None
     assert found.all_reduce.at(ranks=2.0, threads=1.0) == pytest.approx(0.2)
-    assert found.all_reduce.spread == pytest.approx(0.3)
-    alone = [(Combination(ranks=1, threads=1), [replace(answer(1.0), all_reduce_seconds=0.0)])]
+    # Means over the ranks .1, .2, .3: 1.645 x 1.25 x (.1 / 1.349) / sqrt(3) / .2, by hand.
+    assert found.all_reduce.spread == pytest.approx(0.44, abs=1e-4)
+    alone = [(Combination(ranks=1, threads=1), [replace(answer(1.0), all_reduce=[])])]
     assert model_timing(alone).all_reduce is None
+
+
+def test_a_wait_for_each_other_is_in_the_exchange_though_each_rank_rarely_waits() -> None:
+    first = replace(answer(1.0), all_reduce=[2.0, 0.0, 2.0, 0.0, 0.0])
+    second = replace(answer(1.0), all_reduce=[0.0, 2.0, 0.0, 2.0, 0.0])
+    found = model_timing([(Combination(ranks=2, threads=1), [first, second])])
+    assert found.all_reduce is not None
+    # By hand: the ranks' mean is 1, 1, 1, 1, 0; either's own median is 0.
+    assert found.all_reduce.at(ranks=2.0, threads=1.0) == 1.0
 
 
 def test_of_three_rounds_the_middle_one_is_kept() -> None:
@@ -196,10 +205,10 @@ def test_of_three_rounds_the_middle_one_is_kept() -> None:
         [answer(1.0), answer(1.0)], [answer(1.0), answer(1.2)], [answer(1.0), answer(3.0)],
     )  # fmt: skip
     assert middle([disturbed, usual, lucky])[0].forward_backward == usual[0].forward_backward
-    slow = [replace(a, all_reduce_seconds=9.0) for a in usual]
+    slow = [replace(a, all_reduce=[9.0]) for a in usual]
     found = middle([slow, lucky, disturbed])
     assert [a.forward_backward for a in found] == [a.forward_backward for a in usual]
-    assert [a.all_reduce_seconds for a in found] == [a.all_reduce_seconds for a in lucky]
+    assert [a.all_reduce for a in found] == [a.all_reduce for a in lucky]
 
 
 @pytest.mark.parametrize(
@@ -246,12 +255,13 @@ def test_two_processes_time_the_model_at_once_and_report_its_failure() -> None:
         # 2 SAGE layers: (4 + 4) x 8 + 8, (8 + 8) x 3 + 3 = 123 parameters, by hand.
         assert first.num_parameters == 123
         assert first.activation_bytes > 0
-        assert first.all_reduce_seconds > 0
-        assert second.all_reduce_seconds > 0
+        # A sum for every step of every scale, by either rank.
+        assert len(first.all_reduce) == len(second.all_reduce) == 3 * request().steps
+        assert min(first.all_reduce + second.all_reduce) > 0
         # Another group of other ranks may follow; one rank adds nothing up.
         (alone,) = team.time(request(), ranks=1)
-        assert alone.all_reduce_seconds == 0
-        assert team.time(request(), ranks=2)[0].all_reduce_seconds > 0
+        assert alone.all_reduce == []
+        assert min(team.time(request(), ranks=2)[0].all_reduce) > 0
         assert team.process.resident_bytes > 10_000_000
         with pytest.raises(WorkerFailed, match="nonsense"):
             team.time(request("nonsense"), ranks=1)
