@@ -1,7 +1,7 @@
 """Predicted against measured: the plan's numbers beside the run's, stage by stage.
 
-Measured means the median over at least 30 steps after at least 10 discarded, of the rank whose
-stage took longest; the error is relative to what was measured.
+Measured means the median over at least 30 steps after at least 10 discarded, of the mean over the
+ranks; the error is relative to what was measured.
 """
 
 from collections.abc import Iterable
@@ -163,7 +163,8 @@ def _stages(plan: Plan, report: RunReport) -> dict[str, StageComparison]:
         found = [r.stages[name] for r in report.ranks if name in r.stages]
         seconds = [stage.mean if name in stacked else stage.median for stage in found]
         if seconds and (predicted > 0 or any(seconds)):
-            rows[name] = _row(predicted, _typical(seconds))
+            measured = None if name in stacked else report.stages.get(name)
+            rows[name] = _row(predicted, _typical(seconds) if measured is None else measured)
     return rows
 
 

@@ -4,11 +4,12 @@
 stopped leaves its figures), as a whole or not at all.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from runtime import codec
 from runtime.errors import InputError
@@ -137,6 +138,10 @@ class RunReport:
     """Test score in `metric` (accuracy, micro_f1, roc_auc, mrr); None: not evaluated."""
     noise: HostNoise
     notes: list[str] = field(default_factory=list[str])
+    stages: dict[str, float] = field(default_factory=dict[str, float])
+    """Seconds of each stage in a typical step of a typical rank: the median over steps of the mean
+    over ranks, in which the wait of ranks for each other shows; empty in reports of versions before
+    it."""
 
 
 def quantiles(values: Sequence[float]) -> Quantiles:
@@ -163,6 +168,41 @@ def measured_steps(seconds: Sequence[float], *, discard: int = WARMUP_STEPS) -> 
     return StepSeconds(
         median=q.median, p10=q.p10, p90=q.p90, count=q.count, discarded=discard, enough=enough
     )
+
+
+def over_ranks(seconds: Sequence[Sequence[float]], num_ranks: int) -> NDArray[np.float64]:
+    """A stage's seconds by step, the mean over the ranks of each step.
+
+    Whoever is first in a step waits in a collective for the last. That shows in the mean over one
+    step's ranks; in the median of a rank alone it does not, as either of two is the last in half of
+    the steps.
+
+    Args:
+        seconds: of each rank that has the stage, at least one; in order of step.
+        num_ranks: all of them: the others have none of it.
+
+    Returns:
+        float64, shape (steps,): as many steps as all of them have.
+
+    >>> over_ranks([[2.0, 0.0, 2.0], [0.0, 2.0, 0.0]], 2).tolist()
+    [1.0, 1.0, 1.0]
+    """
+    steps = min(map(len, seconds))
+    stacked = np.asarray([each[:steps] for each in seconds], dtype=np.float64)
+    return stacked.sum(axis=0) / num_ranks
+
+
+def typical_stages(ranks: Sequence[Mapping[str, Sequence[float]]]) -> dict[str, float]:
+    """Median step of each stage, of the mean over the ranks (`over_ranks`).
+
+    >>> typical_stages([{"sample": [1.0, 3.0, 9.0]}, {"sample": [1.0, 1.0, 1.0]}])
+    {'sample': 2.0}
+    """
+    names = sorted({name for rank in ranks for name in rank if rank[name]})
+    return {
+        name: float(np.median(over_ranks([r[name] for r in ranks if r.get(name)], len(ranks))))
+        for name in names
+    }
 
 
 def save_report(report: RunReport, folder: Path) -> Path:

@@ -112,13 +112,11 @@ def row_rate(
     reading = readers(candidate) * candidate.threads.gather
     if kind == "disk":
         read_bytes, reads = _requests(rows, row_bytes)
-        depth = QUEUE_DEPTH * ranks_here(candidate)
-        rate = lookup(machine, "disk_read", read_bytes=read_bytes, queue_depth=depth)
-        factor = reads * ranks_here(candidate) * candidate.threads.gather
-        seconds = rate.seconds * factor
+        rate = disk_rate(machine, read_bytes, QUEUE_DEPTH, ranks_here(candidate))
+        seconds = rate.seconds * reads * candidate.threads.gather
         if rows.rows.get("disk", 0.0) > 0:
             # Nothing hides the last read: a batch waits for it, however few there are.
-            alone = lookup(machine, "disk_read", read_bytes=read_bytes, queue_depth=1)
+            alone = disk_rate(machine, read_bytes, 1, 1)
             seconds += alone.seconds * candidate.threads.gather / rows.rows["disk"]
         return Rate(seconds=seconds, spread=rate.spread, provenance=rate.provenance)
     rate = lookup(
@@ -134,6 +132,30 @@ def row_rate(
     return Rate(
         seconds=rate.seconds * EXCHANGED_COPIES, spread=rate.spread, provenance=rate.provenance
     )
+
+
+def disk_rate(machine: MachineModel, read_bytes: float, depth: int, ranks: int) -> Rate:
+    """Seconds of one rank per read from disk, while all ranks of a host read.
+
+    Where a single process was measured (presets, machines probed before), it stands for all ranks:
+    as many reads in flight as they have together, and each rank has its share of the rate. More
+    ranks than were measured share what most of those had.
+
+    Args:
+        machine: its table `disk_read`.
+        read_bytes: of a read.
+        depth: reads that each rank has in flight.
+        ranks: on this host.
+    """
+    table = machine.table("disk_read")
+    if "readers" not in table.axes:
+        rate = lookup(machine, "disk_read", read_bytes=read_bytes, queue_depth=depth * ranks)
+        sharing = float(ranks)
+    else:
+        most = table.points[table.axes.index("readers")][-1]
+        rate = lookup(machine, "disk_read", read_bytes=read_bytes, queue_depth=depth, readers=ranks)
+        sharing = max(1.0, ranks / most)
+    return Rate(seconds=rate.seconds * sharing, spread=rate.spread, provenance=rate.provenance)
 
 
 def gather_table(kind: str) -> str:

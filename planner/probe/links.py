@@ -5,6 +5,8 @@ model reads the tables they were derived from. GPU links carry what the driver s
 are measured: their provenance is `derived` and never `measured`.
 """
 
+import itertools
+
 import networkx as nx
 import numpy as np
 
@@ -66,11 +68,12 @@ def _memory_links(tables: dict[str, Table]) -> list[Link]:
 
 
 def disk_link(table: Table) -> Link:
-    """From the disk to memory: a lone read's latency, and the best rate of all sizes and depths."""
-    sizes, depths = table.points
-    one = [table.at(read_bytes=size, queue_depth=depths[0]) for size in sizes]
+    """From the disk to memory: a lone read's latency, and the best rate that was measured."""
+    sizes, depths, readers = table.points
+    one = [table.at(read_bytes=size, queue_depth=depths[0], readers=1.0) for size in sizes]
     best = max(
-        size / table.at(read_bytes=size, queue_depth=depth) for size in sizes for depth in depths
+        size * count / table.at(read_bytes=size, queue_depth=depth, readers=count)
+        for size, depth, count in itertools.product(sizes, depths, readers)
     )
     return Link(
         name=DISK,

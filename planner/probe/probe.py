@@ -147,7 +147,7 @@ def with_disk_again(
     sizes = FULL if machine.extent == FULL.name else QUICK
     scratch = Path(tempfile.mkdtemp(prefix="probe-", dir=cache_folder()))
     try:
-        with Team(1) as team:
+        with Team(max(1, min(sizes.max_team, machine.num_cores))) as team:
             context = ProbeContext(team=team, sizes=sizes, cores=machine.num_cores, scratch=scratch)
             found = disk.measure(context)
     finally:

@@ -21,6 +21,7 @@ from runtime.cores import usable_core_ids
 from runtime.graph.dataset import Graph
 from runtime.graph.types import GraphTypes, types_of
 from runtime.loader_typed import is_typed
+from runtime.report import over_ranks
 from runtime.sampling.parameters import is_weighted
 
 SCALES = [0.6, 1.0, 1.6]
@@ -183,9 +184,7 @@ def middle(rounds: Sequence[Sequence[TimingAnswer]]) -> list[TimingAnswer]:
 def added(found: Sequence[TimingAnswer]) -> NDArray[np.float64]:
     """Seconds of adding the gradients over ranks, by step: the mean over the ranks.
 
-    Whoever is first in a step waits for the last. In the mean over one step's ranks that shows; in
-    the median of a rank alone it does not, as either of two is the last in half of the steps. Half
-    a millisecond of steps of 30 was lost so.
+    Half a millisecond of steps of 30 is lost in each rank's own median (`over_ranks`).
 
     Args:
         found: each rank's answer, of the same steps.
@@ -194,7 +193,7 @@ def added(found: Sequence[TimingAnswer]) -> NDArray[np.float64]:
         Shape (steps,); one zero for a rank alone.
     """
     each = [answer.all_reduce for answer in found]
-    return np.mean(each, axis=0) if each[0] else np.zeros(1)
+    return over_ranks(each, len(each)) if each[0] else np.zeros(1)
 
 
 def model_timing(answers: Sequence[tuple[Combination, Sequence[TimingAnswer]]]) -> ModelTiming:

@@ -25,6 +25,7 @@ from runtime.report import (
     RunReport,
     measured_steps,
     save_report,
+    typical_stages,
 )
 from runtime.train.epochs_file import Mark
 from runtime.train.evaluate import evaluate
@@ -170,8 +171,13 @@ class Job:
     def finish(self) -> RunReport:
         """Gather every rank's figures; each host writes report.json, rank 0 into the plan too."""
         ranks = self.loop.comm.all_gather_objects(self._rank_report())
-        seconds = self.loop.meter.seconds(STEP)
+        meter = self.loop.meter
+        seconds = meter.seconds(STEP)
         steps = measured_steps(seconds)
+        samples = {
+            str(name): meter.seconds(name, skip_steps=steps.discarded)[:MAX_STEP_SAMPLES]
+            for name in meter.stages(skip_steps=steps.discarded)
+        }
         report = RunReport(
             plan_id=self.plan.plan_id,
             versions={"gnnplan": self.plan.version, **machine_facts()["versions"]},
@@ -187,6 +193,7 @@ class Job:
             test_score=self.test_score,
             noise=noise_between(self.before, host_state()),
             notes=self.notes,
+            stages=typical_stages(self.loop.comm.all_gather_objects(samples)),
         )
         hosts = [device.host for device in self.plan.strategy.devices]
         if self.loop.comm.rank == hosts.index(hosts[self.loop.comm.rank]):

@@ -28,6 +28,7 @@ from planner.windows import window_means
 from runtime.graph.dataset import Graph
 from runtime.plan import Plan, save_plan
 from runtime.process import host_state, noise_between
+from runtime.report import over_ranks
 from runtime.train.minibatch import STEP
 from tests.benchmarks.common import RandomReadLimit, steady
 from tests.benchmarks.prediction_cases import RATE_BITS_PER_SECOND, Case
@@ -281,11 +282,7 @@ def line(option: Option, plan: Plan, ranks: list[list[Seconds]]) -> dict[str, An
 
 
 def stage_seconds(name: str, ranks: Sequence[Sequence[Seconds]], stack: int) -> float:
-    """Median step of a stage, of the mean over ranks in each step.
-
-    In a step whoever comes first waits in a collective for the last. That shows in the mean over
-    the ranks of one step; in the median of each rank alone it does not, as either is the last in
-    half of the steps.
+    """Median step of a stage, of the mean over ranks in each step (`over_ranks`).
 
     Args:
         name: of the stage; a turn without it has none of it.
@@ -298,7 +295,6 @@ def stage_seconds(name: str, ranks: Sequence[Sequence[Seconds]], stack: int) -> 
         if not found:
             medians.append(0.0)
             continue
-        shortest = min(map(len, found))
-        summed = np.sum([each[:shortest] for each in found], axis=0)
-        medians.append(float(np.median(window_means((summed / len(turn)).tolist(), stack))))
+        steps = over_ranks(found, len(turn)).tolist()
+        medians.append(float(np.median(window_means(steps, stack))))
     return float(np.median(medians))

@@ -11,7 +11,15 @@ from planner.errors import SettingsError
 from planner.tune_measure import measured
 from runtime import codec
 from runtime.plan import Interval, Plan, load_plan
-from runtime.report import EpochReport, HostNoise, RankReport, RunReport, StageReport, StepSeconds
+from runtime.report import (
+    EpochReport,
+    HostNoise,
+    RankReport,
+    RunReport,
+    StageReport,
+    StepSeconds,
+    typical_stages,
+)
 from tests.support.plans import make_plan
 
 
@@ -121,6 +129,26 @@ def test_stages_done_for_a_whole_stack_are_compared_by_their_mean(plan: Plan) ->
     ahead = replace(stacked, strategy=replace(stacked.strategy, threads=threads))
     assert compare(ahead, run).stages["wait"].measured == 0.0
     assert compare(planned, run).stages["sample"].measured == 0.0
+
+
+def test_a_wait_of_ranks_for_each_other_is_measured_in_their_mean(plan: Plan) -> None:
+    waits = typical_stages([
+        {"all_reduce": [2e-3, 0.0, 2e-3, 0.0, 0.0]}, {"all_reduce": [0.0, 2e-3, 0.0, 2e-3, 0.0]},
+    ])  # fmt: skip
+    assert waits == {"all_reduce": 1e-3}  # by hand; either rank's own median is 0
+    stages = {**plan.prediction.stages, "all_reduce": 1.1e-3}
+    planned = replace(plan, prediction=replace(plan.prediction, stages=stages))
+    run = report(planned)
+    run = replace(
+        run, ranks=[replace(r, stages={**r.stages, "all_reduce": stage(0.0)}) for r in run.ranks]
+    )
+    assert compare(planned, run).stages["all_reduce"].measured == 0.0
+    found = compare(planned, replace(run, stages=waits)).stages["all_reduce"]
+    assert (found.measured, found.ape) == (1e-3, pytest.approx(0.1))
+
+
+def test_a_stage_that_some_ranks_have_is_shared_by_all() -> None:
+    assert typical_stages([{"gather": [3.0]}, {"gather": []}, {}]) == {"gather": 1.0}
 
 
 def test_the_first_epoch_is_start_up(plan: Plan) -> None:

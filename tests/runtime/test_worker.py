@@ -138,6 +138,8 @@ def test_the_report_holds_what_the_run_did(
         *("seeds", "sample", "gather", "batch"),
         *("wait", "forward_backward", "optimizer", "step"),
     }
+    # Of one rank the typical step is its own median.
+    assert report.stages == pytest.approx({n: each.median for n, each in rank.stages.items()})
     training = sum(rank.stages[name].mean for name in ("wait", "forward_backward", "optimizer"))
     assert training <= rank.stages["step"].mean
     assert rank.rows_by_source.keys() == {"own", "host"}

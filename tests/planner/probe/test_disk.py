@@ -18,9 +18,8 @@ def context(folder: Path, monkeypatch: pytest.MonkeyPatch) -> ProbeContext:
 
     class Here(Team):
         def run(self, task: str, *, ranks: int | None = None, **arguments: Any) -> list[Any]:
-            assert ranks == 1
             function = getattr(disk, task.partition(":")[2])
-            return [function(State(rank=0), **arguments)]
+            return [function(State(rank=rank), **arguments) for rank in range(ranks or 1)]
 
     monkeypatch.setattr(disk, "ROUNDS", 3)
     return ProbeContext(team=Here(1), sizes=QUICK, cores=1, scratch=folder)
@@ -32,10 +31,11 @@ def test_direct_reads_are_measured_on_every_grid_point(tmp_path: Path, monkeypat
     if not tables:
         pytest.skip(f"this file system refuses direct reads: {here.notes}")
     table = tables["disk_read"]
+    assert table.axes == ["read_bytes", "queue_depth", "readers"]
     assert len(table.values) == len(QUICK.disk_read_bytes) * len(QUICK.disk_queue_depths)
-    small = table.at(read_bytes=4096, queue_depth=1)
+    small = table.at(read_bytes=4096, queue_depth=1, readers=1)
     assert 1e-7 < small < 1.0
-    assert table.at(read_bytes=65536, queue_depth=1) >= small
+    assert table.at(read_bytes=65536, queue_depth=1, readers=1) >= small
     assert set(tables) == {"disk_read"}
     assert list(tmp_path.iterdir()) == []
 

@@ -23,9 +23,12 @@ TABLES = {
         [1e-9, 5e-8, 1e-8, 1e-7],
     ),
     "disk_read": table(
-        {"read_bytes": [4096.0, 65536.0], "queue_depth": [1.0, 16.0]},
-        # One read: 100 us + bytes / 1 GB/s; 16 in flight: 2 GB/s.
-        [100e-6 + 4096e-9, 4096 / 2e9, 100e-6 + 65536e-9, 65536 / 2e9],
+        {"read_bytes": [4096.0, 65536.0], "queue_depth": [1.0, 16.0], "readers": [1.0, 2.0]},
+        # One read: 100 us + bytes / 1 GB/s; 16 in flight: 1.5 GB/s; of two readers 2 GB/s together.
+        [
+            *(100e-6 + 4096e-9, 100e-6 + 4096e-9, 4096 / 1.5e9, 4096 / 1e9),
+            *(100e-6 + 65536e-9, 100e-6 + 65536e-9, 65536 / 1.5e9, 65536 / 1e9),
+        ],
     ),
     "all_to_all_idle": table(
         {"bytes": [1e3, 1e6, 1e8], "ranks": [2.0]},

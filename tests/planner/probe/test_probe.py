@@ -185,7 +185,8 @@ def test_the_disk_alone_is_measured_again(monkeypatch: pytest.MonkeyPatch):
         pytest.skip("this file system refuses direct reads")
     table = found.tables["disk_read"]
     assert table.provenance == "measured"
-    assert table.points == [list(TINY.disk_read_bytes), list(TINY.disk_queue_depths)]
+    assert table.points[:2] == [list(TINY.disk_read_bytes), list(TINY.disk_queue_depths)]
+    assert table.points[2] == [1.0, 2.0][: old.num_cores]
     # A busy machine's disk may be noted as uncertain, before as well as now.
     assert _without_disk(found.notes) == _without_disk(old.notes)
     changed = {link.name for link in found.links if link not in old.links}
