@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from planner.candidate import Candidate, RankRows
 from planner.cost.gather import gather_seconds
 from planner.cost.pipeline_time import finish_times
-from planner.cost.rates import edge_rate, exchange_rates, row_rate, vertex_rate
+from planner.cost.rates import disk_start, edge_rate, exchange_rates, row_rate, vertex_rate
 from planner.cost.sample import sample_seconds
 from planner.link_use import LinkUse, Ways
 from planner.machine import MachineModel
@@ -150,7 +150,7 @@ def _loader_seconds(plan: Plan, machine: MachineModel, batch: BatchWork) -> list
     asked, sent = exchange_rates(machine, rows.get("peer", 0.0), width, candidate)
     return [
         sample_seconds(float(batch.edges), float(batch.vertices), edge, vertex),
-        gather_seconds(rows, rates, strategy.threads.gather),
+        gather_seconds(rows, rates, strategy.threads.gather) + disk_start(machine, spread, width),
         asked.seconds,
         sent.seconds,
         plan.prediction.stages.get("batch", 0.0),

@@ -108,6 +108,8 @@ class ModelTiming:
     machine's table of that name says (gather, mapped_gather): it knows neither which rows recur nor
     how they lie in memory. disk_read: over those of as many reads as long, at random places of the
     same file, in turns. Empty: not measured."""
+    disk_start_seconds: float = 0.0
+    """Seconds of reading one row from disk between two steps; 0: not measured."""
     warmup_seconds: float = 0.0
     """What the first steps of a process cost above the steady ones, together."""
 

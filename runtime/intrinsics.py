@@ -43,6 +43,17 @@ def prefetch(_context: Any, address: Any) -> Any:
 
 
 @intrinsic
+def pointer(_context: Any, address: Any) -> Any:
+    """The pointer to an address, for `numba.carray`."""
+    del address
+
+    def codegen(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        return builder.inttoptr(arguments[0], _BYTE_POINTER)
+
+    return types.voidptr(types.intp), codegen
+
+
+@intrinsic
 def mulhi(_context: Any, a: Any, b: Any) -> Any:
     """High 64 bits of the 128-bit product of two uint64."""
     del a, b

@@ -13,6 +13,8 @@ from planner.cost.rates import (
     after_seconds,
     collective_table,
     crossing,
+    disk_apart,
+    disk_start,
     early_seconds,
     edge_rate,
     exchange_rates,
@@ -72,6 +74,8 @@ class RankSeconds:
     """Of `gather`: seconds in which reads of a disk are in flight."""
     early: float = 0.0
     """How much before the last rank this one leaves the exchange of rows; it waits for it later."""
+    apart: float = 0.0
+    """Of `disk`: how much before the last rank that reads from it this one has its rows."""
 
     @property
     def loader(self) -> float:
@@ -124,6 +128,8 @@ def rank_seconds(
         candidate.threads.gather,
     )
     disk = rows.rows.get("disk", 0.0)
+    start = disk_start(machine, rows, row_bytes, timing.disk_start_seconds)
+    gather += start
     peers = rows.rows.get("peer", 0.0)
     asked, sent = exchange_rates(machine, peers, row_bytes, candidate)
     remote_rows = rows.rows.get("remote", 0.0)
@@ -145,7 +151,9 @@ def rank_seconds(
         varying = sample + gather_seconds(
             {k: rows.rows[k] for k in alone}, alone, candidate.threads.gather
         )
-    from_disk = disk * by_source["disk"].seconds / candidate.threads.gather if disk > 0 else 0.0
+    from_disk = start
+    if disk > 0:
+        from_disk += disk * by_source["disk"].seconds / candidate.threads.gather
     compute += _after_wait(timing, candidate, from_disk)
     variation = _variation(batch)
     slope = seconds_per_scale(timing, ranks=ranks, threads=threads)
@@ -166,6 +174,7 @@ def rank_seconds(
         beside=timing.beside,
         disk=from_disk,
         early=early,
+        apart=from_disk * disk_apart(machine, rows, row_bytes, candidate) if disk > 0 else 0.0,
         spreads={
             "sample": max(edge.spread, vertex.spread),
             "gather": max((r.spread for r in by_source.values()), default=0.0),

@@ -106,18 +106,15 @@ def row_rate(
     """One thread's seconds per feature row from one kind of source.
 
     own: private memory; host: the shared mapping; disk: aligned direct reads, the disk shared by
-    all ranks; peer: two copies, by the owner and by the asker; remote: those of a rank on the host
-    that has the row (the exchanges are priced apart).
+    all ranks, without what a batch's first takes (`disk_start`); peer: two copies, by the owner and
+    by the asker; remote: those of a rank on the host that has the row (the exchanges are priced
+    apart).
     """
     reading = readers(candidate) * candidate.threads.gather
     if kind == "disk":
         read_bytes, reads = _requests(rows, row_bytes)
         rate = disk_rate(machine, read_bytes, QUEUE_DEPTH, ranks_here(candidate))
         seconds = rate.seconds * reads * candidate.threads.gather
-        if rows.rows.get("disk", 0.0) > 0:
-            # Nothing hides the last read: a batch waits for it, however few there are.
-            alone = disk_rate(machine, read_bytes, 1, 1)
-            seconds += alone.seconds * candidate.threads.gather / rows.rows["disk"]
         return Rate(seconds=seconds, spread=rate.spread, provenance=rate.provenance)
     rate = lookup(
         machine,
@@ -132,6 +129,40 @@ def row_rate(
     return Rate(
         seconds=rate.seconds * EXCHANGED_COPIES, spread=rate.spread, provenance=rate.provenance
     )
+
+
+def disk_start(
+    machine: MachineModel, rows: RankRows, row_bytes: int, measured_seconds: float = 0.0
+) -> float:
+    """Seconds that a batch takes at a disk however few rows it reads there; 0 where it reads none.
+
+    Nothing hides the last read, and the threads that read are woken.
+
+    Args:
+        machine: its table `disk_read`, for one read alone.
+        rows: what the rank reads.
+        row_bytes: of a row as it is stored.
+        measured_seconds: a batch of one row; 0: not measured, one read stands for it.
+    """
+    if rows.rows.get("disk", 0.0) <= 0.0:
+        return 0.0
+    return measured_seconds or disk_rate(machine, _requests(rows, row_bytes)[0], 1, 1).seconds
+
+
+def disk_apart(
+    machine: MachineModel, rows: RankRows, row_bytes: int, candidate: Candidate
+) -> float:
+    """Share of the last rank's reading by which the mean one has its rows earlier.
+
+    0 where one rank reads, or it was not measured. More ranks than were measured are as far apart
+    as most of those were.
+    """
+    ranks = ranks_here(candidate)
+    if ranks == 1 or "disk_apart" not in machine.tables:
+        return 0.0
+    read_bytes = _requests(rows, row_bytes)[0]
+    at = {"read_bytes": read_bytes, "queue_depth": QUEUE_DEPTH, "readers": ranks}
+    return lookup(machine, "disk_apart", **at).seconds
 
 
 def disk_rate(machine: MachineModel, read_bytes: float, depth: int, ranks: int) -> Rate:

@@ -45,6 +45,7 @@ class _Slowed:
     loader: dict[str, float]
     forward_backward: float
     early: float = 0.0
+    """What it waits for the others later."""
 
     @property
     def loader_seconds(self) -> float:
@@ -66,7 +67,7 @@ def step_seconds(
     slowest = max(ranks, key=lambda r: r.loader + r.forward_backward + r.halo_exchange)
     slowed = _slowed(candidate, machine, slowest)
     straggling = _straggling(candidate, ranks)
-    # Who left the exchange of rows first waits for the others here.
+    # Who left the exchange of rows first, or had its rows from the disk, waits for the others here.
     all_reduce = slowest.all_reduce + straggling + slowed.early
     trainer = slowed.forward_backward + slowest.halo_exchange + all_reduce + slowest.optimizer
     cores = _core_seconds(candidate, ranks)
@@ -128,7 +129,10 @@ def _slowed(candidate: Candidate, machine: MachineModel, rank: RankSeconds) -> _
     if candidate.threads.sample == 0 or rank.loader == 0.0:
         early = min(rank.early, stages["exchange_rows"])
         stages["exchange_rows"] -= early
-        return _Slowed(loader=stages, forward_backward=rank.forward_backward, early=early)
+        stages["gather"] -= rank.apart
+        return _Slowed(
+            loader=stages, forward_backward=rank.forward_backward, early=early + rank.apart
+        )
     if has_lanes(candidate):
         lanes = lanes_of(candidate, machine, rank)
         alone = rank.loader - rank.sample

@@ -5,7 +5,8 @@ the table is left out and a note says so; nothing is invented. One thread keeps 
 with the kernel of the runtime's disk tier: a row as long as the read is copied out besides.
 
 Readers are processes, as ranks are. A fast disk serves two of them more than one: with 32 reads of
-64 KiB in flight one process took 21 us for each, and each of two 30 us at once, not 42.
+64 KiB in flight one process took 21 us for each, and each of two 30 us at once, not 42. Nor does it
+serve them alike: in a thirtieth of a second one may get twice what the other does.
 """
 
 import itertools
@@ -35,12 +36,17 @@ CHUNK = 8
 """Reads that a thread does before it looks at the clock."""
 DRAWN = 4096
 """Places that a thread draws before the clock starts, and goes through again and again."""
+LEAST_APART = 1e-3
+"""Tables are read on logarithms, which have no 0."""
 DISK_LIMIT = 0.25
 """Accepted spread: disks of virtual machines are shared."""
 
 
 def measure(context: ProbeContext) -> dict[str, Table]:
-    """Table `disk_read`; nothing and a note where direct reads are refused."""
+    """Tables `disk_read` and, of several readers, `disk_apart`.
+
+    Nothing and a note where direct reads are refused.
+    """
     sizes = context.sizes
     path = context.scratch / "disk.bin"
     try:
@@ -65,9 +71,10 @@ def measure(context: ProbeContext) -> dict[str, Table]:
             points=grid,
             point_seconds=sizes.point_seconds / 3,
         )
-        rounds[count].append(np.mean(found, axis=0))
+        rounds[count].append(np.array(found))
     path.unlink()
-    samples = np.stack([rounds[count] for count in readers])  # readers, rounds, points
+    each = {count: np.stack(found) for count, found in rounds.items()}  # rounds, ranks, points
+    samples = np.stack([each[count].mean(axis=1) for count in readers])  # readers, rounds, points
     points = [
         summarize(samples[r, :, p].tolist(), limit=DISK_LIMIT)
         for p in range(len(grid))
@@ -79,7 +86,42 @@ def measure(context: ProbeContext) -> dict[str, Table]:
         "readers": readers,
     }
     rising = ["read_bytes", "readers"]
-    return context.table("disk_read", "seconds_per_read", axes, points, rising=rising)
+    read = context.table("disk_read", "seconds_per_read", axes, points, rising=rising)
+    if len(readers) < 2:
+        return read
+    typical = np.median(samples, axis=1)  # readers, points
+    shares = [
+        summarize([apart_share(round_[:, p], typical[: r + 1, p]) for round_ in each[count]])
+        for p in range(len(grid))
+        for r, count in enumerate(readers[1:], 1)
+    ]
+    axes["readers"] = readers[1:]
+    return read | context.table("disk_apart", "share", axes, shares)
+
+
+def apart_share(seconds: NDArray[np.float64], typical: NDArray[np.float64]) -> float:
+    """How much earlier than the last reader the mean one is done, when all begin and read alike.
+
+    Those that are left read faster, as fewer do. Readers that were not counted between two that
+    were are taken to be served as the more of them.
+
+    Args:
+        seconds: of each reader per read while all read, shape (readers,).
+        typical: what reads take by number of readers, of the numbers measured up to all, ascending.
+
+    Returns:
+        Of the last one's time: 0 where all are served alike; no less than a thousandth.
+
+    >>> round(apart_share(np.array([2.0, 4.0]), np.array([1.0, 3.0])), 4)  # at 2 and 2 + 2/3
+    0.125
+    """
+    ends, at, last = list[float](), 0.0, 0.0
+    for left, each in zip(range(seconds.size, 0, -1), np.sort(seconds), strict=True):
+        faster = typical[min(left, typical.size) - 1] / typical[-1]
+        at += (each - last) * min(1.0, faster)
+        last = each
+        ends.append(at)
+    return max(LEAST_APART, float(1.0 - np.mean(ends) / at))
 
 
 def write_file(path: Path, num_bytes: int) -> None:

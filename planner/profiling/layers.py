@@ -24,6 +24,7 @@ from planner.profiling.loader_seconds import (
     in_turns,
 )
 from planner.profiling.loader_work import (
+    DISK_START,
     disk_factor,
     disk_work,
     drawn_batches,
@@ -198,6 +199,7 @@ class _Bench:
             alone = {kind: found.work for kind, found in turns.items()}
             works.pop("mapped_gather", None)  # its thread computes as the other's does
             with disk_work(graph, batches, cores) as read:
+                read.pop(DISK_START, None)
                 beside = all_beside(
                     {**works, **read}, step, {"disk": cores}, alone=alone, unbroken=read
                 )
@@ -207,6 +209,7 @@ class _Bench:
             after_wait=after_wait(turns["disk"], turns["sample"]) if "disk" in turns else None,
             beside=beside,
             disk_factor=over_random,
+            disk_start_seconds=turns[DISK_START].work if DISK_START in turns else 0.0,
         )
 
     def _turn(self, scale: int, i: int) -> tuple[float, float, float]:

@@ -78,6 +78,8 @@ class LoadingAnswer:
     disk_factor: float | None = None
     """Reading batches from disk over as many random reads as long; None: no rows, or the file
     system refuses direct reads."""
+    disk_start_seconds: float = 0.0
+    """Median of reading a single row by the same thread; 0: no rows."""
 
 
 Work = Callable[[], float]

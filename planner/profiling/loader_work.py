@@ -28,6 +28,7 @@ MOST_DRAWN = 32
 """Batches that are gathered and read in turn: as few of them as the caches hold would find each
 other's rows there more often than a run's batches do."""
 DISK_BUDGET_BYTES = 8 << 20
+DISK_START = "disk_start"
 RANDOM_SECONDS = 0.03
 """For which random reads go on between two steps, about as long as reading a batch takes."""
 
@@ -118,7 +119,7 @@ def disk_work(
 ) -> Generator[dict[str, Work]]:
     """Reading the batches' rows past the page cache, as `disk`, while the context is open.
 
-    Nothing where the graph has no dense rows to read.
+    And a row of each, as `disk_start`. Nothing where the graph has no dense rows to read.
 
     Args:
         graph: the dataset.
@@ -129,8 +130,13 @@ def disk_work(
     if disk is None:
         yield {}
         return
+    # The first of some batches' rows, each a batch: what one takes however few rows it reads.
+    firsts = [ids[:1] for ids in batches]
     try:
-        yield {"disk": functools.partial(seconds_of, _reading(disk, batches))}
+        yield {
+            "disk": functools.partial(seconds_of, _reading(disk, batches)),
+            DISK_START: functools.partial(seconds_of, _reading(disk, firsts)),
+        }
     finally:
         disk.close()
 

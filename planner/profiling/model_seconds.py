@@ -141,6 +141,7 @@ def with_loading(
         beside=found.beside,
         after_wait=found.after_wait,
         gather_factors=factors,
+        disk_start_seconds=found.disk_start_seconds,
     )
 
 

@@ -1,8 +1,8 @@
 """The disk tier: rows of x.npy read past the page cache, in whole blocks, under a byte budget.
 
 Ids are taken in pieces that fit the budget, sorted, and coalesced into requests of aligned blocks;
-a bounded number of threads reads them into aligned buffers and copies rows out, without the
-interpreter's lock (`direct_read`). What the tier holds
+a bounded crew of threads reads them into aligned buffers and copies rows out, without the
+interpreter's lock (`crew`, `direct_read`). What the tier holds
 (buffers and index) is reserved in a `ByteBudget`, so it cannot grow with the batch. A mapped file
 is not a disk tier: after one pass the page cache has made it memory, and on nobody's budget.
 
@@ -15,19 +15,17 @@ import mmap
 import os
 import threading
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.cores import keep_thread_to
 from runtime.features import direct
 from runtime.features.budget import ByteBudget
 from runtime.features.counters import Counters
-from runtime.features.direct_read import Requests, Stored, read_requests
+from runtime.features.crew import MOST_THREADS, Crew
+from runtime.features.direct_read import Requests, Stored
 from runtime.features.gather import copy_from_addresses
 from runtime.features.tier import AbstractTier
 
@@ -57,8 +55,8 @@ class Disk(AbstractTier):
         Args:
             path: the .npy file, C order, float32 or float16.
             budget_bytes: most bytes the tier may hold.
-            queue_depth: most requests in flight; fewer where their buffers would take more than
-                three quarters of the budget.
+            queue_depth: most requests in flight, at most 255; fewer where their buffers would take
+                more than three quarters of the budget.
             cores: what the reading threads keep to; none: wherever the system puts them.
 
         Raises:
@@ -72,15 +70,19 @@ class Disk(AbstractTier):
         room_bytes = min(3 * budget_bytes // 4, budget_bytes - LEAST_IDS * INDEX_BYTES_PER_ID)
         share_bytes = direct.round_down(room_bytes // queue_depth)
         self.request_bytes = max(least_bytes, min(MOST_REQUEST_BYTES, share_bytes))
-        self.queue_depth = max(1, min(queue_depth, room_bytes // self.request_bytes))
+        self.queue_depth = max(1, min(queue_depth, room_bytes // self.request_bytes, MOST_THREADS))
         self.budget.reserve("buffers", self.queue_depth * self.request_bytes)
         with self.budget.holding("index", LEAST_IDS * INDEX_BYTES_PER_ID):
             self._file, self.is_direct = direct.open_file(path)
-        self._buffers: SimpleQueue[NDArray[np.uint8]] = SimpleQueue()
-        for _ in range(self.queue_depth):
-            self._buffers.put(np.frombuffer(mmap.mmap(-1, self.request_bytes), np.uint8))
-        self._cores = list(cores)
-        self._pool = ThreadPoolExecutor(self.queue_depth, thread_name_prefix="disk")
+        self._buffers = [
+            np.frombuffer(mmap.mmap(-1, self.request_bytes), np.uint8)
+            for _ in range(self.queue_depth)
+        ]
+        try:
+            self._crew = Crew(self._buffers, cores)
+        except BaseException:
+            os.close(self._file)
+            raise
         # One read at a time: the budget pays for one index.
         self._lock = threading.Lock()
 
@@ -125,44 +127,22 @@ class Disk(AbstractTier):
             firsts=begins[: num_requests + 1],
             addresses=np.empty(slots.size, np.int64),
         )
-        # Stripes of requests: which thread reads which is fixed, so that no queue is needed.
-        threads = min(self.queue_depth, num_requests)
-        workers = [
-            self._pool.submit(self._work, requests, first, threads, out) for first in range(threads)
-        ]
-        counters.disk_read_bytes += sum([worker.result() for worker in workers])
-        counters.disk_reads += num_requests
-
-    def _work(self, requests: Requests, first: int, stride: int, out: NDArray[Any]) -> int:
-        """Serve requests `first`, `first + stride`, ...; returns the bytes asked for."""
-        keep_thread_to(self._cores)  # each time: to pin the process moves all its threads
-        rows, read_bytes, num_requests = self.rows, 0, requests.firsts.size - 1
         stored = Stored(
             file=self._file,
-            row_bytes=rows.row_bytes,
-            data_offset=rows.data_offset,
-            end_bytes=rows.end_bytes,
-            widen=rows.dtype != out.dtype,
+            row_bytes=self.rows.row_bytes,
+            data_offset=self.rows.data_offset,
+            end_bytes=self.rows.end_bytes,
+            widen=self.rows.dtype != out.dtype,
             drop_pages=not self.is_direct,
         )
-        buffer = self._buffers.get()
-        try:
-            while first < num_requests:
-                first, done = read_requests(
-                    stored, requests, first, stride, buffer.ctypes.data, out.ctypes.data
-                )
-                read_bytes += done
-                if first < num_requests:  # interrupted, cut short or failing: say which
-                    read_bytes += self._serve(requests, first, buffer, out)
-                    first += stride
-        finally:
-            self._buffers.put(buffer)
-        return read_bytes
+        failed, read_bytes = self._crew.serve(stored, requests, out)
+        counters.disk_read_bytes += read_bytes
+        counters.disk_read_bytes += sum(self._serve(requests, number, out) for number in failed)
+        counters.disk_reads += num_requests
 
-    def _serve(
-        self, requests: Requests, number: int, buffer: NDArray[np.uint8], out: NDArray[Any]
-    ) -> int:
+    def _serve(self, requests: Requests, number: int, out: NDArray[Any]) -> int:
         """One request by the interpreter, with its errors."""
+        buffer = self._buffers[0]
         ids = slice(int(requests.firsts[number]), int(requests.firsts[number + 1]))
         slots = requests.slots[ids]
         begin, end = self.rows.block_range(int(slots[0]), int(slots[-1]))
@@ -176,9 +156,8 @@ class Disk(AbstractTier):
         """Stop the threads, close the file, give back the buffers."""
         if self._file < 0:
             return
-        self._pool.shutdown()
+        self._crew.close()
         os.close(self._file)
         self._file = -1
-        while not self._buffers.empty():
-            self._buffers.get()
+        self._buffers.clear()
         self.budget.release("buffers", self.queue_depth * self.request_bytes)

@@ -220,8 +220,41 @@ def test_rows_are_gathered_from_memory_as_the_graphs_own_were() -> None:
     assert predict(slow, candidate(), disk).stages == usual.stages
     dense = timed(asked, gather_factors={"disk_read": 0.7})
     found = predict(dense, candidate(), disk)
-    assert found.stages["gather"] == pytest.approx(0.7 * usual.stages["gather"])
+    start = predict(asked, candidate(), rows(1, disk=1e-9)).stages["gather"]
+    beyond = usual.stages["gather"] - start
+    assert found.stages["gather"] - start == pytest.approx(0.7 * beyond)
     assert "x 0.70, measured with this graph's batches" in found.provenance["gather"]
+
+
+def test_a_batch_from_disk_takes_what_one_row_took_besides() -> None:
+    asked = request(with_tables())
+    slow = timed(asked, disk_start_seconds=2e-3)
+
+    def seconds(found: Request, **by_source: float) -> float:
+        return predict(found, candidate(), rows(1, **by_source)).stages["gather"]
+
+    one, many = seconds(asked, disk=1e-9), seconds(asked, disk=5_000.0)
+    assert one > 0.0  # not measured: one read alone stands for it
+    assert seconds(slow, disk=1e-9) == pytest.approx(2e-3)
+    assert seconds(slow, disk=5_000.0) == pytest.approx(many - one + 2e-3)
+    assert seconds(slow, host=5_000.0) == seconds(asked, host=5_000.0)
+
+
+def test_who_has_its_rows_from_a_disk_first_waits_in_the_all_reduce() -> None:
+    axes = ["read_bytes", "queue_depth", "readers"]
+    model = with_tables(disk_apart=constant("share", axes, 0.1))
+    placed = rows(2, disk=5_000.0)
+    usual = price(candidate(ranks=2), placed)
+    apart = price(candidate(ranks=2), placed, model=model)
+    wait = 0.1 * usual.stages["gather"]
+    assert wait > 0.0
+    assert apart.stages["gather"] == pytest.approx(usual.stages["gather"] - wait)
+    assert apart.stages["all_reduce"] == pytest.approx(usual.stages["all_reduce"] + wait)
+    assert apart.step_seconds.value == pytest.approx(usual.step_seconds.value)
+    # One rank has nobody to wait for; beside loader threads the wait is not seen.
+    for ranks, loaders in ((1, 0), (2, 1)):
+        who, placed = candidate(ranks=ranks, loaders=loaders), rows(ranks, disk=5_000.0)
+        assert price(who, placed, model=model).stages == price(who, placed).stages
 
 
 def test_rows_wider_than_any_measured_cost_as_much_per_byte() -> None:

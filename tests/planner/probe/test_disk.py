@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from planner.probe import disk
@@ -55,3 +56,17 @@ def test_where_direct_reads_are_refused_the_table_is_left_out_and_noted(
     assert disk.measure(here) == {}
     assert "direct reads refused (Invalid argument)" in here.notes[0]
     assert list(tmp_path.iterdir()) == []
+
+
+def test_how_far_apart_readers_end_is_what_the_slower_still_reads_alone() -> None:
+    alike = np.array([3.0, 3.0])
+    typical = np.array([2.0, 3.0])
+    assert disk.apart_share(alike, typical) == disk.LEAST_APART
+    # At 2 one of two is done; a third of the other's is left, which alone takes 2/3 as long:
+    # 2 + (4 - 2) * 2 / 3 = 10 / 3; the mean is done at 8 / 3, a fifth before.
+    assert disk.apart_share(np.array([4.0, 2.0]), typical) == pytest.approx(0.2)
+    # Alone it is no slower than beside others, whatever was measured.
+    assert disk.apart_share(np.array([4.0, 2.0]), np.array([9.0, 3.0])) == pytest.approx(0.25)
+    # Three, of which k take k seconds a read each: done at 1, 1 + 2 / 3 and 1 + 2 / 3 + 1 / 3.
+    three = disk.apart_share(np.array([3.0, 2.0, 1.0]), np.array([1.0, 2.0, 3.0]))
+    assert three == pytest.approx(1 - (1 + 5 / 3 + 2) / 3 / 2)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from runtime.errors import BudgetExceeded, DatasetError
-from runtime.features import direct, disk
+from runtime.features import direct
 from runtime.features.counters import Counters
 from runtime.features.disk import INDEX_BYTES_PER_ID, LEAST_IDS, Disk
 
@@ -214,31 +214,6 @@ def test_a_file_cut_short_while_open_is_an_error_not_zeros(tmp_path: Path) -> No
     with pytest.raises(IndexError, match="found 500"):
         _read(tier, np.array([500]), 100)
     tier.close()
-
-
-@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="this system pins no threads")
-def test_reading_threads_keep_to_their_cores_and_the_caller_to_its_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path, x = _save(tmp_path, 700, 100)
-    mine = os.sched_getaffinity(0)
-    last = max(mine)
-    tier = Disk(path, budget_bytes=1 << 20, cores=[last])
-    seen: list[set[int]] = []
-    real = disk.read_requests
-
-    def seeing(*arguments: Any) -> Any:
-        seen.append(os.sched_getaffinity(0))
-        return real(*arguments)
-
-    monkeypatch.setattr(disk, "read_requests", seeing)
-    ids = np.arange(0, 700, 7)
-    rows, _ = _read(tier, ids, 100)
-    tier.close()
-    np.testing.assert_array_equal(rows, x[ids])
-    assert seen
-    assert all(cores == {last} for cores in seen)
-    assert os.sched_getaffinity(0) == mine
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="this system pins no threads")
