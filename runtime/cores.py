@@ -25,11 +25,11 @@ def pin_to(cores: list[int]) -> None:
             continue  # the thread ended meanwhile
 
 
-def keep_thread_to(cores: Sequence[int], thread: int = 0) -> None:
-    """Restrict a thread (0: this one) to cores; without any, or where it cannot be, do nothing."""
+def keep_thread_to(cores: Sequence[int]) -> None:
+    """Restrict the calling thread to cores; with none, or where the system cannot, do nothing."""
     if cores and hasattr(os, "sched_setaffinity"):
         with contextlib.suppress(OSError):  # they were taken from this process meanwhile
-            os.sched_setaffinity(thread, cores)
+            os.sched_setaffinity(0, cores)
 
 
 @contextlib.contextmanager

@@ -103,8 +103,8 @@ class PlannedLoader:
         self.cooperation = self._parts.cooperation
         self.stages = self._parts.stages()
         self.topology = self._parts.topology
-        # Where reads of the disk keep off training's cores, so do the threads that wait for them:
-        # woken by a reader they would be put on the core that is not reading, training's.
+        # Threads that wait for reads of the disk keep off training's cores: woken by a reader they
+        # would be put on the core that is not reading, training's.
         reads_disk = any(source.kind == "disk" for source in self.plan.strategy.features.sources)
         cores = cores_beside_training(self.plan.strategy.threads) if reads_disk else []
         self._workers = Workers(self._parts.num_threads, cores=cores)

@@ -188,21 +188,17 @@ class _Bench:
         batches = drawn_batches(sample, graph.row_bytes)
         gathered = gatherings(graph, batches)
         works = {"sample": sampling(sample), **{k: each.work for k, each in gathered.items()}}
-        with disk_work(graph, batches, []) as read:
-            turns = {kind: in_turns(work, step) for kind, work in {**works, **read}.items()}
         over_random = disk_factor(graph, batches, step)
         beside = dict[str, Beside]()
-        if asked.beside:
-            # As a run has them: a loader that reads a disk, and the disk's readers, are kept off
-            # the cores of compute; one that does not is not.
-            cores = usable_core_ids()[self.request.threads :]
-            alone = {kind: found.work for kind, found in turns.items()}
-            works.pop("mapped_gather", None)  # its thread computes as the other's does
-            with disk_work(graph, batches, cores) as read:
+        with disk_work(graph, batches) as read:
+            turns = {kind: in_turns(work, step) for kind, work in {**works, **read}.items()}
+            if asked.beside:
+                alone = {kind: found.work for kind, found in turns.items()}
+                works.pop("mapped_gather", None)  # its thread computes as the other's does
                 read.pop(DISK_START, None)
-                beside = all_beside(
-                    {**works, **read}, step, {"disk": cores}, alone=alone, unbroken=read
-                )
+                # As a run has it: a loader that reads a disk is kept off the cores of compute.
+                cores = {"disk": usable_core_ids()[self.request.threads :]}
+                beside = all_beside({**works, **read}, step, cores, alone=alone, unbroken=read)
         return LoadingAnswer(
             sample_seconds=turns["sample"].work,
             gathers={k: timed_gather(each, turns[k]) for k, each in gathered.items()},

@@ -114,9 +114,7 @@ def timed_gather(gathered: Gathering, turns: Turns) -> TimedGather:
 
 
 @contextmanager
-def disk_work(
-    graph: Graph, batches: Sequence[NDArray[np.int64]], cores: Sequence[int]
-) -> Generator[dict[str, Work]]:
+def disk_work(graph: Graph, batches: Sequence[NDArray[np.int64]]) -> Generator[dict[str, Work]]:
     """Reading the batches' rows past the page cache, as `disk`, while the context is open.
 
     And a row of each, as `disk_start`. Nothing where the graph has no dense rows to read.
@@ -124,9 +122,8 @@ def disk_work(
     Args:
         graph: the dataset.
         batches: ids of each batch's vertices.
-        cores: what the threads that read keep to; none: wherever the system puts them.
     """
-    disk = _open_disk(graph, cores)
+    disk = _open_disk(graph)
     if disk is None:
         yield {}
         return
@@ -158,7 +155,7 @@ def disk_factor(
         None where the graph has no dense rows or hardly any, or the file system refuses direct
         reads.
     """
-    disk = _open_disk(graph, [])
+    disk = _open_disk(graph)
     if disk is None:
         return None
     try:
@@ -183,10 +180,10 @@ def disk_factor(
         disk.close()
 
 
-def _open_disk(graph: Graph, cores: Sequence[int]) -> Disk | None:
+def _open_disk(graph: Graph) -> Disk | None:
     if graph.x is None:
         return None
-    return Disk(Path(graph.path) / "x.npy", budget_bytes=DISK_BUDGET_BYTES, cores=cores)
+    return Disk(Path(graph.path) / "x.npy", budget_bytes=DISK_BUDGET_BYTES)
 
 
 def _reading(disk: Disk, batches: Sequence[NDArray[np.int64]]) -> Callable[[], object]:

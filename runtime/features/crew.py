@@ -18,7 +18,6 @@ import numpy as np
 from numba import types
 from numpy.typing import NDArray
 
-from runtime.cores import keep_thread_to
 from runtime.features.direct_read import Requests, Stored, read_requests
 from runtime.intrinsics import pointer
 
@@ -37,12 +36,11 @@ _WRITE = types.ExternalFunction("write", types.int64(types.int32, types.uintp, t
 class Crew:
     """One thread fewer than there are buffers; who calls `serve` is one of the crew."""
 
-    def __init__(self, buffers: Sequence[NDArray[np.uint8]], cores: Sequence[int] = ()) -> None:
+    def __init__(self, buffers: Sequence[NDArray[np.uint8]]) -> None:
         """Start the threads.
 
         Args:
             buffers: aligned, each holds the longest request; one per read in flight, 1 to 255.
-            cores: what the threads keep to; none: wherever the system puts them.
 
         Raises:
             OSError: no pipes are left to open.
@@ -51,7 +49,6 @@ class Crew:
         if not 1 <= len(buffers) <= MOST_THREADS:
             raise ValueError(f"expected 1 to {MOST_THREADS} buffers, found {len(buffers)}")
         self._buffers = list(buffers)
-        self._cores = list(cores)
         self._job = np.zeros(1, _JOB)
         self._ends = np.zeros((len(buffers), 2), np.int64)  # what `read_requests` returns, by part
         self._pipes = [*os.pipe(), *os.pipe()]
@@ -63,15 +60,10 @@ class Crew:
         _wait_and_serve(*work, buffers[0].ctypes.data)  # compiled here, where an error is seen
         for number, buffer in enumerate(buffers[1:]):
             thread = threading.Thread(
-                target=_member, args=(self._cores, work, buffer), name=f"disk-{number}", daemon=True
+                target=_member, args=(work, buffer), name=f"disk-{number}", daemon=True
             )
             thread.start()
             self._threads.append(thread)
-
-    @property
-    def threads(self) -> list[int]:
-        """The system's numbers of the threads."""
-        return [thread.native_id for thread in self._threads if thread.native_id is not None]
 
     def serve(self, stored: Stored, requests: Requests, out: NDArray[Any]) -> tuple[list[int], int]:
         """Read all requests and copy their rows out; a crew serves one caller at a time.
@@ -87,7 +79,6 @@ class Crew:
         """
         count, buffer = requests.firsts.size - 1, self._buffers[0]
         parts = min(len(self._buffers), count)
-        self._keep_to_cores()
         _serve_together(
             self._pipes[1], self._pipes[2], parts, stored, requests, self._job, self._ends,
             buffer.ctypes.data, out.ctypes.data,
@@ -102,22 +93,11 @@ class Crew:
                 done += more
         return failed, done
 
-    def _keep_to_cores(self) -> None:
-        """Pin the threads again where something has moved all threads of the process."""
-        if not (self._cores and self._threads and hasattr(os, "sched_getaffinity")):
-            return
-        if os.sched_getaffinity(self.threads[0]) != set(self._cores):
-            for thread in self.threads:
-                keep_thread_to(self._cores, thread)
-
 
 def _member(
-    cores: Sequence[int],
-    work: tuple[int, int, NDArray[np.int64], NDArray[np.int64]],
-    buffer: NDArray[np.uint8],
+    work: tuple[int, int, NDArray[np.int64], NDArray[np.int64]], buffer: NDArray[np.uint8]
 ) -> None:
-    keep_thread_to(cores)
-    _wait_and_serve(*work, buffer.ctypes.data)
+    _wait_and_serve(*work, buffer.ctypes.data)  # the buffer lives as long as the thread
 
 
 def _stop(threads: Sequence[threading.Thread], pipes: Sequence[int]) -> None:

@@ -6,15 +6,14 @@ interpreter's lock (`crew`, `direct_read`). What the tier holds
 (buffers and index) is reserved in a `ByteBudget`, so it cannot grow with the batch. A mapped file
 is not a disk tier: after one pass the page cache has made it memory, and on nobody's budget.
 
-A thread that waits for the disk holds no core, but takes one from whoever computes each time a read
-ends. Beside training the reading threads therefore keep to cores that it does not need: a model of
-14.5 ms took 12.3 so, of 10.4 alone, and reading was no slower (2 cores, 16 reads in flight).
+The reading threads run wherever the system puts them, beside training as well. Kept to the core that
+training left them they slowed it down less (a model of 12.0 ms to 9.9), but read slower while it
+waited for them: batches of 16.8 to 62.7 ms took 22.8 to 74.7 then (2 cores, 16 reads in flight).
 """
 
 import mmap
 import os
 import threading
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +47,6 @@ class Disk(AbstractTier):
         *,
         budget_bytes: int,
         queue_depth: int = 16,
-        cores: Sequence[int] = (),
     ) -> None:
         """Open the file; nothing is read yet.
 
@@ -57,7 +55,6 @@ class Disk(AbstractTier):
             budget_bytes: most bytes the tier may hold.
             queue_depth: most requests in flight, at most 255; fewer where their buffers would take
                 more than three quarters of the budget.
-            cores: what the reading threads keep to; none: wherever the system puts them.
 
         Raises:
             BudgetExceeded: not even one buffer and the least index fit.
@@ -79,7 +76,7 @@ class Disk(AbstractTier):
             for _ in range(self.queue_depth)
         ]
         try:
-            self._crew = Crew(self._buffers, cores)
+            self._crew = Crew(self._buffers)
         except BaseException:
             os.close(self._file)
             raise

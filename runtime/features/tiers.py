@@ -7,7 +7,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runtime.comm.collectives import Communicator
-from runtime.cores import cores_beside_training
 from runtime.errors import DatasetError, PlanError
 from runtime.features.disk import Disk
 from runtime.features.hosts import HostRows, fetch_lacking, ranks_of
@@ -142,7 +141,6 @@ def _disk(graph: Graph, plan: Plan) -> Disk:
     tier = Disk(
         Path(graph.path) / "x.npy",
         budget_bytes=plan.strategy.features.disk_budget_bytes,
-        cores=cores_beside_training(plan.strategy.threads),
     )
     if (tier.rows.num_rows, tier.rows.feature_dim) != graph.x.shape:
         tier.close()

@@ -167,7 +167,7 @@ def test_a_loader_samples_anew_and_reads_rows_of_batches_in_turn(
     batches = drawn_batches(sample, small_graph.row_bytes)
     assert len(drawn) == len(batches) == loader_work.MOST_DRAWN
     work = sampling(sample)
-    with disk_work(small_graph, batches, []) as works:
+    with disk_work(small_graph, batches) as works:
         for _ in range(2):
             assert work() > 0.0
             assert works["disk"]() > 0.0
@@ -316,7 +316,7 @@ def test_ids_past_the_end_of_a_table_of_part_of_the_graph_come_round(
 def test_a_graph_without_rows_has_only_its_sampler(small_graph: Graph) -> None:
     bare = replace(small_graph, x=None, meta=replace(small_graph.meta, feature_dim=0))
     assert gatherings(bare, [np.array([1])]) == {}
-    with disk_work(bare, [np.array([1])], []) as works:
+    with disk_work(bare, [np.array([1])]) as works:
         assert works == {}
 
 

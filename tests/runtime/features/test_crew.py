@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from runtime.cores import keep_thread_to
 from runtime.features.crew import MOST_THREADS, Crew
 from runtime.features.direct_read import Requests, Stored
 
@@ -124,27 +123,3 @@ def test_a_number_of_buffers_that_a_byte_cannot_name_is_refused() -> None:
     for count in (0, MOST_THREADS + 1):
         with pytest.raises(ValueError, match="expected 1 to 255 buffers"):
             Crew(_buffers(1) * count)
-
-
-@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="this system pins no threads")
-def test_threads_keep_to_their_cores_and_the_caller_to_its_own(rows: tuple[Stored, Any]) -> None:
-    stored, x = rows
-    mine = os.sched_getaffinity(0)
-    if len(mine) < 2:
-        pytest.skip("one core: there is none to keep off")
-    crew = Crew(_buffers(4), cores=[max(mine)])
-    ids, out = np.arange(50), np.zeros((50, DIM), np.float32)
-
-    def cores() -> list[set[int]]:
-        return [os.sched_getaffinity(thread) for thread in crew.threads]
-
-    crew.serve(stored, _requests(ids), out)
-    assert cores() == [{max(mine)}] * 3
-    for thread in crew.threads:  # as `pin_to` moves all threads of a process
-        keep_thread_to(sorted(mine), thread)
-    assert cores() == [mine] * 3
-    crew.serve(stored, _requests(ids), out)
-    assert cores() == [{max(mine)}] * 3
-    np.testing.assert_array_equal(out, x[:50])
-    assert os.sched_getaffinity(0) == mine
-    crew.close()

@@ -214,12 +214,3 @@ def test_a_file_cut_short_while_open_is_an_error_not_zeros(tmp_path: Path) -> No
     with pytest.raises(IndexError, match="found 500"):
         _read(tier, np.array([500]), 100)
     tier.close()
-
-
-@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="this system pins no threads")
-def test_cores_that_were_taken_away_stop_no_read(tmp_path: Path) -> None:
-    path, x = _save(tmp_path, 50, 8)
-    tier = Disk(path, budget_bytes=1 << 20, cores=[max(os.sched_getaffinity(0)) + 1000])
-    rows, _ = _read(tier, np.arange(50), 8)
-    tier.close()
-    np.testing.assert_array_equal(rows, x)
