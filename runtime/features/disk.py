@@ -8,7 +8,7 @@ is not a disk tier: after one pass the page cache has made it memory, and on nob
 
 The reading threads run wherever the system puts them, beside training as well. Kept to the core
 that training left them they slowed it down less (a model of 12.0 ms to 9.9), but read slower while
-it waited for them: batches of 16.8 to 62.7 ms took 22.8 to 74.7 then (2 cores, 16 in flight).
+it waited for them: steps of 16.8 to 62.7 ms took 22.8 to 74.7 then (2 cores, 16 in flight).
 """
 
 import mmap
