@@ -25,6 +25,23 @@ def pin_to(cores: list[int]) -> None:
             continue  # the thread ended meanwhile
 
 
+@contextlib.contextmanager
+def process_on(cores: Sequence[int]) -> Generator[None]:
+    """All threads of this process on cores, for as long as the context is open.
+
+    With none, or where the system cannot, nothing is changed.
+    """
+    before = usable_core_ids()
+    if not cores or not before:
+        yield
+        return
+    pin_to(list(cores))
+    try:
+        yield
+    finally:
+        pin_to(before)
+
+
 def keep_thread_to(cores: Sequence[int]) -> None:
     """Restrict the calling thread to cores; with none, or where the system cannot, do nothing."""
     if cores and hasattr(os, "sched_setaffinity"):

@@ -15,10 +15,9 @@ it waits that long in the next one, and so is what the compute that follows take
 Each rank of a host has a core of its own while this is measured, as ranks have it in training.
 """
 
-import os
 import time
 from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -124,21 +123,12 @@ def after(moments: NDArray[np.float64], plain: NDArray[np.float64]) -> Measureme
     return summarize([max(LEAST_SECONDS, longer)])
 
 
-@contextmanager
-def one_core_each(rank: int, ranks: int) -> Generator[None]:
+def one_core_each(rank: int, ranks: int) -> AbstractContextManager[None]:
     """This process's threads on a core of their own, where there are as many cores as ranks."""
-    if not hasattr(os, "sched_setaffinity"):
-        yield
-        return
-    from runtime.cores import pin_to
+    from runtime.cores import process_on, usable_core_ids
 
-    cores = sorted(os.sched_getaffinity(0))
-    if ranks <= len(cores):
-        pin_to([cores[rank]])
-    try:
-        yield
-    finally:
-        pin_to(cores)
+    cores = usable_core_ids()
+    return process_on([cores[rank]] if ranks <= len(cores) else [])
 
 
 @contextmanager

@@ -70,3 +70,31 @@ def test_how_far_apart_readers_end_is_what_the_slower_still_reads_alone() -> Non
     # Three, of which k take k seconds a read each: done at 1, 1 + 2 / 3 and 1 + 2 / 3 + 1 / 3.
     three = disk.apart_share(np.array([3.0, 2.0, 1.0]), np.array([1.0, 2.0, 3.0]))
     assert three == pytest.approx(1 - (1 + 5 / 3 + 2) / 3 / 2)
+
+
+def test_each_reader_keeps_to_its_share_of_the_cores(tmp_path: Path, monkeypatch):
+    path = tmp_path / "disk.bin"
+    disk.write_file(path, 4 << 20)
+    before, seen = sorted(os.sched_getaffinity(0)), list[list[int]]()
+    monkeypatch.setattr(disk, "open_direct", lambda path: os.open(path, os.O_RDONLY))
+
+    def look(*args: Any) -> float:
+        seen.append(sorted(os.sched_getaffinity(0)))
+        return 1e-4
+
+    monkeypatch.setattr(disk, "seconds_per_read", look)
+    for rank in range(2):
+        disk.read_task(
+            State(rank=rank),
+            path=path,
+            ranks_here=2,
+            points=[(4096, 1)],
+            point_seconds=0.01,
+            start_at=0.0,
+        )
+    half = len(before) // 2
+    # Where a core each is not to be had, readers run wherever the system puts them.
+    shares = [before[:half], before[half : 2 * half]] if half else [before, before]
+    assert seen == shares
+    assert sorted(os.sched_getaffinity(0)) == before
+    assert disk.share_of_cores(0, 10_000) == []
