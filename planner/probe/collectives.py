@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from planner.cost.straggler import kappa
 from planner.machine import Table
@@ -24,6 +23,8 @@ from planner.probe.burst import background_load, make_burst
 from planner.probe.context import ProbeContext
 from planner.probe.stepped import (
     CALLS,
+    COMPUTED,
+    PLAIN,
     SHORT,
     after,
     asked_sizes,
@@ -72,7 +73,6 @@ def _stepped(context: ProbeContext) -> dict[str, Table]:
     axes = {"bytes": sizes, "ranks": counts}
     names = ("all_to_all", "all_reduce", "asked", "early", "after")
     found: dict[str, list[Measurement]] = {name: [] for name in names}
-    plain: dict[int, NDArray[np.float64]] = {}
     jitters: dict[int, list[float]] = {ranks: [] for ranks in counts}
     for num_bytes, ranks in itertools.product(sizes, counts):
         moments = np.array(
@@ -85,8 +85,8 @@ def _stepped(context: ProbeContext) -> dict[str, Table]:
                 burst_rows=context.sizes.exchange_burst_rows,
             )
         )
-        computed = moments[:, :, -1]
-        found["after"].append(after(computed, plain.setdefault(ranks, computed)))
+        computed = moments[:, :, COMPUTED]
+        found["after"].append(after(computed, moments[:, :, PLAIN]))
         calls = {name: exchanged(moments[:, :, i]) for i, name in enumerate(CALLS)}
         found["all_to_all"].append(calls["all_to_all"].seconds)
         found["all_reduce"].append(calls["all_reduce"].seconds)

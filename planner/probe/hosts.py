@@ -24,6 +24,8 @@ from planner.probe.hosts_team import HostTeam
 from planner.probe.sizes import MIB
 from planner.probe.stepped import (
     CALLS,
+    COMPUTED,
+    PLAIN,
     SHORT,
     after,
     exchanged,
@@ -272,7 +274,6 @@ class _Schedule:
     ) -> tuple[dict[str, list[Measurement]], list[Measurement]]:
         """Seconds of the calls of a training loop, and of the counts and ids that go ahead."""
         names = ("all_to_all_stepped", "all_reduce_stepped", "all_to_all_early", "all_to_all_after")
-        plain: dict[int, NDArray[np.float64]] = {}
         found: dict[str, list[Measurement]] = {name: [] for name in names}
         asked: list[Measurement] = []
         rows = self._sizes.exchange_burst_rows
@@ -296,8 +297,7 @@ class _Schedule:
                         )  # fmt: skip
                 each = [np.array(m) - o for m, o in self.gather((mine, offset)) if m]
                 moments = np.array(each)
-                computed = moments[:, :, -1]
-                longer = after(computed, plain.setdefault(count, computed))
+                longer = after(moments[:, :, COMPUTED], moments[:, :, PLAIN])
                 found["all_to_all_after"].append(longer)
                 calls = {name: exchanged(moments[:, :, i]) for i, name in enumerate(CALLS)}
                 found["all_to_all_stepped"].append(calls["all_to_all"].seconds)

@@ -82,10 +82,12 @@ def test_a_step_is_that_of_training() -> None:
     )  # fmt: skip
     asked = [("all_to_all", 16, "rows"), ("all_to_all", 64, "rows")]  # counts, ids
     rest = [("all_to_all", 4096, "rows"), ("all_reduce", 4096, "gradients")]
-    assert dist.calls == [*asked, *rest] * (3 + WARM_STEPS)
-    assert done == ["short", "short", "compute"] * (3 + WARM_STEPS)
-    assert np.array(moments).shape == (3, len(CALLS) + 1, 2)
-    asking, rows, reduced, computed = np.array(moments).transpose(1, 0, 2)
+    plain = [*asked, ("all_to_all", 8, "rows"), rest[1]]  # a row's number for each rank
+    assert dist.calls == [*asked, *rest, *plain] * (3 + WARM_STEPS)
+    assert done == ["short", "short", "compute"] * 2 * (3 + WARM_STEPS)
+    assert np.array(moments).shape == (3, len(CALLS) + 2, 2)
+    asking, rows, reduced, computed, after_least = np.array(moments).transpose(1, 0, 2)
+    assert np.all(reduced[:, 1] <= after_least[:, 0])
     assert np.all(asking[:, 1] <= rows[:, 0])
     assert np.all(rows[:, 1] <= computed[:, 0])
     assert np.all(computed[:, 1] <= reduced[:, 0])
@@ -96,6 +98,10 @@ def test_what_compute_takes_longer_after_an_exchange_is_never_below_nothing() ->
     short, long = (spans(starts, np.full((2, 12), seconds)) for seconds in (0.010, 0.013))
     assert after(long, short).value == pytest.approx(0.003)
     assert 0 < after(short, long).value < 1e-5
+    # A machine that becomes slower and slower does so for both.
+    drifting = np.linspace(0.010, 0.020, 12) + np.zeros((2, 12))
+    drifted = after(spans(starts, drifting + 0.003), spans(starts, drifting))
+    assert drifted.value == pytest.approx(0.003)
 
 
 def test_one_thread_computes_while_exchanges_are_measured() -> None:
