@@ -7,9 +7,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.candidate import Candidate, RankRows
+from planner.cost.disk_rates import disk_start
+from planner.cost.exchanges import exchange_rates
 from planner.cost.gather import gather_seconds
 from planner.cost.pipeline_time import finish_times
-from planner.cost.rates import disk_start, edge_rate, exchange_rates, row_rate, vertex_rate
+from planner.cost.rates import edge_rate, vertex_rate
+from planner.cost.row_rates import row_rate
 from planner.cost.sample import sample_seconds
 from planner.link_use import LinkUse, Ways
 from planner.machine import MachineModel

@@ -12,8 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from planner.candidate import Candidate, RankRows
+from planner.cost.exchanges import all_to_all, asked
 from planner.cost.rank_seconds import RankSeconds, rank_seconds, step_jitter
-from planner.cost.rates import Rate, all_to_all, asked, lookup, ranks_here, readers
+from planner.cost.rates import Rate, lookup, ranks_here, readers
 from planner.machine import MachineModel
 from planner.workload import BatchProfile, ModelTiming, SharedBatch, Spread
 from runtime.plan import GraphRef

@@ -22,13 +22,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from planner.candidate import Candidate
+from planner.cost.exchanges import all_to_all, collective_table
 from planner.cost.rank_seconds import RankSeconds
 from planner.cost.rates import (
     INDEX_BYTES,
     INDPTR_BYTES,
     Rate,
-    all_to_all,
-    collective_table,
     edge_rate,
     lookup,
     ranks_here,

@@ -6,26 +6,20 @@ from planner.candidate import Candidate, RankRows
 from planner.cost.all_reduce import all_reduce_seconds, gradient_bytes
 from planner.cost.beside_backward import exposed_in_parts
 from planner.cost.compute import compute_seconds, seconds_per_scale
-from planner.cost.gather import gather_seconds
-from planner.cost.overlap import hidden_share
-from planner.cost.rates import (
-    Rate,
+from planner.cost.disk_rates import disk_apart, disk_start
+from planner.cost.exchanges import (
     after_seconds,
     collective_table,
     crossing,
-    disk_apart,
-    disk_start,
     early_seconds,
-    edge_rate,
     exchange_rates,
-    gather_table,
     hosts_all_reduce,
-    ranks_here,
     remote_rates,
-    row_rate,
-    together,
-    vertex_rate,
 )
+from planner.cost.gather import gather_seconds
+from planner.cost.overlap import hidden_share
+from planner.cost.rates import Rate, edge_rate, ranks_here, together, vertex_rate
+from planner.cost.row_rates import gather_table, row_rate
 from planner.cost.sample import sample_seconds
 from planner.machine import MachineModel
 from planner.workload import BatchProfile, Beside, ModelTiming

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.cost.rates import gather_factor
+from planner.cost.row_rates import gather_factor
 from planner.machine import MachineModel, Table
 from planner.profiling.batches import sampler_of
 from planner.profiling.layers import TimingAnswer, TimingRequest

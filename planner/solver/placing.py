@@ -13,18 +13,13 @@ from numpy.typing import NDArray
 from planner.candidate import Candidate, PlacedRows, RankRows
 from planner.cost.budget import least_host_bytes, peer_bytes
 from planner.cost.disk import expected_runs
+from planner.cost.exchanges import exchange_rates
 from planner.cost.gather import touched_rows
 from planner.cost.hit_rates import Shares, cross_validated
 from planner.cost.model import Request, fixed_parts, launcher_bytes, row_bytes
 from planner.cost.on_cores import batch_and_timing
-from planner.cost.rates import (
-    exchange_rates,
-    lookup,
-    ranks_here,
-    readers,
-    row_rate,
-    topology_bytes,
-)
+from planner.cost.rates import lookup, ranks_here, readers, topology_bytes
+from planner.cost.row_rates import row_rate
 from planner.placement.costs import RowCosts
 from planner.placement.evaluate import evaluate
 from planner.placement.policy import Parts, Placement

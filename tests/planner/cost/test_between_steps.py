@@ -6,8 +6,8 @@ from functools import partial
 import pytest
 
 from planner.cost.model import predict
-from planner.cost.rates import gather_factor
 from planner.cost.request import Request
+from planner.cost.row_rates import gather_factor
 from planner.machine import MachineModel, Table
 from planner.workload import AfterWait, Beside
 from tests.planner.cost.test_model import candidate, price, request, rows

@@ -2,7 +2,7 @@
 
 import pytest
 
-from planner.cost.rates import disk_rate
+from planner.cost.disk_rates import disk_rate
 from planner.machine import Table
 from tests.support.machines import machine
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from planner.candidate import Candidate
-from planner.cost.rates import early_seconds, exchange_rates, hosts_all_reduce
+from planner.cost.exchanges import early_seconds, exchange_rates, hosts_all_reduce
 from planner.errors import MachineError
 from planner.machine import MachineModel, load_machine, save_machine
 from planner.probe.hosts import HostRates

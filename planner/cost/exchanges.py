@@ -1,0 +1,161 @@
+"""Seconds of exchanging rows and gradients between ranks, of one host and of several."""
+
+from planner.candidate import Candidate
+from planner.cost.rates import Rate, lookup, ranks_here, together
+from planner.machine import MachineModel
+
+ID_BYTES = 8
+
+
+def collective_table(machine: MachineModel, name: str, candidate: Candidate) -> str:
+    """Which measurement of a collective applies.
+
+    With loader threads something computes while the ranks exchange (the loaded table); without
+    them every rank computes before the call and waits during it (`_stepped`, where measured).
+    """
+    stepped = f"{name}_stepped"
+    inline = candidate.threads.sample == 0 and stepped in machine.tables
+    return stepped if inline else name
+
+
+def hosts_table(machine: MachineModel, name: str) -> str:
+    """Between hosts: as a training step has it, where that was measured.
+
+    Also with loader threads: between two of their exchanges lies work as well, and a collective
+    beside compute is not measured between hosts.
+    """
+    stepped = f"hosts_{name}_stepped"
+    return stepped if stepped in machine.tables else f"hosts_{name}"
+
+
+def exchange_rates(
+    machine: MachineModel, rows: float, row_bytes: int, candidate: Candidate
+) -> tuple[Rate, Rate]:
+    """Seconds per batch to ask peers for rows and to be sent them (formulas 8.4 [A4]).
+
+    Counts and ids go out in two messages, rows come back in a third; each is looked up at its own
+    size, so that latency counts three times. A rank hands nothing over to itself, which the tables'
+    bytes count too: P / (P - 1) times as many.
+    """
+    ranks = candidate.num_ranks
+    if rows <= 0 or ranks == 1:
+        nothing = Rate(seconds=0.0, spread=0.0, provenance="derived: no rows of peers are read")
+        return nothing, nothing
+    each = _handed_over(candidate, rows)
+    back = all_to_all(machine, candidate, each * row_bytes)
+    return asked(machine, candidate, rows), back
+
+
+def remote_rates(
+    machine: MachineModel, rows: float, row_bytes: int, candidate: Candidate
+) -> tuple[Rate, Rate]:
+    """As `exchange_rates`, for rows of other hosts: all of them cross the cards."""
+    return exchange_rates(machine, crossing(candidate, rows), row_bytes, candidate)
+
+
+def crossing(candidate: Candidate, rows: float) -> float:
+    """Rows of peers that load the cards as so many rows of other hosts do; 0 on one host.
+
+    The share of a rank's own host is none: H / (H - 1) of what (P - 1) / P are on average.
+    """
+    hosts, ranks = candidate.hosts, candidate.num_ranks
+    return rows * hosts / (hosts - 1) * (ranks - 1) / ranks if hosts > 1 else 0.0
+
+
+def _handed_over(candidate: Candidate, rows: float) -> float:
+    """Rows in the tables' sense, a rank's own share included, of so many for other ranks."""
+    return rows * candidate.num_ranks / max(1, candidate.num_ranks - 1)
+
+
+def asked(machine: MachineModel, candidate: Candidate, num_ids: float) -> Rate:
+    """Counts and ids together, as they follow compute, where that was measured; else apart.
+
+    A rank sends so many ids to others together. With loader threads the ranks' loaders are in step
+    already.
+    """
+    hosts, size = candidate.hosts, ID_BYTES * _handed_over(candidate, num_ids)
+    name = "all_to_all_asked" if hosts == 1 else "hosts_all_to_all_asked"
+    if candidate.threads.sample == 0 and name in machine.tables:
+        if hosts == 1:
+            return lookup(machine, name, bytes=size, ranks=candidate.num_ranks)
+        return lookup(machine, name, bytes=ranks_here(candidate) * size, hosts=hosts)
+    counts = all_to_all(machine, candidate, float(ID_BYTES * candidate.num_ranks))
+    ids = all_to_all(machine, candidate, size)
+    return Rate(seconds=counts.seconds + ids.seconds, spread=ids.spread, provenance=ids.provenance)
+
+
+def early_seconds(
+    machine: MachineModel, candidate: Candidate, rows: float, row_bytes: int
+) -> float:
+    """How much before the last rank the mean rank leaves the exchange of rows.
+
+    It waits as long where the ranks meet next, in the all-reduce: the step is not shorter for it.
+    0 with loader threads, which meet elsewhere, and where it was not measured.
+    """
+    return _with_exchange(machine, candidate, "early", _handed_over(candidate, rows) * row_bytes)
+
+
+def after_seconds(
+    machine: MachineModel, candidate: Candidate, rows: float, row_bytes: int
+) -> float:
+    """What the model's pass takes longer because it follows an exchange of so many rows.
+
+    0 with loader threads, and where it was not measured.
+
+    Source: modelling.md 4 and 15: gloo and the network cost the ranks' cores time.
+    """
+    return _with_exchange(machine, candidate, "after", _handed_over(candidate, rows) * row_bytes)
+
+
+def _with_exchange(machine: MachineModel, candidate: Candidate, name: str, size: float) -> float:
+    """A table of what goes with an all-to-all in line; 0 where nothing is exchanged."""
+    hosts = candidate.hosts
+    name = f"all_to_all_{name}" if hosts == 1 else f"hosts_all_to_all_{name}"
+    inline = candidate.threads.sample == 0 and name in machine.tables
+    if size <= 0 or candidate.num_ranks == 1 or not inline:
+        return 0.0
+    if hosts == 1:
+        return lookup(machine, name, bytes=size, ranks=candidate.num_ranks).seconds
+    return lookup(machine, name, bytes=ranks_here(candidate) * size, hosts=hosts).seconds
+
+
+def all_to_all(machine: MachineModel, candidate: Candidate, each_bytes: float) -> Rate:
+    """Seconds of one all-to-all in which every rank hands over so much, its own share included.
+
+    One host: table all_to_all (or its stepped one). r ranks on each of H hosts share a card:
+
+        hosts_all_to_all(r S, H) + all_to_all(S / H, r)
+
+    Source: formulas.md 8.4 [A4] for shared links; both terms are measured.
+    """
+    ranks, hosts = ranks_here(candidate), candidate.hosts
+    name = collective_table(machine, "all_to_all", candidate)
+    if hosts == 1:
+        return lookup(machine, name, bytes=each_bytes, ranks=ranks)
+    across_name = hosts_table(machine, "all_to_all")
+    across = lookup(machine, across_name, bytes=ranks * each_bytes, hosts=hosts)
+    if ranks == 1:
+        return across
+    return together(across, lookup(machine, name, bytes=each_bytes / hosts, ranks=ranks))
+
+
+def hosts_all_reduce(machine: MachineModel, candidate: Candidate, num_bytes: float) -> Rate:
+    """Seconds of an all-reduce over ranks on several hosts.
+
+        hosts_all_reduce(n, H) (P - 1) / P / ((H - 1) / H) + all_reduce(n, r)
+
+    gloo's ring passes the ranks in order, so every card carries one of its P hops; one process of
+    each host was measured.
+
+    Source: formulas.md 8.3 [A3]; derived from measured tables.
+    """
+    ranks, hosts = candidate.num_ranks, candidate.hosts
+    across = lookup(machine, hosts_table(machine, "all_reduce"), bytes=num_bytes, hosts=hosts)
+    longer = (1 - 1 / ranks) / (1 - 1 / hosts)
+    across = Rate(
+        seconds=across.seconds * longer, spread=across.spread, provenance=across.provenance
+    )
+    if ranks == hosts:
+        return across
+    name = collective_table(machine, "all_reduce", candidate)
+    return together(across, lookup(machine, name, bytes=num_bytes, ranks=ranks_here(candidate)))
