@@ -2,6 +2,7 @@
 
     python -m tests.benchmarks.prediction --json --out RESULTS.jsonl [--machine MACHINE.json]
         [--configs 0-9] [--minutes M] [--work FOLDER] [--data FOLDER] [--list] [--summary] [--quick]
+        [--patience SECONDS]
 
 Each configuration (`prediction_cases.py`) is planned, its candidates run in turn by real ranks, and
 one line is appended to RESULTS: a configuration that stands there is not run again, so the
@@ -10,7 +11,9 @@ MACHINE; so is the 1 Gbit/s link beside it. The disk alone is measured again, in
 before each configuration that reads it: those of virtual machines swing within minutes. The first
 configurations calibrate: a reported one is run only when all of those are in RESULTS, and its
 predictions, made before it runs, use their factors. Profiles are measured while planning and kept
-in FOLDER, so keep MACHINE, FOLDER and RESULTS of one quiet machine together.
+in FOLDER, so keep MACHINE, FOLDER and RESULTS of one quiet machine together. Where neighbours slow
+the machine down, each configuration waits for them to end, for --patience at most; how much equal
+work was slowed down before and after it stands in its line.
 
 The last lines are the summary over everything in RESULTS: step_ape_median, step_ape_p90,
 stage_ape_<stage>, kendall_tau, regret_mean, regret_worst, coverage90, width90, and one `pair` line
@@ -26,12 +29,18 @@ from pathlib import Path
 from typing import Any
 
 from planner.machine import MachineModel, load_machine, save_machine
+from planner.probe.pace import slowdown, wait_for_pace
 from planner.probe.probe import probe, with_disk_again
 from runtime.device import machine_fingerprint
 from tests.benchmarks.prediction_cases import CASES, default_data, open_case_graph
 from tests.benchmarks.prediction_link import link_machine
 from tests.benchmarks.prediction_measure import FULL, QUICK, measure_case
 from tests.benchmarks.prediction_summary import factors_for, summarize
+
+KEPT_PACE = 1.25
+"""Mean time of equal work over its least up to which a machine counts as quiet."""
+PACE_SECONDS = 5.0
+"""For which that is measured."""
 
 
 def read_lines(out: Path) -> dict[int, dict[str, Any]]:
@@ -59,18 +68,28 @@ def append(out: Path, line: dict[str, Any]) -> None:
         file.write(("\n" if torn else "") + json.dumps(line) + "\n")
 
 
-def machine_in(path: Path) -> MachineModel:
-    """The machine in the file; probed in full where there is none."""
+def machine_in(path: Path, patience_seconds: float) -> MachineModel:
+    """The machine in the file; probed in full, in a quiet moment, where there is none."""
     if path.exists():
         machine = load_machine(path)
         if machine.fingerprint != machine_fingerprint():
             raise SystemExit(f"{path}: expected this machine, found another; choose another file")
         return machine
     print(f"probing this machine into {path}", file=sys.stderr)
+    quiet("the probe", patience_seconds)
     path.parent.mkdir(parents=True, exist_ok=True)
     machine = probe()
     save_machine(machine, path)
     return machine
+
+
+def quiet(what: str, patience_seconds: float) -> float:
+    """Wait for a machine that keeps its pace; mean time of equal work over its least in the end."""
+
+    def say(found: float) -> None:
+        print(f"{what} waits: equal work takes {found:.2f} times its least", file=sys.stderr)
+
+    return wait_for_pace(KEPT_PACE, patience_seconds, say, seconds=PACE_SECONDS)
 
 
 def numbers(text: str) -> list[int]:
@@ -85,7 +104,7 @@ def numbers(text: str) -> list[int]:
 def run(wanted: list[int], out: Path, options: argparse.Namespace) -> None:
     """Every wanted configuration that is not finished, until the minutes are over."""
     machine_path = options.machine or options.work / "machine.json"
-    machine = machine_in(machine_path)
+    machine = machine_in(machine_path, options.patience)
     effort = QUICK if options.quick else FULL
     until = time.monotonic() + 60 * options.minutes
     teachers = {i for i, case in enumerate(CASES) if case.role == "calibrate"}
@@ -97,6 +116,7 @@ def run(wanted: list[int], out: Path, options: argparse.Namespace) -> None:
         if case.role == "report" and not teachers <= finished.keys():
             missing = sorted(teachers - finished.keys())
             raise SystemExit(f"expected configurations {missing} in {out} first; run them")
+        pace = [quiet(case.name, options.patience)]
         started = time.monotonic()
         graph = open_case_graph(case.graph, options.work / "graphs", options.data)
         here = machine
@@ -108,8 +128,11 @@ def run(wanted: list[int], out: Path, options: argparse.Namespace) -> None:
         if case.role == "report":
             factors = factors_for(case.tier, list(finished.values()))
         line = {"case": number} | measure_case(case, graph, here, factors, effort)
-        append(out, line | {"seconds": time.monotonic() - started})
-        print(f"{number} {case.name}: {time.monotonic() - started:.0f} s", file=sys.stderr)
+        seconds = time.monotonic() - started
+        pace.append(slowdown(PACE_SECONDS))
+        append(out, line | {"seconds": seconds, "pace": pace})
+        words = " and ".join(f"{each:.2f}" for each in pace)
+        print(f"{number} {case.name}: {seconds:.0f} s, pace {words}", file=sys.stderr)
 
 
 def main() -> None:
@@ -120,6 +143,9 @@ def main() -> None:
     parser.add_argument("--work", type=Path, help="graphs and profiles; default: in the cache")
     parser.add_argument("--configs", default="", help="numbers, as in 0-9,12; default: all")
     parser.add_argument("--minutes", type=float, default=1e9, help="start none after so long")
+    parser.add_argument(
+        "--patience", type=float, default=60.0, help="seconds to wait for quiet, each time"
+    )
     parser.add_argument("--data", type=Path, default=default_data(), help="folder of .npz packs")
     parser.add_argument("--quick", action="store_true", help="few steps: shows that it runs")
     parser.add_argument("--list", action="store_true", help="print the configurations and end")

@@ -42,7 +42,7 @@ def factors_for(tier: str, lines: Sequence[Line]) -> dict[str, float]:
 
 
 def summarize(lines: Sequence[Line]) -> None:
-    """Print a line per configuration and the lines of the issue."""
+    """Print a line per configuration, then what they say together."""
     reported = [each for each in lines if each["role"] == "report"]
     if not reported:
         return
@@ -54,12 +54,19 @@ def summarize(lines: Sequence[Line]) -> None:
         "candidates": len(everyone),
         "wide": sum(spread_of(each) >= SPREAD for each in reported),
         "unsteady": sum(not each["steady"] for each in reported),
+        "pace_median": median_pace(reported),
         "load_median": float(np.median([each["load"] for each in reported])),
     }
     errors(reported, everyone, facts)
     ranking(reported)
     regrets(reported)
     intervals(reported, everyone)
+
+
+def median_pace(lines: Sequence[Line]) -> float | None:
+    """Mean time of equal work over its least, beside the configurations; None: not measured."""
+    found = [np.mean(each["pace"]) for each in lines if "pace" in each]
+    return float(np.median(found)) if found else None
 
 
 def steps(each: Line) -> np.ndarray:
@@ -100,6 +107,7 @@ def pair(each: Line) -> None:
         },
         load=each["load"],
         steady=each["steady"],
+        pace=each.get("pace"),
     )
 
 
