@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from planner.machine import Memory, Processor
+from planner.probe.pace import QUIET
 
 PROC = Path("/proc")
 
@@ -54,6 +55,20 @@ def load_notes(before: LoadSample, after: LoadSample, cores: int) -> list[str]:
     if stolen > 0.01:
         notes.append(f"load: {stolen:.1%} of processor time was stolen by the hypervisor")
     return notes
+
+
+def pace_notes(slower: float) -> list[str]:
+    """What the reader must know of others outside this machine, who share its cores.
+
+    Args:
+        slower: mean time of equal work over its least, while the machine was probed.
+    """
+    if slower <= QUIET:
+        return []
+    return [
+        f"pace: equal work took {slower:.2f} times its least in the mean: neighbours outside this "
+        "machine share its cores; probe and profile in a quieter hour"
+    ]
 
 
 def host_processor(facts: dict[str, Any]) -> Processor:

@@ -9,6 +9,7 @@ The work is the interpreter's own: neighbours slow it down most, twice where pro
 take a third longer and sums of what a core's cache holds a tenth.
 """
 
+import contextlib
 import os
 import statistics
 import subprocess
@@ -20,6 +21,8 @@ TURNS = 20_000
 """Of the loop that is timed: half a millisecond."""
 QUICKEST = 0.02
 """Share of the stretches that the quickest ones are."""
+QUIET = 1.25
+"""Mean time over the least up to which a machine keeps its pace."""
 SECONDS = 2.0
 PAUSE_SECONDS = 5.0
 
@@ -81,8 +84,9 @@ def wait_for_pace(
 
 def work(seconds: float, core: int) -> float:
     """Do the work on a core for so long; its mean time over its least."""
-    if core >= 0:
-        os.sched_setaffinity(0, [core])
+    with contextlib.suppress(OSError):  # the core was taken from this process meanwhile
+        if core >= 0:
+            os.sched_setaffinity(0, [core])
     clock, found = time.perf_counter, list[float]()
     end = clock() + seconds
     while not found or clock() < end:

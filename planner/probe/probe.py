@@ -8,6 +8,7 @@ each subject is a file of this folder.
 import os
 import platform
 import shutil
+import statistics
 import tempfile
 import time
 from collections.abc import Callable
@@ -32,6 +33,7 @@ from planner.probe.hosts import measure_hosts
 from planner.probe.hosts_machine import join_hosts
 from planner.probe.hosts_team import HostTeam, Meeting
 from planner.probe.nvml import Inventory, inventory
+from planner.probe.pace import slowdown
 from planner.probe.sizes import FULL, QUICK, ProbeSizes, fit_to
 from planner.probe.team import Team
 from planner.probe.timing import summarize
@@ -113,6 +115,7 @@ def probe_with(sizes: ProbeSizes, *, progress: ProgressCallback | None = None) -
             tables = _start_table(context, time.perf_counter() - started)
             report("noise floor", 0.05)
             noise = _noise(context)
+            paces = [slowdown(sizes.pace_seconds)]
             for name, share, measure in SUBJECTS:
                 report(name, share)
                 tables |= measure(context)
@@ -120,11 +123,13 @@ def probe_with(sizes: ProbeSizes, *, progress: ProgressCallback | None = None) -
             if gpus is not None:
                 report("GPUs", 0.9)
             measured = gpu.measure(context, gpus)
+            paces.append(slowdown(sizes.pace_seconds))
         memories = host.host_memories(facts, scratch)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     notes = context.notes + host.numa_notes(facts)
     notes += host.load_notes(before, host.read_load(), facts["cores"])
+    notes += host.pace_notes(statistics.fmean(paces))
     report("done", 1.0)
     machine = _assemble(facts, sizes, tables, noise, memories, notes, gpus)
     return with_gpus(machine, measured)

@@ -19,6 +19,8 @@ class ProbeSizes:
     noise_kernel_seconds: float
     noise_repeats: int
     """A fixed kernel of that length, repeated: its coefficient of variation is the noise floor."""
+    pace_seconds: float
+    """For which equal work is done before and after all else, to see what slows it down."""
     point_seconds: float
     """Time given to one grid point of a memory or collective table."""
     least_repeats: int
@@ -64,6 +66,7 @@ FULL = ProbeSizes(
     retry_seconds=60.0,
     noise_kernel_seconds=1.0,
     noise_repeats=10,
+    pace_seconds=2.0,
     point_seconds=0.1,
     least_repeats=5,
     max_team=16,
@@ -99,6 +102,7 @@ QUICK = ProbeSizes(
     retry_seconds=5.0,
     noise_kernel_seconds=0.05,
     noise_repeats=10,
+    pace_seconds=0.4,
     point_seconds=0.03,
     least_repeats=3,
     max_team=4,

@@ -43,7 +43,7 @@ def gpu_profile(
     """
     check_model(settings.workload, machine)
     combinations = [Combination(ranks=r, threads=1) for r in sorted(set(ranks))]
-    anywhere = replace(machine, fingerprint="any machine: batches alone")
+    anywhere = replace(machine, fingerprint="any machine: batches alone", tables={})
     key = profile_key(graph, settings, anywhere, combinations)
     drawn = cached(key, graph, measure=measure)
     if drawn is None:

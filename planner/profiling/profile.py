@@ -25,8 +25,11 @@ from planner.workload import BatchProfile, Combination, WorkloadProfile
 from runtime import codec
 from runtime.graph.dataset import Graph
 
-VERSION = 28
+VERSION = 29
 """Rises when a profile means something else than before."""
+
+GATHER_TABLES = ("gather", "mapped_gather")
+"""Of the machine, against which a graph's gathers are held."""
 
 
 def profile_key(
@@ -35,11 +38,16 @@ def profile_key(
     machine: MachineModel,
     combinations: Sequence[Combination],
 ) -> str:
-    """Hash of everything that decides a profile."""
+    """Hash of everything that decides a profile.
+
+    Gathers on the graph are kept as factors of the machine's tables: a machine that is probed anew
+    has others, and an old factor would undo what the new table says.
+    """
     work = settings.workload
     decided = [
         VERSION,
         [graph.fingerprint, machine.fingerprint, settings.sampler, settings.dialect],
+        [machine.tables.get(name) for name in GATHER_TABLES],
         settings.sampler_parameters,
         replace(work, learning_rate=0.0, weight_decay=0.0, allow="exact"),
         list(combinations),

@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from planner.machine import MachineModel, load_machine, save_machine
-from planner.probe.pace import slowdown, wait_for_pace
+from planner.probe.pace import QUIET, slowdown, wait_for_pace
 from planner.probe.probe import probe, with_disk_again
 from runtime.device import machine_fingerprint
 from tests.benchmarks.prediction_cases import CASES, default_data, open_case_graph
@@ -37,10 +37,8 @@ from tests.benchmarks.prediction_link import link_machine
 from tests.benchmarks.prediction_measure import FULL, QUICK, measure_case
 from tests.benchmarks.prediction_summary import factors_for, summarize
 
-KEPT_PACE = 1.25
-"""Mean time of equal work over its least up to which a machine counts as quiet."""
 PACE_SECONDS = 5.0
-"""For which that is measured."""
+"""For which equal work is timed."""
 
 
 def read_lines(out: Path) -> dict[int, dict[str, Any]]:
@@ -89,7 +87,7 @@ def quiet(what: str, patience_seconds: float) -> float:
     def say(found: float) -> None:
         print(f"{what} waits: equal work takes {found:.2f} times its least", file=sys.stderr)
 
-    return wait_for_pace(KEPT_PACE, patience_seconds, say, seconds=PACE_SECONDS)
+    return wait_for_pace(QUIET, patience_seconds, say, seconds=PACE_SECONDS)
 
 
 def numbers(text: str) -> list[int]:
@@ -158,6 +156,8 @@ def main() -> None:
     options.work = options.work or Path.home() / ".cache" / "gnnplan" / "prediction"
     os.environ["GNNPLAN_CACHE"] = str(options.work / "cache")
     out = options.out or options.work / "results.jsonl"
+    if options.quick:
+        options.patience = 0.0
     if not options.summary:
         run(numbers(options.configs) if options.configs else list(range(len(CASES))), out, options)
     finished = read_lines(out)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from planner.probe.context import ProbeContext
-from planner.probe.host import LoadSample, load_notes
+from planner.probe.host import LoadSample, load_notes, pace_notes
 from planner.probe.sizes import FULL, QUICK, fit_to, powers_up_to
 from planner.probe.stepped import asked_sizes
 from planner.probe.team import Team
@@ -102,3 +102,9 @@ def test_load_and_stolen_time_are_noted():
     assert load_notes(idle, idle, 2) == []
     assert ["5.0%" in note for note in load_notes(idle, later, 2)] == [True]
     assert any("2.0 before" in note for note in load_notes(later, later, 2))
+
+
+def test_neighbours_that_share_the_cores_are_noted():
+    assert pace_notes(1.1) == []
+    [note] = pace_notes(1.432)
+    assert "1.43 times its least" in note

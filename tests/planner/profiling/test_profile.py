@@ -105,6 +105,18 @@ def test_what_changes_the_work_changes_the_key(small_graph: Graph) -> None:
     assert profile_key(small_graph, base, elsewhere, COMBINATIONS) != key
 
 
+def test_a_profile_ends_with_the_gather_tables_that_it_was_held_against(small_graph: Graph) -> None:
+    base, here = PlanSettings(), machine()
+    key = profile_key(small_graph, base, here, COMBINATIONS)
+    gather = here.tables["gather"]
+    anew = replace(gather, values=[1.1 * value for value in gather.values])
+    again = replace(here, tables=here.tables | {"gather": anew})
+    assert profile_key(small_graph, base, again, COMBINATIONS) != key
+    # A disk's factor holds one of the profile's own measurements against the other.
+    disk = replace(here, tables=here.tables | {"disk_read": gather})
+    assert profile_key(small_graph, base, disk, COMBINATIONS) == key
+
+
 @pytest.mark.parametrize(
     ("cores", "threads", "beside"), [(1, 1, False), (2, 1, True), (3, 2, True), (8, 4, True)]
 )
