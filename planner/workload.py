@@ -81,6 +81,19 @@ class AfterWait:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Handing:
+    """What a step takes besides drawing, gathering and computing, of the runtime's own loop."""
+
+    seeds: float
+    """Seconds of choosing a batch's seeds (stage seeds)."""
+    labels: float
+    """Seconds of adding their labels, of the stage that also adds edge weights (batch)."""
+    between: float
+    """Seconds of a step that belong to no stage: a batch is handed from stage to stage and to the
+    training thread, stages are metered, what a step held is freed."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class ModelTiming:
     """Measured seconds of the model on blocks of the profiled shapes, not on the graph itself."""
 
@@ -110,6 +123,8 @@ class ModelTiming:
     same file, in turns. Empty: not measured."""
     disk_start_seconds: float = 0.0
     """Seconds of reading one row from disk between two steps; 0: not measured."""
+    handing: Handing | None = None
+    """What goes on between the stages; None: not measured, priced as nothing."""
     warmup_seconds: float = 0.0
     """What the first steps of a process cost above the steady ones, together."""
 

@@ -6,7 +6,6 @@ timed by the meter; `train/overlap.py` runs the list ahead of the training threa
 """
 
 import os
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -19,9 +18,10 @@ from runtime.cores import GLOO_THREADS, cores_beside_training, make_batch
 from runtime.errors import DatasetError, PlanError
 from runtime.graph.dataset import Graph, open_graph
 from runtime.graph.types import types_of
-from runtime.loader_build import IN_READ, LoaderParts
+from runtime.loader_build import LoaderParts
 from runtime.loader_device_batch import tensors_of
 from runtime.loader_device_sample import DeviceSampleStage
+from runtime.loader_pass import pass_through
 from runtime.loader_stages import SampleStage, seed_batch
 from runtime.loader_typed import is_typed
 from runtime.mesh import rank_and_size
@@ -200,27 +200,9 @@ class PlannedLoader:
     def _make(self, epoch: int, step: int, index: int, turn: int, turns: Turns) -> _Made:
         """Pass one batch through all stages, timing each."""
         batch = seed_batch(epoch, step, self._parts.dialect)
-        seconds: dict[str, float] = {}
-        mark, lane = None, ""
-        for number, stage in enumerate(self.stages):
-            if stage.ordered:
-                turns.take(number, turn)
-            self.meter.enter(stage.name, index, meets=stage.ordered)
-            core, start, before = time.thread_time(), time.perf_counter(), _exchanged(batch)
-            with self._streams.on(stage.lane):
-                if mark is not None and stage.lane != lane:
-                    self._streams.wait(mark)
-                    self._streams.keep(tensors_of(batch))
-                batch = stage.wait(stage.submit(batch, index))
-                if stage.lane:  # the others work on the host, and are done
-                    mark, lane = self._streams.mark(), stage.lane
-            elapsed = time.perf_counter() - start
-            if stage.ordered:
-                turns.done(number, turn)
-            elapsed -= _exchanged(batch) - before
-            seconds[stage.name] = elapsed
-            self.meter.add(stage.name, index, elapsed, time.thread_time() - core)
-        batch.seconds |= seconds
+        batch, mark = pass_through(
+            batch, self.stages, self.meter, self._streams, index, turn, turns
+        )
         if batch.lists_by_source:
             self.meter.count_lists(index, batch.lists_by_source, batch.list_bytes_by_source)
         return batch, mark
@@ -246,13 +228,6 @@ def _plan_folder(plan: Path | str | None) -> Path:
             "the script with gnnplan launch"
         )
     return Path(named)
-
-
-def _exchanged(batch: MiniBatch) -> float:
-    """Seconds that the batch spent in exchanges so far: they are metered apart from the stages."""
-    if not batch.seconds:
-        return 0.0
-    return sum(batch.seconds.get(name, 0.0) for name in IN_READ)
 
 
 def _check_ranks(plan: Plan, rank: int, size: int) -> None:

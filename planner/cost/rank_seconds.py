@@ -22,7 +22,7 @@ from planner.cost.rates import Rate, edge_rate, ranks_here, together, vertex_rat
 from planner.cost.row_rates import gather_table, row_rate
 from planner.cost.sample import sample_seconds
 from planner.machine import MachineModel
-from planner.workload import BatchProfile, Beside, ModelTiming
+from planner.workload import BatchProfile, Beside, Handing, ModelTiming
 from runtime.plan import GraphRef
 
 
@@ -50,6 +50,10 @@ class RankSeconds:
     spreads: dict[str, float]
     """Relative half-width of each stage's rates."""
     provenance: dict[str, str]
+    seeds: float = 0.0
+    """Choosing this rank's share of the global batch."""
+    between: float = 0.0
+    """Of a step, on the training thread, in no stage of its own."""
     copy: float = 0.0
     """From the host to the device; nothing where ranks compute on cores."""
     halo_exchange: float = 0.0
@@ -75,7 +79,7 @@ class RankSeconds:
     def loader(self) -> float:
         """Seconds of all loader stages of one batch."""
         exchange = self.exchange_ids + self.exchange_rows
-        return self.sample + self.gather + exchange + self.copy + self.batch
+        return self.seeds + self.sample + self.gather + exchange + self.copy + self.batch
 
 
 def rank_seconds(
@@ -152,12 +156,15 @@ def rank_seconds(
     variation = _variation(batch)
     slope = seconds_per_scale(timing, ranks=ranks, threads=threads)
     reduced = _all_reduce(machine, timing, candidate)
+    handing = timing.handing or Handing(seeds=0.0, labels=0.0, between=0.0)
     return RankSeconds(
+        seeds=handing.seeds,
+        between=handing.between,
         sample=sample,
         gather=gather,
         exchange_ids=asked.seconds,
         exchange_rows=sent.seconds,
-        batch=timing.batch_seconds,
+        batch=timing.batch_seconds + handing.labels,
         forward_backward=compute,
         all_reduce=reduced.seconds,
         all_reduce_core=reduced.core_seconds,
@@ -183,7 +190,8 @@ def rank_seconds(
             "gather": _gather_words(by_source),
             "exchange_ids": asked.provenance,
             "exchange_rows": sent.provenance,
-            "batch": "measured: edge weights of synthetic batches",
+            "seeds": "measured: the training nodes' own shares, among the model's steps",
+            "batch": "measured: edge weights of synthetic batches, labels of the graph's own",
             "forward_backward": "measured: the model on synthetic blocks of the profiled sizes",
             "all_reduce": reduced.words,
             "optimizer": "measured: the optimizer on this model",

@@ -19,7 +19,7 @@ from planner.machine import MachineModel
 from planner.workload import Beside
 from runtime.stages import Stage
 
-LOADER = ("sample", "exchange_ids", "gather", "exchange_rows", "copy", "batch")
+LOADER = ("seeds", "sample", "exchange_ids", "gather", "exchange_rows", "copy", "batch")
 """Stages of the loader, by the names under which a run meters them."""
 
 
@@ -70,6 +70,8 @@ def step_seconds(
     # Who left the exchange of rows first, or had its rows from the disk, waits for the others here.
     all_reduce = slowest.all_reduce + straggling + slowed.early
     trainer = slowed.forward_backward + slowest.halo_exchange + all_reduce + slowest.optimizer
+    # What no stage has is metered while the training thread waits for its batch, most of it.
+    stages_of_training, trainer = trainer, trainer + slowest.between
     cores = _core_seconds(candidate, ranks)
     bound = core_bound_seconds(sum(cores.values()), max(1, machine.num_cores))
     lanes = None
@@ -90,7 +92,7 @@ def step_seconds(
     seconds = max(alone, bound)
     stages = {
         **{k: v for k, v in slowed.loader.items() if v > 0 or k in ("sample", "gather")},
-        Stage.WAIT.value: max(0.0, seconds - trainer),
+        Stage.WAIT.value: max(0.0, seconds - stages_of_training),
         Stage.FORWARD_BACKWARD.value: slowed.forward_backward,
         **({Stage.HALO_EXCHANGE.value: halo} if (halo := slowest.halo_exchange) > 0 else {}),
         Stage.ALL_REDUCE.value: all_reduce,
@@ -234,6 +236,7 @@ def _core_seconds(candidate: Candidate, ranks: Sequence[RankSeconds]) -> dict[st
     # gloo's own threads copy and add while the exchange lasts (modelling.md 4).
     found[Stage.ALL_REDUCE.value] = sum(r.all_reduce_core for r in ranks)
     found[Stage.OPTIMIZER.value] = sum(r.optimizer for r in ranks)
+    found[Stage.WAIT.value] = sum(r.between for r in ranks)
     return found
 
 

@@ -238,7 +238,10 @@ def step_task(
     if "bursts" not in state.kept:
         state.kept["bursts"] = [make_burst(rows) for rows in (burst_rows, burst_rows // SHORT)]
     compute, short = state.kept["bursts"]
-    both = state.kept["groups"][num_ranks], state.kept["reducing"][num_ranks]
+    from runtime.comm.collectives import Communicator
+
+    exchanging = Communicator(state.kept["groups"][num_ranks])
+    reducing = Communicator(state.kept["reducing"][num_ranks])
     with one_core_each(state.rank, num_ranks):
         wait_until(start_at)
-        return take_steps(distributed(), both, num_ranks, num_bytes, steps, compute, short)
+        return take_steps(exchanging, reducing, num_bytes, steps, compute, short)

@@ -273,6 +273,8 @@ class _Schedule:
         self, counts: Sequence[int]
     ) -> tuple[dict[str, list[Measurement]], list[Measurement]]:
         """Seconds of the calls of a training loop, and of the counts and ids that go ahead."""
+        from runtime.comm.collectives import Communicator
+
         names = ("all_to_all_stepped", "all_reduce_stepped", "all_to_all_early", "all_to_all_after")
         found: dict[str, list[Measurement]] = {name: [] for name in names}
         asked: list[Measurement] = []
@@ -291,9 +293,12 @@ class _Schedule:
                 if self.host < count:
                     # One process per host: its threads meet on one core, as those of a rank do.
                     with one_core_each(self.host, count), one_compute_thread():
+                        exchanging, reducing = (
+                            Communicator(group, between_hosts=True) for group in groups[count]
+                        )
                         mine = take_steps(
-                            self._dist, groups[count], count, num_bytes,
-                            self._sizes.exchange_steps, compute, short, between_hosts=True,
+                            exchanging, reducing, num_bytes, self._sizes.exchange_steps,
+                            compute, short,
                         )  # fmt: skip
                 each = [np.array(m) - o for m, o in self.gather((mine, offset)) if m]
                 moments = np.array(each)

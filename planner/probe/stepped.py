@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,6 +40,28 @@ compute."""
 
 COMPUTED, PLAIN = len(CALLS), len(CALLS) + 1
 """Places of the compute among a step's moments: after the rows, and after next to none."""
+
+
+@runtime_checkable
+class Exchanges(Protocol):
+    """What a step asks of the runtime's `Communicator`, whose module imports torch."""
+
+    size: int
+
+    def all_to_all_ids(self, ids: Any, counts: Sequence[int]) -> object:
+        """Hand over so many ids to each rank, and the counts before."""
+        ...
+
+    def all_to_all_rows(
+        self, rows: Any, counts: Sequence[int], received_counts: Sequence[int], *, out: Any
+    ) -> object:
+        """Hand over so many rows to each rank."""
+        ...
+
+    def all_reduce_sum(self, tensor: Any) -> object:
+        """Add a tensor over the ranks."""
+        ...
+
 
 Moments = list[list[tuple[float, float]]]
 """Of one rank, by step: entry and exit of each of `CALLS`, then of the compute, then of that of a
@@ -172,41 +194,34 @@ def asked_sizes(sizes: Sequence[int]) -> list[int]:
 
 
 def take_steps(
-    dist: Any,
-    groups: tuple[Any, Any],
-    ranks: int,
+    exchanging: Exchanges,
+    reducing: Exchanges,
     num_bytes: int,
     steps: int,
     compute: Callable[[], object],
     short: Callable[[], object],
-    *,
-    between_hosts: bool = False,
 ) -> Moments:
     """Steps of the loop at one size, in turn with steps of next to no rows.
 
-    The first `WARM_STEPS` are not counted.
+    By the runtime's own calls: between two exchanges of counts and ids lies Python that a rank
+    runs with cold caches, a tenth of a millisecond. The first `WARM_STEPS` are not counted.
 
     Args:
-        dist: torch.distributed.
-        groups: two of these ranks: rows and gradients have connections of their own, as in runs.
-        ranks: their size.
+        exchanging: these ranks, for ids and rows.
+        reducing: the same ranks, for gradients: connections of their own, as in runs.
         num_bytes: that each rank hands over (its own share too), and of the gradient.
         steps: counted.
         compute: what a rank does between its exchanges of rows and of gradients.
         short: and what it does before it asks for rows, and before it hands them over.
-        between_hosts: rows go pair by pair, as the runtime sends them between hosts.
     """
     import torch
 
-    from runtime.comm.pairwise import exchange_pairwise
-
-    group, reducing = groups
-    counts, wanted = (torch.zeros(ranks, dtype=torch.int64) for _ in range(2))
+    ranks = exchanging.size
     share = max(1, num_bytes // 4 // ranks)
     sent, received = torch.zeros(share * ranks), torch.zeros(share * ranks)
     least = torch.zeros(ranks), torch.zeros(ranks)
-    ids, wanted_ids = (torch.zeros(asked_bytes(num_bytes, ranks) // 8, dtype=torch.int64)
-                       for _ in range(2))  # fmt: skip
+    ids = torch.zeros(asked_bytes(num_bytes, ranks) // 8, dtype=torch.int64)
+    counts = [ids.shape[0] // ranks] * ranks
     gradient = torch.zeros(max(1, num_bytes // 4))
     clock = time.perf_counter
 
@@ -216,23 +231,16 @@ def take_steps(
         return start, clock()
 
     def exchange(into: torch.Tensor, data: torch.Tensor) -> None:
-        if between_hosts:
-            each = [data.shape[0] // ranks] * ranks
-            exchange_pairwise(into, data, each, each, group)
-        else:
-            dist.all_to_all_single(into, data, group=group)
-
-    def ask() -> None:
-        dist.all_to_all_single(wanted, counts, group=group)
-        exchange(wanted_ids, ids)
+        each = [data.shape[0] // ranks] * ranks
+        exchanging.all_to_all_rows(data, each, each, out=into)
 
     def step(into: torch.Tensor, data: torch.Tensor) -> list[tuple[float, float]]:
         short()
-        asked = timed(ask)
+        asked = timed(lambda: exchanging.all_to_all_ids(ids, counts))
         short()
         rows = timed(lambda: exchange(into, data))
         computed = timed(compute)
-        reduced = timed(lambda: dist.all_reduce(gradient, group=reducing))
+        reduced = timed(lambda: reducing.all_reduce_sum(gradient))
         return [asked, rows, reduced, computed]
 
     out: Moments = []

@@ -172,6 +172,7 @@ class _Bench:
 
     def run_loading(self, asked: LoadingRequest) -> LoadingAnswer:
         """Time a loader's work on the graph among steps of the mean batch."""
+        from planner.profiling.handing import STEPS, handing
         from runtime.graph.dataset import open_graph
 
         work, graph = self.request.workload, open_graph(Path(asked.graph), validate=False)
@@ -188,6 +189,10 @@ class _Bench:
         batches = drawn_batches(sample, graph.row_bytes)
         gathered = gatherings(graph, batches)
         works = {"sample": sampling(sample), **{k: each.work for k, each in gathered.items()}}
+        handed = handing(
+            self.loop, graph, work, asked.num_ranks, self.batches[self.steady], self.steps + 1
+        )
+        self.steps += STEPS
         over_random = disk_factor(graph, batches, step)
         beside = dict[str, Beside]()
         with disk_work(graph, batches) as read:
@@ -205,6 +210,7 @@ class _Bench:
             after_wait=after_wait(turns["disk"], turns["sample"]) if "disk" in turns else None,
             beside=beside,
             disk_factor=over_random,
+            handing=handed,
             disk_start_seconds=turns[DISK_START].work if DISK_START in turns else 0.0,
         )
 

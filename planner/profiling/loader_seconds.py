@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
-from planner.workload import AfterWait, Beside
+from planner.workload import AfterWait, Beside, Handing
 from runtime.cores import keep_thread_to
 from runtime.plan import Sampler
 
@@ -78,6 +78,8 @@ class LoadingAnswer:
     disk_factor: float | None = None
     """Reading batches from disk over as many random reads as long; None: no rows, or the file
     system refuses direct reads."""
+    handing: Handing | None = None
+    """What lies between the stages of a step."""
     disk_start_seconds: float = 0.0
     """Median of reading a single row by the same thread; 0: no rows."""
 

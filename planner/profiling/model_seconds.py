@@ -142,6 +142,7 @@ def with_loading(
         after_wait=found.after_wait,
         gather_factors=factors,
         disk_start_seconds=found.disk_start_seconds,
+        handing=found.handing,
     )
 
 

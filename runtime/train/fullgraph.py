@@ -140,7 +140,7 @@ class FullGraphLoop(TrainLoop):
         self.meter.enter(Stage.FORWARD_BACKWARD, index)
         core, started = time.thread_time(), time.perf_counter()
         self.gradients.flat.zero_()
-        seed_dropout(self.seed, batch.epoch, batch.step, self.comm.rank)
+        seed_dropout(self.seed, batch.epoch, batch.step, self.comm.rank, self.x.device)
         logits = self.full.forward(self.x, layers)
         loss = loss_sum(logits[self.seeds], self.y, self.task) / self.num_seeds
         loss.backward()

@@ -122,8 +122,9 @@ class TrainLoop:
             self.overlapped.begin()
         if batch.num_seeds == 0 and not batch.exchanges:
             return  # an empty share adds zero to the sums; layers with statistics refuse no rows
-        seed_dropout(self.seed, batch.epoch, batch.step, self.comm.rank)
-        with self.precision.forward(self.gradients.flat.device.type):
+        device = self.gradients.flat.device
+        seed_dropout(self.seed, batch.epoch, batch.step, self.comm.rank, device)
+        with self.precision.forward(device.type):
             logits = self._logits(batch)
         loss = loss_sum(widened(logits), batch.y, self.task) / batch.global_num_seeds
         (loss if self.precision.scale == 1.0 else loss * self.precision.scale).backward()
@@ -135,10 +136,17 @@ class TrainLoop:
         return self.model(batch.x, batch.device_blocks or torch_blocks(batch))
 
 
-def seed_dropout(seed: int, epoch: int, step: int, rank: int) -> None:
-    """The same draws in a resumed run as in an undisturbed one, others on each rank."""
-    drawn = int(stream(seed, epoch, step, rank, Purpose.DROPOUT))
-    torch.manual_seed(drawn & 0x7FFF_FFFF_FFFF_FFFF)
+def seed_dropout(seed: int, epoch: int, step: int, rank: int, device: torch.device) -> None:
+    """The same draws in a resumed run as in an undisturbed one, others on each rank.
+
+    On a CPU its generator alone: torch.manual_seed formats a traceback for each kind of device
+    that is not there, 70 us of every step.
+    """
+    drawn = int(stream(seed, epoch, step, rank, Purpose.DROPOUT)) & 0x7FFF_FFFF_FFFF_FFFF
+    if device.type == "cpu":
+        torch.default_generator.manual_seed(drawn)
+    else:
+        torch.manual_seed(drawn)
 
 
 def make_optimizer(

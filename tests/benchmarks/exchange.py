@@ -38,6 +38,8 @@ def rank_main(rank: int, address: str, rounds: int, out: Path) -> None:
     import torch
     import torch.distributed as dist
 
+    from runtime.comm.collectives import Communicator
+
     torch.set_num_threads(1)
     os.environ |= {"MASTER_ADDR": address, "MASTER_PORT": str(PORT)}
     dist.init_process_group("gloo", rank=rank, world_size=2, timeout=timedelta(seconds=120))
@@ -49,10 +51,12 @@ def rank_main(rank: int, address: str, rounds: int, out: Path) -> None:
         for size in SIZES:
             for pairwise in (False, True):
                 with one_core_each(rank, 2):
+                    exchanging, reducing = (
+                        Communicator(group, between_hosts=pairwise) for group in groups
+                    )
                     mine = take_steps(
-                        dist, groups, 2, size, FULL.exchange_steps, compute, short,
-                        between_hosts=pairwise,
-                    )  # fmt: skip
+                        exchanging, reducing, size, FULL.exchange_steps, compute, short
+                    )
                 every: list[Any] = [None, None]
                 dist.all_gather_object(every, mine)
                 rows_moments = np.array(every)[:, :, CALLS.index("all_to_all")]

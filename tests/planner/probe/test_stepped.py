@@ -1,5 +1,7 @@
 """Exchanges between stretches of compute: what is read from the ranks' moments."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 import torch
@@ -60,30 +62,49 @@ def test_ranks_in_step_have_no_jitter() -> None:
 
 
 class Recorder:
-    """Stands for torch.distributed: says what was called."""
+    """Stands for a communicator of two ranks: says what was called."""
 
-    def __init__(self) -> None:
-        self.calls: list[tuple[str, int, object]] = []
+    size = 2
 
-    def all_to_all_single(self, received: object, sent: object, *, group: object) -> None:
+    def __init__(self, name: str, calls: list[tuple[str, str, int]]) -> None:
+        self.name, self.calls = name, calls
+
+    def _note(self, call: str, tensor: torch.Tensor) -> None:
+        self.calls.append((self.name, call, tensor.nbytes))
+
+    def all_to_all_ids(self, ids: torch.Tensor, counts: Sequence[int]) -> None:
+        """Note the bytes of the ids."""
+        assert sum(counts) == ids.shape[0]
+        self._note("ids", ids)
+
+    def all_to_all_rows(
+        self,
+        rows: torch.Tensor,
+        counts: Sequence[int],
+        received_counts: Sequence[int],
+        *,
+        out: torch.Tensor,
+    ) -> None:
         """Note the bytes handed over."""
-        self.calls.append(("all_to_all", getattr(sent, "nbytes", 0), group))
+        assert sum(counts) == rows.shape[0]
+        assert sum(received_counts) == out.shape[0]
+        self._note("rows", rows)
 
-    def all_reduce(self, tensor: object, *, group: object) -> None:
+    def all_reduce_sum(self, tensor: torch.Tensor) -> None:
         """Note the bytes of the tensor."""
-        self.calls.append(("all_reduce", getattr(tensor, "nbytes", 0), group))
+        self._note("sum", tensor)
 
 
 def test_a_step_is_that_of_training() -> None:
-    dist, done = Recorder(), list[str]()
+    calls, done = list[tuple[str, str, int]](), list[str]()
+    exchanging, reducing = Recorder("x", calls), Recorder("g", calls)
     moments = take_steps(
-        dist, ("rows", "gradients"), 2, 4096, 3,
+        exchanging, reducing, 4096, 3,
         lambda: done.append("compute"), lambda: done.append("short"),
     )  # fmt: skip
-    asked = [("all_to_all", 16, "rows"), ("all_to_all", 64, "rows")]  # counts, ids
-    rest = [("all_to_all", 4096, "rows"), ("all_reduce", 4096, "gradients")]
-    plain = [*asked, ("all_to_all", 8, "rows"), rest[1]]  # a row's number for each rank
-    assert dist.calls == [*asked, *rest, *plain] * (3 + WARM_STEPS)
+    asked, summed = ("x", "ids", 64), ("g", "sum", 4096)
+    plain = [asked, ("x", "rows", 8), summed]  # a row's number for each rank
+    assert calls == [asked, ("x", "rows", 4096), summed, *plain] * (3 + WARM_STEPS)
     assert done == ["short", "short", "compute"] * 2 * (3 + WARM_STEPS)
     assert np.array(moments).shape == (3, len(CALLS) + 2, 2)
     asking, rows, reduced, computed, after_least = np.array(moments).transpose(1, 0, 2)

@@ -1,0 +1,140 @@
+"""What a step takes besides its stages: the runtime's own loop, and a loader with nothing to do.
+
+A batch of the profiled sizes is ready; it passes the stages as a drawn one does, is handed to the
+training thread, and a step of the model is taken on it. Of steps of 4 ms that was .15 ms.
+"""
+
+import itertools
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import torch
+
+from planner.profiling.draw import moment, whole_steps
+from planner.workload import Handing
+from runtime.graph.dataset import Graph
+from runtime.loader_pass import pass_through
+from runtime.loader_stages import AbstractStage, BatchStage, SeedsStage, seed_batch
+from runtime.plan import Workload
+from runtime.sampling.minibatch import Dialect, MiniBatch
+from runtime.sampling.seeds import SeedSchedule
+from runtime.stages import Stage
+from runtime.train.minibatch import STEP, TrainLoop
+from runtime.train.overlap import Prefetcher, Turns
+from runtime.train.streams import streams_of
+
+WARM = 4
+STEPS = 24
+"""The first `WARM` are not counted."""
+_OF_TRAINING = (Stage.FORWARD_BACKWARD, Stage.ALL_REDUCE, Stage.OPTIMIZER)
+
+
+def handing(
+    loop: TrainLoop,
+    graph: Graph,
+    workload: Workload,
+    num_ranks: int,
+    batches: Sequence[MiniBatch],
+    first: int,
+) -> Handing:
+    """Take `STEPS` steps; medians of what is not drawing, gathering or computing.
+
+    Args:
+        loop: of the model, one rank.
+        graph: whose seeds and labels are taken.
+        workload: of the plan.
+        num_ranks: among which seeds are divided.
+        batches: of the profiled sizes, with rows and labels; taken in turn.
+        first: number of the first step, for the meter: higher than any before.
+    """
+    stages = _stages(graph, workload, num_ranks, batches)
+    loop.run(_handed(loop, stages, workload, graph, first), first, lambda _: None)
+    seconds = {
+        name: np.asarray(loop.meter.seconds(name, skip_steps=first + WARM))
+        for name in (STEP, *(stage.name for stage in stages), *_OF_TRAINING)
+    }
+    counted = STEPS - WARM
+    between = seconds[STEP][-counted:].copy()
+    for name, each in seconds.items():
+        if name != STEP and each.size == counted:
+            between -= each
+    return Handing(
+        seeds=float(np.median(seconds[Stage.SEEDS])),
+        labels=float(np.median(seconds[Stage.BATCH])),
+        between=max(0.0, float(np.median(between))),
+    )
+
+
+class _Nothing(AbstractStage):
+    """Hands the batch on."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def submit(self, batch: MiniBatch, index: int) -> MiniBatch:
+        """The batch as it is."""
+        del index
+        return batch
+
+
+class _Ready(AbstractStage):
+    """The next batch that was made before, for the seeds that were chosen."""
+
+    name = Stage.SAMPLE
+
+    def __init__(self, batches: Sequence[MiniBatch]) -> None:
+        self._turns = itertools.cycle(batches)
+
+    def submit(self, batch: MiniBatch, index: int) -> MiniBatch:
+        """A whole batch in place of its seeds."""
+        del index
+        ready = next(self._turns)
+        if batch.seeds.size:
+            ready.seeds = batch.seeds
+        return ready
+
+
+class _Labels(BatchStage):
+    """Takes the seeds' labels, and leaves those that fit the model's output."""
+
+    def submit(self, batch: MiniBatch, index: int) -> MiniBatch:
+        """The batch as it was."""
+        fitting = batch.y
+        batch = super().submit(batch, index)
+        batch.y = fitting
+        return batch
+
+
+def _stages(
+    graph: Graph, workload: Workload, num_ranks: int, batches: Sequence[MiniBatch]
+) -> list[AbstractStage]:
+    """The loader's stages, without the work that is timed elsewhere."""
+    sample, gather = _Ready(batches), _Nothing(Stage.GATHER)
+    if str(graph.task) == "link" or graph.y is None:  # their seeds are drawn with the batch
+        return [_Nothing(Stage.SEEDS), sample, gather, _Nothing(Stage.BATCH)]
+    schedule = SeedSchedule(
+        graph.train_idx, workload.batch_size, seed=workload.seed, num_ranks=num_ranks, rank=0
+    )
+    labels = _Labels(graph, workload, torch.device("cpu"), lambda batch: batch)
+    return [SeedsStage(schedule, Dialect.FIRST_SEEN), sample, gather, labels]
+
+
+def _handed(
+    loop: TrainLoop,
+    stages: Sequence[AbstractStage],
+    workload: Workload,
+    graph: Graph,
+    first: int,
+) -> Iterator[MiniBatch]:
+    """The batches of `STEPS` steps, each made when it is asked for, as without loader threads."""
+    streams = streams_of(torch.device("cpu"))
+    whole = whole_steps(graph.num_train, workload.batch_size)
+
+    def produce(index: int, turns: Turns) -> MiniBatch:
+        batch = seed_batch(*moment(index, whole), Dialect.FIRST_SEEN)
+        return pass_through(batch, stages, loop.meter, streams, first + index, index, turns)[0]
+
+    with Prefetcher(produce, STEPS, workers=None, depth=1) as ready:
+        for batch in ready:
+            yield batch
+            del batch
