@@ -107,6 +107,16 @@ def after_seconds(
     return _with_exchange(machine, candidate, "after", _handed_over(candidate, rows) * row_bytes)
 
 
+def around_seconds(
+    machine: MachineModel, candidate: Candidate, rows: float, row_bytes: int
+) -> float:
+    """What lies around the exchanges of ids and of so many rows, in a rank's gather.
+
+    0 with loader threads, and where it was not measured.
+    """
+    return _with_exchange(machine, candidate, "around", _handed_over(candidate, rows) * row_bytes)
+
+
 def _with_exchange(machine: MachineModel, candidate: Candidate, name: str, size: float) -> float:
     """A table of what goes with an all-to-all in line; 0 where nothing is exchanged."""
     hosts = candidate.hosts

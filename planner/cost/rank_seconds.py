@@ -9,6 +9,7 @@ from planner.cost.compute import compute_seconds, seconds_per_scale
 from planner.cost.disk_rates import disk_apart, disk_start
 from planner.cost.exchanges import (
     after_seconds,
+    around_seconds,
     collective_table,
     crossing,
     early_seconds,
@@ -135,6 +136,7 @@ def rank_seconds(
         remote = remote_rates(machine, remote_rows, row_bytes, candidate)
         asked, sent = together(asked, remote[0]), together(sent, remote[1])
         peers += crossing(candidate, remote_rows)
+    gather += around_seconds(machine, candidate, peers, row_bytes)
     loader = sample + gather + asked.seconds + sent.seconds
     ranks, threads = ranks_here(candidate), candidate.threads.compute
     early = early_seconds(machine, candidate, peers, row_bytes)

@@ -12,12 +12,16 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from planner.side_by_side import side_by_side
+
 OWN, PEER, CROSS, HOST, DISK = range(5)
 PLACES = ("own", "peer", "cross", "host", "disk")
 """Where a device finds an item: its own memory, another device of its clique, a device of another
 clique, the host, the disk."""
 
 Heat = NDArray[np.float32] | NDArray[np.float64]
+Sums = dict[int, NDArray[np.float64]]
+"""By law, sums of heat by place."""
 
 
 @numba.njit(cache=True, nogil=True)
@@ -62,17 +66,24 @@ def count_reads(
     """
     reads = np.zeros((len(own), len(PLACES)))
     for clique, codes in zip(cliques, elsewhere, strict=True):
-        of_law: dict[int, NDArray[np.float64]] = {}
-        for g in clique:
+        drawn = sorted({laws[g] for g in clique})
+        summed = side_by_side(
+            lambda law, codes=codes: np.asarray(_mass(heat[law], codes)),
+            drawn,
+            items=heat.shape[1],
+        )
+        of_law = dict(zip(drawn, summed, strict=True))
+
+        def count(g: int, codes: NDArray[np.uint8] = codes, of_law: Sums = of_law) -> None:
             law = laws[g]
-            if law not in of_law:
-                of_law[law] = np.asarray(_mass(heat[law], codes))
             everything = len(own[g]) == heat.shape[1]  # ids are distinct
             held = of_law[law] if everything else np.asarray(_mass_at(heat[law], codes, own[g]))
             rest = of_law[law] - held
             # what is left of equal sums taken in different orders is no read
             reads[g] = np.where(rest > 1e-9 * of_law[law], rest, 0.0)
             reads[g, OWN] = held.sum()
+
+        side_by_side(count, list(clique), items=heat.shape[1])
     return reads
 
 

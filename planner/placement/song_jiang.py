@@ -20,8 +20,11 @@ from planner.placement.costs import Case, RowCosts, alpha, alpha_star
 from planner.placement.evaluate import Evaluation, evaluate
 from planner.placement.order import Probabilities, hot_to_cold, hotness_order
 from planner.placement.split import best_split, split_ranks, whole_rounds
+from planner.side_by_side import side_by_side
 
 Objective = Literal["max", "mean"]
+PAIR = 2
+"""Readings that are written and scored at once: each takes 8 bytes a slot and 3 a row."""
 Writer = Callable[[NDArray[np.int64]], object]
 """Writes a placement's ranks by GPU and slot to an array of shape [n, b]."""
 
@@ -173,17 +176,25 @@ def best_of(
         readings = {"replicate": _replicate}
     else:
         readings = _readings(q.astype(np.float64), n, b, costs)
-    # Two arrays take turns, the best so far and the next: pages of new ones cost as much as filling
-    best, ranks = (np.empty((n, b), np.int64) for _ in range(2))
+    # Arrays take turns, the best so far and those tried: pages of new ones cost as much as filling.
+    spare = [np.empty((n, b), np.int64) for _ in range(1 + min(PAIR, len(readings)))]
     variants: list[Variant] = []
-    for name, write in readings.items():
-        write(ranks)
-        variant = as_variant(name, evaluate(sorted_hotness, list(ranks), costs))
-        if all(sort_key(variant, objective) < sort_key(other, objective) for other in variants):
-            best, ranks = ranks, best
-        variants.append(variant)
+    named = list(readings.items())
+    for first in range(0, len(named), PAIR):
+        tried = list(zip(named[first : first + PAIR], spare[1:], strict=False))
+
+        def measure(each: tuple[tuple[str, Writer], NDArray[np.int64]]) -> Variant:
+            (name, write), ranks = each
+            write(ranks)
+            return as_variant(name, evaluate(sorted_hotness, list(ranks), costs))
+
+        found = side_by_side(measure, tried, items=q.size)
+        for i, variant in enumerate(found):
+            if all(sort_key(variant, objective) < sort_key(other, objective) for other in variants):
+                spare[0], spare[1 + i] = spare[1 + i], spare[0]
+            variants.append(variant)
     variants.sort(key=lambda variant: sort_key(variant, objective))
-    return CliquePlacement(own=order[best], variants=tuple(variants))
+    return CliquePlacement(own=order[spare[0]], variants=tuple(variants))
 
 
 def _readings(q: NDArray[np.float64], n: int, b: int, costs: RowCosts) -> dict[str, Writer]:

@@ -23,11 +23,13 @@ from planner.probe.context import ProgressCallback
 from planner.probe.hosts_team import HostTeam
 from planner.probe.sizes import MIB
 from planner.probe.stepped import (
+    AROUND,
     CALLS,
     COMPUTED,
     PLAIN,
     SHORT,
     after,
+    around,
     exchanged,
     one_compute_thread,
     one_core_each,
@@ -67,7 +69,7 @@ class HostRates:
     stepped: dict[str, list[Measurement]] = field(default_factory=dict[str, list[Measurement]])
     """The same between two stretches of compute, over (exchange_bytes, host_counts): `*_stepped`,
     `all_to_all_early`, how much before the last host the mean one leaves, and `all_to_all_after`,
-    what the compute that follows takes longer."""
+    what the compute that follows takes longer, and `all_to_all_around`, what is not metered."""
     asked: list[Measurement] = field(default_factory=list[Measurement])
     """Seconds of the counts and ids that go ahead, over (asked_sizes(exchange_bytes), hosts)."""
 
@@ -275,7 +277,8 @@ class _Schedule:
         """Seconds of the calls of a training loop, and of the counts and ids that go ahead."""
         from runtime.comm.collectives import Communicator
 
-        names = ("all_to_all_stepped", "all_reduce_stepped", "all_to_all_early", "all_to_all_after")
+        names = ("all_to_all_stepped", "all_reduce_stepped", "all_to_all_early", "all_to_all_after",
+                 "all_to_all_around")  # fmt: skip
         found: dict[str, list[Measurement]] = {name: [] for name in names}
         asked: list[Measurement] = []
         rows = self._sizes.exchange_burst_rows
@@ -304,6 +307,7 @@ class _Schedule:
                 moments = np.array(each)
                 longer = after(moments[:, :, COMPUTED], moments[:, :, PLAIN])
                 found["all_to_all_after"].append(longer)
+                found["all_to_all_around"].append(around(moments[:, :, AROUND]))
                 calls = {name: exchanged(moments[:, :, i]) for i, name in enumerate(CALLS)}
                 found["all_to_all_stepped"].append(calls["all_to_all"].seconds)
                 found["all_reduce_stepped"].append(calls["all_reduce"].seconds)

@@ -16,7 +16,7 @@ Each rank of a host has a core of its own while this is measured, as ranks have 
 """
 
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
@@ -38,8 +38,9 @@ SHORT = 12
 """Update and sampling, and the gather between ids and rows, each take about this part of the
 compute."""
 
-COMPUTED, PLAIN = len(CALLS), len(CALLS) + 1
-"""Places of the compute among a step's moments: after the rows, and after next to none."""
+COMPUTED, PLAIN, AROUND = range(len(CALLS), len(CALLS) + 3)
+"""Places among a step's moments: the compute after the rows, that after next to none, and what the
+exchanges of ids and rows took besides what their stages meter."""
 
 
 @runtime_checkable
@@ -47,6 +48,11 @@ class Exchanges(Protocol):
     """What a step asks of the runtime's `Communicator`, whose module imports torch."""
 
     size: int
+
+    @property
+    def traffic(self) -> Mapping[Any, Any]:
+        """What was exchanged so far, with its `seconds`, by stage."""
+        ...
 
     def all_to_all_ids(self, ids: Any, counts: Sequence[int]) -> object:
         """Hand over so many ids to each rank, and the counts before."""
@@ -65,7 +71,8 @@ class Exchanges(Protocol):
 
 Moments = list[list[tuple[float, float]]]
 """Of one rank, by step: entry and exit of each of `CALLS`, then of the compute, then of that of a
-step right after it in which next to no rows are exchanged."""
+step right after it in which next to no rows are exchanged, then 0 and what lies around the
+exchanges of ids and rows."""
 
 
 def middle_mean(samples: Sequence[float] | NDArray[np.float64]) -> float:
@@ -150,6 +157,16 @@ def after(moments: NDArray[np.float64], plain: NDArray[np.float64]) -> Measureme
     return summarize([max(LEAST_SECONDS, longer)])
 
 
+def around(moments: NDArray[np.float64]) -> Measurement:
+    """Seconds around the exchanges of ids and rows, which their stages do not meter: the mean rank.
+
+    Args:
+        moments: 0 and those seconds, on any clock, shape (ranks, steps, 2).
+    """
+    seconds = (moments[:, :, 1] - moments[:, :, 0]).mean(axis=0)
+    return summarize([max(LEAST_SECONDS, middle_mean(seconds))])
+
+
 def one_core_each(rank: int, ranks: int) -> AbstractContextManager[None]:
     """This process's threads on a core of their own, where there are as many cores as ranks."""
     from runtime.cores import process_on, usable_core_ids
@@ -203,8 +220,9 @@ def take_steps(
 ) -> Moments:
     """Steps of the loop at one size, in turn with steps of next to no rows.
 
-    By the runtime's own calls: between two exchanges of counts and ids lies Python that a rank
-    runs with cold caches, a tenth of a millisecond. The first `WARM_STEPS` are not counted.
+    By the runtime's own calls, as their stages meter them: around an exchange of counts and ids and
+    one of rows lie .3 ms of Python, run with cold caches, which no stage of theirs has. The first
+    `WARM_STEPS` are not counted.
 
     Args:
         exchanging: these ranks, for ids and rows.
@@ -230,21 +248,32 @@ def take_steps(
         call()
         return start, clock()
 
+    def metered(call: Callable[[], object]) -> tuple[tuple[float, float], float]:
+        before = _seconds(exchanging)
+        start, end = timed(call)
+        within = _seconds(exchanging) - before
+        return (end - within, end), end - start - within
+
     def exchange(into: torch.Tensor, data: torch.Tensor) -> None:
         each = [data.shape[0] // ranks] * ranks
         exchanging.all_to_all_rows(data, each, each, out=into)
 
     def step(into: torch.Tensor, data: torch.Tensor) -> list[tuple[float, float]]:
         short()
-        asked = timed(lambda: exchanging.all_to_all_ids(ids, counts))
+        asked, around_ids = metered(lambda: exchanging.all_to_all_ids(ids, counts))
         short()
-        rows = timed(lambda: exchange(into, data))
+        rows, around_rows = metered(lambda: exchange(into, data))
         computed = timed(compute)
         reduced = timed(lambda: reducing.all_reduce_sum(gradient))
-        return [asked, rows, reduced, computed]
+        return [asked, rows, reduced, computed, (0.0, around_ids + around_rows)]
 
     out: Moments = []
     for _ in range(WARM_STEPS + steps):
         full, plain = step(received, sent), step(*least)
-        out.append([*full, plain[COMPUTED]])
+        out.append([*full[:PLAIN], plain[COMPUTED], full[-1]])
     return out[WARM_STEPS:]
+
+
+def _seconds(exchanging: Exchanges) -> float:
+    """All that was metered so far."""
+    return float(sum(each.seconds for each in exchanging.traffic.values()))

@@ -29,6 +29,10 @@ MOST_DRAWN = 32
 other's rows there more often than a run's batches do."""
 DISK_BUDGET_BYTES = 8 << 20
 DISK_START = "disk_start"
+SLOT_SECONDS = 0.25
+"""For which reads in order go on, and then random ones, the same on all ranks; longer where batches
+have more than `SLOT_REQUESTS`."""
+SLOT_REQUESTS = 1000
 RANDOM_SECONDS = 0.03
 """For which random reads go on between two steps, about as long as reading a batch takes."""
 
@@ -173,6 +177,7 @@ def disk_factor(
                 lambda: read() / requests,
                 lambda: seconds_per_read(file, path, size, disk.queue_depth, RANDOM_SECONDS),
                 step,
+                SLOT_SECONDS * max(1.0, requests / SLOT_REQUESTS),
             )
         finally:
             os.close(file)

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from planner.placement.layout import Instance, Layout
 from planner.placement.network import Goal, Rows, objective_rows, undominated
 from planner.placement.score import Score, score
-from planner.solver.buckets import make_buckets
+from planner.side_by_side import side_by_side
+from planner.solver.buckets import Buckets, make_buckets
 from planner.solver.exchange import exchange
 from planner.solver.groups import find_groups
 from planner.solver.lagrange import lagrangian_bound
@@ -75,11 +76,20 @@ def place_joint(
     if limit is None:
         limit = max(48, min(256, UNKNOWNS // (len(groups.groups) * len(instance.kinds))))
     largest = max(instance.device_bytes)
-    buckets = [make_buckets(kind, limit, largest=largest) for kind in instance.kinds]
+    buckets = all_buckets(instance, limit, largest)
     relaxed = relax(instance, rows, groups, buckets, goal=goal, seconds=seconds, solver=solver)
     layout = realise(instance, rows, groups, buckets, relaxed)
     bound = lagrangian_bound(instance, rows, relaxed.prices)
     return Joint(layout=layout, score=score(instance, layout, goal), bound=bound, relaxed=relaxed)
+
+
+def all_buckets(instance: Instance, limit: int, largest: int) -> list[Buckets]:
+    """Each kind's items in buckets (`make_buckets`)."""
+    return side_by_side(
+        lambda kind: make_buckets(kind, limit, largest=largest),
+        instance.kinds,
+        items=max(kind.num_items for kind in instance.kinds),
+    )
 
 
 def _mix(instance: Instance, rows: Rows) -> tuple[Layout, Relaxed] | None:
@@ -110,6 +120,6 @@ def bound_of(instance: Instance, goal: Goal, *, limit: int = 128) -> float:
         if mixture is not None:
             return lagrangian_bound(instance, rows, mixture.prices)
     largest = max(instance.device_bytes)
-    buckets = [make_buckets(kind, limit, largest=largest) for kind in instance.kinds]
+    buckets = all_buckets(instance, limit, largest)
     relaxed = relax(instance, rows, groups, buckets, goal=goal)
     return lagrangian_bound(instance, rows, relaxed.prices)

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from planner.placement.layout import Instance
 from planner.placement.network import Rows
 from planner.placement.reads import DISK, HOST
+from planner.side_by_side import side_by_side
 from planner.solver.buckets import size_array
 from planner.solver.program import Prices
 
@@ -48,11 +49,13 @@ def lagrangian_bound(instance: Instance, rows: Rows, prices: Prices) -> float:
     bound -= sum(float(p) * m for p, m in zip(device, instance.device_bytes, strict=True))
     if instance.host_bytes is not None:
         bound -= host * instance.host_bytes
-    for t, kind in enumerate(instance.kinds):
+
+    def least(t: int) -> float:
+        kind = instance.kinds[t]
         laws, priced, device_price, room, clique, number = _alike(
             instance, kind.laws, seconds[t] * kind.read_bytes, device
         )
-        bound += float(
+        return float(
             _least(
                 kind.heat,
                 laws,
@@ -67,6 +70,10 @@ def lagrangian_bound(instance: Instance, rows: Rows, prices: Prices) -> float:
                 instance.host_bytes is not None,
             )
         )
+
+    items = max(kind.num_items for kind in instance.kinds)
+    for found in side_by_side(least, range(len(instance.kinds)), items=items):
+        bound += found
     return bound
 
 

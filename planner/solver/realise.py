@@ -7,6 +7,7 @@ from planner.placement.layout import Held, Instance, Layout
 from planner.placement.network import Rows
 from planner.placement.reads import CROSS, DISK, HOST, PEER, mark_holders
 from planner.placement.score import read_bytes
+from planner.side_by_side import side_by_side
 from planner.solver.buckets import Buckets
 from planner.solver.density import density_shares
 from planner.solver.exchange import exchange, worth_exchanging
@@ -78,8 +79,9 @@ def complete(
     seconds: NDArray[np.float64],
 ) -> Layout:
     """Where cliques read what devices do not hold, and what the host keeps for them."""
-    elsewhere: list[list[NDArray[np.uint8]]] = []
-    for t, kind in enumerate(instance.kinds):
+
+    def places(t: int) -> list[NDArray[np.uint8]]:
+        kind = instance.kinds[t]
         marks = [mark_holders([own[t][g] for g in c], kind.num_items) for c in instance.cliques]
         codes: list[NDArray[np.uint8]] = [np.zeros(0, np.uint8)] * len(instance.cliques)
         for each in groups.classes:
@@ -96,7 +98,10 @@ def complete(
                 if peers.any():
                     place[(marks[c] >= 0) & peers[buckets[t].of]] = PEER
                 codes[c] = place
-        elsewhere.append(codes)
+        return codes
+
+    items = max(kind.num_items for kind in instance.kinds)
+    elsewhere = side_by_side(places, range(len(instance.kinds)), items=items)
     on_host = host_items(instance, own, elsewhere, seconds)
     held: list[Held] = []
     for t in range(len(instance.kinds)):

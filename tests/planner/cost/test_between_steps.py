@@ -9,7 +9,7 @@ from planner.cost.model import predict
 from planner.cost.request import Request
 from planner.cost.row_rates import gather_factor
 from planner.machine import MachineModel, Table
-from planner.workload import AfterWait, Beside
+from planner.workload import AfterWait, Beside, Handing
 from tests.planner.cost.test_model import candidate, price, request, rows
 from tests.support.machines import GATHER_AXES, constant, machine
 
@@ -304,6 +304,44 @@ def test_a_step_that_follows_a_wait_for_the_disk_is_longer() -> None:
     assert longer(disk=1_000.0 * 0.2 / disk) == pytest.approx(2e-3)
     assert longer(host=1e6) == 0.0  # nothing is waited for
     assert longer(loaders=1, disk=1_000.0) == 0.0  # the loader waits
+
+
+def test_what_no_stage_has_is_in_the_step_and_in_the_wait_for_its_batch() -> None:
+    asked = request(with_tables())
+    found = timed(asked, handing=Handing(seeds=1e-4, labels=2e-4, between=4e-4))
+
+    def longer(loaders: int) -> dict[str, float]:
+        before, after = (
+            predict(each, candidate(loaders=loaders), rows(1, host=10_000.0))
+            for each in (asked, found)
+        )
+        stages = {name: after.stages[name] - before.stages.get(name, 0.0) for name in after.stages}
+        return stages | {"step": after.step_seconds.value - before.step_seconds.value}
+
+    inline = longer(0)
+    assert inline["seeds"] == pytest.approx(1e-4)
+    assert inline["batch"] == pytest.approx(2e-4)
+    assert inline["wait"] == pytest.approx(7e-4)
+    assert inline["step"] == pytest.approx(7e-4)
+    # A loader thread chooses seeds and adds labels; what lies between stays with training.
+    # The loader's share slows the model down for a little longer.
+    assert 4e-4 <= longer(1)["step"] < 5e-4
+
+
+def test_what_lies_around_exchanges_is_in_the_gather() -> None:
+    model = with_tables(all_to_all_around=constant("seconds", ["bytes", "ranks"], 0.3e-3))
+
+    def gathers(loaders: int = 0, **by_source: float) -> float:
+        found = candidate(ranks=2, loaders=loaders)
+        before, after = (
+            price(found, rows(2, **by_source), model=each).stages["gather"]
+            for each in (machine(), model)
+        )
+        return after - before
+
+    assert gathers(own=4_000.0, peer=1_000.0) == pytest.approx(0.3e-3)
+    assert gathers(own=5_000.0) == 0.0  # nothing is exchanged
+    assert gathers(loaders=1, own=4_000.0, peer=1_000.0) == 0.0  # measured in line only
 
 
 def test_the_model_is_slower_after_an_exchange_as_it_was_measured_to_be() -> None:

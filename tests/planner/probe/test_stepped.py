@@ -1,6 +1,8 @@
 """Exchanges between stretches of compute: what is read from the ranks' moments."""
 
+import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,15 +11,18 @@ from numpy.typing import NDArray
 
 from planner.cost.straggler import kappa
 from planner.probe.stepped import (
+    AROUND,
     CALLS,
     WARM_STEPS,
     after,
+    around,
     exchanged,
     jitter,
     middle_mean,
     one_compute_thread,
     take_steps,
 )
+from runtime.comm.collectives import Traffic
 
 
 def spans(entries: NDArray[np.float64], seconds: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -68,9 +73,17 @@ class Recorder:
 
     def __init__(self, name: str, calls: list[tuple[str, str, int]]) -> None:
         self.name, self.calls = name, calls
+        self.metered = Traffic()
+
+    @property
+    def traffic(self) -> dict[str, Traffic]:
+        """What was metered so far."""
+        return {"exchange": replace(self.metered)}
 
     def _note(self, call: str, tensor: torch.Tensor) -> None:
         self.calls.append((self.name, call, tensor.nbytes))
+        time.sleep(0.003)
+        self.metered.seconds += 0.002
 
     def all_to_all_ids(self, ids: torch.Tensor, counts: Sequence[int]) -> None:
         """Note the bytes of the ids."""
@@ -106,8 +119,11 @@ def test_a_step_is_that_of_training() -> None:
     plain = [asked, ("x", "rows", 8), summed]  # a row's number for each rank
     assert calls == [asked, ("x", "rows", 4096), summed, *plain] * (3 + WARM_STEPS)
     assert done == ["short", "short", "compute"] * 2 * (3 + WARM_STEPS)
-    assert np.array(moments).shape == (3, len(CALLS) + 2, 2)
-    asking, rows, reduced, computed, after_least = np.array(moments).transpose(1, 0, 2)
+    assert np.array(moments).shape == (3, len(CALLS) + 3, 2)
+    asking, rows, reduced, computed, after_least, _ = np.array(moments).transpose(1, 0, 2)
+    # Of the 3 ms and more that an exchange takes, 2 are metered; ids and rows are exchanged.
+    assert (asking[:, 1] - asking[:, 0]).tolist() == pytest.approx([0.002] * 3)
+    assert 0.002 <= around(np.array(moments)[None, :, AROUND]).value < 0.05
     assert np.all(reduced[:, 1] <= after_least[:, 0])
     assert np.all(asking[:, 1] <= rows[:, 0])
     assert np.all(rows[:, 1] <= computed[:, 0])

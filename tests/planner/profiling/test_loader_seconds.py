@@ -179,19 +179,51 @@ def test_a_loader_samples_anew_and_reads_rows_of_batches_in_turn(
         assert np.array_equal(rows[: len(slots)], x[slots])
 
 
-def test_reads_in_order_are_held_against_random_ones_in_turn() -> None:
-    order: list[str] = []
+class Clock:
+    """A clock that work moves on."""
 
-    def saying(word: str, seconds: float) -> Callable[[], float]:
+    def __init__(self, start: float) -> None:
+        self.now, self.done = start, list[tuple[str, float]]()
+
+    def __call__(self) -> float:
+        return self.now
+
+    def work(self, word: str, seconds: float, answer: float = 0.0) -> Callable[[], float]:
+        """Takes so long, and answers."""
+
         def run() -> float:
-            order.append(word)
-            return seconds
+            self.done.append((word, self.now))
+            self.now += seconds
+            return answer
 
         return run
 
-    found = over_random(saying("read", 3e-5), saying("random", 4e-5), saying("step", 0.0))
+
+def test_ranks_read_in_order_at_the_same_time_and_at_random_places_at_the_same_time() -> None:
+    for start in (0.0, 1234.56):  # ranks begin when they are ready
+        clock = Clock(start)
+        found = over_random(
+            clock.work("read", 0.04, 3e-5), clock.work("random", 0.03, 4e-5),
+            clock.work("step", 0.01), 0.25, clock,
+        )  # fmt: skip
+        assert found == pytest.approx(0.75)
+        counted = [(word, at) for word, at in clock.done if word != "step"][2:]
+        for word, at in counted:
+            # A step lies before each, in which the slot may have ended.
+            slots = {int(moment / 0.25) % 2 for moment in (at - 0.01, at)}
+            assert int(word == "random") in slots
+        assert len(counted) * 0.04 > 1.0
+
+
+def test_reads_longer_than_a_slot_are_counted_all_the_same() -> None:
+    clock = Clock(0.0)
+    # Each turn takes two slots: the clock alone would never come to random reads.
+    found = over_random(
+        clock.work("read", 0.5, 3e-5), clock.work("random", 0.5, 4e-5),
+        clock.work("step", 0.0), 0.25, clock,
+    )  # fmt: skip
     assert found == pytest.approx(0.75)
-    assert order == ["step", "read", "step", "random"] * (1 + TIMED_BATCHES)
+    assert sum(word == "random" for word, _ in clock.done) == 1 + LEAST_BATCHES
 
 
 def test_reads_of_the_disk_are_counted_and_held_against_reads_as_long(

@@ -1,0 +1,38 @@
+"""The seed of a step's dropout: the same draws as torch.manual_seed gives, without its price."""
+
+import pytest
+import torch
+
+from runtime.sampling.rng import Purpose, stream
+from runtime.train.minibatch import seed_dropout
+
+CPU = torch.device("cpu")
+
+
+def drawn(seed: int, epoch: int, step: int, rank: int) -> torch.Tensor:
+    """What dropout of that seed, epoch, step and rank draws first."""
+    seed_dropout(seed, epoch, step, rank, CPU)
+    return torch.rand(8)
+
+
+def test_a_step_draws_what_torch_seeded_whole_would() -> None:
+    found = drawn(3, 1, 4, 1)
+    torch.manual_seed(int(stream(3, 1, 4, 1, Purpose.DROPOUT)) & 0x7FFF_FFFF_FFFF_FFFF)
+    assert torch.equal(found, torch.rand(8))
+
+
+def test_every_step_and_rank_has_draws_of_its_own() -> None:
+    moments = [(3, 1, 4, 1), (4, 1, 4, 1), (3, 2, 4, 1), (3, 1, 5, 1), (3, 1, 4, 0)]
+    first = [tuple(drawn(*moment).tolist()) for moment in moments]
+    assert len(set(first)) == len(moments)
+    assert [tuple(drawn(*moment).tolist()) for moment in moments] == first
+
+
+def test_devices_that_are_not_there_are_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_seed: int) -> None:
+        raise AssertionError("torch.manual_seed formats a traceback for every kind of device")
+
+    monkeypatch.setattr(torch, "manual_seed", refuse)
+    seed_dropout(0, 0, 0, 0, CPU)
+    with pytest.raises(AssertionError):
+        seed_dropout(0, 0, 0, 0, torch.device("cuda"))
