@@ -119,8 +119,7 @@ class ModelTiming:
     gather_factors: dict[str, float] = field(default_factory=dict[str, float])
     """Measured seconds of gathering this graph's batches between steps, over those that the
     machine's table of that name says (gather, mapped_gather): it knows neither which rows recur nor
-    how they lie in memory. disk_read: over those of as many reads as long, at random places of the
-    same file, in turns. Empty: not measured."""
+    how they lie in memory. disk_read: likewise, of reading them from disk. Empty: not measured."""
     disk_start_seconds: float = 0.0
     """Seconds of reading one row from disk between two steps; 0: not measured."""
     handing: Handing | None = None

@@ -25,11 +25,11 @@ from planner.profiling.loader_seconds import (
 )
 from planner.profiling.loader_work import (
     DISK_START,
-    disk_factor,
     disk_work,
     drawn_batches,
     gatherings,
     sampling,
+    timed_disk,
     timed_gather,
 )
 from planner.profiling.rehearsal import rehearse
@@ -193,23 +193,24 @@ class _Bench:
             self.loop, graph, work, asked.num_ranks, self.batches[self.steady], self.steps + 1
         )
         self.steps += STEPS
-        over_random = disk_factor(graph, batches, step)
         beside = dict[str, Beside]()
         with disk_work(graph, batches) as read:
-            turns = {kind: in_turns(work, step) for kind, work in {**works, **read}.items()}
+            turns = {kind: in_turns(work, step) for kind, work in {**works, **read.works}.items()}
             if asked.beside:
                 alone = {kind: found.work for kind, found in turns.items()}
                 works.pop("mapped_gather", None)  # its thread computes as the other's does
-                read.pop(DISK_START, None)
+                read.works.pop(DISK_START, None)
                 # As a run has it: a loader that reads a disk is kept off the cores of compute.
                 cores = {"disk": usable_core_ids()[self.request.threads :]}
-                beside = all_beside({**works, **read}, step, cores, alone=alone, unbroken=read)
+                beside = all_beside(
+                    {**works, **read.works}, step, cores, alone=alone, unbroken=read.works
+                )
         return LoadingAnswer(
             sample_seconds=turns["sample"].work,
             gathers={k: timed_gather(each, turns[k]) for k, each in gathered.items()},
             after_wait=after_wait(turns["disk"], turns["sample"]) if "disk" in turns else None,
             beside=beside,
-            disk_factor=over_random,
+            disk=timed_disk(read, turns["disk"]) if "disk" in turns else None,
             handing=handed,
             disk_start_seconds=turns[DISK_START].work if DISK_START in turns else 0.0,
         )

@@ -31,8 +31,6 @@ ROUNDS = 3
 LEAST_ROUNDS = 2
 STRETCH_SECONDS = 0.06
 """Of a round, for steps alone, steps beside work and work beside steps; longer where one is."""
-LEAST_SLOTS = 3
-"""In which a disk reads in order, and as many in which it does not."""
 MOST_SECONDS = 2.0
 """For each measurement; after them no more than the least is timed."""
 
@@ -65,6 +63,18 @@ class TimedGather:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class TimedDisk:
+    """A batch's rows read from disk, between two steps."""
+
+    seconds: float
+    """Median."""
+    requests: float
+    """Reads of a batch, mean."""
+    request_bytes: float
+    """Of each, mean."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class LoadingAnswer:
     """What was timed."""
 
@@ -77,9 +87,9 @@ class LoadingAnswer:
     """The steps, where that thread has read rows from disk before each; None: it has none."""
     beside: dict[str, Beside]
     """By kind of work; empty: not asked for."""
-    disk_factor: float | None = None
-    """Reading batches from disk over as many random reads as long; None: no rows, or the file
-    system refuses direct reads."""
+    disk: TimedDisk | None = None
+    """Reading batches from disk by the same thread; None: no rows, or the file system refuses
+    direct reads."""
     handing: Handing | None = None
     """What lies between the stages of a step."""
     disk_start_seconds: float = 0.0
@@ -112,43 +122,6 @@ def in_turns(work: Work, step: Callable[[], object]) -> Turns:
         found.append(turn())
     steps, works = zip(*found, strict=True)
     return Turns(work=statistics.median(works), step=statistics.median(steps))
-
-
-def over_random(
-    read: Work,
-    random: Work,
-    step: Callable[[], object],
-    slot_seconds: float,
-    clock: Callable[[], float] = time.monotonic,
-) -> float:
-    """Some reads over as many at random places, each between steps as a run has them.
-
-    Both take turns by the system's clock, so that ranks that measure at once do the same at a time:
-    of two that did not, one had its rows read while the other read at random places, and 1.09 was
-    found where ranks in step have .83.
-
-    Args:
-        read: reads a batch's rows; seconds per read of the disk.
-        random: reads as long, at random places; seconds per read.
-        step: one step of the model.
-        slot_seconds: after which they take turns, the same for all ranks.
-        clock: the same for all processes of the host.
-    """
-    reads, randoms = list[float](), list[float]()
-    for work in (read, random):
-        step()
-        work()
-    until = clock() + max(MOST_SECONDS, 2 * LEAST_SLOTS * slot_seconds)
-    while clock() < until or min(len(reads), len(randoms)) < LEAST_BATCHES:
-        ordered = int(clock() / slot_seconds) % 2 == 0
-        if clock() >= until:  # turns longer than a slot may have met one kind alone
-            ordered = len(reads) < len(randoms)
-        step()
-        if ordered:
-            reads.append(read())
-        else:
-            randoms.append(random())
-    return statistics.median(reads) / statistics.median(randoms)
 
 
 def after_wait(waited: Turns, others: Turns) -> AfterWait:

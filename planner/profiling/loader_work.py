@@ -2,7 +2,6 @@
 
 import functools
 import itertools
-import os
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,9 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.cost.disk import PAGE_BYTES, counted_runs
-from planner.probe.disk import open_direct, seconds_per_read
-from planner.profiling.loader_seconds import TimedGather, Turns, Work, over_random, seconds_of
+from planner.cost.disk import counted_runs
+from planner.profiling.loader_seconds import TimedDisk, TimedGather, Turns, Work, seconds_of
 from runtime.features.counters import Counters
 from runtime.features.disk import Disk
 from runtime.features.gather import gather_rows
@@ -29,12 +27,6 @@ MOST_DRAWN = 32
 other's rows there more often than a run's batches do."""
 DISK_BUDGET_BYTES = 8 << 20
 DISK_START = "disk_start"
-SLOT_SECONDS = 0.25
-"""For which reads in order go on, and then random ones, the same on all ranks; longer where batches
-have more than `SLOT_REQUESTS`."""
-SLOT_REQUESTS = 1000
-RANDOM_SECONDS = 0.03
-"""For which random reads go on between two steps, about as long as reading a batch takes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -117,11 +109,21 @@ def timed_gather(gathered: Gathering, turns: Turns) -> TimedGather:
     )
 
 
-@contextmanager
-def disk_work(graph: Graph, batches: Sequence[NDArray[np.int64]]) -> Generator[dict[str, Work]]:
-    """Reading the batches' rows past the page cache, as `disk`, while the context is open.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DiskWork:
+    """Reading batches' rows past the page cache; no works where the graph has no dense rows."""
 
-    And a row of each, as `disk_start`. Nothing where the graph has no dense rows to read.
+    works: dict[str, Work]
+    """A batch's rows as `disk`, and a row of each as `disk_start`."""
+    requests: float = 0.0
+    """Reads of a batch, mean; 0 where the file system refuses direct reads."""
+    moved_bytes: float = 0.0
+    """Of a batch."""
+
+
+@contextmanager
+def disk_work(graph: Graph, batches: Sequence[NDArray[np.int64]]) -> Generator[DiskWork]:
+    """The disk's work, while the context is open.
 
     Args:
         graph: the dataset.
@@ -129,60 +131,37 @@ def disk_work(graph: Graph, batches: Sequence[NDArray[np.int64]]) -> Generator[d
     """
     disk = _open_disk(graph)
     if disk is None:
-        yield {}
+        yield DiskWork(works={})
         return
     # The first of some batches' rows, each a batch: what one takes however few rows it reads.
     firsts = [ids[:1] for ids in batches]
-    try:
-        yield {
-            "disk": functools.partial(seconds_of, _reading(disk, batches)),
-            DISK_START: functools.partial(seconds_of, _reading(disk, firsts)),
-        }
-    finally:
-        disk.close()
-
-
-def disk_factor(
-    graph: Graph, batches: Sequence[NDArray[np.int64]], step: Callable[[], object]
-) -> float | None:
-    """Reading the batches' rows over as many reads as long at random places of the same file.
-
-    The machine's table knows reads at random places only. A batch's are in order of id, and where
-    most of the file is read they lie close to each other: 0.8 to 1.1 of random ones were seen.
-
-    Args:
-        graph: the dataset.
-        batches: ids of each batch's vertices.
-        step: one step of the model.
-
-    Returns:
-        None where the graph has no dense rows or hardly any, or the file system refuses direct
-        reads.
-    """
-    disk = _open_disk(graph)
-    if disk is None:
-        return None
-    try:
-        path, row_bytes = Path(graph.path) / "x.npy", disk.rows.row_bytes
-        file_bytes = path.stat().st_size // PAGE_BYTES * PAGE_BYTES
-        if file_bytes == 0 or not disk.is_direct:
-            return None
-        cut = [counted_runs(np.sort(ids), row_bytes, disk.rows.data_offset) for ids in batches]
+    requests = moved = 0.0
+    if disk.is_direct:
+        row_bytes, offset = disk.rows.row_bytes, disk.rows.data_offset
+        cut = [counted_runs(np.sort(ids), row_bytes, offset) for ids in batches]
         requests, moved = np.mean(cut, axis=0).tolist()
-        read = functools.partial(seconds_of, _reading(disk, batches))
-        size = min(max(1, round(moved / requests / PAGE_BYTES)) * PAGE_BYTES, file_bytes)
-        file = open_direct(path)
-        try:
-            return over_random(
-                lambda: read() / requests,
-                lambda: seconds_per_read(file, path, size, disk.queue_depth, RANDOM_SECONDS),
-                step,
-                SLOT_SECONDS * max(1.0, requests / SLOT_REQUESTS),
-            )
-        finally:
-            os.close(file)
+    try:
+        yield DiskWork(
+            works={
+                "disk": functools.partial(seconds_of, _reading(disk, batches)),
+                DISK_START: functools.partial(seconds_of, _reading(disk, firsts)),
+            },
+            requests=requests,
+            moved_bytes=moved,
+        )
     finally:
         disk.close()
+
+
+def timed_disk(read: DiskWork, turns: Turns) -> TimedDisk | None:
+    """What reading took in turns with steps; None where it was not from the disk itself."""
+    if read.requests <= 0:
+        return None
+    return TimedDisk(
+        seconds=turns.work,
+        requests=read.requests,
+        request_bytes=read.moved_bytes / read.requests,
+    )
 
 
 def _open_disk(graph: Graph) -> Disk | None:

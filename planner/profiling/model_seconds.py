@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from planner.cost.disk_rates import disk_factor
 from planner.cost.row_rates import gather_factor
 from planner.machine import MachineModel, Table
 from planner.profiling.batches import sampler_of
@@ -133,8 +134,14 @@ def with_loading(
             )
             for table, gather in found.gathers.items()
         }
-        if found.disk_factor is not None:
-            factors["disk_read"] = found.disk_factor
+        if found.disk is not None:
+            factors["disk_read"] = disk_factor(
+                machine,
+                found.disk.seconds - found.disk_start_seconds,
+                requests=found.disk.requests,
+                request_bytes=found.disk.request_bytes,
+                ranks=ranks,
+            )
     return replace(
         timing,
         sample_seconds=found.sample_seconds,

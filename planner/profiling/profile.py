@@ -25,11 +25,11 @@ from planner.workload import BatchProfile, Combination, WorkloadProfile
 from runtime import codec
 from runtime.graph.dataset import Graph
 
-VERSION = 31
+VERSION = 32
 """Rises when a profile means something else than before."""
 
-GATHER_TABLES = ("gather", "mapped_gather")
-"""Of the machine, against which a graph's gathers are held."""
+GATHER_TABLES = ("gather", "mapped_gather", "disk_read")
+"""Of the machine, against which a graph's gathers and reads of the disk are held."""
 
 
 def profile_key(

@@ -10,7 +10,7 @@ import pytest
 
 from planner.profiling import handing as module
 from planner.profiling.handing import STEPS, WARM, handing
-from planner.profiling.layers import TimingRequest, _Bench  # pyright: ignore[reportPrivateUsage]
+from planner.profiling.layers import TimingRequest, _Bench
 from planner.profiling.synthetic import BatchShape
 from runtime.graph.dataset import Graph
 from runtime.graph.generate_links import generate_links
@@ -56,7 +56,7 @@ def test_every_step_is_metered_and_its_labels_are_those_of_the_model(small_graph
 def test_what_lies_between_the_stages_is_found(
     small_graph: Graph, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    taken: Callable[..., Iterator[object]] = module._handed  # pyright: ignore[reportPrivateUsage]
+    taken: Callable[..., Iterator[object]] = module._handed
 
     def slower(*arguments: Any) -> Iterator[object]:
         for batch in taken(*arguments):

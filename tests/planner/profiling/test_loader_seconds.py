@@ -20,15 +20,14 @@ from planner.profiling.loader_seconds import (
     after_wait,
     all_beside,
     in_turns,
-    over_random,
     seconds_of,
 )
 from planner.profiling.loader_work import (
-    disk_factor,
     disk_work,
     drawn_batches,
     gatherings,
     sampling,
+    timed_disk,
     timed_gather,
 )
 from runtime.cores import usable_core_ids
@@ -167,10 +166,10 @@ def test_a_loader_samples_anew_and_reads_rows_of_batches_in_turn(
     batches = drawn_batches(sample, small_graph.row_bytes)
     assert len(drawn) == len(batches) == loader_work.MOST_DRAWN
     work = sampling(sample)
-    with disk_work(small_graph, batches) as works:
+    with disk_work(small_graph, batches) as reading_work:
         for _ in range(2):
             assert work() > 0.0
-            assert works["disk"]() > 0.0
+            assert reading_work.works["disk"]() > 0.0
     assert len(drawn) == len(batches) + 2
     assert read[0][0] != read[1][0]
     x = np.load(Path(small_graph.path) / "x.npy")
@@ -179,85 +178,37 @@ def test_a_loader_samples_anew_and_reads_rows_of_batches_in_turn(
         assert np.array_equal(rows[: len(slots)], x[slots])
 
 
-class Clock:
-    """A clock that work moves on."""
-
-    def __init__(self, start: float) -> None:
-        self.now, self.done = start, list[tuple[str, float]]()
-
-    def __call__(self) -> float:
-        return self.now
-
-    def work(self, word: str, seconds: float, answer: float = 0.0) -> Callable[[], float]:
-        """Takes so long, and answers."""
-
-        def run() -> float:
-            self.done.append((word, self.now))
-            self.now += seconds
-            return answer
-
-        return run
-
-
-def test_ranks_read_in_order_at_the_same_time_and_at_random_places_at_the_same_time() -> None:
-    for start in (0.0, 1234.56):  # ranks begin when they are ready
-        clock = Clock(start)
-        found = over_random(
-            clock.work("read", 0.04, 3e-5), clock.work("random", 0.03, 4e-5),
-            clock.work("step", 0.01), 0.25, clock,
-        )  # fmt: skip
-        assert found == pytest.approx(0.75)
-        counted = [(word, at) for word, at in clock.done if word != "step"][2:]
-        for word, at in counted:
-            # A step lies before each, in which the slot may have ended.
-            slots = {int(moment / 0.25) % 2 for moment in (at - 0.01, at)}
-            assert int(word == "random") in slots
-        assert len(counted) * 0.04 > 1.0
-
-
-def test_reads_longer_than_a_slot_are_counted_all_the_same() -> None:
-    clock = Clock(0.0)
-    # Each turn takes two slots: the clock alone would never come to random reads.
-    found = over_random(
-        clock.work("read", 0.5, 3e-5), clock.work("random", 0.5, 4e-5),
-        clock.work("step", 0.0), 0.25, clock,
-    )  # fmt: skip
-    assert found == pytest.approx(0.75)
-    assert sum(word == "random" for word, _ in clock.done) == 1 + LEAST_BATCHES
-
-
-def test_reads_of_the_disk_are_counted_and_held_against_reads_as_long(
+def test_reads_of_the_disk_are_counted_as_the_tier_cuts_them(
     small_graph: Graph, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[tuple[int, int]] = []
-
-    def random_read(_file: int, path: Path, size: int, depth: int, seconds: float) -> float:
-        assert path == Path(small_graph.path) / "x.npy"
-        assert seconds == loader_work.RANDOM_SECONDS
-        asked.append((size, depth))
-        return 1e-5
-
-    monkeypatch.setattr(loader_work, "seconds_per_read", random_read)
-    monkeypatch.setattr(loader_work, "open_direct", lambda path: os.open(path, os.O_RDONLY))
-    monkeypatch.setattr(loader_work, "seconds_of", lambda work: work() or 6e-5)
     monkeypatch.setattr("runtime.features.direct.open_file", _as_if_direct)
     rows = 5 * 4096 // small_graph.row_bytes
     near, far = np.arange(rows), np.array([0, small_graph.num_nodes - 1])
     # Rows side by side are one request, of their blocks; two far apart are one of a block each.
-    assert disk_factor(small_graph, [near], lambda: None) == pytest.approx(6.0)
-    assert disk_factor(small_graph, [far], lambda: None) == pytest.approx(3.0)
-    assert {depth for _, depth in asked} == {16}
-    assert sorted({size for size, _ in asked}) in ([4096, 5 * 4096], [4096, 6 * 4096])
+    turns = Turns(work=6e-5, step=1e-3)
+    with disk_work(small_graph, [near]) as read:
+        assert set(read.works) == {"disk", "disk_start"}
+        assert all(0 < work() < 1 for work in read.works.values())
+        found = timed_disk(read, turns)
+    assert found is not None
+    assert (found.seconds, found.requests) == (6e-5, 1.0)
+    assert found.request_bytes in (5 * 4096, 6 * 4096)
+    with disk_work(small_graph, [far]) as read:
+        found = timed_disk(read, turns)
+    assert found is not None
+    assert (found.requests, found.request_bytes) == (2.0, 4096.0)
 
 
-def test_a_disk_that_gives_no_direct_reads_has_no_factor(
+def test_a_disk_that_gives_no_direct_reads_is_not_timed(
     small_graph: Graph, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    batches = [np.arange(9)]
+    batches, turns = [np.arange(9)], Turns(work=6e-5, step=1e-3)
     monkeypatch.setattr("runtime.features.direct.open_file", _without_direct)
-    assert disk_factor(small_graph, batches, lambda: None) is None
+    with disk_work(small_graph, batches) as read:
+        assert timed_disk(read, turns) is None
     bare = replace(small_graph, x=None, meta=replace(small_graph.meta, feature_dim=0))
-    assert disk_factor(bare, batches, lambda: None) is None
+    with disk_work(bare, batches) as read:
+        assert read.works == {}
 
 
 def _without_direct(path: Path) -> tuple[int, bool]:
@@ -348,8 +299,8 @@ def test_ids_past_the_end_of_a_table_of_part_of_the_graph_come_round(
 def test_a_graph_without_rows_has_only_its_sampler(small_graph: Graph) -> None:
     bare = replace(small_graph, x=None, meta=replace(small_graph.meta, feature_dim=0))
     assert gatherings(bare, [np.array([1])]) == {}
-    with disk_work(bare, [np.array([1])]) as works:
-        assert works == {}
+    with disk_work(bare, [np.array([1])]) as read:
+        assert read.works == {}
 
 
 def test_steps_after_a_wait_are_never_shorter() -> None:

@@ -7,11 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from planner.cost.disk_rates import QUEUE_DEPTH, disk_rate
 from planner.profiling import cache, model_seconds
 from planner.profiling.batches import sampler_of
 from planner.profiling.draw import drawer
 from planner.profiling.layers import TimingAnswer, TimingRequest
-from planner.profiling.loader_seconds import LoadingAnswer, LoadingRequest
+from planner.profiling.loader_seconds import LoadingAnswer, LoadingRequest, TimedDisk
 from planner.profiling.model_seconds import (
     loading_request,
     middle,
@@ -112,9 +113,10 @@ def test_a_profile_ends_with_the_gather_tables_that_it_was_held_against(small_gr
     anew = replace(gather, values=[1.1 * value for value in gather.values])
     again = replace(here, tables=here.tables | {"gather": anew})
     assert profile_key(small_graph, base, again, COMBINATIONS) != key
-    # A disk's factor holds one of the profile's own measurements against the other.
     disk = replace(here, tables=here.tables | {"disk_read": gather})
-    assert profile_key(small_graph, base, disk, COMBINATIONS) == key
+    assert profile_key(small_graph, base, disk, COMBINATIONS) != key
+    other = replace(here, tables=here.tables | {"copy": gather})
+    assert profile_key(small_graph, base, other, COMBINATIONS) == key
 
 
 @pytest.mark.parametrize(
@@ -155,8 +157,13 @@ def test_a_timing_process_loads_the_dataset_beside_the_model(
     assert (timed.sample_seconds, timed.beside) == (found.sample_seconds, found.beside)
     assert (timed.after_wait, timed.gather_factors) == (found.after_wait, {})
     held = with_loading(timing, found, machine(), 1).gather_factors
-    assert held.get("disk_read") == found.disk_factor
-    without = with_loading(timing, replace(found, disk_factor=None), machine(), 1)
+    # 40 requests of 8 KiB in 10 ms and .4 ms for the first, by hand.
+    timed_reads = TimedDisk(seconds=0.0104, requests=40.0, request_bytes=8192.0)
+    known = replace(found, disk=timed_reads, disk_start_seconds=0.0004)
+    reads = disk_rate(machine(), 8192.0, QUEUE_DEPTH, 1).seconds
+    factor = with_loading(timing, known, machine(), 1).gather_factors["disk_read"]
+    assert factor == pytest.approx(0.01 / 40 / reads)
+    without = with_loading(timing, replace(found, disk=None), machine(), 1)
     assert "disk_read" not in without.gather_factors
     for name, gather in found.gathers.items():
         each = machine().table(name).at(row_bytes=1, working_set_bytes=1, readers=1)
