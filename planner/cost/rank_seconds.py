@@ -55,6 +55,8 @@ class RankSeconds:
     """Choosing this rank's share of the global batch."""
     between: float = 0.0
     """Of a step, on the training thread, in no stage of its own."""
+    locked: float = 0.0
+    """Of making a batch: the interpreter's lock is held, which a loader takes from training."""
     copy: float = 0.0
     """From the host to the device; nothing where ranks compute on cores."""
     halo_exchange: float = 0.0
@@ -162,6 +164,7 @@ def rank_seconds(
     return RankSeconds(
         seeds=handing.seeds,
         between=handing.between,
+        locked=handing.seeds + handing.labels + handing.between,
         sample=sample,
         gather=gather,
         exchange_ids=asked.seconds,

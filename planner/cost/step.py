@@ -159,7 +159,9 @@ def _slowed(candidate: Candidate, machine: MachineModel, rank: RankSeconds) -> _
     )
     return _Slowed(
         loader={name: t * new_loader / (loader * slow_loader) for name, t in slow.items()},
-        forward_backward=rank.forward_backward * new_busy / busy if busy > 0 else 0.0,
+        # Handing a batch on is Python, which keeps training from its own.
+        forward_backward=(rank.forward_backward * new_busy / busy if busy > 0 else 0.0)
+        + rank.locked,
     )
 
 
