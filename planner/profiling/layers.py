@@ -184,7 +184,7 @@ class _Bench:
             self._turn(self.steady, next(steps))
 
         def sample() -> MiniBatch:
-            return draw(0, next(numbers))
+            return draw(self.request.rank, next(numbers))
 
         batches = drawn_batches(sample, graph.row_bytes)
         gathered = gatherings(graph, batches)

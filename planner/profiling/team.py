@@ -170,8 +170,8 @@ class Team:
     def load(self, request: TimingRequest, ranks: int) -> LoadingAnswer:
         """Have the first `ranks` processes time a loader's work, each for itself, all at once.
 
-        They share memory and disk as a job's ranks do. A loader's thread has a core where the
-        request asks so.
+        They share memory and disk as a job's ranks do, and draw batches of their own. A loader's
+        thread has a core where the request asks so.
 
         Returns:
             What the first of them found: all do the same.
@@ -181,7 +181,8 @@ class Team:
         """
         assert request.loading is not None
         threads = request.threads + int(request.loading.beside)
-        answers = self.ask([json.dumps(codec.to_plain(request))] * ranks, threads)
+        texts = [json.dumps(codec.to_plain(replace(request, rank=r))) for r in range(ranks)]
+        answers = self.ask(texts, threads)
         return codec.decode(LoadingAnswer, json.loads(answers[0]))
 
     def ask(self, requests: Sequence[str], threads: int) -> list[str]:

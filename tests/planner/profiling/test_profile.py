@@ -1,5 +1,6 @@
 """Timing processes, the cache, and the key that decides what is measured again."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -187,7 +188,9 @@ def test_as_many_processes_load_at_once_as_a_job_has_ranks(monkeypatch: pytest.M
     found = team.load(replace(request(), threads=3, loading=asked), 2)
     ((texts, threads),) = sent
     assert len(texts) == 2
-    assert texts[0] == texts[1]
+    # Each draws batches of its own, as ranks do.
+    assert [json.loads(text).pop("rank") for text in texts] == [0, 1]
+    assert texts[0].replace('"rank": 0', '"rank": 1') == texts[1]
     assert threads == 3 + 1
     assert found.sample_seconds == 1.0
 
