@@ -59,7 +59,23 @@ def sampling(sample: Callable[[], object]) -> Work:
     return functools.partial(seconds_of, sample)
 
 
-def gatherings(graph: Graph, batches: Sequence[NDArray[np.int64]]) -> dict[str, Gathering]:
+def room_for(
+    graph: Graph, batches: Sequence[NDArray[np.int64]], *, least_rows: int
+) -> NDArray[np.float32]:
+    """Where the rows of each batch in turn are put: float32 [most rows, feature_dim].
+
+    Args:
+        graph: the dataset.
+        batches: ids of each batch's vertices.
+        least_rows: that there must be room for.
+    """
+    rows = max(least_rows, *(ids.size for ids in batches))
+    return np.ones((rows, graph.feature_dim), np.float32)
+
+
+def gatherings(
+    graph: Graph, batches: Sequence[NDArray[np.int64]], out: NDArray[np.float32]
+) -> dict[str, Gathering]:
     """Gathering the batches' rows in turn; nothing where the graph has no feature rows.
 
     From private memory (`gather`), and from the dataset's mapped rows (`mapped_gather`), whose
@@ -71,21 +87,23 @@ def gatherings(graph: Graph, batches: Sequence[NDArray[np.int64]]) -> dict[str, 
     Args:
         graph: the dataset.
         batches: ids of each batch's vertices.
+        out: where each batch's rows are put.
     """
     if graph.feature_dim == 0:
         return {}
     num_rows = max(1, min(graph.num_nodes, TABLE_BYTES // graph.row_bytes))
     private = np.ones((num_rows, graph.feature_dim), graph.feature_dtype)
-    found = {"gather": _gathering(private, batches)}
+    found = {"gather": _gathering(private, batches, out)}
     if graph.x is not None:
-        found["mapped_gather"] = _gathering(graph.x[:num_rows], batches)
+        found["mapped_gather"] = _gathering(graph.x[:num_rows], batches, out)
     return found
 
 
-def _gathering(table: NDArray[Any], batches: Sequence[NDArray[np.int64]]) -> Gathering:
+def _gathering(
+    table: NDArray[Any], batches: Sequence[NDArray[np.int64]], out: NDArray[np.float32]
+) -> Gathering:
     num_rows, width = table.shape
     turns = itertools.cycle([ids % num_rows for ids in batches])
-    out = np.empty((max(ids.size for ids in batches), width), np.float32)
 
     def gather() -> object:
         ids = next(turns)
@@ -122,12 +140,15 @@ class DiskWork:
 
 
 @contextmanager
-def disk_work(graph: Graph, batches: Sequence[NDArray[np.int64]]) -> Generator[DiskWork]:
+def disk_work(
+    graph: Graph, batches: Sequence[NDArray[np.int64]], out: NDArray[np.float32]
+) -> Generator[DiskWork]:
     """The disk's work, while the context is open.
 
     Args:
         graph: the dataset.
         batches: ids of each batch's vertices.
+        out: where each batch's rows are put.
     """
     disk = _open_disk(graph)
     if disk is None:
@@ -143,8 +164,8 @@ def disk_work(graph: Graph, batches: Sequence[NDArray[np.int64]]) -> Generator[D
     try:
         yield DiskWork(
             works={
-                "disk": functools.partial(seconds_of, _reading(disk, batches)),
-                DISK_START: functools.partial(seconds_of, _reading(disk, firsts)),
+                "disk": functools.partial(seconds_of, _reading(disk, batches, out)),
+                DISK_START: functools.partial(seconds_of, _reading(disk, firsts, out)),
             },
             requests=requests,
             moved_bytes=moved,
@@ -170,9 +191,10 @@ def _open_disk(graph: Graph) -> Disk | None:
     return Disk(Path(graph.path) / "x.npy", budget_bytes=DISK_BUDGET_BYTES)
 
 
-def _reading(disk: Disk, batches: Sequence[NDArray[np.int64]]) -> Callable[[], object]:
+def _reading(
+    disk: Disk, batches: Sequence[NDArray[np.int64]], out: NDArray[np.float32]
+) -> Callable[[], object]:
     turns = itertools.cycle([np.sort(ids) for ids in batches])
-    out = np.empty((max(ids.size for ids in batches), disk.rows.feature_dim), np.float32)
     counters = Counters()
 
     def read() -> None:

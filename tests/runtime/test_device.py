@@ -118,3 +118,31 @@ def test_set_threads_reaches_torch():
         assert torch.get_num_threads() == 1
     finally:
         torch.set_num_threads(before)
+
+
+DENORMALS = """
+import numba, numpy, torch
+from runtime.device import set_threads
+
+@numba.njit(parallel=True)
+def half(values, out):
+    for i in numba.prange(values.size):
+        out[i] = values[i] * numpy.float32(0.5)
+
+set_threads(2)
+small = numpy.full(1 << 20, 2e-38, numpy.float32)  # its half is below the least normal number
+halved = numpy.full_like(small, numpy.nan)
+half(small, halved)
+torched = torch.from_numpy(small) * 0.5
+leaf = torch.from_numpy(small).requires_grad_()
+(leaf * 0.5).backward(torch.from_numpy(small))
+print(numpy.count_nonzero(halved), torch.count_nonzero(torched).item(),
+      torch.count_nonzero(leaf.grad).item())
+"""
+
+
+def test_numbers_too_small_to_compute_with_fast_are_zero_in_all_threads():
+    # In a process of its own: threads that were started before keep their ways.
+    words = [sys.executable, "-c", DENORMALS]
+    ended = subprocess.run(words, capture_output=True, text=True, check=True)
+    assert ended.stdout.split() == ["0", "0", "0"]

@@ -26,6 +26,7 @@ from planner.profiling.loader_work import (
     disk_work,
     drawn_batches,
     gatherings,
+    room_for,
     sampling,
     timed_disk,
     timed_gather,
@@ -54,6 +55,11 @@ def pause(seconds: float) -> float:
     return seconds_of(lambda: time.sleep(seconds))
 
 
+def room(graph: Graph, batches: list[np.ndarray]) -> np.ndarray:
+    """For the rows of any of the batches."""
+    return room_for(graph, batches, least_rows=1)
+
+
 def test_work_between_steps_is_timed_alone() -> None:
     order: list[str] = []
 
@@ -72,7 +78,7 @@ def test_work_between_steps_is_timed_alone() -> None:
 
 
 def test_long_steps_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loader_seconds, "MOST_SECONDS", 0.05)
+    monkeypatch.setattr(loader_seconds, "VISIT_SECONDS", 0.03)
     steps: list[int] = []
 
     def step() -> None:
@@ -166,7 +172,7 @@ def test_a_loader_samples_anew_and_reads_rows_of_batches_in_turn(
     batches = drawn_batches(sample, small_graph.row_bytes)
     assert len(drawn) == len(batches) == loader_work.MOST_DRAWN
     work = sampling(sample)
-    with disk_work(small_graph, batches) as reading_work:
+    with disk_work(small_graph, batches, room(small_graph, batches)) as reading_work:
         for _ in range(2):
             assert work() > 0.0
             assert reading_work.works["disk"]() > 0.0
@@ -185,15 +191,15 @@ def test_reads_of_the_disk_are_counted_as_the_tier_cuts_them(
     rows = 5 * 4096 // small_graph.row_bytes
     near, far = np.arange(rows), np.array([0, small_graph.num_nodes - 1])
     # Rows side by side are one request, of their blocks; two far apart are one of a block each.
-    turns = Turns(work=6e-5, step=1e-3)
-    with disk_work(small_graph, [near]) as read:
+    turns = Turns(works=[6e-5], steps=[1e-3])
+    with disk_work(small_graph, [near], room(small_graph, [near])) as read:
         assert set(read.works) == {"disk", "disk_start"}
         assert all(0 < work() < 1 for work in read.works.values())
         found = timed_disk(read, turns)
     assert found is not None
     assert (found.seconds, found.requests) == (6e-5, 1.0)
     assert found.request_bytes in (5 * 4096, 6 * 4096)
-    with disk_work(small_graph, [far]) as read:
+    with disk_work(small_graph, [far], room(small_graph, [far])) as read:
         found = timed_disk(read, turns)
     assert found is not None
     assert (found.requests, found.request_bytes) == (2.0, 4096.0)
@@ -202,12 +208,12 @@ def test_reads_of_the_disk_are_counted_as_the_tier_cuts_them(
 def test_a_disk_that_gives_no_direct_reads_is_not_timed(
     small_graph: Graph, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    batches, turns = [np.arange(9)], Turns(work=6e-5, step=1e-3)
+    batches, turns = [np.arange(9)], Turns(works=[6e-5], steps=[1e-3])
     monkeypatch.setattr("runtime.features.direct.open_file", _without_direct)
-    with disk_work(small_graph, batches) as read:
+    with disk_work(small_graph, batches, room(small_graph, batches)) as read:
         assert timed_disk(read, turns) is None
     bare = replace(small_graph, x=None, meta=replace(small_graph.meta, feature_dim=0))
-    with disk_work(bare, batches) as read:
+    with disk_work(bare, batches, room(bare, batches)) as read:
         assert read.works == {}
 
 
@@ -272,7 +278,7 @@ def test_rows_of_batches_are_gathered_in_turn(
 
     monkeypatch.setattr(loader_work, "gather_rows", gathered)
     batches = [np.array([5, 3, 8]), np.array([1, 2])]
-    every = gatherings(small_graph, batches)
+    every = gatherings(small_graph, batches, room(small_graph, batches))
     assert set(every) == {"gather", "mapped_gather"}
     for found in every.values():
         assert (found.rows, found.row_bytes) == (2.5, small_graph.row_bytes)
@@ -283,7 +289,7 @@ def test_rows_of_batches_are_gathered_in_turn(
         assert seen == [[5, 3, 8], [1, 2], [5, 3, 8]]
     assert not np.shares_memory(tables[0], small_graph.x)
     assert np.shares_memory(tables[-1], small_graph.x)
-    timed = timed_gather(every["gather"], Turns(work=0.5, step=1.0))
+    timed = timed_gather(every["gather"], Turns(works=[0.5], steps=[1.0]))
     assert (timed.seconds, timed.rows) == (0.5, 2.5)
 
 
@@ -291,20 +297,28 @@ def test_ids_past_the_end_of_a_table_of_part_of_the_graph_come_round(
     small_graph: Graph, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(loader_work, "TABLE_BYTES", 10 * small_graph.row_bytes)
-    for found in gatherings(small_graph, [np.array([9, 10, 25])]).values():
+    batches = [np.array([9, 10, 25])]
+    for found in gatherings(small_graph, batches, room(small_graph, batches)).values():
         assert found.table_bytes == 10 * small_graph.row_bytes
         assert found.work() > 0.0
 
 
+def test_every_kind_of_work_has_room_for_the_largest_batch(small_graph: Graph) -> None:
+    batches = [np.arange(3), np.arange(7)]
+    width = small_graph.feature_dim
+    assert room_for(small_graph, batches, least_rows=5).shape == (7, width)
+    assert room_for(small_graph, batches, least_rows=9).shape == (9, width)
+
+
 def test_a_graph_without_rows_has_only_its_sampler(small_graph: Graph) -> None:
     bare = replace(small_graph, x=None, meta=replace(small_graph.meta, feature_dim=0))
-    assert gatherings(bare, [np.array([1])]) == {}
-    with disk_work(bare, [np.array([1])]) as read:
+    assert gatherings(bare, [np.array([1])], room(bare, [np.array([1])])) == {}
+    with disk_work(bare, [np.array([1])], room(bare, [np.array([1])])) as read:
         assert read.works == {}
 
 
 def test_steps_after_a_wait_are_never_shorter() -> None:
-    waited, others = Turns(work=0.02, step=0.012), Turns(work=0.001, step=0.010)
+    waited, others = Turns(works=[0.02], steps=[0.012]), Turns(works=[0.001], steps=[0.010])
     assert after_wait(waited, others).seconds == pytest.approx(0.002)
     assert after_wait(waited, others).wait_seconds == 0.02
     assert after_wait(others, waited).seconds == 0.0

@@ -141,9 +141,10 @@ def test_a_timing_process_loads_the_dataset_beside_the_model(
     asked = LoadingRequest(
         graph=str(small_graph.path), sampler=Sampler(), num_ranks=1, shared=False, beside=True
     )
+    wanted = replace(request(), in_dim=small_graph.feature_dim, loading=asked)
     with Team(1) as team:
-        found = team.load(replace(request(), loading=asked), 1)
-        alone = team.load(replace(request(), loading=replace(asked, beside=False)), 1)
+        found = team.load(wanted, 1)
+        alone = team.load(replace(wanted, loading=replace(asked, beside=False)), 1)
     assert set(found.beside) == {"sample", "gather", "disk"}
     assert all(each.work > 0.0 and each.step >= 1.0 for each in found.beside.values())
     assert 0 < found.sample_seconds < 1
