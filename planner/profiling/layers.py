@@ -332,7 +332,7 @@ def _on_rows(batches: Sequence[MiniBatch], out: NDArray[np.float32]) -> list[Min
     """
     import torch
 
-    rows = torch.from_numpy(out)
+    rows = torch.as_tensor(out)
     return [replace(batch, x=rows[: batch.n_id.size]) for batch in batches]
 
 
