@@ -1,7 +1,10 @@
 """What runs taught about the model: a factor per stage, kept beside the raw numbers.
 
 `compare` adds each trustworthy run's measured over raw predicted seconds, by stage, to a file of
-the machine; the factor of a stage is the median over the latest runs. `plan --calibrated` scales
+the machine; the factor of a stage is the median over the latest runs. What fewer than three runs
+taught is used for their own graph alone: it made other graphs' stages worse (error of a stage 12%
+with the factor of one other graph's run, 8% with none, 10% and 8% with that of two; nine graphs'
+runs of the benchmark `prediction`, each left out in turn). `plan --calibrated` scales
 the tables that the stage is priced from; the machine file and the profile stay as they were
 measured. Samplers other than neighbour sampling and gathers from disk have factors of their own
 (`compare.factor_names`).
@@ -21,6 +24,7 @@ from planner.profiling.cache import cache_folder
 from planner.solver.search import Search
 from planner.workload import ModelTiming, WorkloadProfile
 from runtime import codec
+from runtime.plan import Plan
 from runtime.report import RunReport
 
 LATEST = 20
@@ -28,7 +32,7 @@ LATEST = 20
 DRIFT = 1.25
 """A run farther than this from the factor it should confirm raises the alarm."""
 CONFIRMED = 3
-"""Runs a factor must rest on before a run can drift from it."""
+"""Runs a factor must rest on before it is used for other graphs, or a run can drift from it."""
 TABLES = {
     "sample": ("sample_edge", "sample_vertex"),
     "gather": ("gather", "mapped_gather"),
@@ -51,6 +55,8 @@ class Observation:
     plan_id: str
     step_seconds: float
     """Measured; with the plan it names the run, so that no run counts twice."""
+    graph: str = ""
+    """Fingerprint; empty where it was not kept."""
     ratios: dict[str, float]
     """Measured over raw predicted seconds, by stage."""
 
@@ -62,13 +68,23 @@ class Calibration:
     fingerprint: str
     observations: list[Observation] = field(default_factory=list[Observation])
 
-    def factors(self) -> dict[str, float]:
-        """Median ratio of each stage over the latest runs that had it."""
-        found: dict[str, list[float]] = {}
+    def factors(self, graph: str) -> dict[str, float]:
+        """Median ratio of each stage over the latest runs that had it.
+
+        Args:
+            graph: fingerprint of the graph that is planned for; runs of others teach it nothing
+                where there are fewer than `CONFIRMED` in all.
+        """
+        found: dict[str, list[tuple[str, float]]] = {}
         for each in self.observations[-LATEST:]:
             for stage, ratio in each.ratios.items():
-                found.setdefault(stage, []).append(ratio)
-        return {stage: float(np.median(r)) for stage, r in sorted(found.items())}
+                found.setdefault(stage, []).append((each.graph, ratio))
+        factors = dict[str, float]()
+        for stage, ratios in sorted(found.items()):
+            known = [r for owner, r in ratios if owner == graph or len(ratios) >= CONFIRMED]
+            if known:
+                factors[stage] = float(np.median(known))
+        return factors
 
     def count(self, stage: str) -> int:
         """Runs that the factor of a stage rests on."""
@@ -96,26 +112,27 @@ def load_calibration(fingerprint: str) -> Calibration:
 
 
 def refit(
-    comparison: Comparison, report: RunReport, fingerprint: str, used: Mapping[str, float]
+    comparison: Comparison, report: RunReport, plan: Plan, used: Mapping[str, float]
 ) -> tuple[dict[str, float], list[str]]:
     """Add a run to the machine's file, and say where it departs from what earlier ones taught.
 
     Args:
         comparison: the run against its plan.
         report: the run; it is left out where it has too few steps or the machine was busy.
-        fingerprint: of the machine that ran it.
+        plan: that it ran: names its machine and graph.
         used: factors that the plan was made with; empty for the raw model.
 
     Returns:
-        The machine's factors after this run, and alarms.
+        The machine's factors for the plan's graph after this run, and alarms.
 
     Raises:
         SettingsError: the file is damaged.
         OSError: it cannot be written.
     """
+    fingerprint, graph = plan.machine.fingerprint, plan.graph.fingerprint
     known = load_calibration(fingerprint)
     if not report.step_seconds.enough or report.noise.overloaded:
-        return known.factors(), []
+        return known.factors(graph), []
     names = comparison.factor_names
     ratios = {
         names.get(name, name): stage.measured / stage.predicted * used.get(names.get(name, name), 1)
@@ -123,7 +140,10 @@ def refit(
         if name in (*TABLES, *TIMED) and stage.predicted > 0 and stage.measured > 0
     }
     new = Observation(
-        plan_id=comparison.plan_id, step_seconds=report.step_seconds.median, ratios=ratios
+        plan_id=comparison.plan_id,
+        step_seconds=report.step_seconds.median,
+        graph=graph,
+        ratios=ratios,
     )
     others = [
         o
@@ -131,17 +151,17 @@ def refit(
         if (o.plan_id, o.step_seconds) != (new.plan_id, new.step_seconds)
     ]
     before = replace(known, observations=others)
-    alarms = drifted(before, ratios)
+    alarms = drifted(before, ratios, graph)
     after = replace(known, observations=[*others, new][-LATEST:])
     path = calibration_path(fingerprint)
     path.parent.mkdir(parents=True, exist_ok=True)
     codec.write_text_atomically(path, codec.dumps(after))
-    return after.factors(), alarms
+    return after.factors(graph), alarms
 
 
-def drifted(known: Calibration, ratios: Mapping[str, float]) -> list[str]:
+def drifted(known: Calibration, ratios: Mapping[str, float], graph: str) -> list[str]:
     """One line for each stage that is no longer what its factor says."""
-    factors = known.factors()
+    factors = known.factors(graph)
     return [
         f"drift: {stage} took {ratio / factors[stage]:.2f} times what the last "
         f"{known.count(stage)} runs taught (factor {factors[stage]:.2f}, now {ratio:.2f}); "

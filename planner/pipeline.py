@@ -81,7 +81,8 @@ def plan(
             graph, graph_ref(graph), settings, machine, progress, calibrate=calibrate
         )
     else:
-        factors = load_calibration(machine.fingerprint).factors() if calibrate else factors
+        if calibrate:
+            factors = load_calibration(machine.fingerprint).factors(graph.fingerprint)
         search = calibrated(search_for(graph, settings, machine, progress=progress), factors)
         explored = search.explore()
         made = assemble(search, explored, _choose(search, explored.priced))

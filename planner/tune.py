@@ -208,7 +208,7 @@ def _learn(
     factors, notes = dict[str, float](), list[str]()
     try:
         for plan, each in ((p, r) for p, runs in zip(plans, reports, strict=True) for r in runs):
-            factors, alarms = refit(compare(plan, each), each, plan.machine.fingerprint, used)
+            factors, alarms = refit(compare(plan, each), each, plan, used)
             notes += alarms
     except OSError as error:
         notes.append(f"factors were not kept: {error}")

@@ -87,7 +87,7 @@ def _known_plan(service: Service, wanted: dict[str, Any], request: PlanRequest) 
         graph = graph_fingerprint(graph_folder(service, request.graph))
     except (InputError, ForbiddenError, OSError):
         return None  # the job finds the same, and says so
-    factors = load_calibration(machine.fingerprint).factors() if request.calibrated else {}
+    factors = load_calibration(machine.fingerprint).factors(graph) if request.calibrated else {}
     key = request_key(graph, machine, request.settings(), factors)
     return service.storage.catalogue.plan_of_request(key)
 

@@ -222,7 +222,7 @@ def _learnt(plan: Plan, report: RunReport, result: Comparison) -> Comparison:
 
     used = load_record(plan).factors if record_path(plan.plan_id).is_file() else {}
     try:
-        factors, alarms = refit(result, report, plan.machine.fingerprint, used)
+        factors, alarms = refit(result, report, plan, used)
     except OSError as error:
         return replace(result, notes=[*result.notes, f"factors were not kept: {error}"])
     return replace(result, factors=factors, notes=[*result.notes, *alarms])

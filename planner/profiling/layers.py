@@ -17,15 +17,11 @@ from numpy.typing import NDArray
 
 from planner.profiling.draw import drawer, shared_drawer
 from planner.profiling.loader_seconds import (
-    VISITS,
     LoadingAnswer,
     LoadingRequest,
-    Turns,
     after_wait,
     all_beside,
     in_turns,
-    joined,
-    quieter,
 )
 from planner.profiling.loader_work import (
     DISK_START,
@@ -202,24 +198,24 @@ class _Bench:
         works = {"sample": sampling(sample), **{k: each.work for k, each in gathered.items()}}
         handed = handing(self.loop, graph, work, asked.num_ranks, steady, self.steps + 1)
         self.steps += STEPS
-        visits, passes = list[dict[str, Turns]](), list[dict[str, Beside]]()
+        beside = dict[str, Beside]()
         with disk_work(graph, batches, out) as read:
             between = {**works, **read.works}
-            # The thread of mapped rows computes as the other's does; a start is no batch.
-            paired = {k: w for k, w in between.items() if k not in ("mapped_gather", DISK_START)}
-            # As a run has it: a loader that reads a disk is kept off the cores of compute.
-            cores = {"disk": usable_core_ids()[self.request.threads :]}
-            for visit in range(VISITS):
-                visits.append({k: in_turns(work, step_on_rows) for k, work in between.items()})
-                if asked.beside and visit < VISITS - 1:
-                    alone = {kind: found.work for kind, found in visits[-1].items()}
-                    passes.append(all_beside(paired, step, cores, alone=alone, unbroken=read.works))
-        turns = joined(visits)
+            turns = {kind: in_turns(work, step_on_rows) for kind, work in between.items()}
+            if asked.beside:
+                # The thread of mapped rows computes as the other's does; a start is no batch.
+                paired = {
+                    k: w for k, w in between.items() if k not in ("mapped_gather", DISK_START)
+                }
+                alone = {kind: found.work for kind, found in turns.items()}
+                # As a run has it: a loader that reads a disk is kept off the cores of compute.
+                cores = {"disk": usable_core_ids()[self.request.threads :]}
+                beside = all_beside(paired, step, cores, alone=alone, unbroken=read.works)
         return LoadingAnswer(
             sample_seconds=turns["sample"].work,
             gathers={k: timed_gather(each, turns[k]) for k, each in gathered.items()},
             after_wait=after_wait(turns["disk"], turns["gather"]) if "disk" in turns else None,
-            beside=quieter(passes),
+            beside=beside,
             disk=timed_disk(read, turns["disk"]) if "disk" in turns else None,
             handing=handed,
             disk_start_seconds=turns[DISK_START].work if DISK_START in turns else 0.0,

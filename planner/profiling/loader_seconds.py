@@ -18,17 +18,13 @@ from planner.workload import AfterWait, Beside, Handing
 from runtime.cores import keep_thread_to
 from runtime.plan import Sampler
 
-VISITS = 3
-"""Times that all kinds of work are timed between steps, one after the other; between two visits
-they are timed beside steps. A virtual machine's disk read the same batches in 16 and in 25 ms, each
-for seconds: one visit would find one of the two."""
 WARM_TURNS = 4
 """Before the clock counts: a thread makes room for its batches once."""
 TIMED_BATCHES = 16
-"""Batches timed alone in each visit; fewer where steps are long."""
-LEAST_BATCHES = 2
-VISIT_SECONDS = 0.7
-"""For each kind in each visit; after them no more than the least is timed."""
+"""Batches timed alone, of each kind of work; fewer where steps are long."""
+LEAST_BATCHES = 3
+TURNS_SECONDS = 0.7
+"""For them; after it no more than the least is timed."""
 ROUNDS = 3
 LEAST_ROUNDS = 2
 STRETCH_SECONDS = 0.06
@@ -104,36 +100,10 @@ Work = Callable[[], float]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Turns:
-    """What was done in turns: seconds of each."""
+    """Median seconds of what was done in turns."""
 
-    works: list[float]
-    steps: list[float]
-
-    @property
-    def work(self) -> float:
-        """Median seconds."""
-        return statistics.median(self.works)
-
-    @property
-    def step(self) -> float:
-        """Median seconds."""
-        return statistics.median(self.steps)
-
-
-def joined(visits: Sequence[Mapping[str, Turns]]) -> dict[str, Turns]:
-    """All turns of each kind of work, of all visits alike.
-
-    >>> one, two = (Turns(works=[w], steps=[w + 1]) for w in (1.0, 3.0))
-    >>> joined([{"disk": one}, {"disk": two}])["disk"].work
-    2.0
-    """
-    return {
-        kind: Turns(
-            works=[each for visit in visits for each in visit[kind].works],
-            steps=[each for visit in visits for each in visit[kind].steps],
-        )
-        for kind in visits[0]
-    }
+    work: float
+    step: float
 
 
 def in_turns(work: Work, step: Callable[[], object]) -> Turns:
@@ -144,12 +114,12 @@ def in_turns(work: Work, step: Callable[[], object]) -> Turns:
 
     for _ in range(WARM_TURNS):
         turn()
-    until = time.perf_counter() + VISIT_SECONDS
+    until = time.perf_counter() + TURNS_SECONDS
     found = [turn() for _ in range(LEAST_BATCHES)]
     while len(found) < TIMED_BATCHES and time.perf_counter() < until:
         found.append(turn())
     steps, works = zip(*found, strict=True)
-    return Turns(works=list(works), steps=list(steps))
+    return Turns(work=statistics.median(works), step=statistics.median(steps))
 
 
 def after_wait(waited: Turns, others: Turns) -> AfterWait:
@@ -188,24 +158,6 @@ def all_beside(
         kept = (cores.get(kind, ()),)
         with ThreadPoolExecutor(1, initializer=keep_thread_to, initargs=kept) as loader:
             found[kind] = _beside(work, step, loader, alone[kind], unbroken=kind in unbroken)
-    return found
-
-
-def quieter(passes: Sequence[Mapping[str, Beside]]) -> dict[str, Beside]:
-    """Of each kind of work, the pass whose steps were slowed down least.
-
-    Now and then all rounds of one have steps three times as long, which the run of the same graph
-    did not, and which was not seen again in ten repeats.
-
-    >>> one, two = Beside(work=1.3, step=3.5), Beside(work=1.2, step=1.2)
-    >>> quieter([{"disk": one}, {"disk": two}])
-    {'disk': Beside(work=1.2, step=1.2)}
-    """
-    found = dict[str, Beside]()
-    for each in passes:
-        for kind, times in each.items():
-            if kind not in found or times.step < found[kind].step:
-                found[kind] = times
     return found
 
 

@@ -10,14 +10,7 @@ from planner.profiling import cache
 from planner.profiling.batches import MOST_SAMPLED, draw_all, draw_sharing, sampler_of
 from planner.profiling.cache import Profile
 from planner.profiling.launching import with_launcher
-from planner.profiling.model_seconds import (
-    ROUNDS,
-    SCALES,
-    STEPS,
-    loading_request,
-    time_model,
-    with_loading,
-)
+from planner.profiling.model_seconds import ROUNDS, SCALES, STEPS, time_all, with_loading
 from planner.profiling.presample import Progress
 from planner.profiling.team import Team
 from planner.settings import PlanSettings
@@ -25,7 +18,7 @@ from planner.workload import BatchProfile, Combination, WorkloadProfile
 from runtime import codec
 from runtime.graph.dataset import Graph
 
-VERSION = 34
+VERSION = 35
 """Rises when a profile means something else than before."""
 
 GATHER_TABLES = ("gather", "mapped_gather", "disk_read")
@@ -133,8 +126,7 @@ def make_profile(
     with Team(max(c.ranks for c in combinations)) as team:
         timing = {
             key: with_loading(
-                time_model(graph, settings, batch_of(mine[0]), mine, team, progress),
-                team.load(loading_request(graph, settings, batch_of(mine[0]), mine), mine[0].ranks),
+                *time_all(graph, settings, batch_of(mine[0]), mine, team, progress),
                 machine,
                 mine[0].ranks,
             )

@@ -21,7 +21,7 @@ Line = dict[str, Any]
 
 
 def factors_for(tier: str, lines: Sequence[Line]) -> dict[str, float]:
-    """Factors by stage, from the configurations that calibrate."""
+    """Factors by stage for other graphs, from the configurations that calibrate."""
     observations: list[Observation] = []
     for each in lines:
         if each["role"] != "calibrate":
@@ -38,7 +38,7 @@ def factors_for(tier: str, lines: Sequence[Line]) -> dict[str, float]:
                     ratios.setdefault(key, []).append(seconds / raw)
         medians = {key: float(np.median(found)) for key, found in ratios.items()}
         observations.append(Observation(plan_id=each["name"], step_seconds=0.0, ratios=medians))
-    return Calibration(fingerprint="", observations=observations).factors()
+    return Calibration(fingerprint="", observations=observations).factors("")
 
 
 def summarize(lines: Sequence[Line]) -> None:

@@ -8,6 +8,8 @@ import pytest
 from planner import pipeline
 from planner.calibrate import (
     CONFIRMED,
+    Calibration,
+    Observation,
     calibrated,
     calibrated_machine,
     calibration_path,
@@ -66,7 +68,7 @@ def run(plan: Plan, factor: float, number: int = 0) -> RunReport:
 def learn(plan: Plan, factor: float, number: int = 0) -> tuple[dict[str, float], list[str]]:
     made = run(plan, factor, number)
     used = load_record(plan).factors
-    return refit(compare(plan, made), made, plan.machine.fingerprint, used)
+    return refit(compare(plan, made), made, plan, used)
 
 
 def test_a_factor_is_the_median_of_runs_and_no_run_counts_twice(
@@ -81,6 +83,18 @@ def test_a_factor_is_the_median_of_runs_and_no_run_counts_twice(
     assert factors["forward_backward"] == pytest.approx(1.0)
     learn(plan, 1.4, 1)
     assert len(load_calibration(plan.machine.fingerprint).observations) == 3
+
+
+def test_what_few_runs_taught_stays_with_their_graph() -> None:
+    def seen(graph: str, ratio: float) -> Observation:
+        return Observation(plan_id="p", step_seconds=ratio, graph=graph, ratios={"gather": ratio})
+
+    two = Calibration(fingerprint="m", observations=[seen("a", 1.2), seen("b", 1.6)])
+    assert two.factors("a") == {"gather": 1.2}
+    assert two.factors("b") == {"gather": 1.6}
+    assert two.factors("c") == {}
+    three = replace(two, observations=[*two.observations, seen("b", 1.4)])
+    assert {g: three.factors(g)["gather"] for g in "abc"} == dict.fromkeys("abc", 1.4)
 
 
 def test_a_calibrated_plan_takes_as_long_as_was_measured_and_the_raw_one_stays(
@@ -122,7 +136,7 @@ def test_a_run_that_cannot_be_trusted_teaches_nothing(small_graph: Graph, tmp_pa
     short = replace(made, step_seconds=replace(made.step_seconds, enough=False))
     for each in (busy, short):
         found: Comparison = compare(plan, each)
-        assert refit(found, each, plan.machine.fingerprint, {}) == ({}, [])
+        assert refit(found, each, plan, {}) == ({}, [])
     assert not calibration_path(plan.machine.fingerprint).exists()
 
 
@@ -157,7 +171,7 @@ def test_other_samplers_and_gathers_from_disk_teach_factors_of_their_own(
     )
     assert factor_names(other) == {"sample": "sample.labor", "gather": "gather.disk"}
     made = run(other, 1.7)
-    factors, _ = refit(compare(other, made), made, other.machine.fingerprint, {})
+    factors, _ = refit(compare(other, made), made, other, {})
     assert factors["gather.disk"] == pytest.approx(1.7)
     assert factors["sample.labor"] == pytest.approx(1.0)
     assert not {"gather", "sample"} & factors.keys()

@@ -36,9 +36,9 @@ def machine_of(request: dict[str, Any], job: JobContext) -> MachineModel:
     return load_machine(Path(machine["file"]))
 
 
-def factors_of(request: dict[str, Any], machine: MachineModel) -> dict[str, float]:
-    """What `compare` has learnt of the machine, where the request asks for it."""
-    return load_calibration(machine.fingerprint).factors() if request["calibrated"] else {}
+def factors_of(request: dict[str, Any], machine: MachineModel, graph: str) -> dict[str, float]:
+    """What `compare` has learnt of the machine for the graph of that fingerprint, if asked for."""
+    return load_calibration(machine.fingerprint).factors(graph) if request["calibrated"] else {}
 
 
 def write_result(job: JobContext, document: Any) -> None:

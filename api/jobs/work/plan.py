@@ -14,7 +14,8 @@ def run(request: dict[str, Any], job: JobContext) -> dict[str, Any]:
     graph, settings = graph_of(request), settings_of(request)
     job.progress("machine", 0.0)
     machine = machine_of(request, job)
-    factors = factors_of(request, machine)
+    fingerprint = graph_fingerprint(graph)
+    factors = factors_of(request, machine, fingerprint)
     made = plan(
         graph,
         settings,
@@ -23,5 +24,5 @@ def run(request: dict[str, Any], job: JobContext) -> dict[str, Any]:
         progress=job.progress,
         calibrate=bool(request["calibrated"]),
     )
-    key = request_key(graph_fingerprint(graph), machine, settings, factors)
+    key = request_key(fingerprint, machine, settings, factors)
     return {"plan_id": made.plan_id, "request_key": key}
