@@ -143,7 +143,6 @@ def rank_seconds(
     ranks, threads = ranks_here(candidate), candidate.threads.compute
     early = early_seconds(machine, candidate, peers, row_bytes)
     compute = compute_seconds(timing, ranks=ranks, threads=threads)
-    compute += after_seconds(machine, candidate, peers, row_bytes)
     varying = loader
     if candidate.num_ranks > 1:
         # Ranks leave an exchange together, and the last of those that read from one disk has its
@@ -156,7 +155,11 @@ def rank_seconds(
     from_disk = start
     if disk > 0:
         from_disk += disk * by_source["disk"].seconds / candidate.threads.gather
-    compute += _after_wait(timing, candidate, from_disk)
+    # Either leaves caches and cores cold, and they are not colder after both.
+    compute += max(
+        after_seconds(machine, candidate, peers, row_bytes),
+        _after_wait(timing, candidate, from_disk + asked.seconds + sent.seconds),
+    )
     variation = _variation(batch)
     slope = seconds_per_scale(timing, ranks=ranks, threads=threads)
     reduced = _all_reduce(machine, timing, candidate)
@@ -217,7 +220,7 @@ def _on_this_graph(rate: Rate, kind: str, timing: ModelTiming) -> Rate:
 
 
 def _after_wait(timing: ModelTiming, candidate: Candidate, wait_seconds: float) -> float:
-    """What a step takes longer because its thread has waited for a disk.
+    """What a step takes longer because its thread has waited for rows, of a disk or of other ranks.
 
     In proportion to the wait up to the one that was measured: the caches are cold by then. 0 with
     loader threads, which wait instead, and where it was not measured.

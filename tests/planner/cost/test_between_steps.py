@@ -306,6 +306,32 @@ def test_a_step_that_follows_a_wait_for_the_disk_is_longer() -> None:
     assert longer(loaders=1, disk=1_000.0) == 0.0  # the loader waits
 
 
+def test_a_step_that_follows_a_wait_for_other_ranks_is_longer_but_not_twice() -> None:
+    # 1,000 rows that each rank sends are 2,000 exchanged, in 20 ms: the whole wait that was timed.
+    found = AfterWait(wait_seconds=0.02, seconds=2e-3)
+
+    def longer(after_exchange: float, *, wait: float = 0.02) -> float:
+        each = constant("seconds", ["bytes", "ranks"], after_exchange)
+        asked = request(
+            with_tables(
+                all_to_all_stepped=per_byte(wait / (2_000 * ROW_BYTES)),
+                all_to_all_asked=per_byte(1e-15),
+                all_to_all_after=each,
+            )
+        )
+        placed = rows(2, own=4_000.0, peer=1_000.0)
+        after, plain = (
+            predict(one, candidate(ranks=2), placed).stages["forward_backward"]
+            for one in (timed(asked, after_wait=found), request(with_tables()))
+        )
+        return after - plain
+
+    assert longer(1e-9) == pytest.approx(2e-3)
+    assert longer(1e-9, wait=0.01) == pytest.approx(1e-3)
+    assert longer(1e-3) == pytest.approx(2e-3)
+    assert longer(3e-3) == pytest.approx(3e-3)
+
+
 def test_what_no_stage_has_is_in_the_step_and_in_the_wait_for_its_batch() -> None:
     asked = request(with_tables())
     found = timed(asked, handing=Handing(seeds=1e-4, labels=2e-4, between=4e-4))
