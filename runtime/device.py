@@ -113,11 +113,7 @@ def meminfo() -> dict[str, int]:
 
 
 def set_threads(compute: int) -> None:
-    """Set the threads torch and numba use for one operation, and how cores compute in them.
-
-    Numbers below 1e-38 count as 0 from here on, in this thread and those that it starts. As the
-    loss falls, gradients get there, and cores are slow at such numbers: after 450 steps those of a
-    model that fits its training nodes well took 11.9 ms for 9.0, and ever longer.
+    """Set the threads torch and numba use for one operation in this process.
 
     Args:
         compute: threads of torch's operators; numba's parallel loops get as many, up to the
@@ -128,11 +124,25 @@ def set_threads(compute: int) -> None:
     import torch
 
     compute = max(1, compute)
-    # Before any of their threads is started: each computes as the thread did that started it.
-    torch.set_flush_denormal(True)
     # numba first: starting its OpenMP layer sets the threads torch uses, and torch's call mends it.
     numba.set_num_threads(min(compute, numba_config.NUMBA_NUM_THREADS))  # pyright: ignore[reportAttributeAccessIssue]
     torch.set_num_threads(compute)
+
+
+def flush_denormals() -> bool:
+    """Let numbers below 1e-38 count as 0 in this thread and in those that it starts.
+
+    As the loss falls, gradients get there, and cores are slow at such numbers: after 450 steps
+    those of a model that fits its training nodes well took 11.9 ms for 9.0, and ever longer. To be
+    called before torch or numba starts a thread; affects what else the process computes, so the
+    worker calls it and the library never does by itself.
+
+    Returns:
+        Whether this processor can.
+    """
+    import torch
+
+    return torch.set_flush_denormal(True)
 
 
 def _cpu_model() -> str:

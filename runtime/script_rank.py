@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 from runtime.comm.leaving import groups_left_last
+from runtime.device import flush_denormals
 from runtime.heartbeat import Heartbeat
 from runtime.loader import PLAN_VARIABLE
 from runtime.models.memory import keep_freed_memory
@@ -23,6 +24,7 @@ def main(arguments: list[str]) -> None:
     """Run the script as `__main__`; its exit code is this process's."""
     die_with(os.getppid(), signal.SIGKILL)
     keep_freed_memory()
+    flush_denormals()
     die_first()
     plan = load_plan(Path(os.environ[PLAN_VARIABLE]))
     use_threads(plan, int(os.environ["RANK"]), pin=True)

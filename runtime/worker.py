@@ -14,6 +14,7 @@ from pathlib import Path
 from runtime import codec
 from runtime.cgroup import memory_group
 from runtime.config import RunConfig
+from runtime.device import flush_denormals
 from runtime.errors import GnnplanError, InputError, PlanError
 from runtime.failure import record_failure
 from runtime.graph.dataset import Graph, open_graph
@@ -57,6 +58,7 @@ def run(config: RunConfig, heartbeat: Heartbeat | None = None) -> RunReport:
     if config.launched:  # a process of its own
         roomy = room_to_keep(plan, memory_group())
         _ = keep_freed_memory() if roomy else give_back_freed_memory()
+        flush_denormals()
     notes = check_identity(plan, force=config.force)
     rank, _ = rank_and_size()
     cores = use_threads(plan, rank, pin=config.pin)

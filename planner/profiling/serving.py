@@ -38,11 +38,13 @@ def serve(
         rehearse: does what a rank does in small, so that what loads at its first use is counted;
             says whether something was compiled first.
     """
+    from runtime.device import flush_denormals
     from runtime.models.memory import keep_freed_memory
 
     for library in libraries:
         importlib.import_module(library)
     keep_freed_memory()
+    flush_denormals()
     compiled = rehearse is not None and rehearse()
     write(json.dumps({"resident_bytes": private_bytes(), "compiled": compiled}))
     while line := read().strip():

@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 from runtime.comm.collectives import Communicator
 from runtime.cores import batch_threads, pin_to, usable_core_ids
+from runtime.device import flush_denormals
 from runtime.graph.dataset import open_graph
 from runtime.models.memory import keep_freed_memory
 from runtime.plan import load_plan
@@ -52,6 +53,7 @@ class Job:
 def main(arguments: list[str]) -> None:
     rank, size, address, port, jobs, out = arguments
     keep_freed_memory()
+    flush_denormals()  # as every rank does
     cores = usable_core_ids()
     asked = json.loads(Path(jobs).read_text())
     comm = alone = Communicator()

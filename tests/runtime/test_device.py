@@ -122,13 +122,14 @@ def test_set_threads_reaches_torch():
 
 DENORMALS = """
 import numba, numpy, torch
-from runtime.device import set_threads
+from runtime.device import flush_denormals, set_threads
 
 @numba.njit(parallel=True)
 def half(values, out):
     for i in numba.prange(values.size):
         out[i] = values[i] * numpy.float32(0.5)
 
+assert flush_denormals()
 set_threads(2)
 small = numpy.full(1 << 20, 2e-38, numpy.float32)  # its half is below the least normal number
 halved = numpy.full_like(small, numpy.nan)
