@@ -2,9 +2,9 @@
 
 `compare` adds each trustworthy run's measured over raw predicted seconds, by stage, to a file of
 the machine; the factor of a stage is the median over the latest runs. What fewer than three runs
-taught is used for their own graph alone: it made other graphs' stages worse (error of a stage 12%
-with the factor of one other graph's run, 8% with none, 10% and 8% with that of two; nine graphs'
-runs of the benchmark `prediction`, each left out in turn). `plan --calibrated` scales
+taught is used for their own graph alone: it made other plans' stages worse (error of a stage 12%
+with the factor of one other configuration, 8% with none, 10% and 8% with that of two; ten
+configurations of three graphs, each left out in turn). `plan --calibrated` scales
 the tables that the stage is priced from; the machine file and the profile stay as they were
 measured. Samplers other than neighbour sampling and gathers from disk have factors of their own
 (`compare.factor_names`).
