@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from runtime.failure import ERRORS_FOLDER, LAUNCH_FAILURE
+from runtime.models.memory import with_huge_pages
 from runtime.plan import Plan
 
 STOP_SECONDS = 10.0
@@ -54,7 +55,7 @@ def running(
     }
     job = subprocess.Popen(
         command,
-        env=env | environment,
+        env=with_huge_pages(env | environment),
         stdin=subprocess.DEVNULL,
         stdout=output,
         stderr=None if output is None else subprocess.STDOUT,

@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Any
 
 from runtime.errors import WorkerFailed
+from runtime.models.memory import with_huge_pages
 
 START_AHEAD_SECONDS = 0.01
 """A common start lies this far ahead, so that every worker has its task before it."""
@@ -60,7 +61,7 @@ class Team:
         process = subprocess.Popen(
             [sys.executable, "-m", "planner.probe.worker", str(descriptor), str(rank)],
             pass_fds=[descriptor],
-            env=environment,
+            env=with_huge_pages(environment),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
         )

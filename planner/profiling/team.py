@@ -26,6 +26,7 @@ from planner.profiling.loader_seconds import LoadingAnswer
 from planner.workload import ProcessCost
 from runtime import codec
 from runtime.errors import WorkerFailed
+from runtime.models.memory import with_huge_pages
 
 STOP_SECONDS = 5.0
 LAYERS = "planner.profiling.layers"
@@ -37,7 +38,9 @@ class _Member:
 
     def __init__(self, module: str) -> None:
         # The profiler's own log would end up in the words of an error.
-        environment = {**os.environ, "PYTHONUNBUFFERED": "1", "KINETO_LOG_LEVEL": "99"}
+        environment = with_huge_pages(
+            {**os.environ, "PYTHONUNBUFFERED": "1", "KINETO_LOG_LEVEL": "99"}
+        )
         self._process = subprocess.Popen(
             [sys.executable, "-m", module],
             stdin=subprocess.PIPE,

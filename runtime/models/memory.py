@@ -1,13 +1,18 @@
-"""Keep freed memory mapped, so that a step's 10 MB buffers cost no page faults; or give it back.
+"""How the allocator of a rank is set: freed memory kept mapped or given back, in huge pages.
 
 glibc returns large blocks to the system when they are freed and maps them anew, zeroed page by
 page, at the next step: about a millisecond per 10 MB buffer. What is kept, however, is cut up for
 smaller blocks: an epoch over the whole graph, whose blocks are few, large and of several sizes,
 then holds twice what it needs (1.8 to 2.0 times, SAGE and GAT on 60,000 nodes), a third faster.
+
+In pages of 2 MB small models' steps are 3 to 8% shorter (wordnet, 2 cores; large ones' the same),
+and equal processes differ less: in pages of 4 kB it depends on where in memory each happens to lie,
+up to 10% from one process to the next and the same for as long as it lives.
 """
 
 import ctypes
 import sys
+from collections.abc import Mapping
 
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_MAX = -4
@@ -15,6 +20,26 @@ _M_MMAP_THRESHOLD = -3
 _LARGEST = 2**31 - 1
 _GIVEN_BACK_BYTES = 1 << 17
 """Blocks from this size on; glibc's own threshold grows to 32 MB with the blocks that it meets."""
+
+_TUNABLES = "GLIBC_TUNABLES"
+_HUGE_PAGES = "glibc.malloc.hugetlb"
+
+
+def with_huge_pages(environment: Mapping[str, str]) -> dict[str, str]:
+    """An environment in whose processes glibc (2.35 and later) asks for huge pages.
+
+    It reads this once, when a process starts. Where the system gives none nothing changes.
+
+    Args:
+        environment: of a process to be started; what it says itself of huge pages stays.
+
+    >>> with_huge_pages({"GLIBC_TUNABLES": "glibc.malloc.perturb=1"})
+    {'GLIBC_TUNABLES': 'glibc.malloc.perturb=1:glibc.malloc.hugetlb=1'}
+    """
+    given = environment.get(_TUNABLES, "")
+    if _HUGE_PAGES in given:
+        return dict(environment)
+    return {**environment, _TUNABLES: f"{given}:".lstrip(":") + f"{_HUGE_PAGES}=1"}
 
 
 def keep_freed_memory() -> bool:

@@ -26,6 +26,7 @@ from planner.solver.search import Explored, Search
 from planner.tune_candidates import distinct, turns
 from planner.windows import window_means
 from runtime.graph.dataset import Graph
+from runtime.models.memory import with_huge_pages
 from runtime.plan import Plan, save_plan
 from runtime.process import host_state, noise_between
 from runtime.report import over_ranks
@@ -224,14 +225,14 @@ def run(
                 hosts.start(
                     name,
                     command(rank, hosts.address("a"), PORT),
-                    env={"GLOO_SOCKET_IFNAME": "eth0"},
+                    env=with_huge_pages({"GLOO_SOCKET_IFNAME": "eth0"}),
                 )
                 for rank, name in enumerate(("a", "b"))
             ])  # fmt: skip
     else:
         port = free_port()
         end([
-            subprocess.Popen(command(rank, "127.0.0.1", port), env=dict(os.environ))
+            subprocess.Popen(command(rank, "127.0.0.1", port), env=with_huge_pages(os.environ))
             for rank in range(size)
         ])  # fmt: skip
     return [json.loads(out.read_text()) for out in outs]

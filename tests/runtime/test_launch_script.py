@@ -76,7 +76,8 @@ def test_a_script_finds_its_plan_its_arguments_and_its_share(
     done = launch(tmp_path, "plan", str(SCRIPT), "show", *words)
     assert done.returncode == 0, done.stderr
     shown = sorted(ast.literal_eval(line) for line in done.stdout.splitlines() if line[0] == "[")
-    assert shown == [[rank, steps, "__main__", tmp_path.name, "1", *words] for rank in (0, 1)]
+    tuned = ["1", "glibc.malloc.hugetlb=1", 0.0]
+    assert shown == [[rank, steps, "__main__", tmp_path.name, *tuned, *words] for rank in (0, 1)]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["plan"]
 
 

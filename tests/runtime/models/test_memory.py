@@ -1,9 +1,14 @@
-"""What is freed is kept for the next step, or given back at once."""
+"""What is freed is kept for the next step, or given back at once; and in which pages it lies."""
 
+import os
+import platform
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+
+from runtime.models.memory import with_huge_pages
 
 PROGRAM = """
 import resource
@@ -56,3 +61,38 @@ def test_freed_blocks_are_given_back_below_one_that_is_held():
     if out[0] == "False":
         pytest.skip("the C library is not glibc")
     assert int(out[1]) < 4 << 20
+
+
+PAGES = """
+import torch
+from runtime.models.memory import keep_freed_memory
+keep_freed_memory()
+kept = [torch.ones(1 << 16) for _ in range(256)]  # 64 MB in pieces of less than a huge page
+with open("/proc/self/smaps") as file:
+    print(sum(int(line.split()[1]) for line in file if line.startswith("AnonHugePages")))
+"""
+THP = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+
+
+def _has_huge_pages() -> bool:
+    return THP.is_file() and "[never]" not in THP.read_text() and platform.libc_ver()[0] == "glibc"
+
+
+@pytest.mark.skipif(not _has_huge_pages(), reason="the system gives no huge pages on request")
+@pytest.mark.skipif(
+    platform.libc_ver()[0] == "glibc"
+    and tuple(map(int, platform.libc_ver()[1].split("."))) < (2, 35),
+    reason="glibc before 2.35 does not ask for huge pages",
+)
+def test_small_tensors_lie_in_huge_pages():
+    done = subprocess.run(
+        [sys.executable, "-c", PAGES],
+        env=with_huge_pages(os.environ), capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert int(done.stdout) > 48 * 1024
+
+
+def test_what_the_environment_says_of_huge_pages_stays():
+    given = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=0", "A": "b"}
+    assert with_huge_pages(given) == given
+    assert with_huge_pages({"A": "b"}) == {"A": "b", "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
