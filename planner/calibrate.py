@@ -68,12 +68,12 @@ class Calibration:
     fingerprint: str
     observations: list[Observation] = field(default_factory=list[Observation])
 
-    def factors(self, graph: str) -> dict[str, float]:
+    def factors(self, graph: str | None) -> dict[str, float]:
         """Median ratio of each stage over the latest runs that had it.
 
         Args:
             graph: fingerprint of the graph that is planned for; runs of others teach it nothing
-                where there are fewer than `CONFIRMED` in all.
+                where there are fewer than `CONFIRMED` in all. None: a graph without any run.
         """
         found: dict[str, list[tuple[str, float]]] = {}
         for each in self.observations[-LATEST:]:

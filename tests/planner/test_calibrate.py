@@ -92,9 +92,10 @@ def test_what_few_runs_taught_stays_with_their_graph() -> None:
     two = Calibration(fingerprint="m", observations=[seen("a", 1.2), seen("b", 1.6)])
     assert two.factors("a") == {"gather": 1.2}
     assert two.factors("b") == {"gather": 1.6}
-    assert two.factors("c") == {}
+    assert two.factors("c") == two.factors(None) == {}
     three = replace(two, observations=[*two.observations, seen("b", 1.4)])
     assert {g: three.factors(g)["gather"] for g in "abc"} == dict.fromkeys("abc", 1.4)
+    assert three.factors(None) == {"gather": 1.4}
 
 
 def test_a_calibrated_plan_takes_as_long_as_was_measured_and_the_raw_one_stays(

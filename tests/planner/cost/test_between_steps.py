@@ -1,4 +1,4 @@
-"""Rates as a step finds them: small batches, loaders beside training, exchanges between compute."""
+"""Rates as a step finds them: small batches, loaders beside training, memories between steps."""
 
 from dataclasses import replace
 from functools import partial
@@ -8,63 +8,11 @@ import pytest
 from planner.cost.model import predict
 from planner.cost.request import Request
 from planner.cost.row_rates import gather_factor
-from planner.machine import MachineModel, Table
-from planner.workload import AfterWait, Beside, Handing
+from planner.machine import Table
+from planner.workload import Beside
+from tests.planner.cost.terms import timed, with_tables
 from tests.planner.cost.test_model import candidate, price, request, rows
 from tests.support.machines import GATHER_AXES, constant, machine
-
-ROW_BYTES = 400
-"""100 columns of float32."""
-
-
-def per_byte(seconds: float, *, ranks: int = 2) -> Table:
-    """A collective that takes so long per byte, from 16 B to 16 MB."""
-    sizes = [16.0, 1.6e7]
-    return Table(
-        unit="seconds",
-        axes=["bytes", "ranks"],
-        points=[sizes, [float(ranks)]],
-        values=[size * seconds for size in sizes],
-        spread=0.0,
-    )
-
-
-def with_tables(**tables: Table) -> MachineModel:
-    return machine().with_tables(tables)
-
-
-def test_rows_of_peers_are_looked_up_with_the_share_that_a_rank_keeps() -> None:
-    # The tables' bytes count a rank's own share: of 2 ranks, 1,000 rows sent are 2,000 exchanged.
-    model = with_tables(all_to_all=per_byte(1e-8))
-    stages = price(candidate(ranks=2), rows(2, own=4_000.0, peer=1_000.0), model=model).stages
-    assert stages["exchange_rows"] == pytest.approx(2 * 1_000 * ROW_BYTES * 1e-8)
-    # Two counts of 8 bytes, then 8 bytes for each of 2,000.
-    assert stages["exchange_ids"] == pytest.approx((2 * 8 + 2 * 1_000 * 8) * 1e-8)
-
-
-def test_counts_and_ids_are_one_call_after_compute_where_that_was_measured() -> None:
-    model = with_tables(all_to_all_stepped=per_byte(1e-8), all_to_all_asked=per_byte(3e-8))
-    placed = rows(2, own=4_000.0, peer=1_000.0)
-    found = price(candidate(ranks=2), placed, model=model)
-    assert found.stages["exchange_ids"] == pytest.approx(2 * 1_000 * 8 * 3e-8)
-
-
-def test_who_leaves_an_exchange_early_waits_in_the_all_reduce() -> None:
-    placed = rows(2, own=4_000.0, peer=1_000.0)
-    together = price(candidate(ranks=2), placed)
-    early = with_tables(all_to_all_early=constant("seconds", ["bytes", "ranks"], 0.4e-3))
-    apart = price(candidate(ranks=2), placed, model=early)
-    assert apart.stages["exchange_rows"] == pytest.approx(1e-3 - 0.4e-3)
-    moved = apart.stages["all_reduce"] - together.stages["all_reduce"]
-    assert moved == pytest.approx(0.4e-3)
-    assert apart.step_seconds.value == pytest.approx(together.step_seconds.value)
-
-
-def test_nobody_leaves_earlier_than_an_exchange_lasts() -> None:
-    model = with_tables(all_to_all_early=constant("seconds", ["bytes", "ranks"], 1.0))
-    found = price(candidate(ranks=2), rows(2, own=4_000.0, peer=1_000.0), model=model)
-    assert "exchange_rows" not in found.stages
-    assert found.step_seconds.value < 0.1
 
 
 def test_ranks_side_by_side_scatter_as_they_were_measured_to() -> None:
@@ -195,12 +143,6 @@ def test_what_all_ranks_were_measured_to_lose_at_once_is_not_lost_twice() -> Non
             assert ahead == pytest.approx(slower * inline, rel=0.02)
 
 
-def timed(asked: Request, **changes: object) -> Request:
-    """The request, with changes to what its profile timed."""
-    timing = {k: replace(t, **changes) for k, t in asked.profile.timing.items()}
-    return replace(asked, profile=replace(asked.profile, timing=timing))
-
-
 def test_rows_are_gathered_from_memory_as_the_graphs_own_were() -> None:
     asked = request(with_tables())
     slow = timed(asked, gather_factors={"gather": 1.5, "mapped_gather": 2.0})
@@ -286,100 +228,6 @@ def test_a_gather_is_held_against_what_the_table_says_of_as_many_rows() -> None:
         assert found == pytest.approx(120e-9 / each)
     bare = replace(model, tables={})
     assert found_in(bare, table_bytes=10**8, readers=1) == 1.0
-
-
-def test_a_step_that_follows_a_wait_for_the_disk_is_longer() -> None:
-    asked = request(with_tables())
-    found = timed(asked, after_wait=AfterWait(wait_seconds=0.02, seconds=2e-3))
-
-    def longer(*, loaders: int = 0, **by_source: float) -> float:
-        before, after = (
-            predict(each, candidate(loaders=loaders), rows(1, **by_source)).stages
-            for each in (asked, found)
-        )
-        return after["forward_backward"] - before["forward_backward"]
-
-    disk = predict(asked, candidate(), rows(1, disk=1_000.0)).stages["gather"]
-    assert longer(disk=1_000.0 * 0.01 / disk) == pytest.approx(1e-3, rel=0.1)  # half the wait
-    assert longer(disk=1_000.0 * 0.2 / disk) == pytest.approx(2e-3)
-    assert longer(host=1e6) == 0.0  # nothing is waited for
-    assert longer(loaders=1, disk=1_000.0) == 0.0  # the loader waits
-
-
-def test_a_step_that_follows_a_wait_for_other_ranks_is_longer_but_not_twice() -> None:
-    # 1,000 rows that each rank sends are 2,000 exchanged, in 20 ms: the whole wait that was timed.
-    found = AfterWait(wait_seconds=0.02, seconds=2e-3)
-
-    def longer(after_exchange: float, *, wait: float = 0.02) -> float:
-        each = constant("seconds", ["bytes", "ranks"], after_exchange)
-        asked = request(
-            with_tables(
-                all_to_all_stepped=per_byte(wait / (2_000 * ROW_BYTES)),
-                all_to_all_asked=per_byte(1e-15),
-                all_to_all_after=each,
-            )
-        )
-        placed = rows(2, own=4_000.0, peer=1_000.0)
-        after, plain = (
-            predict(one, candidate(ranks=2), placed).stages["forward_backward"]
-            for one in (timed(asked, after_wait=found), request(with_tables()))
-        )
-        return after - plain
-
-    assert longer(1e-9) == pytest.approx(2e-3)
-    assert longer(1e-9, wait=0.01) == pytest.approx(1e-3)
-    assert longer(1e-3) == pytest.approx(2e-3)
-    assert longer(3e-3) == pytest.approx(3e-3)
-
-
-def test_what_no_stage_has_is_in_the_step_and_in_the_wait_for_its_batch() -> None:
-    asked = request(with_tables())
-    found = timed(asked, handing=Handing(seeds=1e-4, labels=2e-4, between=4e-4))
-
-    def longer(loaders: int) -> dict[str, float]:
-        before, after = (
-            predict(each, candidate(loaders=loaders), rows(1, host=10_000.0))
-            for each in (asked, found)
-        )
-        stages = {name: after.stages[name] - before.stages.get(name, 0.0) for name in after.stages}
-        return stages | {"step": after.step_seconds.value - before.step_seconds.value}
-
-    inline = longer(0)
-    assert inline["seeds"] == pytest.approx(1e-4)
-    assert inline["batch"] == pytest.approx(2e-4)
-    assert inline["wait"] == pytest.approx(7e-4)
-    assert inline["step"] == pytest.approx(7e-4)
-    # A loader thread chooses seeds, adds labels and hands batches on, all of it Python, which
-    # training waits for; what lies between is on both sides.
-    assert longer(1)["forward_backward"] == pytest.approx(7e-4, rel=0.2)
-    assert 11e-4 <= longer(1)["step"] < 12.5e-4
-
-
-def test_what_lies_around_exchanges_is_in_the_gather() -> None:
-    model = with_tables(all_to_all_around=constant("seconds", ["bytes", "ranks"], 0.3e-3))
-
-    def gathers(loaders: int = 0, **by_source: float) -> float:
-        found = candidate(ranks=2, loaders=loaders)
-        before, after = (
-            price(found, rows(2, **by_source), model=each).stages["gather"]
-            for each in (machine(), model)
-        )
-        return after - before
-
-    assert gathers(own=4_000.0, peer=1_000.0) == pytest.approx(0.3e-3)
-    assert gathers(own=5_000.0) == 0.0  # nothing is exchanged
-    assert gathers(loaders=1, own=4_000.0, peer=1_000.0) == 0.0  # measured in line only
-
-
-def test_the_model_is_slower_after_an_exchange_as_it_was_measured_to_be() -> None:
-    model = with_tables(all_to_all_after=constant("seconds", ["bytes", "ranks"], 2e-3))
-    apart = price(candidate(ranks=2), rows(2, own=5_000.0), model=model).stages
-    exchanging = price(candidate(ranks=2), rows(2, own=4_000.0, peer=1_000.0), model=model).stages
-    longer = exchanging["forward_backward"] - apart["forward_backward"]
-    assert longer == pytest.approx(2e-3)
-    ahead = candidate(ranks=2, loaders=1)
-    placed = rows(2, own=4_000.0, peer=1_000.0)
-    assert price(ahead, placed, model=model).stages == price(ahead, placed).stages
 
 
 def test_ranks_do_not_wait_for_each_other_because_of_a_disk_they_share() -> None:
