@@ -12,11 +12,8 @@ from planner.machine import MachineModel, Table
 from planner.profiling.batches import sampler_of
 from planner.profiling.layers import TimingAnswer, TimingRequest
 from planner.profiling.loader_seconds import LoadingAnswer, LoadingRequest
-from planner.profiling.loading_rounds import middle_loading
-from planner.profiling.presample import Progress
 from planner.profiling.serving import half_width
 from planner.profiling.synthetic import BatchShape
-from planner.profiling.team import Team
 from planner.settings import PlanSettings
 from planner.workload import BatchProfile, Combination, ModelTiming
 from runtime.cores import usable_core_ids
@@ -29,11 +26,7 @@ from runtime.sampling.parameters import is_weighted
 SCALES = [0.6, 1.0, 1.6]
 """Batch sizes over the mean batch at which the model is timed."""
 STEPS = 14
-"""Measured steps of each scale, in each round."""
-ROUNDS = 3
-"""Times that every number of threads is timed, the others and loading in between; the round in the
-middle is kept: one that something else on the machine disturbed is left out, and so is the
-luckiest, which no run of more steps keeps up."""
+"""Measured steps of each scale, each time."""
 
 
 def batch_shape(
@@ -152,47 +145,6 @@ def with_loading(
         disk_start_seconds=found.disk_start_seconds,
         handing=found.handing,
     )
-
-
-def time_all(
-    graph: Graph,
-    settings: PlanSettings,
-    batch: BatchProfile,
-    combinations: Sequence[Combination],
-    team: Team,
-    progress: Progress | None,
-) -> tuple[ModelTiming, LoadingAnswer]:
-    """Time one batch size: the model at every number of threads, and loading, in rounds.
-
-    Args:
-        graph: the dataset.
-        settings: sampler, model and global batch.
-        batch: of one rank.
-        combinations: all that have such batches; of the same ranks.
-        team: processes.
-        progress: told what is going on.
-
-    Raises:
-        WorkerFailed: a process ended with an error.
-    """
-    ordered = sorted(combinations, key=lambda c: (c.ranks, c.threads))
-    rounds: list[list[list[TimingAnswer]]] = [[] for _ in ordered]
-    loads = list[LoadingAnswer]()
-    loading = loading_request(graph, settings, batch, combinations)
-    for number in range(ROUNDS):
-        for i, combination in enumerate(ordered):
-            if progress is not None:
-                words = f"timing {combination.ranks} ranks x {combination.threads} threads"
-                share = (number + i / len(ordered)) / ROUNDS
-                progress(words, share)
-            request = timing_request(graph, settings, batch, combination.threads)
-            rounds[i].append(team.time(request, combination.ranks))
-        loads.append(team.load(loading, ordered[0].ranks))
-    timing = model_timing([(c, middle(found)) for c, found in zip(ordered, rounds, strict=True)])
-    # Libraries warm up once in a process: in whichever answer that was.
-    every = [answer for found in rounds for answers in found for answer in answers]
-    warmup = max(answer.warmup_seconds for answer in every)
-    return replace(timing, warmup_seconds=warmup), middle_loading(loads)
 
 
 def middle(rounds: Sequence[Sequence[TimingAnswer]]) -> list[TimingAnswer]:

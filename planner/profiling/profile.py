@@ -10,15 +10,16 @@ from planner.profiling import cache
 from planner.profiling.batches import MOST_SAMPLED, draw_all, draw_sharing, sampler_of
 from planner.profiling.cache import Profile
 from planner.profiling.launching import with_launcher
-from planner.profiling.model_seconds import ROUNDS, SCALES, STEPS, time_all, with_loading
+from planner.profiling.model_seconds import SCALES, STEPS, with_loading
 from planner.profiling.presample import Progress
 from planner.profiling.team import Team
+from planner.profiling.timing_rounds import ROUNDS, TimedBatch, time_all
 from planner.settings import PlanSettings
 from planner.workload import BatchProfile, Combination, WorkloadProfile
 from runtime import codec
 from runtime.graph.dataset import Graph
 
-VERSION = 36
+VERSION = 37
 """Rises when a profile means something else than before."""
 
 GATHER_TABLES = ("gather", "mapped_gather", "disk_read")
@@ -123,14 +124,12 @@ def make_profile(
         part = part_of(whole, shared, found.num_ranks, every_hop=every_hop)
         return part_profile(whole, part)
 
+    wanted = [TimedBatch(batch=batch_of(mine[0]), combinations=mine) for mine in by_key.values()]
     with Team(max(c.ranks for c in combinations)) as team:
+        found = time_all(graph, settings, wanted, team, progress)
         timing = {
-            key: with_loading(
-                *time_all(graph, settings, batch_of(mine[0]), mine, team, progress),
-                machine,
-                mine[0].ranks,
-            )
-            for key, mine in by_key.items()
+            key: with_loading(*each, machine, mine[0].ranks)
+            for (key, mine), each in zip(by_key.items(), found, strict=True)
         }
         process = with_launcher(team.process)
     numbers = WorkloadProfile(

@@ -1,0 +1,102 @@
+"""A profile's timings, in rounds: the model for every number of ranks and threads, and loading."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from planner.profiling.layers import TimingAnswer
+from planner.profiling.loader_seconds import LoadingAnswer
+from planner.profiling.loading_rounds import middle_loading
+from planner.profiling.model_seconds import (
+    loading_request,
+    middle,
+    model_timing,
+    timing_request,
+)
+from planner.profiling.presample import Progress
+from planner.profiling.team import Team
+from planner.settings import PlanSettings
+from planner.workload import BatchProfile, Combination, ModelTiming
+from runtime.graph.dataset import Graph
+
+ROUNDS = 3
+"""Times that everything is timed, ranks, threads and loading in turn; the round in the
+middle is kept: one that something else on the machine disturbed is left out, and so is the
+luckiest, which no run of more steps keeps up."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TimedBatch:
+    """One batch size, and all that have such batches."""
+
+    batch: BatchProfile
+    """Of one rank."""
+    combinations: list[Combination]
+    """Of the same ranks."""
+
+
+def time_all(
+    graph: Graph,
+    settings: PlanSettings,
+    wanted: Sequence[TimedBatch],
+    team: Team,
+    progress: Progress | None,
+) -> list[tuple[ModelTiming, LoadingAnswer]]:
+    """Time all batch sizes: the model at every number of threads, and loading, in rounds.
+
+    A round goes through everything: a machine that gets slower for a minute meets all alike, and
+    leaves which of them is the fastest as it is.
+
+    Args:
+        graph: the dataset.
+        settings: sampler, model and global batch.
+        wanted: batch sizes.
+        team: processes.
+        progress: told what is going on.
+
+    Returns:
+        Of each batch size what the model and what loading takes.
+
+    Raises:
+        WorkerFailed: a process ended with an error.
+    """
+    timed = [_Rounds(graph, settings, each) for each in wanted]
+    steps = ROUNDS * sum(len(each.ordered) for each in timed)
+    done = 0
+    for _ in range(ROUNDS):
+        for each in timed:
+            for combination in each.ordered:
+                if progress is not None:
+                    words = f"timing {combination.ranks} ranks x {combination.threads} threads"
+                    progress(words, done / steps)
+                each.time(team, combination)
+                done += 1
+            each.load(team)
+    return [each.middle() for each in timed]
+
+
+class _Rounds:
+    """What was found of one batch size, round by round."""
+
+    def __init__(self, graph: Graph, settings: PlanSettings, wanted: TimedBatch) -> None:
+        self._graph, self._settings, self._batch = graph, settings, wanted.batch
+        self.ordered = sorted(wanted.combinations, key=lambda c: (c.ranks, c.threads))
+        self._steps: dict[Combination, list[list[TimingAnswer]]] = {c: [] for c in self.ordered}
+        self._loads = list[LoadingAnswer]()
+        self._loading = loading_request(graph, settings, wanted.batch, wanted.combinations)
+
+    def time(self, team: Team, combination: Combination) -> None:
+        """One more round of a combination's steps."""
+        request = timing_request(self._graph, self._settings, self._batch, combination.threads)
+        self._steps[combination].append(team.time(request, combination.ranks))
+
+    def load(self, team: Team) -> None:
+        """One more round of loading."""
+        self._loads.append(team.load(self._loading, self.ordered[0].ranks))
+
+    def middle(self) -> tuple[ModelTiming, LoadingAnswer]:
+        """The rounds in the middle."""
+        timing = model_timing([(c, middle(found)) for c, found in self._steps.items()])
+        # Libraries warm up once in a process: in whichever answer that was.
+        every = [a for found in self._steps.values() for answers in found for a in answers]
+        warmup = max(answer.warmup_seconds for answer in every)
+        return replace(timing, warmup_seconds=warmup), middle_loading(self._loads)
