@@ -9,13 +9,12 @@ import itertools
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.profiling.draw import drawer, shared_drawer
+from planner.profiling.loader_kept import KeptLoader, Loader
 from planner.profiling.loader_seconds import (
     LoadingAnswer,
     LoadingRequest,
@@ -26,9 +25,6 @@ from planner.profiling.loader_seconds import (
 from planner.profiling.loader_work import (
     DISK_START,
     disk_work,
-    drawn_batches,
-    gatherings,
-    room_for,
     sampling,
     timed_disk,
     timed_gather,
@@ -73,6 +69,10 @@ class TimingRequest:
     meeting: str = ""
     """File by which they find each other, where there are several."""
     loading: LoadingRequest | None = None
+    """What the thread of the steps does before each: sample a batch and gather one's rows. Steps
+    are longer by up to 7% than those that follow each other: caches hold other things. None:
+    nothing."""
+    times_loading: bool = False
     """Time a loader's work between and beside the mean batch's steps, and not the model."""
 
 
@@ -99,7 +99,7 @@ class TimingAnswer:
 class _Bench:
     """The runtime's own training loop on the batches of one request."""
 
-    def __init__(self, request: TimingRequest) -> None:
+    def __init__(self, request: TimingRequest, loader: Loader | None = None) -> None:
         from runtime.comm.collectives import Communicator
         from runtime.device import set_threads
         from runtime.meter import StageMeter
@@ -133,6 +133,9 @@ class _Bench:
         ]
         self.steady = _scale_index(request.scales)
         self.steps = 0
+        self.loader = loader
+        self.before: list[Callable[[], object]] = []
+        """What is done before each timed step."""
 
     def step(self, batch: MiniBatch) -> tuple[float, float, float]:
         """Seconds of forward and backward, of the optimizer, and of adding gradients over ranks."""
@@ -146,13 +149,15 @@ class _Bench:
 
     def run(self) -> TimingAnswer:
         """Warm up, then time the scales in turn so that drift meets all alike."""
-        warm = [self._turn(self.steady, i) for i in range(WARMUP_STEPS)]
+        if self.loader is not None:
+            self._load_before_steps(self.loader)
+        warm = [self._timed(self.steady, i) for i in range(WARMUP_STEPS)]
         seconds: list[list[float]] = [[] for _ in self.batches]
         optimizer: list[float] = []
         reduced: list[float] = []
         for i in range(self.request.steps):
             for s in range(len(self.batches)):
-                compute, update, added = self._turn(s, i)
+                compute, update, added = self._timed(s, i)
                 seconds[s].append(compute)
                 optimizer.append(update)
                 reduced.append(added)
@@ -171,15 +176,25 @@ class _Bench:
         _part(self.request)
         return answer
 
-    def run_loading(self, asked: LoadingRequest) -> LoadingAnswer:
+    def _load_before_steps(self, loader: Loader) -> None:
+        """Have each step follow a loader's work, on the rows that it has read."""
+        most = max(batch.n_id.size for of_scale in self.batches for batch in of_scale)
+        reading = loader.reading(most)
+        gathered = reading.gathered.get("mapped_gather") or reading.gathered.get("gather")
+        self.before = [loader.sample]
+        if gathered is not None:
+            self.batches = [_on_rows(of_scale, reading.out) for of_scale in self.batches]
+            self.before.append(gathered.work)
+        if self.request.ranks > 1:
+            # Ranks are held against each other by what they load elsewhere.
+            self.before.append(torch_barrier)
+
+    def run_loading(self, asked: LoadingRequest, loader: Loader) -> LoadingAnswer:
         """Time a loader's work on the graph among steps of the mean batch."""
         from planner.profiling.handing import STEPS, handing
-        from runtime.graph.dataset import open_graph
 
-        work, graph = self.request.workload, open_graph(Path(asked.graph), validate=False)
-        drawn_by = shared_drawer if asked.shared else drawer
-        draw = drawn_by(graph, work, asked.sampler, asked.num_ranks)
-        steps, numbers = itertools.count(), itertools.count()
+        work, graph, sample = self.request.workload, loader.graph, loader.sample
+        steps = itertools.count()
 
         def step() -> None:
             self._turn(self.steady, next(steps))
@@ -187,19 +202,15 @@ class _Bench:
         def step_on_rows() -> None:
             self.step(fresh[next(steps) % BATCHES])
 
-        def sample() -> MiniBatch:
-            return draw(self.request.rank, next(numbers))
-
-        batches = drawn_batches(sample, graph.row_bytes)
         steady = self.batches[self.steady]
-        out = room_for(graph, batches, least_rows=max(batch.n_id.size for batch in steady))
+        reading = loader.reading(max(batch.n_id.size for batch in steady))
+        out, gathered = reading.out, reading.gathered
         fresh = _on_rows(steady, out)
-        gathered = gatherings(graph, batches, out)
         works = {"sample": sampling(sample), **{k: each.work for k, each in gathered.items()}}
         handed = handing(self.loop, graph, work, asked.num_ranks, steady, self.steps + 1)
         self.steps += STEPS
         beside = dict[str, Beside]()
-        with disk_work(graph, batches, out) as read:
+        with disk_work(graph, loader.vertices, out) as read:
             between = {**works, **read.works}
             turns = {kind: in_turns(work, step_on_rows) for kind, work in between.items()}
             if asked.beside:
@@ -220,6 +231,12 @@ class _Bench:
             handing=handed,
             disk_start_seconds=turns[DISK_START].work if DISK_START in turns else 0.0,
         )
+
+    def _timed(self, scale: int, i: int) -> tuple[float, float, float]:
+        """A step, after what is done before each."""
+        for work in self.before:
+            work()
+        return self._turn(scale, i)
 
     def _turn(self, scale: int, i: int) -> tuple[float, float, float]:
         return self.step(self.batches[scale][i % BATCHES])
@@ -285,6 +302,13 @@ def _meet(request: TimingRequest) -> None:
             )
 
 
+def torch_barrier() -> None:
+    """Wait for the other ranks."""
+    import torch.distributed as dist
+
+    dist.barrier()
+
+
 def _part(request: TimingRequest) -> None:
     """Leave them: the next request may have other ranks."""
     if request.ranks > 1:
@@ -338,18 +362,29 @@ def _degrees(batch: MiniBatch) -> NDArray[np.int64]:
     return degrees
 
 
-def build(plain: Any) -> Callable[[], TimingAnswer | LoadingAnswer]:
-    """The model and batches of a request, ready to be timed; or a loader among its steps."""
-    request = codec.decode(TimingRequest, plain)
-    if request.loading is None:
-        return build_timing(request)
-    return functools.partial(_Bench(request).run_loading, request.loading)
+class Builder:
+    """Builds what requests ask for, and keeps a loader from one to the next."""
+
+    def __init__(self) -> None:
+        self._loaders = KeptLoader()
+
+    def build(self, plain: Any) -> Callable[[], TimingAnswer | LoadingAnswer]:
+        """The model and batches of a request, ready to be timed; or a loader among its steps."""
+        request = codec.decode(TimingRequest, plain)
+        if request.loading is None:
+            return build_timing(request)
+        loader = self._loaders.of(request.loading, request.workload, request.rank)
+        if not request.times_loading:
+            return _Bench(request, loader).run
+        return functools.partial(_Bench(request).run_loading, request.loading, loader)
 
 
 def build_timing(request: TimingRequest) -> Callable[[], TimingAnswer]:
-    """The model and batches of a request, ready to be timed."""
+    """The model and batches of a request, ready to be timed without a loader."""
     return _Bench(request).run
 
 
 if __name__ == "__main__":
-    serve_standard_streams(("torch", "torch_geometric.nn", "runtime.worker"), build, rehearse)
+    serve_standard_streams(
+        ("torch", "torch_geometric.nn", "runtime.worker"), Builder().build, rehearse
+    )

@@ -50,9 +50,12 @@ def _types(graph: Graph, settings: PlanSettings) -> GraphTypes | None:
 
 
 def timing_request(
-    graph: Graph, settings: PlanSettings, batch: BatchProfile, threads: int
+    graph: Graph, settings: PlanSettings, batch: BatchProfile, combination: Combination
 ) -> TimingRequest:
-    """What a timing process builds: the settings' model on blocks like those of their sampler."""
+    """What a timing process builds: the settings' model on blocks like those of their sampler.
+
+    Its steps follow the loader's work, as they do in line.
+    """
     return TimingRequest(
         workload=settings.workload,
         in_dim=graph.feature_dim,
@@ -66,8 +69,15 @@ def timing_request(
         ),
         types=_types(graph, settings),
         scales=SCALES,
-        threads=threads,
+        threads=combination.threads,
         steps=STEPS,
+        loading=LoadingRequest(
+            graph=str(graph.path),
+            sampler=sampler_of(settings),
+            num_ranks=combination.num_ranks,
+            shared=combination.shared,
+            beside=False,
+        ),
     )
 
 
@@ -91,16 +101,10 @@ def loading_request(
     cores = len(usable_core_ids()) or 1
     room = [c for c in combinations if c.ranks * (c.threads + 1) <= cores]
     chosen = max(room, key=lambda c: c.threads) if room else combinations[0]
-    return replace(
-        timing_request(graph, settings, batch, chosen.threads),
-        loading=LoadingRequest(
-            graph=str(graph.path),
-            sampler=sampler_of(settings),
-            num_ranks=chosen.num_ranks,
-            shared=chosen.shared,
-            beside=bool(room),
-        ),
-    )
+    request = timing_request(graph, settings, batch, chosen)
+    assert request.loading is not None
+    loading = replace(request.loading, beside=bool(room))
+    return replace(request, loading=loading, times_loading=True)
 
 
 def with_loading(

@@ -19,7 +19,7 @@ from planner.workload import BatchProfile, Combination, WorkloadProfile
 from runtime import codec
 from runtime.graph.dataset import Graph
 
-VERSION = 37
+VERSION = 38
 """Rises when a profile means something else than before."""
 
 GATHER_TABLES = ("gather", "mapped_gather", "disk_read")

@@ -86,7 +86,7 @@ class _Rounds:
 
     def time(self, team: Team, combination: Combination) -> None:
         """One more round of a combination's steps."""
-        request = timing_request(self._graph, self._settings, self._batch, combination.threads)
+        request = timing_request(self._graph, self._settings, self._batch, combination)
         self._steps[combination].append(team.time(request, combination.ranks))
 
     def load(self, team: Team) -> None:

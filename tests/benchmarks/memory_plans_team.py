@@ -44,7 +44,7 @@ class SizesOnly:
 
     def time(self, request: TimingRequest, ranks: int) -> list[TimingAnswer]:
         """One step in this process; its seconds stand for those of every size."""
-        alone = replace(request, scales=[1.0], steps=1, threads=1)
+        alone = replace(request, scales=[1.0], steps=1, threads=1, loading=None)
         key = codec.content_hash(codec.to_plain(alone))
         if key not in self._known:
             found = layers.build_timing(alone)()

@@ -141,7 +141,7 @@ def test_a_timing_process_loads_the_dataset_beside_the_model(
     asked = LoadingRequest(
         graph=str(small_graph.path), sampler=Sampler(), num_ranks=1, shared=False, beside=True
     )
-    wanted = replace(request(), in_dim=small_graph.feature_dim, loading=asked)
+    wanted = replace(request(), in_dim=small_graph.feature_dim, loading=asked, times_loading=True)
     with Team(1) as team:
         found = team.load(wanted, 1)
         alone = team.load(replace(wanted, loading=replace(asked, beside=False)), 1)
@@ -186,7 +186,7 @@ def test_as_many_processes_load_at_once_as_a_job_has_ranks(monkeypatch: pytest.M
 
     monkeypatch.setattr(Team, "ask", ask)
     team = object.__new__(Team)  # no process is started: what is sent is looked at
-    found = team.load(replace(request(), threads=3, loading=asked), 2)
+    found = team.load(replace(request(), threads=3, loading=asked, times_loading=True), 2)
     ((texts, threads),) = sent
     assert len(texts) == 2
     # Each draws batches of its own, as ranks do.
@@ -253,7 +253,8 @@ def test_the_model_is_timed_on_blocks_like_the_samplers(
     )
     batch, _ = presample(small_graph, work, sampler_of(settings), 1)
     drawn = drawer(small_graph, work, sampler_of(settings), 1)(0, 0)
-    made = synthetic_batch(timing_request(small_graph, settings, batch, 1).shape, seed=0)
+    one = Combination(ranks=1, threads=1)
+    made = synthetic_batch(timing_request(small_graph, settings, batch, one).shape, seed=0)
     for real, block in zip(drawn.blocks, made.blocks, strict=True):
         assert (block.weight is None) == (real.weight is None)
         assert block.weight is None or block.weight.shape == (block.num_edges,)

@@ -1,0 +1,74 @@
+"""A timing process's loader: whose batches it draws, when it is kept, and the steps that follow."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from planner.profiling.draw import drawer
+from planner.profiling.layers import WARMUP_STEPS, _Bench
+from planner.profiling.loader_kept import KeptLoader, Loader
+from planner.profiling.loader_seconds import LoadingRequest
+from runtime.graph.dataset import Graph
+from runtime.plan import Sampler, Workload
+from runtime.sampling.minibatch import MiniBatch
+from tests.planner.profiling.test_profile import request
+
+WORK = Workload(fanouts=[3, 2], batch_size=32, hidden=8)
+
+
+def asked(graph: Graph, num_ranks: int = 2) -> LoadingRequest:
+    return LoadingRequest(
+        graph=str(graph.path), sampler=Sampler(), num_ranks=num_ranks, shared=False, beside=False
+    )
+
+
+def test_a_loader_draws_its_ranks_batches_and_reads_their_rows(small_graph: Graph) -> None:
+    loader = Loader(asked(small_graph), WORK, rank=1)
+    draw = drawer(small_graph, WORK, Sampler(), 2)
+    count = len(loader.vertices)
+    for step, ids in enumerate(loader.vertices):
+        assert np.array_equal(ids, draw(1, step).n_id)
+    assert np.array_equal(loader.sample().n_id, draw(1, count).n_id)  # and so on
+    reading = loader.reading(10)
+    assert loader.reading(5) is reading
+    reading.gathered["mapped_gather"].work()
+    first = loader.vertices[0]
+    assert small_graph.x is not None
+    assert np.array_equal(reading.out[: first.size], small_graph.x[first])
+    assert loader.reading(10_000).out.shape == (10_000, small_graph.feature_dim)
+
+
+def test_a_loader_is_kept_for_who_asks_for_the_same(small_graph: Graph) -> None:
+    kept, want = KeptLoader(), asked(small_graph)
+    first = kept.of(want, WORK, 0)
+    assert kept.of(replace(want, beside=True), WORK, 0) is first
+    for other in (
+        kept.of(want, WORK, 1),
+        kept.of(asked(small_graph, 1), WORK, 0),
+        kept.of(want, replace(WORK, fanouts=[2, 2]), 0),
+        kept.of(replace(want, sampler=Sampler(name="labor")), WORK, 0),
+    ):
+        assert other is not first
+
+
+def test_each_timed_step_follows_a_batch_on_rows_that_it_has_read(
+    small_graph: Graph, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loader = Loader(asked(small_graph, 1), WORK, rank=0)
+    drawn, sample = list[MiniBatch](), loader.sample
+
+    def counted() -> MiniBatch:
+        drawn.append(sample())
+        return drawn[-1]
+
+    monkeypatch.setattr(loader, "sample", counted)
+    wanted = replace(request(), in_dim=small_graph.feature_dim)
+    bench = _Bench(wanted, loader)
+    found = bench.run()
+    assert len(drawn) == WARMUP_STEPS + wanted.steps * len(wanted.scales)
+    assert min(found.forward_backward) > 0
+    rows = loader.reading(1).out
+    assert all(
+        np.shares_memory(batch.x.numpy(), rows) for of_scale in bench.batches for batch in of_scale
+    )

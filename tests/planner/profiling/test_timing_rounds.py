@@ -1,0 +1,66 @@
+"""Rounds of timings: everything once in each, and the middle of each kept."""
+
+from dataclasses import replace
+from typing import Any, cast
+
+import pytest
+
+from planner.profiling.layers import TimingRequest
+from planner.profiling.loader_seconds import LoadingAnswer
+from planner.profiling.team import Team
+from planner.profiling.timing_rounds import ROUNDS, TimedBatch, time_all
+from planner.settings import PlanSettings
+from planner.workload import Combination
+from runtime.graph.dataset import Graph
+from runtime.plan import Workload
+from tests.planner.profiling.test_profile import answer
+from tests.support.profiles import profile as by_hand
+
+SECONDS = [3.0, 1.0, 2.0]
+"""Of the rounds."""
+
+
+class Recorded:
+    """A team that answers at once, every round as `SECONDS` has it."""
+
+    def __init__(self) -> None:
+        self.calls: list[Any] = []
+        self.requests: list[TimingRequest] = []
+
+    def time(self, request: TimingRequest, ranks: int) -> list[Any]:
+        """So many ranks' answers."""
+        seconds = SECONDS[self.calls.count((ranks, request.threads))]
+        self.calls.append((ranks, request.threads))
+        self.requests.append(request)
+        return [replace(answer(seconds), all_reduce=[seconds] * 3)] * ranks
+
+    def load(self, request: TimingRequest, ranks: int) -> LoadingAnswer:
+        """A sampling time for each round."""
+        seconds = SECONDS[self.calls.count(f"load {ranks}")]
+        self.calls.append(f"load {ranks}")
+        self.requests.append(request)
+        return LoadingAnswer(sample_seconds=seconds, gathers={}, after_wait=None, beside={})
+
+
+def test_a_round_goes_through_all_ranks_and_threads_and_their_loading(small_graph: Graph) -> None:
+    settings = PlanSettings(workload=Workload(batch_size=100, fanouts=[3, 2]))
+    batches = by_hand(50, 10).numbers.batches
+    one = [Combination(ranks=1, threads=t) for t in (2, 1)]
+    two = [Combination(ranks=2, threads=1)]
+    wanted = [
+        TimedBatch(batch=batches[0], combinations=one),
+        TimedBatch(batch=batches[1], combinations=two),
+    ]
+    team, told = Recorded(), list[float]()
+    found = time_all(
+        small_graph, settings, wanted, cast(Team, team), lambda _, share: told.append(share)
+    )
+    assert team.calls == [(1, 1), (1, 2), "load 1", (2, 1), "load 2"] * ROUNDS
+    assert told == [i / 9 for i in range(9)]
+    for (timing, loading), ranks, threads in zip(found, (1.0, 2.0), (2.0, 1.0), strict=True):
+        middle = timing.forward_backward.at(scale=1.0, ranks=ranks, threads=threads)
+        assert middle == pytest.approx(2 * 2.0)  # of scale 1 the middle round's
+        assert loading.sample_seconds == 2.0
+    # Steps follow the loading of a rank of as many.
+    assert [each.loading.num_ranks for each in team.requests if each.loading][:5] == [1, 1, 1, 2, 2]
+    assert [each.times_loading for each in team.requests][:5] == [False, False, True, False, True]
