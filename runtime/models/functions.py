@@ -16,6 +16,8 @@ from runtime.models.adjacency import TorchBlock
 from runtime.models.kernels import aggregate_rows, mask_and_column_sums, source_gradient
 
 _NO_WEIGHT: NDArray[np.float32] = np.empty(0, np.float32)
+PER_ELEMENT = 14
+"""Multiply-adds of a product that take as long as summing one element of a row."""
 
 
 def runs_on_kernels(x: Tensor) -> bool:
@@ -206,7 +208,11 @@ def aggregate_linear(
     Returns:
         Shape (num_dst, out).
     """
-    if runs_on_kernels(x) and not transforms_first(block, weight.shape[1], weight.shape[0]):
+    trains = torch.is_grad_enabled() and weight.requires_grad
+    out_width, in_width = weight.shape
+    if runs_on_kernels(x) and not transforms_first(
+        block, in_width, out_width, trains=trains, inner=x.requires_grad
+    ):
         return _AggregateDense.apply(x, weight, root, bias, block, relu)
     out = aggregate(linear(x, weight, None), block)
     if root is not None:
@@ -216,14 +222,31 @@ def aggregate_linear(
     return out.relu() if relu else out
 
 
-def transforms_first(block: TorchBlock, in_width: int, out_width: int) -> bool:
+def transforms_first(
+    block: TorchBlock, in_width: int, out_width: int, *, trains: bool, inner: bool
+) -> bool:
     """Whether transforming all sources before the sum costs less than the sum before.
 
-    Counted in multiply-adds; one gathered element costs about 32 of them (a random row at 10 GB/s
-    against a product at 80 G multiply-adds per second, one core).
+    Counted in multiply-adds, forward and back. Back, each order takes one product as large as its
+    forward one for the weights, and another where the rows before need a gradient; sums go back
+    over the transformed rows in any case, over rows before the product only where those need it.
+
+    A summed element costs 6 multiply-adds on one thread and 17 on two (2 cores, 11 blocks of seven
+    graphs: `PER_ELEMENT` chooses the faster order of all on two, and never one that costs a fifth
+    more on one).
+
+    Args:
+        block: the adjacency.
+        in_width: of a row before the product.
+        out_width: and after it.
+        trains: gradients are taken.
+        inner: the rows themselves need one: not those of the first layer.
     """
-    per_element = 32
-    product = in_width * out_width
-    after = block.num_dst * product + per_element * block.num_edges * in_width
-    before = block.num_src * product + per_element * block.num_edges * out_width
+    products, sums = 1, 1
+    if trains:
+        products, sums = 2 + inner, 1 + inner
+    product = products * in_width * out_width
+    element = PER_ELEMENT * block.num_edges
+    after = block.num_dst * product + sums * element * in_width
+    before = block.num_src * product + (1 + trains) * element * out_width
     return before < after

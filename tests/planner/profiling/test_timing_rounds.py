@@ -1,7 +1,7 @@
 """Rounds of timings: everything once in each, and the middle of each kept."""
 
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
@@ -20,7 +20,7 @@ SECONDS = [3.0, 1.0, 2.0]
 """Of the rounds."""
 
 
-class Recorded:
+class Recorded(Team):
     """A team that answers at once, every round as `SECONDS` has it."""
 
     def __init__(self) -> None:
@@ -52,9 +52,7 @@ def test_a_round_goes_through_all_ranks_and_threads_and_their_loading(small_grap
         TimedBatch(batch=batches[1], combinations=two),
     ]
     team, told = Recorded(), list[float]()
-    found = time_all(
-        small_graph, settings, wanted, cast(Team, team), lambda _, share: told.append(share)
-    )
+    found = time_all(small_graph, settings, wanted, team, lambda _, share: told.append(share))
     assert team.calls == [(1, 1), (1, 2), "load 1", (2, 1), "load 2"] * ROUNDS
     assert told == [i / 9 for i in range(9)]
     for (timing, loading), ranks, threads in zip(found, (1.0, 2.0), (2.0, 1.0), strict=True):
