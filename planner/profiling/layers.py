@@ -116,13 +116,14 @@ class _Bench:
         model.train()
         self.request = request
         self.meter = StageMeter()
+        self.comm = Communicator()
         self.loop = TrainLoop(
             model=model,
             optimizer=make_optimizer(
                 model, learning_rate=work.learning_rate, weight_decay=work.weight_decay
             ),
             gradients=GradientBuffer(model),
-            comm=Communicator(),
+            comm=self.comm,
             meter=self.meter,
             task=request.task,
             seed=work.seed,
@@ -187,7 +188,7 @@ class _Bench:
             self.before.append(gathered.work)
         if self.request.ranks > 1:
             # Ranks are held against each other by what they load elsewhere.
-            self.before.append(torch_barrier)
+            self.before.append(self.comm.barrier)
 
     def run_loading(self, asked: LoadingRequest, loader: Loader) -> LoadingAnswer:
         """Time a loader's work on the graph among steps of the mean batch."""
@@ -300,13 +301,6 @@ def _meet(request: TimingRequest) -> None:
                 rank=request.rank,
                 world_size=request.ranks,
             )
-
-
-def torch_barrier() -> None:
-    """Wait for the other ranks."""
-    import torch.distributed as dist
-
-    dist.barrier()
 
 
 def _part(request: TimingRequest) -> None:

@@ -65,10 +65,12 @@ def test_both_orders_compute_the_same(forced: bool) -> None:
     x = torch.randn(60, 24, generator=generator, requires_grad=True)
     weight, root = (torch.randn(8, 24, generator=generator, requires_grad=True) for _ in range(2))
     bias = torch.randn(8, generator=generator, requires_grad=True)
-    given = [x, weight, root, bias]
-    wide = [each.detach().double().requires_grad_() for each in given]
-    aggregate_linear(*given, made, relu=True).square().sum().backward()
-    aggregate_linear(*wide, made, relu=True).square().sum().backward()
+    given = x, weight, root, bias
+    wide = x2, weight2, root2, bias2 = tuple(
+        torch.tensor(each.tolist(), dtype=torch.float64, requires_grad=True) for each in given
+    )
+    aggregate_linear(x, weight, root, bias, made, relu=True).square().sum().backward()
+    aggregate_linear(x2, weight2, root2, bias2, made, relu=True).square().sum().backward()
     for mine, reference in zip(given, wide, strict=True):
         assert mine.grad is not None
         assert reference.grad is not None
