@@ -10,8 +10,7 @@ from planner.workload import BatchProfile, ModelTiming, ProcessCost
 from runtime.plan import GraphRef, MemoryUse
 
 SLOT_BYTES = 24
-"""Of each slot of a dynamic cache beside its row: the node, the batch of its last touch, and its
-neighbours in age."""
+"""Of each slot of a dynamic cache beside its row: the node, its last touch, and the log of them."""
 TRAINING_BATCHES = 10_000
 """Batches times ranks that the memory of a batch must hold out for."""
 

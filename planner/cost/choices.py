@@ -23,6 +23,8 @@ DIRECTORY_BYTES = 4
 """Of each node: the slot its row is in."""
 STAGING = 1.25
 """Rows of room in the buffer that misses are read into, over a batch's."""
+LOOK_UPS = 2
+"""Places of the directory that a row asks for: its slot by its node, its last touch by its slot."""
 SPARE = 1.05
 """Batches vary: a stack's bytes over the pilot's."""
 IN_USE = 1
@@ -116,7 +118,8 @@ def _cached(
 ) -> RankSeconds:
     """Each row is looked up in the directory; one that missed is copied twice more.
 
-    The directory is a table of nodes that is read and written at random, as relabelling is.
+    The directory is two tables that are read and written at random, each as relabelling is: the
+    slots of nodes, and the touches of slots.
     """
     total = sum(rows.rows.values())
     missed = total - rows.rows.get("cache", 0.0)
@@ -130,7 +133,7 @@ def _cached(
         working_set_bytes=max(1.0, missed) * row_bytes,
         readers=readers(candidate) * candidate.threads.gather,
     )
-    more = total * asked.seconds + 2 * missed * copied.seconds / candidate.threads.gather
+    more = LOOK_UPS * total * asked.seconds + 2 * missed * copied.seconds / candidate.threads.gather
     words = f"{rank.provenance['gather']}; derived: directory as relabelling, misses copied twice"
     return replace(rank, gather=rank.gather + more, provenance={**rank.provenance, "gather": words})
 

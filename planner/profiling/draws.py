@@ -43,7 +43,10 @@ TIMED_KAPPAS = (4, 64)
 PILOT = 4
 """Batches whose bytes tell those of a stack."""
 SEQUENCE = 96
-"""Most successive batches that are drawn to see how soon rows come back."""
+"""Most successive batches that are drawn to see how soon rows come back, where they hang together:
+rows then come back within kappa batches, or late."""
+LONG_SEQUENCE = 512
+"""And where they do not: a row that is read now and then stays in a large cache for hundreds."""
 SEQUENCE_ROWS = 8_000_000
 """Most rows in them together: what is kept in the cache folder is four times as many bytes."""
 IN_FLIGHT = 3
@@ -230,7 +233,7 @@ class GraphDraws:
         try:
             sampler = self._sampler(named, schedule)
             found, rows = Batches(), 0
-            for step in range(SEQUENCE):
+            for step in range(_length(named)):
                 # Steps beyond the epoch's last one go on in the next, as training does.
                 ahead, at = divmod(step, schedule.num_steps)
                 batch = _draw(sampler, schedule, at, epoch=PROFILE_EPOCH + ahead)
@@ -276,7 +279,7 @@ class GraphDraws:
 
     def _key(self, named: Sampler, num_ranks: int) -> str:
         first, sampler = self._decided(named, num_ranks)
-        return codec.content_hash([first, [SEQUENCE, SEQUENCE_ROWS], sampler])[:32]
+        return codec.content_hash([first, [_length(named), SEQUENCE_ROWS], sampler])[:32]
 
     def _decided(self, named: Sampler, num_ranks: int) -> list[object]:
         """All that decides a rank's batches."""
@@ -289,6 +292,11 @@ class GraphDraws:
     @staticmethod
     def _folder() -> Path:
         return cache.cache_folder().with_name("sequences")
+
+
+def _length(named: Sampler) -> int:
+    """Most successive batches to draw of a sampler."""
+    return LONG_SEQUENCE if float(named.parameters.get("kappa", 1)) == 1.0 else SEQUENCE
 
 
 def _with(*, las: float | None, kappa: int | None) -> Candidate:

@@ -5,7 +5,7 @@ A row comes from the cache unless the batches since its last touch filled it wit
 hold every row, its memory goes to the caches or half to them and half to the hottest rows.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -13,12 +13,13 @@ from numpy.typing import NDArray
 
 from planner.candidate import RankRows
 from planner.cost.budget import SLOT_BYTES
-from planner.cost.reuse import Misses, Reuse, of_batches, of_frequencies
+from planner.cost.reuse import Misses, Reuse
 from planner.placement.costs import RowCosts
-from planner.workload import Hotness
 
-Sequences = Sequence[NDArray[np.integer]]
 Masks = dict[str, NDArray[np.bool_] | None]
+"""Rows of each source; None: all."""
+Curve = Callable[[Masks], Reuse]
+"""How soon one rank's rows come back, apart by source."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,13 +60,6 @@ def splits(
         freed = (host_rows - half) * row_bytes // num_ranks
         found.append(with_slots(own_bytes + freed, half))
     return found
-
-
-def reuse_of(hotness: Hotness, batches: Sequences | None, sources: Masks) -> Reuse:
-    """The curve of one rank's batches: counted where they hang together, else from frequencies."""
-    if batches is None:
-        return of_frequencies(hotness.features, hotness.num_batches, sources)
-    return of_batches(batches, hotness.features.size, sources)
 
 
 def cached_rows(

@@ -9,11 +9,10 @@ from planner.cost.model import Request, row_bytes
 from planner.errors import SettingsError
 from planner.placement.policy import Placement
 from planner.solver.dynamic import (
+    Curve,
     Masks,
-    Sequences,
     cached_rows,
     gather_seconds,
-    reuse_of,
     splits,
     with_working_rows,
 )
@@ -26,7 +25,7 @@ def place_behind_caches(
     request: Request,
     candidate: Candidate,
     hotness: Hotness,
-    batches: Sequences | None = None,
+    curve: Curve,
     *,
     shared_host: bool,
 ) -> Placed:
@@ -36,7 +35,7 @@ def place_behind_caches(
         request: graph, machine and budgets.
         candidate: its ranks, and which cache.
         hotness: of its batches.
-        batches: one rank's successive batches, where they hang together.
+        curve: of one rank's batches.
         shared_host: whether the host may map rows for all ranks.
 
     Raises:
@@ -63,7 +62,7 @@ def place_behind_caches(
         masks: Masks = {"host": None} if mask is None else {"host": mask, "disk": ~mask}
         kept = shares_of(choose, hotness, costs)[0]
         shares = {str(kind): float(share) for kind, share in zip(KINDS, kept, strict=True)}
-        reuse = reuse_of(hotness, batches, masks)
+        reuse = curve(masks)
         rows = cached_rows(shares, reuse, split.slots, total, holds_all=split.slots >= nodes)
         touched = {k: touched_rows(_only(hotness.features, m)) for k, m in masks.items()}
         in_host = nodes if split.host_rows is None else split.host_rows

@@ -2,10 +2,12 @@
 
 from collections.abc import Hashable, Iterator
 from dataclasses import replace
+from functools import partial
 
 from planner.candidate import DYNAMIC, Candidate
 from planner.cost.model import Request
-from planner.solver.dynamic import Sequences
+from planner.cost.reuse import of_batches, of_frequencies, of_independent
+from planner.solver.dynamic import Curve
 from planner.solver.kinds.kind import Ask, Kind, LeftOut, Question
 from planner.solver.placing import Capacity, Placed
 from planner.solver.placing_cache import place_behind_caches
@@ -59,15 +61,19 @@ class Caches(Kind):
             request,
             candidate,
             hotness,
-            _sequence(ask, candidate),
+            _curve(ask, candidate, hotness),
             shared_host=ask.settings.shared_host,
         )
 
 
-def _sequence(ask: Question, candidate: Candidate) -> Sequences | None:
-    """Successive batches where they hang together; frequencies do for independent ones."""
-    asked = ask.settings.sampler_parameters.get("kappa", 1)
-    if (candidate.kappa is None and float(asked) == 1.0) or ask.draws is None:
-        return None
+def _curve(ask: Question, candidate: Candidate, hotness: Hotness) -> Curve:
+    """From a rank's successive batches; from frequencies where none were drawn."""
+    unseen = partial(of_frequencies, hotness.features, hotness.num_batches)
+    if ask.draws is None:
+        return unseen
     found = ask.draws.batches(candidate.num_ranks, candidate.kappa)
-    return None if isinstance(found, str) else found
+    if isinstance(found, str):
+        return unseen
+    asked = ask.settings.sampler_parameters.get("kappa", 1)
+    alone = candidate.kappa is None and float(asked) == 1.0
+    return partial(of_independent if alone else of_batches, found, hotness.features.size)

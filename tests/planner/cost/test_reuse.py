@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from planner.cost.cache import lru_hit_rate
-from planner.cost.reuse import Reuse, of_batches, of_frequencies
+from planner.cost.reuse import Reuse, of_batches, of_frequencies, of_independent
 from tests.support.caches import SlowLru
 
 NODES = 400
@@ -87,3 +87,45 @@ def test_a_cache_smaller_than_a_batch_of_changing_rows_is_not_flattered() -> Non
     # The cache keeps its hits first, which the curve does not know: it serves more, not less.
     found = rate(of_batches(drawn(200, 2), NODES, {"host": None}), 20)
     assert 0.05 < found <= simulated(drawn(600, 1), 20, warm=100)
+
+
+def in_epochs(num_batches: int, seed: int) -> list[np.ndarray]:
+    """Every row once in an epoch of eight batches, in any order: nothing returns by chance."""
+    rng = np.random.default_rng(seed)
+    found: list[np.ndarray] = []
+    while len(found) < num_batches:
+        found += np.split(rng.permutation(NODES), 8)
+    return found[:num_batches]
+
+
+@pytest.mark.parametrize("num_slots", [100, 200, 300])
+def test_rows_that_come_once_in_an_epoch_are_not_promised_by_chance(num_slots: int) -> None:
+    expected = simulated(in_epochs(600, 1), num_slots, warm=100)
+    batches = in_epochs(200, 2)
+    found = rate(of_independent(batches, NODES, {"host": None}), num_slots)
+    p = np.full(NODES, 1 / 8, np.float32)
+    by_chance = rate(of_frequencies(p, 200, {"host": None}), num_slots)
+    assert abs(found - expected) < (by_chance - expected) / 5
+
+
+def test_a_curve_of_independent_batches_goes_on_by_frequencies() -> None:
+    batches = drawn(40, 6)
+    near = np.arange(NODES) < 50
+    sources = {"host": near, "disk": ~near}
+    counted = of_batches(batches, NODES, sources)
+    whole = of_independent(batches, NODES, sources)
+    for kind, m in whole.misses.items():
+        reach = counted.misses[kind].size
+        assert m.size == 40 > reach
+        assert m[:reach] == pytest.approx(counted.misses[kind])
+        assert (np.diff(m[reach:]) <= 1e-9).all()
+    # 150 rows are the footprint of more batches than the counted half looks at.
+    few = drawn(10, 7)
+    assert of_batches(few, NODES, {"host": None}).hits(150)[1]
+    expected = simulated(drawn(600, 1), 150, warm=100)
+    found = rate(of_independent(few, NODES, {"host": None}), 150)
+    assert found == pytest.approx(expected, abs=0.03)
+
+
+def test_one_batch_promises_nothing() -> None:
+    assert rate(of_independent(drawn(1, 8), NODES, {"host": None}), 10_000) == 0.0

@@ -200,8 +200,8 @@ def test_a_plans_cache_stands_before_all_but_own_rows(
         assert not own[store.cached()[0]].any()
     _read(bare, np.arange(300))
     _read(store, np.arange(300))
-    # Rows; 4 bytes a node to find them; node, last batch and links or mark of each slot; staging.
-    directory = 500 * 4 + 64 * (8 + 8 + (8 if policy == "lru" else 1)) + 4 * 8
+    # Rows; 4 bytes a node to find them; node, last touch and log or mark of each slot; staging.
+    directory = 500 * 4 + 64 * (8 + 4 + (3 * 4 if policy == "lru" else 1)) + 4 * 8
     staging = store._staging.nbytes
     rows = 64 * graph.row_bytes
     below = store.below.resident_bytes
