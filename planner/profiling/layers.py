@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.profiling.loader_kept import KeptLoader, Loader
+from planner.profiling.loader_kept import KeptLoaders, Loader
 from planner.profiling.loader_seconds import (
     LoadingAnswer,
     LoadingRequest,
@@ -357,10 +357,10 @@ def _degrees(batch: MiniBatch) -> NDArray[np.int64]:
 
 
 class Builder:
-    """Builds what requests ask for, and keeps a loader from one to the next."""
+    """Builds what requests ask for, and keeps loaders from one to the next."""
 
     def __init__(self) -> None:
-        self._loaders = KeptLoader()
+        self._loaders = KeptLoaders()
 
     def build(self, plain: Any) -> Callable[[], TimingAnswer | LoadingAnswer]:
         """The model and batches of a request, ready to be timed; or a loader among its steps."""

@@ -1,4 +1,4 @@
-"""A loader's work on a graph, kept by a timing process from one request to the next.
+"""Loaders' work on a graph, kept by a timing process from one request to the next.
 
 Where a graph is large it takes seconds to open it, to build its sampler and to draw some batches.
 """
@@ -17,6 +17,11 @@ from runtime import codec
 from runtime.graph.dataset import open_graph
 from runtime.plan import Workload
 from runtime.sampling.minibatch import MiniBatch
+
+PER_NODE = 16
+"""Bytes of each node, about, that a sampler keeps to number vertices by."""
+MOST_BYTES = 1 << 28
+"""Of a timing process's loaders, the one in use aside where it alone is larger."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,6 +56,12 @@ class Loader:
         """Draw the next batch."""
         return self._draw(self._rank, next(self._numbers))
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes that it holds, about; what it maps of the dataset aside."""
+        out = 0 if self._reading is None else self._reading.out.nbytes
+        return PER_NODE * self.graph.num_nodes + sum(v.nbytes for v in self.vertices) + out
+
     def reading(self, least_rows: int) -> Reading:
         """Reads of the rows of `vertices`, to where there is room for `least_rows` and more."""
         if self._reading is None or self._reading.out.shape[0] < least_rows:
@@ -60,18 +71,33 @@ class Loader:
         return self._reading
 
 
-class KeptLoader:
-    """The loader of the latest request, for the next one that asks for the same."""
+class KeptLoaders:
+    """Loaders of earlier requests, for later ones that ask for the same.
+
+    Rounds of timings go from one number of ranks to the next and back: each has a loader of its
+    own. All are kept where they are small; otherwise those asked for longest ago are let go.
+    """
 
     def __init__(self) -> None:
-        self._of = ""
-        self._loader: Loader | None = None
+        self._loaders: dict[str, Loader] = {}
+        """By what was asked for, longest ago first."""
 
     def of(self, asked: LoadingRequest, workload: Workload, rank: int) -> Loader:
         """The loader that was asked for."""
         wanted = codec.content_hash([asked.graph, asked.sampler, asked.num_ranks, asked.shared,
                                      workload, rank])  # fmt: skip
-        if self._loader is None or self._of != wanted:
-            self._loader = None  # two may be more than there is room for
-            self._loader, self._of = Loader(asked, workload, rank), wanted
-        return self._loader
+        loader = self._loaders.pop(wanted, None)
+        if loader is None:
+            self._make_room()
+            loader = Loader(asked, workload, rank)
+        self._loaders[wanted] = loader
+        return loader
+
+    def _make_room(self) -> None:
+        """Let loaders go until one more, as large as the largest, may be kept beside the rest."""
+        sizes = {name: loader.nbytes for name, loader in self._loaders.items()}
+        largest = max(sizes.values(), default=0)
+        for name in sizes:
+            if sum(sizes[left] for left in self._loaders) + largest <= MOST_BYTES:
+                return
+            del self._loaders[name]

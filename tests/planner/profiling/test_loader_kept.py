@@ -5,9 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from planner.profiling import loader_kept
 from planner.profiling.draw import drawer
 from planner.profiling.layers import WARMUP_STEPS, _Bench
-from planner.profiling.loader_kept import KeptLoader, Loader
+from planner.profiling.loader_kept import KeptLoaders, Loader
 from planner.profiling.loader_seconds import LoadingRequest
 from runtime.graph.dataset import Graph
 from runtime.plan import Sampler, Workload
@@ -40,7 +41,7 @@ def test_a_loader_draws_its_ranks_batches_and_reads_their_rows(small_graph: Grap
 
 
 def test_a_loader_is_kept_for_who_asks_for_the_same(small_graph: Graph) -> None:
-    kept, want = KeptLoader(), asked(small_graph)
+    kept, want = KeptLoaders(), asked(small_graph)
     first = kept.of(want, WORK, 0)
     assert kept.of(replace(want, beside=True), WORK, 0) is first
     for other in (
@@ -50,6 +51,23 @@ def test_a_loader_is_kept_for_who_asks_for_the_same(small_graph: Graph) -> None:
         kept.of(replace(want, sampler=Sampler(name="labor")), WORK, 0),
     ):
         assert other is not first
+    assert kept.of(want, WORK, 0) is first  # all of them are, while they are small
+
+
+def test_loaders_asked_for_longest_ago_make_room_for_others(
+    small_graph: Graph, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept, want = KeptLoaders(), asked(small_graph)
+    first = kept.of(want, WORK, 0)
+    first.reading(10_000)
+    monkeypatch.setattr(loader_kept, "MOST_BYTES", 2 * first.nbytes)
+    second = kept.of(want, WORK, 1)
+    assert second.nbytes < first.nbytes - 30_000 * small_graph.feature_dim
+    assert kept.of(want, WORK, 0) is first  # there was room for a second, and now it is the older
+    third = kept.of(asked(small_graph, 1), WORK, 0)
+    assert kept.of(want, WORK, 0) is first
+    assert kept.of(asked(small_graph, 1), WORK, 0) is third
+    assert kept.of(want, WORK, 1) is not second
 
 
 def test_each_timed_step_follows_a_batch_on_rows_that_it_has_read(
