@@ -8,11 +8,14 @@ cached profile a repeated plan is the same to the byte.
 """
 
 import functools
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from planner.across import across
 from planner.assemble import assemble
 from planner.calibrate import calibrated, load_calibration
 from planner.cost.budget import Budgets
@@ -27,7 +30,7 @@ from planner.profiling.cache import Profile
 from planner.profiling.draws import GraphDraws
 from planner.profiling.gpu_profile import gpu_profile
 from planner.profiling.presample import Progress
-from planner.profiling.profile import profile
+from planner.profiling.profile import Wanted, profiles
 from planner.record import PlanRecord, save_record
 from planner.settings import PlanSettings
 from planner.solver.candidates_gpu import plans_gpus
@@ -83,9 +86,12 @@ def plan(
     else:
         if calibrate:
             factors = load_calibration(machine.fingerprint).factors(graph.fingerprint)
-        search = calibrated(search_for(graph, settings, machine, progress=progress), factors)
-        explored = search.explore()
-        made = assemble(search, explored, _choose(search, explored.priced))
+        raw = searches_for(graph, settings.by_sampler(), machine, progress=progress)
+        outcome = across([calibrated(search, factors) for search in raw], _choose)
+        best = outcome.best
+        settings = best.search.settings
+        found, arrays = assemble(best.search, best.explored, best.chosen)
+        made = replace(found, alternatives=[*outcome.lost, *found.alternatives]), arrays
     say("writing the plan", 0.9)
     written = save_plan(*made, out)
     save_record(PlanRecord(settings=settings, machine=machine, factors=factors), written.plan_id)
@@ -114,10 +120,35 @@ def search_for(
         SettingsError: bad settings, or no cached profile where nothing may be measured.
         DatasetError: as `plan`.
     """
-    check_settings(graph, settings)
-    settings = settled(graph, settings)
-    found = _profile(graph, settings, machine, progress, measure=measure)
+    return searches_for(
+        graph, settings.by_sampler()[:1], machine, progress=progress, measure=measure
+    )[0]
+
+
+def searches_for(
+    graph: Graph,
+    requests: Sequence[PlanSettings],
+    machine: MachineModel,
+    *,
+    progress: Progress | None = None,
+    measure: bool = True,
+) -> list[Search]:
+    """As `search_for`, for requests that are to be compared: they are profiled in one sitting."""
+    for settings in requests:
+        check_settings(graph, settings)
+    settled_requests = [settled(graph, settings) for settings in requests]
+    profiled = _profiles(graph, settled_requests, machine, progress, measure=measure)
     (progress or _silent)("pricing candidates", 0.0)
+    return [
+        _search(graph, settings, machine, found, measure=measure)
+        for settings, found in zip(settled_requests, profiled, strict=True)
+    ]
+
+
+def _search(
+    graph: Graph, settings: PlanSettings, machine: MachineModel, found: Profile, *, measure: bool
+) -> Search:
+    """Ready to price candidates on that profile."""
     return Search(
         request=Request(
             graph=graph_ref(graph),
@@ -140,22 +171,32 @@ def search_for(
     )
 
 
-def _profile(
+def _profiles(
     graph: Graph,
-    settings: PlanSettings,
+    requests: Sequence[PlanSettings],
     machine: MachineModel,
     progress: Progress | None,
     *,
     measure: bool,
-) -> Profile:
+) -> list[Profile]:
     """Drawn batches, and the model timed on these cores or its roofline on the preset's GPUs."""
-    tried = joined_candidates(settings, machine, ("none",), task=str(graph.task))
+    tried = [
+        joined_candidates(settings, machine, ("none",), task=str(graph.task))
+        for settings in requests
+    ]
     if plans_gpus(machine):
-        ranks = [c.num_ranks for c in tried]
-        return gpu_profile(graph, settings, machine, ranks, progress=progress, measure=measure)
-    return profile(
-        graph, settings, machine, combinations_of(tried), progress=progress, measure=measure
-    )
+        return [
+            gpu_profile(
+                graph, settings, machine, [c.num_ranks for c in candidates],
+                progress=progress, measure=measure,
+            )
+            for settings, candidates in zip(requests, tried, strict=True)
+        ]  # fmt: skip
+    wanted = [
+        Wanted(settings=settings, combinations=combinations_of(candidates))
+        for settings, candidates in zip(requests, tried, strict=True)
+    ]
+    return profiles(graph, wanted, machine, progress=progress, measure=measure)
 
 
 def _choose(search: Search, priced: list[Priced]) -> Priced:

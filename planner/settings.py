@@ -1,10 +1,11 @@
 """What the user may ask of the planner; each knob is documented where it is declared."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from planner.errors import SettingsError
 from runtime.plan import Workload
+from runtime.sampling.parameters import LAYERWISE
 
 POLICIES = (
     "auto",
@@ -30,6 +31,16 @@ MODELS = ("sage", "gcn", "gat", "rgcn")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class SamplerChoice:
+    """A sampler that the planner may choose."""
+
+    name: str
+    """Of runtime.sampling.parameters.PARAMETERS."""
+    parameters: dict[str, float | str] = field(default_factory=dict[str, float | str])
+    """What differs from its defaults."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class PlanSettings:
     """One planning request."""
 
@@ -50,6 +61,9 @@ class PlanSettings:
     """A name of runtime.sampling.parameters.PARAMETERS."""
     sampler_parameters: dict[str, float | str] = field(default_factory=dict[str, float | str])
     """What differs from that sampler's defaults."""
+    other_samplers: list[SamplerChoice] = field(default_factory=list[SamplerChoice])
+    """Planned beside `sampler`, in the same sitting; the fastest is kept. The statistics of each
+    must be allowed."""
     dialect: Literal["first_seen", "every_hop"] = "first_seen"
     batching: Literal["auto", "independent"] = "auto"
     """Independent leaves out batches that ranks make together: `PlannedLoader(blocks=False)`, hence
@@ -98,3 +112,28 @@ class PlanSettings:
             raise SettingsError(
                 f"expected a policy among {', '.join(POLICIES)}, found {self.policy!r}"
             )
+        if self.mode == "full-graph" and self.other_samplers:
+            raise SettingsError(
+                f"mode full-graph: expected one sampler, found {1 + len(self.other_samplers)} "
+                "(it draws no neighbours); drop all but one --sampler"
+            )
+
+    def by_sampler(self) -> "list[PlanSettings]":
+        """One request for each sampler, the user's first one first.
+
+        >>> choice = SamplerChoice(name="ladies", parameters={"sizes": "512,512"})
+        >>> both = PlanSettings(workload=Workload(fanouts=[5, 5]), other_samplers=[choice])
+        >>> [(each.sampler, each.dialect) for each in both.by_sampler()]
+        [('neighbor', 'first_seen'), ('ladies', 'every_hop')]
+        """
+        others = [
+            replace(
+                self,
+                sampler=each.name,
+                sampler_parameters=each.parameters,
+                dialect="every_hop" if each.name in LAYERWISE else self.dialect,
+                other_samplers=[],
+            )
+            for each in self.other_samplers
+        ]
+        return [replace(self, other_samplers=[]), *others]

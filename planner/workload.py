@@ -182,6 +182,8 @@ class WorkloadProfile:
     """Of the global batch, where ranks may share it."""
     stacks: dict[str, StackProfile] = field(default_factory=dict[str, StackProfile])
     """By str(seeds_per_rank), where the topology may be partitioned."""
+    sitting: str = ""
+    """Names the profiles that were timed in the same rounds as this one; empty: it alone."""
 
     def batch(self, seeds_per_rank: int) -> BatchProfile:
         """The profile of that batch size.

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field
 
 from api.schemas.common import Strict
-from planner.settings import PlanSettings
+from planner.settings import PlanSettings, SamplerChoice
 from runtime.plan import Links, Workload
 
 Fanouts = Annotated[
@@ -25,6 +25,16 @@ class Limited(Strict):
     time_limit_seconds: Seconds | None = Field(
         default=None, description="Longest time an attempt may take; null: the kind's own limit."
     )
+
+
+Parameters = Annotated[dict[str, float | str], Field(max_length=50)]
+
+
+class SamplerRequest(Strict):
+    """A sampler that the planner may choose."""
+
+    name: Name
+    parameters: Parameters = Field(default_factory=dict[str, float | str])
 
 
 class WorkloadRequest(Limited):
@@ -60,7 +70,12 @@ class WorkloadRequest(Limited):
     exclude: Literal["none", "forward", "both"] = "both"
     eval_negatives: int = Field(default=100, ge=1, le=100_000)
     sampler: Name = "neighbor"
-    sampler_parameters: dict[str, float | str] = Field(default_factory=dict, max_length=50)
+    sampler_parameters: Parameters = Field(default_factory=dict[str, float | str])
+    other_samplers: list[SamplerRequest] = Field(
+        default_factory=list[SamplerRequest],
+        max_length=16,
+        description="Planned beside `sampler`, in the same sitting; the fastest is kept.",
+    )
     dialect: Literal["first_seen", "every_hop"] = "first_seen"
     mode: Literal["auto", "minibatch", "full-graph"] = "auto"
     batching: Literal["auto", "independent"] = Field(
@@ -108,6 +123,10 @@ class WorkloadRequest(Limited):
             mode=self.mode,
             sampler=self.sampler,
             sampler_parameters=dict(self.sampler_parameters),
+            other_samplers=[
+                SamplerChoice(name=each.name, parameters=dict(each.parameters))
+                for each in self.other_samplers
+            ],
             dialect=self.dialect,
             batching=self.batching,
             policy=self.policy,

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from planner.errors import SettingsError
+from planner.settings import SamplerChoice
 from runtime import codec
 
 ProgressCallback = Callable[[str, float], None]
@@ -73,7 +74,7 @@ def parse_type_fanouts(texts: list[str]) -> dict[str, list[int]]:
     return found
 
 
-def parse_sampler(text: str) -> tuple[str, dict[str, float | str]]:
+def parse_sampler(text: str) -> SamplerChoice:
     """A sampler's name and parameters from NAME or NAME:key=value,key=value.
 
     Raises:
@@ -88,7 +89,7 @@ def parse_sampler(text: str) -> tuple[str, dict[str, float | str]]:
                 f"--sampler: expected NAME or NAME:key=value,key=value, found {text!r}"
             )
         parameters[key.strip()] = _number_or_text(value.strip())
-    return name, parameters
+    return SamplerChoice(name=name, parameters=parameters)
 
 
 def _number_or_text(text: str) -> float | str:

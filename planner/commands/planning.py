@@ -136,12 +136,12 @@ def plan_command(
     learning_rate: Annotated[float, typer.Option(help="Adam's learning rate.")] = 3e-3,
     weight_decay: Annotated[float, typer.Option(help="L2 penalty.")] = 0.0,
     sampler: Annotated[
-        str,
+        list[str] | None,
         typer.Option(
-            help="neighbor, full, labor, ladies, pladies, fastgcn or las; parameters follow as "
-            "NAME:key=value,key=value."
+            help="neighbor (the default), full, labor, ladies, pladies, fastgcn or las; parameters "
+            "follow as NAME:key=value,key=value. Repeat it to have the fastest of several."
         ),
-    ] = "neighbor",
+    ] = None,
     dialect: Annotated[Dialect, typer.Option(help="Which vertices a hop expands.")] = (
         Dialect.FIRST_SEEN
     ),
@@ -179,7 +179,7 @@ def plan_command(
     fanout_list = parse_integers(fanouts, "--fanouts")
     if mode is Mode.FULL_GRAPH:  # every neighbour, whatever the fan-outs of mini-batches are
         fanout_list = [-1] * (len(fanout_list) if layers is None else layers)
-    sampler_name, sampler_parameters = parse_sampler(sampler)
+    first, *others = [parse_sampler(each) for each in sampler or ["neighbor"]]
     settings = PlanSettings(
         workload=Workload(
             model=model,
@@ -208,8 +208,9 @@ def plan_command(
         device_memory_bytes=parse_bytes(device_memory, "--device-memory"),
         host_memory_bytes=parse_bytes(host_memory, "--host-memory"),
         mode=mode.value,
-        sampler=sampler_name,
-        sampler_parameters=sampler_parameters,
+        sampler=first.name,
+        sampler_parameters=first.parameters,
+        other_samplers=others,
         dialect=dialect.value,
         batching=batching.value,
         policy=policy,

@@ -45,27 +45,6 @@ def disk_rate(machine: MachineModel, read_bytes: float, depth: int, ranks: int) 
     return Rate(seconds=rate.seconds * sharing, spread=rate.spread, provenance=rate.provenance)
 
 
-def disk_factor(
-    machine: MachineModel, seconds: float, *, requests: float, request_bytes: float, ranks: int
-) -> float:
-    """Seconds of reading a batch over what the machine's table says of so many requests.
-
-    The table's reads are at random places, one after the other without a pause; a batch's are in
-    order of id, and a disk that was given a pause, as between steps, reads faster than one that
-    was not. 1 where the machine has no such table, or nothing was measured.
-
-    Args:
-        machine: its table `disk_read`.
-        seconds: of a batch, without what it takes however few rows it reads.
-        requests: of a batch.
-        request_bytes: of each.
-        ranks: of the host that read at once.
-    """
-    if "disk_read" not in machine.tables or requests <= 0 or seconds <= 0:
-        return 1.0
-    return seconds / (requests * disk_rate(machine, request_bytes, QUEUE_DEPTH, ranks).seconds)
-
-
 def disk_start(
     machine: MachineModel, rows: RankRows, row_bytes: int, measured_seconds: float = 0.0
 ) -> float:

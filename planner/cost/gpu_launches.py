@@ -14,10 +14,10 @@ by itself does not; that costs the other lanes nothing and is not priced.
 from dataclasses import dataclass
 
 from planner.candidate import Candidate
+from runtime.sampling.parameters import LAYERWISE
 
 OWN_TENSORS = 7
 """Copies that take a batch out of its stack."""
-LAYERED = ("ladies", "pladies", "fastgcn")
 COUNTED = "kernels counted in the sampler's code"
 
 
@@ -40,7 +40,7 @@ LAYERS = LaunchLaw(alone=(0, 214), stack=(0, 213), each=(0, 1))
 
 def launch_law(sampler: str, *, every_hop: bool) -> LaunchLaw:
     """Of a sampler by its name; others than layers' are taken to start what neighbours do."""
-    if sampler in LAYERED:
+    if sampler in LAYERWISE:
         return LAYERS
     return EVERY_HOP if every_hop else FIRST_SEEN
 
@@ -76,7 +76,7 @@ def launch_words(candidate: Candidate, sampler: str) -> str:
     """What stands behind the number of kernels."""
     if candidate.threads.capture and candidate.bulk == 1:
         return "by one CUDA graph"
-    known = sampler in ("neighbor", "full", *LAYERED)
+    known = sampler in ("neighbor", "full", *LAYERWISE)
     words = COUNTED if known else f"{COUNTED} for neighbours, not for {sampler}"
     if candidate.bulk > 1:
         words += f", {candidate.bulk} batches to a stack"

@@ -43,39 +43,3 @@ def gather_table(kind: str) -> str:
     if kind == "disk":
         return "disk_read"
     return "mapped_gather" if kind in ("host", "remote") else "gather"
-
-
-def gather_factor(
-    machine: MachineModel,
-    table: str,
-    seconds: float,
-    *,
-    rows: float,
-    row_bytes: int,
-    table_bytes: int,
-    readers: int,
-) -> float:
-    """Seconds of one thread's gather over what the machine's table says of so many rows.
-
-    1 where the machine has no such table.
-
-    Args:
-        machine: has the table.
-        table: its name.
-        seconds: measured.
-        rows: that were gathered.
-        row_bytes: of each.
-        table_bytes: of all rows that they were taken from.
-        readers: threads that gathered at once, each from a table of its own.
-    """
-    if table not in machine.tables or rows <= 0 or seconds <= 0:
-        return 1.0
-    rate = lookup(
-        machine,
-        table,
-        rows=rows,
-        row_bytes=row_bytes,
-        working_set_bytes=max(row_bytes, table_bytes),
-        readers=readers,
-    )
-    return seconds / (rows * rate.seconds)

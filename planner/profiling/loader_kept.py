@@ -20,7 +20,7 @@ from runtime.sampling.minibatch import MiniBatch
 
 PER_NODE = 16
 """Bytes of each node, about, that a sampler keeps to number vertices by."""
-MOST_BYTES = 1 << 28
+MOST_BYTES = 1 << 29
 """Of a timing process's loaders, the one in use aside where it alone is larger."""
 
 
@@ -59,8 +59,11 @@ class Loader:
     @property
     def nbytes(self) -> int:
         """Bytes that it holds, about; what it maps of the dataset aside."""
-        out = 0 if self._reading is None else self._reading.out.nbytes
-        return PER_NODE * self.graph.num_nodes + sum(v.nbytes for v in self.vertices) + out
+        held = PER_NODE * self.graph.num_nodes + sum(v.nbytes for v in self.vertices)
+        if self._reading is None:
+            return held
+        tables = [v.table_bytes for k, v in self._reading.gathered.items() if k == "gather"]
+        return held + self._reading.out.nbytes + sum(tables)
 
     def reading(self, least_rows: int) -> Reading:
         """Reads of the rows of `vertices`, to where there is room for `least_rows` and more."""

@@ -6,14 +6,13 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.cost.disk_rates import disk_factor
-from planner.cost.row_rates import gather_factor
 from planner.machine import MachineModel, Table
 from planner.profiling.batches import sampler_of
-from planner.profiling.layers import TimingAnswer, TimingRequest
 from planner.profiling.loader_seconds import LoadingAnswer, LoadingRequest
+from planner.profiling.loading_factors import loading_factors
 from planner.profiling.serving import half_width
 from planner.profiling.synthetic import BatchShape
+from planner.profiling.timing_request import TimingAnswer, TimingRequest
 from planner.settings import PlanSettings
 from planner.workload import BatchProfile, Combination, ModelTiming
 from runtime.cores import usable_core_ids
@@ -118,34 +117,12 @@ def with_loading(
         machine: whose tables gathering is held against; None: no machine's.
         ranks: that loaded at once.
     """
-    factors = dict[str, float]()
-    if machine is not None:
-        factors = {
-            table: gather_factor(
-                machine,
-                table,
-                gather.seconds,
-                rows=gather.rows,
-                row_bytes=gather.row_bytes,
-                table_bytes=gather.table_bytes,
-                readers=ranks,
-            )
-            for table, gather in found.gathers.items()
-        }
-        if found.disk is not None:
-            factors["disk_read"] = disk_factor(
-                machine,
-                found.disk.seconds - found.disk_start_seconds,
-                requests=found.disk.requests,
-                request_bytes=found.disk.request_bytes,
-                ranks=ranks,
-            )
     return replace(
         timing,
         sample_seconds=found.sample_seconds,
         beside=found.beside,
         after_wait=found.after_wait,
-        gather_factors=factors,
+        gather_factors={} if machine is None else loading_factors(machine, found, ranks),
         disk_start_seconds=found.disk_start_seconds,
         handing=found.handing,
     )

@@ -1,21 +1,22 @@
-"""Graph -> profile: pre-sample for every number of ranks, then time the model on those shapes."""
+"""Graph -> profiles: pre-sample for every number of ranks, then time the model on those shapes."""
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from planner.cost.cooperative import part_of, part_profile
 from planner.errors import SettingsError
 from planner.machine import MachineModel
 from planner.profiling import cache
-from planner.profiling.batches import MOST_SAMPLED, draw_all, draw_sharing, sampler_of
+from planner.profiling.batches import MOST_SAMPLED, draw_all, draw_sharing
 from planner.profiling.cache import Profile
 from planner.profiling.launching import with_launcher
+from planner.profiling.loader_seconds import LoadingAnswer
 from planner.profiling.model_seconds import SCALES, STEPS, with_loading
 from planner.profiling.presample import Progress
 from planner.profiling.team import Team
 from planner.profiling.timing_rounds import ROUNDS, TimedBatch, time_all
 from planner.settings import PlanSettings
-from planner.workload import BatchProfile, Combination, WorkloadProfile
+from planner.workload import BatchProfile, Combination, ModelTiming, WorkloadProfile
 from runtime import codec
 from runtime.graph.dataset import Graph
 
@@ -50,6 +51,16 @@ def profile_key(
     return codec.content_hash(decided)[:32]
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Wanted:
+    """One workload to profile."""
+
+    settings: PlanSettings
+    """Sampler, model and global batch."""
+    combinations: Sequence[Combination]
+    """(ranks, threads) that candidates may use."""
+
+
 def profile(
     graph: Graph,
     settings: PlanSettings,
@@ -59,30 +70,47 @@ def profile(
     progress: Progress | None = None,
     measure: bool = True,
 ) -> Profile:
-    """The profile of a workload, from the cache where it was made before.
+    """The profile of one workload; see `profiles`."""
+    wanted = [Wanted(settings=settings, combinations=combinations)]
+    return profiles(graph, wanted, machine, progress=progress, measure=measure)[0]
+
+
+def profiles(
+    graph: Graph,
+    wanted: Sequence[Wanted],
+    machine: MachineModel,
+    *,
+    progress: Progress | None = None,
+    measure: bool = True,
+) -> list[Profile]:
+    """The profiles of workloads that are to be compared, from the cache where they were made so.
+
+    They are timed in the same rounds: a machine that is slower for a minute is so for all of them
+    (of samplers profiled one after the other, one was taken to be 6% slower that was 6% faster).
 
     Args:
         graph: the dataset.
-        settings: sampler, model and global batch.
+        wanted: what to profile.
         machine: its fingerprint enters the key, since layer times are the machine's.
-        combinations: (ranks, threads) that candidates may use.
         progress: told what is going on.
-        measure: False takes a cached profile or raises; nothing is drawn or timed.
+        measure: False takes cached profiles or raises; nothing is drawn or timed.
 
     Raises:
-        SettingsError: nothing may be measured and no such profile is cached.
+        SettingsError: nothing may be measured and there is a profile that is not cached.
         WorkerFailed: the model could not be timed; the text is its own error.
     """
-    key = profile_key(graph, settings, machine, combinations)
-    found = cached(key, graph, measure=measure)
-    if found is not None:
+    keys = [profile_key(graph, each.settings, machine, each.combinations) for each in wanted]
+    sitting = codec.content_hash(sorted(keys))[:32] if len(keys) > 1 else ""
+    kept = [cached(key, graph, measure=measure) for key in keys]
+    found = [each for each in kept if each is not None]
+    together = len(keys) == 1 or all(each.numbers.sitting == sitting for each in found)
+    if len(found) == len(keys) and (together or not measure):
         return found
-    made = make_profile(
-        graph, settings, combinations, machine=machine, fingerprint=key, progress=progress
-    )
-    cache.save(key, made)
+    made = _make(graph, wanted, machine, keys, progress)
+    for key, each in zip(keys, made, strict=True):
+        cache.save(key, replace(each, numbers=replace(each.numbers, sitting=sitting)))
     # Read back: the first plan and a repeated one then see the very same numbers.
-    return cache.load(key) or made
+    return [cache.load(key) or each for key, each in zip(keys, made, strict=True)]
 
 
 def cached(key: str, graph: Graph, *, measure: bool) -> Profile | None:
@@ -100,45 +128,77 @@ def cached(key: str, graph: Graph, *, measure: bool) -> Profile | None:
     return found
 
 
-def make_profile(
+def _make(
     graph: Graph,
-    settings: PlanSettings,
-    combinations: Sequence[Combination],
-    *,
-    machine: MachineModel | None = None,
-    fingerprint: str = "",
-    progress: Progress | None = None,
-) -> Profile:
-    """Pre-sample and time, without looking at the cache; gathering as `with_loading` has it."""
-    work = settings.workload
-    batches, hotness = draw_all(graph, settings, combinations, progress)
-    shared, stacks = draw_sharing(graph, settings, combinations)
-    by_key: dict[str, list[Combination]] = {}
-    for combination in combinations:
-        by_key.setdefault(combination.key(work.batch_size), []).append(combination)
+    wanted: Sequence[Wanted],
+    machine: MachineModel,
+    keys: Sequence[str],
+    progress: Progress | None,
+) -> list[Profile]:
+    """Pre-sample and time, without looking at the cache."""
+    drawn = [_Drawn(graph, each, progress) for each in wanted]
+    most = max(c.ranks for each in wanted for c in each.combinations)
+    with Team(most) as team:
+        found = iter(time_all(graph, [t for each in drawn for t in each.timed], team, progress))
+        return [
+            each.profile(key, machine, found, team) for each, key in zip(drawn, keys, strict=True)
+        ]
 
-    def batch_of(found: Combination) -> BatchProfile:
-        if shared is None or not found.shared:
-            return batches[-(-work.batch_size // found.num_ranks)]
-        every_hop, whole = settings.dialect == "every_hop", batches[work.batch_size]
-        part = part_of(whole, shared, found.num_ranks, every_hop=every_hop)
+
+class _Drawn:
+    """Batches of one workload, as they were drawn."""
+
+    def __init__(self, graph: Graph, wanted: Wanted, progress: Progress | None) -> None:
+        settings, combinations = wanted.settings, wanted.combinations
+        self._graph, self._work = graph, settings.workload
+        self._batches, self._hotness = draw_all(graph, settings, combinations, progress)
+        self._shared, self._stacks = draw_sharing(graph, settings, combinations)
+        self._every_hop = settings.dialect == "every_hop"
+        by_key: dict[str, list[Combination]] = {}
+        for combination in combinations:
+            by_key.setdefault(combination.key(self._work.batch_size), []).append(combination)
+        self._keys = list(by_key)
+        self.timed = [
+            TimedBatch(batch=self._batch(mine[0]), combinations=mine, settings=settings)
+            for mine in by_key.values()
+        ]
+        """What is to be timed of it."""
+
+    def _batch(self, found: Combination) -> BatchProfile:
+        """Of one rank under a combination."""
+        size = self._work.batch_size
+        if self._shared is None or not found.shared:
+            return self._batches[-(-size // found.num_ranks)]
+        whole = self._batches[size]
+        part = part_of(whole, self._shared, found.num_ranks, every_hop=self._every_hop)
         return part_profile(whole, part)
 
-    wanted = [TimedBatch(batch=batch_of(mine[0]), combinations=mine) for mine in by_key.values()]
-    with Team(max(c.ranks for c in combinations)) as team:
-        found = time_all(graph, settings, wanted, team, progress)
+    def profile(
+        self,
+        key: str,
+        machine: MachineModel,
+        found: Iterator[tuple[ModelTiming, LoadingAnswer]],
+        team: Team,
+    ) -> Profile:
+        """With what was timed of `timed`; gathering as `with_loading` has it.
+
+        Args:
+            key: of the profile.
+            machine: whose tables gathering is held against.
+            found: what was timed, whose next are this workload's.
+            team: the processes it was timed in.
+        """
         timing = {
-            key: with_loading(*each, machine, mine[0].ranks)
-            for (key, mine), each in zip(by_key.items(), found, strict=True)
+            name: with_loading(*next(found), machine, each.combinations[0].ranks)
+            for name, each in zip(self._keys, self.timed, strict=True)
         }
-        process = with_launcher(team.process)
-    numbers = WorkloadProfile(
-        graph_fingerprint=graph.fingerprint,
-        sampler_fingerprint=fingerprint or codec.content_hash(sampler_of(settings))[:32],
-        batches=[batches[seeds] for seeds in sorted(batches, reverse=True)],
-        timing=timing,
-        process=process,
-        shared=shared,
-        stacks=stacks,
-    )
-    return Profile(numbers=numbers, hotness=hotness)
+        numbers = WorkloadProfile(
+            graph_fingerprint=self._graph.fingerprint,
+            sampler_fingerprint=key,
+            batches=[self._batches[seeds] for seeds in sorted(self._batches, reverse=True)],
+            timing=timing,
+            process=with_launcher(team.process),
+            shared=self._shared,
+            stacks=self._stacks,
+        )
+        return Profile(numbers=numbers, hotness=self._hotness)

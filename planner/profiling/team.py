@@ -21,15 +21,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from planner.profiling.layers import TimingAnswer, TimingRequest
 from planner.profiling.loader_seconds import LoadingAnswer
+from planner.profiling.timing_request import TimingAnswer, TimingRequest
 from planner.workload import ProcessCost
 from runtime import codec
 from runtime.errors import WorkerFailed
 from runtime.models.memory import with_huge_pages
 
 STOP_SECONDS = 5.0
-LAYERS = "planner.profiling.layers"
+TIMING = "planner.profiling.timing_process"
 """What a member runs where nothing else is said: the model on synthetic blocks."""
 
 
@@ -122,7 +122,7 @@ class Team:
         module: what each runs: it speaks the lines of `serving.serve`.
     """
 
-    def __init__(self, size: int, module: str = LAYERS) -> None:
+    def __init__(self, size: int, module: str = TIMING) -> None:
         self._members: list[_Member] = []
         try:
             self.process, compiled = self._start(size, module)

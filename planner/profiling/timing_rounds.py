@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from planner.profiling.layers import TimingAnswer
 from planner.profiling.loader_seconds import LoadingAnswer
 from planner.profiling.loading_rounds import middle_loading
 from planner.profiling.model_seconds import (
@@ -14,6 +13,7 @@ from planner.profiling.model_seconds import (
 )
 from planner.profiling.presample import Progress
 from planner.profiling.team import Team
+from planner.profiling.timing_request import TimingAnswer
 from planner.settings import PlanSettings
 from planner.workload import BatchProfile, Combination, ModelTiming
 from runtime.graph.dataset import Graph
@@ -32,11 +32,12 @@ class TimedBatch:
     """Of one rank."""
     combinations: list[Combination]
     """Of the same ranks."""
+    settings: PlanSettings
+    """Sampler, model and global batch."""
 
 
 def time_all(
     graph: Graph,
-    settings: PlanSettings,
     wanted: Sequence[TimedBatch],
     team: Team,
     progress: Progress | None,
@@ -48,8 +49,7 @@ def time_all(
 
     Args:
         graph: the dataset.
-        settings: sampler, model and global batch.
-        wanted: batch sizes.
+        wanted: batch sizes, of one request or of several that are to be compared.
         team: processes.
         progress: told what is going on.
 
@@ -59,14 +59,15 @@ def time_all(
     Raises:
         WorkerFailed: a process ended with an error.
     """
-    timed = [_Rounds(graph, settings, each) for each in wanted]
+    timed = [_Rounds(graph, each) for each in wanted]
     steps = ROUNDS * sum(len(each.ordered) for each in timed)
     done = 0
     for _ in range(ROUNDS):
         for each in timed:
             for combination in each.ordered:
                 if progress is not None:
-                    words = f"timing {combination.ranks} ranks x {combination.threads} threads"
+                    ranks, threads = combination.ranks, combination.threads
+                    words = f"timing {each.what}, {ranks} ranks x {threads} threads"
                     progress(words, done / steps)
                 each.time(team, combination)
                 done += 1
@@ -77,12 +78,17 @@ def time_all(
 class _Rounds:
     """What was found of one batch size, round by round."""
 
-    def __init__(self, graph: Graph, settings: PlanSettings, wanted: TimedBatch) -> None:
-        self._graph, self._settings, self._batch = graph, settings, wanted.batch
+    def __init__(self, graph: Graph, wanted: TimedBatch) -> None:
+        self._graph, self._settings, self._batch = graph, wanted.settings, wanted.batch
         self.ordered = sorted(wanted.combinations, key=lambda c: (c.ranks, c.threads))
         self._steps: dict[Combination, list[list[TimingAnswer]]] = {c: [] for c in self.ordered}
         self._loads = list[LoadingAnswer]()
-        self._loading = loading_request(graph, settings, wanted.batch, wanted.combinations)
+        self._loading = loading_request(graph, wanted.settings, wanted.batch, wanted.combinations)
+
+    @property
+    def what(self) -> str:
+        """The sampler."""
+        return self._settings.sampler
 
     def time(self, team: Team, combination: Combination) -> None:
         """One more round of a combination's steps."""

@@ -27,7 +27,7 @@ from runtime.sampling.cooperative_frontier import Frontier
 from runtime.sampling.cooperative_owner import Owners
 from runtime.sampling.minibatch import Block, Dialect, MiniBatch
 from runtime.sampling.neighbor import bad_seed
-from runtime.sampling.parameters import number, parameters_of
+from runtime.sampling.parameters import LAYERWISE, number, parameters_of
 
 
 class CooperativeSampler:
@@ -209,7 +209,7 @@ def check_cooperates(sampler: Sampler) -> None:
     why = None
     if name == "labor" and (values["variant"] == "star" or number(name, values, "variant") != 0):
         why = "LABOR-i takes a maximum over all rows of the batch that may draw a vertex [C19]"
-    elif name in ("ladies", "pladies", "fastgcn"):
+    elif name in LAYERWISE:
         why = "a layer's probabilities are sums over the whole batch"
     elif name == "las":
         why = "it prefers what a rank holds, so ranks would draw different subgraphs"

@@ -19,6 +19,9 @@ E = TypeVar("E", bound=StrEnum)
 
 _KAPPA: dict[str, Value] = {"kappa": 1, "dependence": "smooth", "layer_dependent": 0}
 
+LAYERWISE = ("ladies", "pladies", "fastgcn")
+"""Samplers that draw a layer for all vertices so far: the dialect every_hop."""
+
 PARAMETERS: dict[str, dict[str, Value]] = {
     "full": {},
     "neighbor": {"draws": "without-replacement", "estimator": "plain", "weights": "none"},

@@ -22,7 +22,7 @@ from planner.probe.presets import load_preset
 from planner.remote import resources
 from planner.remote.errors import Problem, RequestRefusedError, error_of
 from planner.remote.requests import plan_body, profile_body
-from planner.settings import PlanSettings
+from planner.settings import PlanSettings, SamplerChoice
 from runtime import codec
 from runtime.errors import InputError
 from runtime.graph.dataset import Graph
@@ -41,6 +41,7 @@ UNUSUAL = PlanSettings(
     ),
     devices=3, device_memory_bytes=10**9, host_memory_bytes=10**10, mode="minibatch",
     sampler="labor", sampler_parameters={"variant": "star", "kappa": 2.0}, dialect="every_hop",
+    other_samplers=[SamplerChoice(name="ladies", parameters={"sizes": "5,5"})],
     batching="independent", policy="degree", shared_host=False, oversubscribe=True,
 )  # fmt: skip
 

@@ -13,11 +13,11 @@ from typing import Any
 
 from planner.fullgraph import profile as whole_profile
 from planner.fullgraph.request import CaseSeconds, PartAnswer, PartRequest
-from planner.profiling import layers, profile
-from planner.profiling.layers import TimingAnswer, TimingRequest
+from planner.profiling import bench, profile, timed_model
 from planner.profiling.loader_seconds import LoadingAnswer
 from planner.profiling.model_seconds import SCALES
-from planner.profiling.team import LAYERS, Team
+from planner.profiling.team import TIMING, Team
+from planner.profiling.timing_request import TimingAnswer, TimingRequest
 from planner.workload import ProcessCost
 from runtime import codec
 from runtime.models.build import build_model
@@ -26,7 +26,7 @@ from runtime.models.build import build_model
 class SizesOnly:
     """`planner.profiling.team.Team`, without its processes."""
 
-    def __init__(self, size: int, module: str = LAYERS) -> None:
+    def __init__(self, size: int, module: str = TIMING) -> None:
         del size
         self.process = _baseline(module)
         self._known: dict[str, TimingAnswer] = {}
@@ -47,7 +47,7 @@ class SizesOnly:
         alone = replace(request, scales=[1.0], steps=1, threads=1, loading=None)
         key = codec.content_hash(codec.to_plain(alone))
         if key not in self._known:
-            found = layers.build_timing(alone)()
+            found = timed_model.TimedModel(bench.Bench(alone)).run()
             seconds = found.forward_backward * len(SCALES)
             self._known[key] = replace(found, forward_backward=seconds)
         return [self._known[key]] * ranks
@@ -86,5 +86,5 @@ def _baseline(module: str) -> ProcessCost:
 
 def install() -> None:
     """Let profiles be made so from here on; keep them apart from real ones."""
-    layers.WARMUP_STEPS = layers.BATCHES = 1
+    timed_model.WARMUP_STEPS = bench.BATCHES = 1
     profile.Team = whole_profile.Team = SizesOnly

@@ -17,7 +17,7 @@ from planner.calibrate import calibrated
 from planner.compare import factor_names, in_stacks
 from planner.cost.model import fixed_parts, row_bytes
 from planner.machine import MachineModel
-from planner.pipeline import search_for
+from planner.pipeline import search_for, searches_for
 from planner.settings import PlanSettings
 from planner.solver.candidates_gpu import machine_candidates
 from planner.solver.choose import Priced, choose
@@ -129,8 +129,9 @@ def options_of(
         budget = device_budget(case, graph, machine)
     found: list[Option] = []
     choices: list[Option] = []
-    for settings in case.settings(budget_bytes=budget):
-        raw = search_for(graph, settings, machine)
+    requests = case.settings(budget_bytes=budget)
+    searches = searches_for(graph, requests, machine)
+    for settings, raw in zip(requests, searches, strict=True):
         if case.tier == "link":
             raw = over_the_link(raw)
         search = calibrated(raw, factors) if factors else raw

@@ -11,6 +11,7 @@ import pytest
 from planner.cli import main
 from planner.commands.common import parse_integers, parse_sampler
 from planner.errors import SettingsError
+from planner.settings import SamplerChoice
 from planner.units import parse_bytes
 from runtime.graph.dataset import Graph
 
@@ -34,6 +35,11 @@ def one_line(capsys: pytest.CaptureFixture[str]) -> str:
         (["plan", "G", "-o", "P", "--fanouts", "5,x"], "expected integers"),
         (["plan", "G", "-o", "P", "--fanouts", "0,5"], "fan-outs of at least 1"),
         (["plan", "G", "-o", "P", "--sampler", "labor", *PRESET], "add --allow"),
+        (
+            ["plan", "G", "-o", "P", "--sampler", "full", "--sampler", "labor", *PRESET],
+            "add --allow",
+        ),
+        (["plan", "G", "-o", "P", "--sampler", "full", "--sampler", "labor:x"], "expected NAME or"),
         (["plan", "G", "-o", "P", "--model", "oracle"], "expected a model among"),
         (["plan", "G", "-o", "P", "--model", "rgcn", *PRESET], "expected edge types"),
         (["plan", "G", "-o", "P", "--type-fanouts", "cites"], "expected NAME=5,3"),
@@ -152,10 +158,9 @@ def test_sizes_are_read_as_written(text: str, value: int):
 
 
 def test_a_sampler_takes_parameters():
-    assert parse_sampler("neighbor") == ("neighbor", {})
-    assert parse_sampler("labor:variant=star,kappa=4") == (
-        "labor",
-        {"variant": "star", "kappa": 4.0},
+    assert parse_sampler("neighbor") == SamplerChoice(name="neighbor")
+    assert parse_sampler("labor:variant=star,kappa=4") == SamplerChoice(
+        name="labor", parameters={"variant": "star", "kappa": 4.0}
     )
     with pytest.raises(SettingsError, match="--sampler"):
         parse_sampler("labor:variant")

@@ -37,7 +37,7 @@ def skewed(monkeypatch: pytest.MonkeyPatch, small_graph: Graph, tmp_path: Path) 
     p = np.where(np.arange(n) < n // 10, 0.9, 0.1)
     skew = {seeds: hotness(seeds, p) for seeds in made.hotness}
     made = Profile(numbers=made.numbers, hotness=skew)
-    monkeypatch.setattr(pipeline, "profile", lambda *a, **k: made)
+    monkeypatch.setattr(pipeline, "profiles", lambda *a, **k: [made])
     return made
 
 

@@ -5,12 +5,12 @@ from dataclasses import replace
 
 from planner.candidate import Candidate
 from planner.cost.choices import stack_bytes
-from planner.cost.gpu_launches import LAYERED
 from planner.cost.gpu_stack import gpu_stack_bytes
 from planner.cost.model import Request, seeds_per_rank
 from planner.solver.drawn import Draws
 from planner.solver.kinds.kind import Ask, Kind, LeftOut
 from planner.solver.stacking import at_stack_rate
+from runtime.sampling.parameters import LAYERWISE
 
 BULKS = (4, 16, 64)
 """Batches of a stack."""
@@ -82,7 +82,7 @@ def _on_gpus(ask: Ask, base: Candidate) -> Room | str:
     sampler, parameters = settings.sampler, settings.sampler_parameters
     if ask.task == "link" or settings.workload.model == "rgcn":
         return "links and typed graphs are sampled by the host where ranks are GPUs"
-    if sampler not in ("full", *LAYERED) and (sampler != "neighbor" or parameters):
+    if sampler not in ("full", *LAYERWISE) and (sampler != "neighbor" or parameters):
         return f"sampler {sampler} with these parameters has no stacks on a GPU"
     if ask.profile is None:
         return "nothing was profiled"

@@ -1,13 +1,11 @@
 """Rates as a step finds them: small batches, loaders beside training, memories between steps."""
 
 from dataclasses import replace
-from functools import partial
 
 import pytest
 
 from planner.cost.model import predict
 from planner.cost.request import Request
-from planner.cost.row_rates import gather_factor
 from planner.machine import Table
 from planner.workload import Beside
 from tests.planner.cost.terms import timed, with_tables
@@ -211,23 +209,6 @@ def test_rows_wider_than_any_measured_cost_as_much_per_byte() -> None:
         )
         stages = price(candidate(), rows(host=1_000.0), model=with_tables(mapped_gather=table))
         assert stages.stages["gather"] == pytest.approx(1_000 * expected)
-
-
-def test_a_gather_is_held_against_what_the_table_says_of_as_many_rows() -> None:
-    gather = Table(
-        unit="seconds_per_row",
-        axes=["row_bytes", "working_set_bytes", "readers"],
-        points=[[100.0, 400.0], [1e4, 1e8], [1.0, 2.0]],
-        values=[10e-9, 10e-9, 20e-9, 20e-9, 40e-9, 80e-9, 80e-9, 160e-9],
-        spread=0.0,
-    )
-    model = machine().with_tables({"gather": gather})
-    found_in = partial(gather_factor, table="gather", seconds=120e-6, rows=1_000.0, row_bytes=400)
-    for table_bytes, readers, each in ((10_000, 1, 40e-9), (10**8, 1, 80e-9), (10**8, 2, 160e-9)):
-        found = found_in(model, table_bytes=table_bytes, readers=readers)
-        assert found == pytest.approx(120e-9 / each)
-    bare = replace(model, tables={})
-    assert found_in(bare, table_bytes=10**8, readers=1) == 1.0
 
 
 def test_ranks_do_not_wait_for_each_other_because_of_a_disk_they_share() -> None:

@@ -14,7 +14,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from planner.cost.full_graph_memory import rank_bytes
 from planner.fullgraph.parts import connected, sizes_of
-from planner.profiling.layers import MEMORY_EVENT, held_bytes
+from planner.profiling.timed_model import MEMORY_EVENT, held_bytes
 from runtime.comm.collectives import Communicator
 from runtime.fullgraph.forward import FullGraphModel
 from runtime.graph.generate import generate_sbm

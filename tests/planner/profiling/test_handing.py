@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from planner.profiling import handing as module
+from planner.profiling.bench import Bench
 from planner.profiling.handing import STEPS, WARM, handing
-from planner.profiling.layers import TimingRequest, _Bench
 from planner.profiling.synthetic import BatchShape
+from planner.profiling.timing_request import TimingRequest
 from runtime.graph.dataset import Graph
 from runtime.graph.generate_links import generate_links
 from runtime.plan import Workload
@@ -21,9 +22,9 @@ from runtime.train.minibatch import STEP
 WORK = Workload(hidden=8, fanouts=[3, 2], batch_size=16)
 
 
-def bench(graph: Graph, *, num_links: int = 0) -> _Bench:
+def bench(graph: Graph, *, num_links: int = 0) -> Bench:
     """The model on batches of 16 seeds."""
-    return _Bench(
+    return Bench(
         TimingRequest(
             workload=WORK,
             in_dim=4,

@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 from planner.profiling import loader_kept
+from planner.profiling.bench import Bench
 from planner.profiling.draw import drawer
-from planner.profiling.layers import WARMUP_STEPS, _Bench
 from planner.profiling.loader_kept import KeptLoaders, Loader
 from planner.profiling.loader_seconds import LoadingRequest
+from planner.profiling.timed_model import WARMUP_STEPS, TimedModel
 from runtime.graph.dataset import Graph
 from runtime.plan import Sampler, Workload
 from runtime.sampling.minibatch import MiniBatch
@@ -82,8 +83,8 @@ def test_each_timed_step_follows_a_batch_on_rows_that_it_has_read(
 
     monkeypatch.setattr(loader, "sample", counted)
     wanted = replace(request(), in_dim=small_graph.feature_dim)
-    bench = _Bench(wanted, loader)
-    found = bench.run()
+    bench = Bench(wanted)
+    found = TimedModel(bench, loader).run()
     assert len(drawn) == WARMUP_STEPS + wanted.steps * len(wanted.scales)
     assert min(found.forward_backward) > 0
     rows = loader.reading(1).out

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from planner.cost.disk_rates import QUEUE_DEPTH, disk_rate
-from planner.profiling import cache, model_seconds
+from planner.errors import SettingsError
+from planner.profiling import cache, model_seconds, profile as module
 from planner.profiling.batches import sampler_of
 from planner.profiling.draw import drawer
-from planner.profiling.layers import TimingAnswer, TimingRequest
 from planner.profiling.loader_seconds import LoadingAnswer, LoadingRequest, TimedDisk
 from planner.profiling.model_seconds import (
     loading_request,
@@ -22,11 +22,12 @@ from planner.profiling.model_seconds import (
     with_loading,
 )
 from planner.profiling.presample import presample
-from planner.profiling.profile import profile_key
+from planner.profiling.profile import Wanted, profile_key, profiles
 from planner.profiling.synthetic import BatchShape, synthetic_batch
 from planner.profiling.team import Team
+from planner.profiling.timing_request import TimingAnswer, TimingRequest
 from planner.settings import PlanSettings
-from planner.workload import Combination
+from planner.workload import Combination, ProcessCost
 from runtime import codec
 from runtime.errors import WorkerFailed
 from runtime.graph.dataset import Graph
@@ -289,3 +290,61 @@ def test_two_processes_time_the_model_at_once_and_report_its_failure() -> None:
         assert team.process.resident_bytes > 10_000_000
         with pytest.raises(WorkerFailed, match="nonsense"):
             team.time(request("nonsense"), ranks=1)
+
+
+class Answering(Team):
+    """A team whose processes answer at once, one second more at every opening."""
+
+    openings = 0
+
+    def __init__(self, size: int) -> None:
+        del size
+        type(self).openings += 1
+        self.process = ProcessCost(start_seconds=1.0, resident_bytes=1)
+
+    def __enter__(self) -> Team:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Nothing was started."""
+
+    def time(self, request: TimingRequest, ranks: int) -> list[TimingAnswer]:
+        return [replace(answer(float(self.openings)), all_reduce=[0.1] * 3)] * ranks
+
+    def load(self, request: TimingRequest, ranks: int) -> LoadingAnswer:
+        return LoadingAnswer(sample_seconds=1.0, gathers={}, after_wait=None, beside={})
+
+
+def test_profiles_that_are_compared_are_of_one_sitting(
+    small_graph: Graph, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("GNNPLAN_CACHE", str(tmp_path))
+    monkeypatch.setattr(module, "Team", Answering)
+    monkeypatch.setattr(Answering, "openings", 0)
+    one = [Combination(ranks=1, threads=1)]
+    work = Workload(batch_size=50, fanouts=[3, 2], hidden=8)
+    neighbor, full = (
+        Wanted(settings=PlanSettings(workload=work, sampler=name), combinations=one)
+        for name in ("neighbor", "full")
+    )
+
+    def found(*wanted: Wanted, measure: bool = True) -> list[float]:
+        made = profiles(small_graph, wanted, machine(), measure=measure)
+        timing = [next(iter(each.numbers.timing.values())) for each in made]
+        # `answer` has one second of the smallest batch for every second of the opening.
+        return [each.forward_backward.values[0] for each in timing]
+
+    assert found(neighbor) == [1.0]
+    assert found(neighbor) == [1.0]
+    # The other one is new, so both are timed, in the same rounds.
+    assert found(neighbor, full) == [2.0, 2.0]
+    assert found(full, neighbor) == [2.0, 2.0]
+    assert found(neighbor) == found(full) == [2.0]
+    # Another workload's sitting replaced one of them: nothing may be measured, or both are.
+    labor = replace(neighbor, settings=replace(neighbor.settings, sampler="labor"))
+    assert found(neighbor, labor) == [3.0, 3.0]
+    assert found(neighbor, full, measure=False) == [3.0, 2.0]
+    assert found(neighbor, full) == [4.0, 4.0]
+    with pytest.raises(SettingsError, match="expected the profile"):
+        profiles(small_graph, [replace(full, combinations=[Combination(ranks=2, threads=1)])],
+                 machine(), measure=False)  # fmt: skip

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from planner.profiling.layers import TimingRequest
 from planner.profiling.loader_seconds import LoadingAnswer
 from planner.profiling.team import Team
+from planner.profiling.timing_request import TimingRequest
 from planner.profiling.timing_rounds import ROUNDS, TimedBatch, time_all
 from planner.settings import PlanSettings
 from planner.workload import Combination
@@ -48,11 +48,11 @@ def test_a_round_goes_through_all_ranks_and_threads_and_their_loading(small_grap
     one = [Combination(ranks=1, threads=t) for t in (2, 1)]
     two = [Combination(ranks=2, threads=1)]
     wanted = [
-        TimedBatch(batch=batches[0], combinations=one),
-        TimedBatch(batch=batches[1], combinations=two),
+        TimedBatch(batch=batches[0], combinations=one, settings=settings),
+        TimedBatch(batch=batches[1], combinations=two, settings=settings),
     ]
     team, told = Recorded(), list[float]()
-    found = time_all(small_graph, settings, wanted, team, lambda _, share: told.append(share))
+    found = time_all(small_graph, wanted, team, lambda _, share: told.append(share))
     assert team.calls == [(1, 1), (1, 2), "load 1", (2, 1), "load 2"] * ROUNDS
     assert told == [i / 9 for i in range(9)]
     for (timing, loading), ranks, threads in zip(found, (1.0, 2.0), (2.0, 1.0), strict=True):

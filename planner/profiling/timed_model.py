@@ -1,0 +1,123 @@
+"""Times the model: steps of each batch size, with or without a loader's work before each."""
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from planner.profiling.bench import Bench
+from planner.profiling.loader_kept import Loader
+from planner.profiling.serving import half_width
+from planner.profiling.synthetic import synthetic_batch
+from planner.profiling.timed_batches import some_degrees
+from planner.profiling.timing_request import TimingAnswer
+
+WARMUP_STEPS = 10
+"""Steps of a process that are thrown away: library warm-up costs the first calls 50 ms each."""
+MEMORY_EVENT = "[memory]"
+"""Name of the profiler's events of tensors' memory (torch 2.13)."""
+
+
+class TimedModel:
+    """A model's steps, and what else they take."""
+
+    def __init__(self, bench: Bench, loader: Loader | None = None) -> None:
+        """Time `bench`, whose steps follow the loader's work where there is one."""
+        self._bench = bench
+        self._before: list[Callable[[], object]] = []
+        """What is done before each timed step."""
+        if loader is not None:
+            self._load_before_steps(loader)
+
+    def run(self) -> TimingAnswer:
+        """Warm up, then time the scales in turn so that drift meets all alike."""
+        warm = [self._timed(self._bench.steady, i) for i in range(WARMUP_STEPS)]
+        seconds: list[list[float]] = [[] for _ in self._bench.batches]
+        optimizer: list[float] = []
+        reduced: list[float] = []
+        for i in range(self._bench.request.steps):
+            for s in range(len(self._bench.batches)):
+                compute, update, added = self._timed(s, i)
+                seconds[s].append(compute)
+                optimizer.append(update)
+                reduced.append(added)
+        medians = [float(np.median(values)) for values in seconds]
+        steady = medians[self._bench.steady] + float(np.median(optimizer))
+        answer = TimingAnswer(
+            forward_backward=medians,
+            spread=max(half_width(values) for values in seconds),
+            optimizer_seconds=float(np.median(optimizer)),
+            warmup_seconds=max(0.0, sum(map(sum, warm)) - WARMUP_STEPS * steady),
+            batch_seconds=self._batch_seconds(),
+            num_parameters=sum(p.numel() for p in self._bench.loop.model.parameters()),
+            activation_bytes=self._activation_bytes(),
+            all_reduce=reduced if self._bench.request.ranks > 1 else [],
+        )
+        self._bench.part()
+        return answer
+
+    def _load_before_steps(self, loader: Loader) -> None:
+        """Have each step follow a loader's work, on the rows that it has read."""
+        most = max(batch.n_id.size for of_scale in self._bench.batches for batch in of_scale)
+        reading = loader.reading(most)
+        gathered = reading.gathered.get("mapped_gather") or reading.gathered.get("gather")
+        self._before = [loader.sample]
+        if gathered is not None:
+            self._bench.read_from(reading.out)
+            self._before.append(gathered.work)
+        if self._bench.request.ranks > 1:
+            # Ranks are held against each other by what they load elsewhere.
+            self._before.append(self._bench.comm.barrier)
+
+    def _timed(self, scale: int, i: int) -> tuple[float, float, float]:
+        """A step, after what is done before each."""
+        for work in self._before:
+            work()
+        return self._bench.turn(scale, i)
+
+    def _batch_seconds(self) -> float:
+        """Seconds to add edge weights to a mean batch, as the loader's last stage does."""
+        from runtime.models.weights import fill_weights
+
+        shape, seconds = self._bench.request.shape, list[float]()
+        for seed in range(1 + len(self._bench.batches[0])):
+            batch = synthetic_batch(shape, seed)
+            degree = some_degrees(batch)
+            start = time.perf_counter()
+            fill_weights(batch, self._bench.request.workload, degree)
+            seconds.append(time.perf_counter() - start)
+        return float(np.median(seconds[1:]))
+
+    def _activation_bytes(self) -> int:
+        """Most bytes of tensors that a step at the mean batch holds at once.
+
+        What ranks keep of what they free comes on top, where there is room for it
+        (`runtime.memory_sum.room_to_keep`): no plan needs it.
+        """
+        from torch.profiler import ProfilerActivity, profile
+
+        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+            self._bench.turn(self._bench.steady, 0)
+        return held_bytes([
+            event.nbytes()
+            for event in sorted(_events(profiler), key=lambda event: event.start_ns())
+            if event.name() == MEMORY_EVENT
+        ])  # fmt: skip
+
+
+def held_bytes(changes: Sequence[int]) -> int:
+    """Most bytes at once.
+
+    Args:
+        changes: bytes taken, or given back below 0, in their order.
+
+    >>> held_bytes([100, 40, -40, 60, -100, -60])
+    160
+    """
+    return int(np.cumsum(changes).max(initial=0))
+
+
+def _events(profiler: Any) -> list[Any]:
+    """Everything the profiler saw: operators, and what was taken and given back between them."""
+    return profiler.profiler.kineto_results.events()

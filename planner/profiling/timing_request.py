@@ -1,0 +1,56 @@
+"""What a timing process is asked for, and what it answers."""
+
+from dataclasses import dataclass, field
+
+from planner.profiling.loader_seconds import LoadingRequest
+from planner.profiling.synthetic import BatchShape
+from runtime.graph.types import GraphTypes
+from runtime.plan import Workload
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TimingRequest:
+    """What to build and time."""
+
+    workload: Workload
+    in_dim: int
+    num_classes: int
+    task: str
+    shape: BatchShape
+    scales: list[float]
+    threads: int
+    steps: int
+    """Measured steps of each scale."""
+    types: GraphTypes | None = None
+    """Of the graph, for model rgcn."""
+    rank: int = 0
+    ranks: int = 1
+    """Processes that take the same steps and add their gradients."""
+    meeting: str = ""
+    """File by which they find each other, where there are several."""
+    loading: LoadingRequest | None = None
+    """What the thread of the steps does before each: sample a batch and gather one's rows. Steps
+    are longer by up to 7% than those that follow each other: caches hold other things. None:
+    nothing."""
+    times_loading: bool = False
+    """Time a loader's work between and beside the mean batch's steps, and not the model."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TimingAnswer:
+    """What one process measured."""
+
+    forward_backward: list[float]
+    """Median seconds per step, by scale."""
+    spread: float
+    """Relative half-width of the median over steps, the largest of the scales."""
+    optimizer_seconds: float
+    batch_seconds: float
+    """Adding edge weights to a mean batch."""
+    warmup_seconds: float
+    """Warm-up steps above as many steady ones."""
+    num_parameters: int
+    activation_bytes: int
+    all_reduce: list[float] = field(default_factory=list[float])
+    """Seconds of adding the gradients over ranks in each measured step, from this rank's entry;
+    empty for one rank."""

@@ -1,0 +1,59 @@
+"""What loading was timed at, held against a machine's tables; all values by hand."""
+
+from dataclasses import replace
+
+import pytest
+
+from planner.machine import Table
+from planner.profiling.loader_seconds import LoadingAnswer, TimedDisk, TimedGather
+from planner.profiling.loading_factors import loading_factors
+from tests.support.machines import machine
+
+GATHER = Table(
+    unit="seconds_per_row",
+    axes=["row_bytes", "working_set_bytes", "readers"],
+    points=[[100.0, 400.0], [1e4, 1e8], [1.0, 2.0]],
+    values=[10e-9, 10e-9, 20e-9, 20e-9, 40e-9, 80e-9, 80e-9, 160e-9],
+    spread=0.0,
+)
+DISK = Table(
+    unit="seconds_per_read",
+    axes=["read_bytes", "queue_depth", "readers"],
+    points=[[4096.0, 8192.0], [1.0, 16.0], [1.0, 2.0]],
+    values=[9e-5, 9e-5, 1e-5, 2e-5, 9e-5, 9e-5, 2e-5, 4e-5],
+    spread=0.0,
+)
+BARE = LoadingAnswer(sample_seconds=1e-3, gathers={}, after_wait=None, beside={})
+
+
+@pytest.mark.parametrize(
+    ("table_bytes", "ranks", "each"),
+    [(10_000, 1, 40e-9), (10**8, 1, 80e-9), (10**8, 2, 160e-9), (1, 1, 40e-9)],
+)
+def test_a_gather_is_held_against_what_the_table_says_of_as_many_rows(
+    table_bytes: int, ranks: int, each: float
+) -> None:
+    gather = TimedGather(seconds=120e-6, rows=1_000.0, row_bytes=400, table_bytes=table_bytes)
+    found = replace(BARE, gathers={"gather": gather, "mapped_gather": gather})
+    model = replace(machine(), tables={"gather": GATHER})
+    assert loading_factors(model, found, ranks) == pytest.approx({"gather": 120e-9 / each})
+
+
+@pytest.mark.parametrize(("ranks", "each"), [(1, 2e-5), (2, 4e-5), (4, 8e-5)])
+def test_reads_from_disk_are_held_against_the_table_without_their_start(
+    ranks: int, each: float
+) -> None:
+    timed = TimedDisk(seconds=0.0104, requests=40.0, request_bytes=8192.0)
+    found = replace(BARE, disk=timed, disk_start_seconds=0.0004)
+    model = replace(machine(), tables={"disk_read": DISK})
+    assert loading_factors(model, found, ranks) == pytest.approx({"disk_read": 0.01 / 40 / each})
+
+
+def test_nothing_is_held_against_what_was_not_measured() -> None:
+    gather = TimedGather(seconds=120e-6, rows=1_000.0, row_bytes=400, table_bytes=1)
+    timed = TimedDisk(seconds=0.0003, requests=1.0, request_bytes=8192.0)
+    found = replace(BARE, gathers={"gather": gather}, disk=timed, disk_start_seconds=0.0004)
+    assert loading_factors(replace(machine(), tables={}), found, 1) == {}
+    # A start longer than the whole is noise, no rate.
+    assert loading_factors(replace(machine(), tables={"disk_read": DISK}), found, 1) == {}
+    assert loading_factors(machine(), BARE, 1) == {}
