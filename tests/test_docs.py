@@ -74,7 +74,7 @@ def test_every_policy_is_in_the_readme():
 def test_every_setting_has_a_flag():
     flags = verbs()["plan"]
     renamed = {"workload": None, "device_memory_bytes": "--device-memory"}
-    renamed["sampler_parameters"] = "--sampler"
+    renamed["sampler_parameters"] = renamed["other_samplers"] = "--sampler"
     renamed["host_memory_bytes"] = "--host-memory"
     for spec in fields(PlanSettings):
         flag = renamed.get(spec.name, f"--{spec.name.replace('_', '-')}")
