@@ -73,45 +73,6 @@ def drawer(graph: Graph, workload: Workload, sampler: Sampler, num_ranks: int) -
     return draw
 
 
-def shared_drawer(graph: Graph, workload: Workload, sampler: Sampler, num_ranks: int) -> Draw:
-    """A rank's share of a batch that ranks sample together, by the sampler that they run.
-
-    One process stands for them: it owns every vertex, so that nothing is asked of others, and has a
-    rank's share of the seeds. What a hop costs beside its draws (numbering, owners, places) is in
-    it; the exchanges are priced apart.
-    """
-    # It imports torch, which other profiles do without.
-    from runtime.comm.collectives import Communicator
-    from runtime.sampling.cooperative import CooperativeSampler
-    from runtime.sampling.cooperative_owner import Owners
-
-    schedule = SeedSchedule(
-        graph.train_idx, workload.batch_size, seed=workload.seed, num_ranks=num_ranks, rank=0
-    )
-    together = CooperativeSampler(
-        sampler,
-        graph.indptr,
-        graph.indices,
-        workload.fanouts,
-        workload.seed,
-        owners=Owners(1, num_nodes=graph.num_nodes),
-        comm=Communicator(),
-        edge_weight=graph.edge_weight,
-        steps_per_epoch=schedule.num_steps,
-    )
-    whole = whole_steps(graph.num_train, workload.batch_size)
-
-    def draw(rank: int, step: int) -> MiniBatch:
-        del rank  # all are alike
-        epoch, step = moment(step, whole)
-        seeds, input_id, total = schedule.share(epoch, step)
-        return together.sample(
-            seeds, epoch=epoch, step=step, input_id=input_id, global_num_seeds=total
-        )
-
-    return draw
-
-
 def _sampler(
     graph: Graph, workload: Workload, sampler: Sampler, steps_per_epoch: int
 ) -> BatchSampler:

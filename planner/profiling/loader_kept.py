@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.profiling.draw import drawer, shared_drawer
+from planner.profiling.draw import drawer
 from planner.profiling.loader_seconds import LoadingRequest
 from planner.profiling.loader_work import Gathering, drawn_batches, gatherings, room_for
 from runtime import codec
@@ -45,8 +45,12 @@ class Loader:
 
     def __init__(self, asked: LoadingRequest, workload: Workload, rank: int) -> None:
         self.graph = open_graph(Path(asked.graph), validate=False)
-        drawn_by = shared_drawer if asked.shared else drawer
-        self._draw = drawn_by(self.graph, workload, asked.sampler, asked.num_ranks)
+        if asked.shared:
+            from planner.profiling.draw_shared import shared_drawer  # imports torch
+
+            self._draw = shared_drawer(self.graph, workload, asked.sampler, asked.num_ranks)
+        else:
+            self._draw = drawer(self.graph, workload, asked.sampler, asked.num_ranks)
         self._rank, self._numbers = rank, itertools.count()
         self.vertices = drawn_batches(self.sample, self.graph.row_bytes)
         """Ids of the vertices of some batches."""

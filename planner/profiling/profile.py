@@ -20,7 +20,7 @@ from planner.workload import BatchProfile, Combination, ModelTiming, WorkloadPro
 from runtime import codec
 from runtime.graph.dataset import Graph
 
-VERSION = 38
+VERSION = 39
 """Rises when a profile means something else than before."""
 
 GATHER_TABLES = ("gather", "mapped_gather", "disk_read")

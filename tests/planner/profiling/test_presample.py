@@ -9,7 +9,6 @@ import pytest
 from planner.cost.disk import counted_runs
 from planner.profiling import presample as presample_module
 from planner.profiling.batches import interpolated
-from planner.profiling.draw import drawer, shared_drawer, whole_steps
 from planner.profiling.model_seconds import batch_shape
 from planner.profiling.presample import MOST_BATCHES, presample
 from planner.profiling.synthetic import BatchShape, synthetic_batch, synthetic_links
@@ -74,21 +73,6 @@ def test_neighbours_with_neighbouring_ids_take_fewer_requests(small_graph: Graph
         found.append((batch.disk_requests, batch.disk_bytes))
     assert found[0][0] < 0.5
     assert found[1] == pytest.approx((1.0, 1.0), abs=0.1)
-
-
-@pytest.mark.parametrize("name", ["neighbor", "labor"])
-def test_a_rank_of_a_shared_batch_draws_what_its_seeds_alone_would(
-    small_graph: Graph, name: str
-) -> None:
-    """Draws belong to vertices: the cooperative sampler finds the same ones for the same seeds."""
-    sampler = Sampler(name=name)
-    shared = shared_drawer(small_graph, SAMPLED, sampler, 2)
-    apart = drawer(small_graph, SAMPLED, sampler, 2)
-    for step in (0, 1, 2 * whole_steps(small_graph.num_train, SAMPLED.batch_size)):
-        mine, alone = shared(0, step), apart(0, step)
-        assert mine.num_sampled_nodes[0] == SAMPLED.batch_size // 2
-        assert set(mine.n_id.tolist()) == set(alone.n_id.tolist())
-        assert list(mine.num_sampled_edges) == list(alone.num_sampled_edges)
 
 
 def test_every_hop_blocks_are_counted_block_by_block(small_graph: Graph) -> None:
