@@ -200,6 +200,7 @@ class CooperativeGatherStage(AbstractStage):
         self._meter = meter
         self._comm = comm
         self._wire_dtype = np.dtype(wire_dtype)
+        self._sent = np.empty((0, 0), np.float32)
 
     def submit(self, batch: MiniBatch, index: int) -> MiniBatch:
         """Fill `x`: own rows from the store, the others from their owners."""
@@ -208,7 +209,7 @@ class CooperativeGatherStage(AbstractStage):
         own, remote = rows[: exchange.num_own], rows[exchange.num_own :]
         counters = self._store.read(exchange.ids[: exchange.num_own], own)
         before = seconds_of(self._comm, Stage.EXCHANGE_ROWS)
-        sent = np.empty((exchange.send_rows.shape[0], rows.shape[1]), np.float32)
+        sent = self._room(exchange.send_rows.shape[0], rows.shape[1])
         gather_rows(own, exchange.send_rows, sent)
         received = self._comm.all_to_all_rows(
             torch.from_numpy(sent.astype(self._wire_dtype, copy=False)),
@@ -222,6 +223,12 @@ class CooperativeGatherStage(AbstractStage):
         seconds = seconds_of(self._comm, Stage.EXCHANGE_ROWS) - before
         self._record(batch, index, counters, seconds + sum(counters.seconds.values()))
         return batch
+
+    def _room(self, num_rows: int, width: int) -> NDArray[np.float32]:
+        """Rows of the one buffer to send from: new pages are slow, and batches go one by one."""
+        if self._sent.shape[0] < num_rows or self._sent.shape[1] != width:
+            self._sent = np.empty((num_rows + num_rows // 4, width), np.float32)
+        return self._sent[:num_rows]
 
     def _record(self, batch: MiniBatch, index: int, counters: Counters, seconds: float) -> None:
         batch.rows_by_source, batch.bytes_by_source = counters.rows, counters.bytes

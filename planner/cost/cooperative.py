@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from planner.candidate import Candidate, RankRows
-from planner.cost.exchanges import all_to_all, asked
+from planner.cost.exchanges import Exchanges, all_to_all, around_asked, around_rows, asked
 from planner.cost.rank_seconds import RankSeconds, rank_seconds, step_jitter
 from planner.cost.rates import Rate, lookup, ranks_here, readers
 from planner.machine import MachineModel
@@ -217,11 +217,19 @@ def cooperative_rank(
     relabelled = replace(
         batch, vertices=[*batch.vertices[:-1], replace(batch.vertices[-1], mean=numbered)]
     )
-    base = rank_seconds(
-        candidate, graph, relabelled, timing, machine, rows, row_bytes, sampler=sampler
-    )
     ids = [asked(machine, candidate, n) for n in part.asked]
     sent = _message(machine, candidate, feature_bytes(part, row_bytes))
+    shared = Exchanges(
+        asked=replace(ids[0], seconds=sum(r.seconds for r in ids)),
+        sent=sent,
+        rows=part.remote[-1],
+        around_sample=sum(around_asked(machine, candidate, n) for n in part.asked),
+        around_gather=around_rows(machine, candidate, part.remote[-1], row_bytes),
+    )
+    base = rank_seconds(
+        candidate, graph, relabelled, timing, machine, rows, row_bytes, shared=shared,
+        sampler=sampler,
+    )  # fmt: skip
     hops = [_message(machine, candidate, n * hidden * FLOAT_BYTES) for n in part.remote[:-1]]
     meeting = _meeting_seconds(machine, candidate)
     packed = lookup(
@@ -239,8 +247,6 @@ def cooperative_rank(
     return replace(
         base,
         gather=gather,
-        exchange_ids=sum(r.seconds for r in ids),
-        exchange_rows=sent.seconds,
         halo_exchange=2 * sum(r.seconds + meeting for r in hops),
         forward_backward=base.forward_backward + copies,
         # What varies from batch to batch all ranks have in common: it is the hash that parts them.
@@ -249,8 +255,6 @@ def cooperative_rank(
         spreads={
             **base.spreads,
             Stage.GATHER.value: max(base.spreads["gather"], packed.spread),
-            Stage.EXCHANGE_IDS.value: ids[0].spread,
-            Stage.EXCHANGE_ROWS.value: sent.spread,
             Stage.HALO_EXCHANGE.value: sent.spread,
         },
         provenance={

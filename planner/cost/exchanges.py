@@ -1,10 +1,55 @@
 """Seconds of exchanging rows and gradients between ranks, of one host and of several."""
 
-from planner.candidate import Candidate
+from dataclasses import dataclass
+
+from planner.candidate import Candidate, RankRows
 from planner.cost.rates import Rate, lookup, ranks_here, together
 from planner.machine import MachineModel
 
 ID_BYTES = 8
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Exchanges:
+    """What a rank exchanges for one batch before it computes."""
+
+    asked: Rate
+    """Seconds of counts and ids."""
+    sent: Rate
+    """Seconds of feature rows."""
+    rows: float
+    """Feature rows from other ranks."""
+    around_sample: float = 0.0
+    """Seconds around exchanges, beside what their stages meter: in sampling, ..."""
+    around_gather: float = 0.0
+    """... and in gathering."""
+
+    def with_more(self, other: "Exchanges") -> "Exchanges":
+        """These and others, one after the other."""
+        if self.rows <= 0:
+            return other
+        return Exchanges(
+            asked=together(self.asked, other.asked),
+            sent=together(self.sent, other.sent),
+            rows=self.rows + other.rows,
+            around_sample=self.around_sample + other.around_sample,
+            around_gather=self.around_gather + other.around_gather,
+        )
+
+
+def placed_exchanges(
+    machine: MachineModel, candidate: Candidate, rows: RankRows, row_bytes: int
+) -> Exchanges:
+    """Exchanges for the rows that a placement leaves to other ranks, of one host or of several."""
+    peers, far = rows.rows.get("peer", 0.0), rows.rows.get("remote", 0.0)
+    asked_here, sent = exchange_rates(machine, peers, row_bytes, candidate)
+    if far > 0:
+        remote = remote_rates(machine, far, row_bytes, candidate)
+        asked_here, sent = together(asked_here, remote[0]), together(sent, remote[1])
+        peers += crossing(candidate, far)
+    around = around_asked(machine, candidate, peers)
+    around += around_rows(machine, candidate, peers, row_bytes)
+    return Exchanges(asked=asked_here, sent=sent, rows=peers, around_gather=around)
 
 
 def collective_table(machine: MachineModel, name: str, candidate: Candidate) -> str:
@@ -107,14 +152,19 @@ def after_seconds(
     return _with_exchange(machine, candidate, "after", _handed_over(candidate, rows) * row_bytes)
 
 
-def around_seconds(
-    machine: MachineModel, candidate: Candidate, rows: float, row_bytes: int
-) -> float:
-    """What lies around the exchanges of ids and of so many rows, in a rank's gather.
+def around_asked(machine: MachineModel, candidate: Candidate, num_ids: float) -> float:
+    """What lies around the exchange of counts and of so many ids, beside what its stage meters.
 
     0 with loader threads, and where it was not measured.
     """
-    return _with_exchange(machine, candidate, "around", _handed_over(candidate, rows) * row_bytes)
+    size = ID_BYTES * _handed_over(candidate, num_ids)
+    return _with_exchange(machine, candidate, "around_ids", size)
+
+
+def around_rows(machine: MachineModel, candidate: Candidate, rows: float, row_bytes: int) -> float:
+    """As `around_asked`, of the exchange of so many rows."""
+    size = _handed_over(candidate, rows) * row_bytes
+    return _with_exchange(machine, candidate, "around_rows", size)
 
 
 def _with_exchange(machine: MachineModel, candidate: Candidate, name: str, size: float) -> float:

@@ -8,18 +8,16 @@ from planner.cost.beside_backward import exposed_in_parts
 from planner.cost.compute import compute_seconds, seconds_per_scale
 from planner.cost.disk_rates import disk_apart, disk_start
 from planner.cost.exchanges import (
+    Exchanges,
     after_seconds,
-    around_seconds,
     collective_table,
-    crossing,
     early_seconds,
-    exchange_rates,
     hosts_all_reduce,
-    remote_rates,
+    placed_exchanges,
 )
 from planner.cost.gather import gather_seconds
 from planner.cost.overlap import hidden_share
-from planner.cost.rates import Rate, edge_rate, ranks_here, together, vertex_rate
+from planner.cost.rates import Rate, edge_rate, ranks_here, vertex_rate
 from planner.cost.row_rates import gather_table, row_rate
 from planner.cost.sample import sample_seconds
 from planner.machine import MachineModel
@@ -94,6 +92,7 @@ def rank_seconds(
     rows: RankRows,
     row_bytes: int,
     *,
+    shared: Exchanges | None = None,
     sampler: str = "neighbor",
 ) -> RankSeconds:
     """Price every stage of one rank.
@@ -106,6 +105,7 @@ def rank_seconds(
         machine: measured rates.
         rows: what the placement leaves this rank to read.
         row_bytes: bytes of a row as it is stored.
+        shared: exchanges of a batch that ranks share, beside those for the rows.
         sampler: name; the rates are measured for neighbour sampling, and said to be borrowed
             for any other.
 
@@ -131,24 +131,21 @@ def rank_seconds(
     disk = rows.rows.get("disk", 0.0)
     start = disk_start(machine, rows, row_bytes, timing.disk_start_seconds)
     gather += start
-    peers = rows.rows.get("peer", 0.0)
-    asked, sent = exchange_rates(machine, peers, row_bytes, candidate)
-    remote_rows = rows.rows.get("remote", 0.0)
-    if remote_rows > 0:
-        remote = remote_rates(machine, remote_rows, row_bytes, candidate)
-        asked, sent = together(asked, remote[0]), together(sent, remote[1])
-        peers += crossing(candidate, remote_rows)
-    gather += around_seconds(machine, candidate, peers, row_bytes)
+    exchanges = placed_exchanges(machine, candidate, rows, row_bytes)
+    if shared is not None:
+        exchanges = exchanges.with_more(shared)
+    asked, sent = exchanges.asked, exchanges.sent
+    sample, gather = sample + exchanges.around_sample, gather + exchanges.around_gather
     loader = sample + gather + asked.seconds + sent.seconds
     ranks, threads = ranks_here(candidate), candidate.threads.compute
-    early = early_seconds(machine, candidate, peers, row_bytes)
+    early = early_seconds(machine, candidate, exchanges.rows, row_bytes)
     compute = compute_seconds(timing, ranks=ranks, threads=threads)
     varying = loader
     if candidate.num_ranks > 1:
         # Ranks leave an exchange together, and the last of those that read from one disk has its
         # rows when all requests are served, whoever's they were.
-        shared = {"disk"} if ranks > 1 else set[str]()
-        alone = {k: r.seconds for k, r in by_source.items() if k not in shared}
+        waited_for = {"disk"} if ranks > 1 else set[str]()
+        alone = {k: r.seconds for k, r in by_source.items() if k not in waited_for}
         varying = sample + gather_seconds(
             {k: rows.rows[k] for k in alone}, alone, candidate.threads.gather
         )
@@ -157,7 +154,7 @@ def rank_seconds(
         from_disk += disk * by_source["disk"].seconds / candidate.threads.gather
     # Either leaves caches and cores cold, and they are not colder after both.
     compute += max(
-        after_seconds(machine, candidate, peers, row_bytes),
+        after_seconds(machine, candidate, exchanges.rows, row_bytes),
         _after_wait(timing, candidate, from_disk + asked.seconds + sent.seconds),
     )
     variation = _variation(batch)

@@ -22,7 +22,8 @@ from planner.machine import Table
 from planner.probe.burst import background_load, make_burst
 from planner.probe.context import ProbeContext
 from planner.probe.stepped import (
-    AROUND,
+    AROUND_IDS,
+    AROUND_ROWS,
     CALLS,
     COMPUTED,
     PLAIN,
@@ -70,10 +71,10 @@ def measure(context: ProbeContext) -> dict[str, Table]:
 
 
 def _stepped(context: ProbeContext) -> dict[str, Table]:
-    """Tables `*_stepped`, `all_to_all_asked`, `_early`, `_after`, `_around` and `step_jitter`."""
+    """Tables `*_stepped`, `all_to_all_asked`, `_early`, `_after`, `_around_*`, `step_jitter`."""
     sizes, counts = context.sizes.exchange_bytes, context.ranks(least=2)
     axes = {"bytes": sizes, "ranks": counts}
-    names = ("all_to_all", "all_reduce", "asked", "early", "after", "around")
+    names = ("all_to_all", "all_reduce", "asked", "early", "after", "around_ids", "around_rows")
     found: dict[str, list[Measurement]] = {name: [] for name in names}
     jitters: dict[int, list[float]] = {ranks: [] for ranks in counts}
     for num_bytes, ranks in itertools.product(sizes, counts):
@@ -89,7 +90,8 @@ def _stepped(context: ProbeContext) -> dict[str, Table]:
         )
         computed = moments[:, :, COMPUTED]
         found["after"].append(after(computed, moments[:, :, PLAIN]))
-        found["around"].append(around(moments[:, :, AROUND]))
+        found["around_ids"].append(around(moments[:, :, AROUND_IDS]))
+        found["around_rows"].append(around(moments[:, :, AROUND_ROWS]))
         calls = {name: exchanged(moments[:, :, i]) for i, name in enumerate(CALLS)}
         found["all_to_all"].append(calls["all_to_all"].seconds)
         found["all_reduce"].append(calls["all_reduce"].seconds)
@@ -102,10 +104,11 @@ def _stepped(context: ProbeContext) -> dict[str, Table]:
         tables |= context.table(f"{operation}_stepped", "seconds", axes, points, rising=["bytes"])
     tables |= context.table("all_to_all_early", "seconds", axes, found["early"])
     tables |= context.table("all_to_all_after", "seconds", axes, found["after"], rising=["bytes"])
-    tables |= context.table("all_to_all_around", "seconds", axes, found["around"])
+    tables |= context.table("all_to_all_around_rows", "seconds", axes, found["around_rows"])
     spread = [summarize(jitters[ranks]) for ranks in counts]
     asked = {"bytes": asked_sizes(sizes), "ranks": counts}
     tables |= context.table("all_to_all_asked", "seconds", asked, found["asked"], rising=["bytes"])
+    tables |= context.table("all_to_all_around_ids", "seconds", asked, found["around_ids"])
     return tables | context.table("step_jitter", "ratio", {"ranks": counts}, spread)
 
 

@@ -23,7 +23,8 @@ from planner.probe.context import ProgressCallback
 from planner.probe.hosts_team import HostTeam
 from planner.probe.sizes import MIB
 from planner.probe.stepped import (
-    AROUND,
+    AROUND_IDS,
+    AROUND_ROWS,
     CALLS,
     COMPUTED,
     PLAIN,
@@ -69,9 +70,10 @@ class HostRates:
     stepped: dict[str, list[Measurement]] = field(default_factory=dict[str, list[Measurement]])
     """The same between two stretches of compute, over (exchange_bytes, host_counts): `*_stepped`,
     `all_to_all_early`, how much before the last host the mean one leaves, and `all_to_all_after`,
-    what the compute that follows takes longer, and `all_to_all_around`, what is not metered."""
-    asked: list[Measurement] = field(default_factory=list[Measurement])
-    """Seconds of the counts and ids that go ahead, over (asked_sizes(exchange_bytes), hosts)."""
+    what the compute that follows takes longer; `all_to_all_around_rows`, what is not metered."""
+    asked: dict[str, list[Measurement]] = field(default_factory=dict[str, list[Measurement]])
+    """Seconds of the counts and ids that go ahead, over (asked_sizes(exchange_bytes), hosts):
+    `all_to_all_asked`, and `all_to_all_around_ids`, what is not metered."""
 
 
 def _silent(what: str, share: float) -> None:
@@ -273,14 +275,14 @@ class _Schedule:
 
     def _stepped(
         self, counts: Sequence[int]
-    ) -> tuple[dict[str, list[Measurement]], list[Measurement]]:
+    ) -> tuple[dict[str, list[Measurement]], dict[str, list[Measurement]]]:
         """Seconds of the calls of a training loop, and of the counts and ids that go ahead."""
         from runtime.comm.collectives import Communicator
 
         names = ("all_to_all_stepped", "all_reduce_stepped", "all_to_all_early", "all_to_all_after",
-                 "all_to_all_around")  # fmt: skip
+                 "all_to_all_around_rows")  # fmt: skip
         found: dict[str, list[Measurement]] = {name: [] for name in names}
-        asked: list[Measurement] = []
+        asked: dict[str, list[Measurement]] = {"all_to_all_asked": [], "all_to_all_around_ids": []}
         rows = self._sizes.exchange_burst_rows
         compute, short = make_burst(rows), make_burst(rows // SHORT)
         groups = {
@@ -307,12 +309,13 @@ class _Schedule:
                 moments = np.array(each)
                 longer = after(moments[:, :, COMPUTED], moments[:, :, PLAIN])
                 found["all_to_all_after"].append(longer)
-                found["all_to_all_around"].append(around(moments[:, :, AROUND]))
+                found["all_to_all_around_rows"].append(around(moments[:, :, AROUND_ROWS]))
                 calls = {name: exchanged(moments[:, :, i]) for i, name in enumerate(CALLS)}
                 found["all_to_all_stepped"].append(calls["all_to_all"].seconds)
                 found["all_reduce_stepped"].append(calls["all_reduce"].seconds)
                 found["all_to_all_early"].append(calls["all_to_all"].early)
-                asked.append(calls["asked"].seconds)
+                asked["all_to_all_asked"].append(calls["asked"].seconds)
+                asked["all_to_all_around_ids"].append(around(moments[:, :, AROUND_IDS]))
         for group in itertools.chain(*groups.values()):
             if group is not self._dist.GroupMember.NON_GROUP_MEMBER:
                 self._dist.destroy_process_group(group)

@@ -51,7 +51,7 @@ def join_hosts(machines: list[MachineModel], rates: HostRates) -> MachineModel:
 
     Tables of host 0 keep their names, other hosts' begin with their prefix. New tables:
     `message.<a>.<b>` (bytes), `hosts_all_reduce`, `hosts_all_to_all`, their `_stepped` ones and
-    `hosts_all_to_all_asked`, `_early`, `_after` and `_around` (bytes, hosts).
+    `hosts_all_to_all_asked`, `_early`, `_after`, `_around_ids`, `_around_rows` (bytes, hosts).
 
     Args:
         machines: each host's own model.
@@ -158,9 +158,9 @@ def _tables(rates: HostRates) -> dict[str, Table]:
     for name, points in rates.stepped.items():
         rising = [] if name == "all_to_all_early" else [0]
         out[f"hosts_{name}"] = _table(["bytes", "hosts"], [sizes, counts], points, rising)
-    if rates.asked:
-        sizes = [float(size) for size in asked_sizes(rates.exchange_bytes)]
-        out["hosts_all_to_all_asked"] = _table(["bytes", "hosts"], [sizes, counts], rates.asked)
+    sizes = [float(size) for size in asked_sizes(rates.exchange_bytes)]
+    for name, points in rates.asked.items():
+        out[f"hosts_{name}"] = _table(["bytes", "hosts"], [sizes, counts], points)
     return out
 
 

@@ -39,7 +39,7 @@ from planner.probe.team import Team
 from planner.probe.timing import summarize
 from runtime.device import available_ram_bytes, machine_facts, machine_fingerprint
 
-VERSION = "4"
+VERSION = "5"
 """Rises when tables mean something else; cached machines of another version are measured anew."""
 
 SUBJECTS: tuple[tuple[str, float, Callable[[ProbeContext], dict[str, Table]]], ...] = (

@@ -38,9 +38,9 @@ SHORT = 12
 """Update and sampling, and the gather between ids and rows, each take about this part of the
 compute."""
 
-COMPUTED, PLAIN, AROUND = range(len(CALLS), len(CALLS) + 3)
+COMPUTED, PLAIN, AROUND_IDS, AROUND_ROWS = range(len(CALLS), len(CALLS) + 4)
 """Places among a step's moments: the compute after the rows, that after next to none, and what the
-exchanges of ids and rows took besides what their stages meter."""
+exchange of ids, and that of rows, took besides what their stages meter."""
 
 
 @runtime_checkable
@@ -71,8 +71,8 @@ class Exchanges(Protocol):
 
 Moments = list[list[tuple[float, float]]]
 """Of one rank, by step: entry and exit of each of `CALLS`, then of the compute, then of that of a
-step right after it in which next to no rows are exchanged, then 0 and what lies around the
-exchanges of ids and rows."""
+step right after it in which next to no rows are exchanged, then 0 and what lies around the exchange
+of ids, and 0 and what lies around that of rows."""
 
 
 def middle_mean(samples: Sequence[float] | NDArray[np.float64]) -> float:
@@ -158,7 +158,7 @@ def after(moments: NDArray[np.float64], plain: NDArray[np.float64]) -> Measureme
 
 
 def around(moments: NDArray[np.float64]) -> Measurement:
-    """Seconds around the exchanges of ids and rows, which their stages do not meter: the mean rank.
+    """Seconds around an exchange, which its stage does not meter: the mean rank.
 
     Args:
         moments: 0 and those seconds, on any clock, shape (ranks, steps, 2).
@@ -265,12 +265,12 @@ def take_steps(
         rows, around_rows = metered(lambda: exchange(into, data))
         computed = timed(compute)
         reduced = timed(lambda: reducing.all_reduce_sum(gradient))
-        return [asked, rows, reduced, computed, (0.0, around_ids + around_rows)]
+        return [asked, rows, reduced, computed, (0.0, around_ids), (0.0, around_rows)]
 
     out: Moments = []
     for _ in range(WARM_STEPS + steps):
         full, plain = step(received, sent), step(*least)
-        out.append([*full[:PLAIN], plain[COMPUTED], full[-1]])
+        out.append([*full[:PLAIN], plain[COMPUTED], *full[PLAIN:]])
     return out[WARM_STEPS:]
 
 

@@ -28,7 +28,8 @@ BETWEEN = (
     "all_to_all_stepped",
     "all_to_all_early",
     "all_to_all_after",
-    "all_to_all_around",
+    "all_to_all_around_ids",
+    "all_to_all_around_rows",
     "all_to_all_asked",
 )
 """Tables that the link replaces."""

@@ -4,6 +4,7 @@ import pytest
 
 from planner.candidate import RankRows
 from planner.cost.cooperative import Part, cooperative_rank
+from planner.cost.rank_seconds import RankSeconds
 from tests.planner.cost.test_model import GRAPH, candidate
 from tests.support.machines import constant, machine
 from tests.support.profiles import batch_profile, timing
@@ -20,15 +21,19 @@ PART = Part(
 ROWS = RankRows(rows={"own": 4_000.0}, working_rows={"own": 1e5}, shares={"own": 1.0})
 
 
-def halo(**seconds: float) -> float:
-    """Of two ranks, with collectives that take so long whatever they carry."""
+def priced(**seconds: float) -> RankSeconds:
+    """Two ranks, with what the machine's tables of collectives hold whatever they carry."""
     model = machine().with_tables({k: constant("seconds", AXES, v) for k, v in seconds.items()})
     batch, model_seconds = batch_profile(500), timing(500, 2)
     two = candidate(ranks=2)
-    found = cooperative_rank(
+    return cooperative_rank(
         two, GRAPH, batch, PART, model_seconds, model, ROWS, row_bytes=400, hidden=16
     )
-    return found.halo_exchange
+
+
+def halo(**seconds: float) -> float:
+    """Seconds of exchanging hidden rows."""
+    return priced(**seconds).halo_exchange
 
 
 def test_ranks_meet_at_every_exchange_of_hidden_rows() -> None:
@@ -40,3 +45,20 @@ def test_ranks_meet_at_every_exchange_of_hidden_rows() -> None:
 
 def test_a_meeting_is_no_shorter_than_its_messages() -> None:
     assert halo(all_to_all_stepped=1e-3, all_to_all_asked=1e-3) == pytest.approx(2e-3)
+
+
+def test_what_lies_around_exchanges_is_in_sampling_and_in_the_gather() -> None:
+    # Ids are asked for after each of two hops, while sampling; rows once, while gathering.
+    plain = priced()
+    found = priced(all_to_all_around_ids=0.2e-3, all_to_all_around_rows=0.1e-3)
+    assert found.sample - plain.sample == pytest.approx(2 * 0.2e-3)
+    assert found.gather - plain.gather == pytest.approx(0.1e-3)
+    assert found.loader - plain.loader == pytest.approx(5e-4)
+
+
+def test_the_model_is_slower_after_the_rows_of_others_and_the_first_to_leave_waits() -> None:
+    plain, found = priced(), priced(all_to_all_after=0.4e-3, all_to_all_early=0.05e-3)
+    assert found.forward_backward - plain.forward_backward == pytest.approx(0.4e-3)
+    assert (plain.early, found.early) == (0.0, pytest.approx(0.05e-3))
+    assert found.exchange_ids == plain.exchange_ids > 0
+    assert found.exchange_rows == plain.exchange_rows > 0

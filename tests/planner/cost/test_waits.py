@@ -114,7 +114,10 @@ def test_what_no_stage_has_is_in_the_step_and_in_the_wait_for_its_batch() -> Non
 
 
 def test_what_lies_around_exchanges_is_in_the_gather() -> None:
-    model = with_tables(all_to_all_around=constant("seconds", ["bytes", "ranks"], 0.3e-3))
+    model = with_tables(
+        all_to_all_around_ids=constant("seconds", ["bytes", "ranks"], 0.2e-3),
+        all_to_all_around_rows=constant("seconds", ["bytes", "ranks"], 0.1e-3),
+    )
 
     def gathers(loaders: int = 0, **by_source: float) -> float:
         found = candidate(ranks=2, loaders=loaders)

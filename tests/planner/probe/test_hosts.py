@@ -85,7 +85,7 @@ def test_the_rate_of_the_link_between_two_hosts_is_found(tmp_path: Path) -> None
         model.tables
     )
     between = {"hosts_all_reduce_stepped", "hosts_all_to_all_stepped", "hosts_all_to_all_early"}
-    between |= {"hosts_all_to_all_around"}
+    between |= {"hosts_all_to_all_around_ids", "hosts_all_to_all_around_rows"}
     assert between | {"hosts_all_to_all_after", "hosts_all_to_all_asked"} <= set(model.tables)
     # Half of 4 MiB goes to the other host: 16.8 ms, less what the shapers let through at once. With
     # clocks apart by more than that, entries would lie behind exits.
@@ -203,7 +203,7 @@ def test_what_was_measured_between_compute_is_what_steps_are_priced_by() -> None
             "all_reduce_stepped": [summarize([7e-3])],
             "all_to_all_early": [summarize([1e-3])],
         },
-        asked=[summarize([2e-3])],
+        asked={"all_to_all_asked": [summarize([2e-3])]},
     )
     model = joined(rates)
     threads = Threads(compute=1, sample=0, gather=1)
@@ -213,6 +213,6 @@ def test_what_was_measured_between_compute_is_what_steps_are_priced_by() -> None
     assert sent.seconds == pytest.approx(5e-3)
     assert early_seconds(model, two, 100.0, 400) == pytest.approx(1e-3)
     assert hosts_all_reduce(model, two, 4096).seconds == pytest.approx(7e-3)
-    plain = joined(replace(rates, stepped={}, asked=[]))
+    plain = joined(replace(rates, stepped={}, asked={}))
     assert hosts_all_reduce(plain, two, 4096).seconds == pytest.approx(2e-3)
     assert early_seconds(plain, two, 100.0, 400) == 0.0
