@@ -108,6 +108,19 @@ def _dependent(rank: RankSeconds, kappa: int, machine: MachineModel) -> RankSeco
     return replace(rank, sample=rank.sample * rate.seconds, provenance=words, spreads=spreads)
 
 
+def look_up_seconds(
+    machine: MachineModel, candidate: Candidate, num_nodes: int, cache_rows: float
+) -> float:
+    """Of one row in the directory of a cache of so many rows.
+
+    It is two tables that are read and written at random, each as relabelling is: the slots of
+    nodes, and the touches of slots.
+    """
+    directory = DIRECTORY_BYTES * num_nodes + SLOT_BYTES * cache_rows
+    asked = lookup(machine, "sample_vertex", table_bytes=directory, readers=readers(candidate))
+    return LOOK_UPS * asked.seconds
+
+
 def _cached(
     rank: RankSeconds,
     candidate: Candidate,
@@ -116,15 +129,9 @@ def _cached(
     num_nodes: int,
     row_bytes: int,
 ) -> RankSeconds:
-    """Each row is looked up in the directory; one that missed is copied twice more.
-
-    The directory is two tables that are read and written at random, each as relabelling is: the
-    slots of nodes, and the touches of slots.
-    """
+    """Each row is looked up in the directory; one that missed is copied twice more."""
     total = sum(rows.rows.values())
     missed = total - rows.rows.get("cache", 0.0)
-    directory = DIRECTORY_BYTES * num_nodes + SLOT_BYTES * rows.cache_rows
-    asked = lookup(machine, "sample_vertex", table_bytes=directory, readers=readers(candidate))
     copied = lookup(
         machine,
         "gather",
@@ -133,7 +140,8 @@ def _cached(
         working_set_bytes=max(1.0, missed) * row_bytes,
         readers=readers(candidate) * candidate.threads.gather,
     )
-    more = LOOK_UPS * total * asked.seconds + 2 * missed * copied.seconds / candidate.threads.gather
+    more = total * look_up_seconds(machine, candidate, num_nodes, rows.cache_rows)
+    more += 2 * missed * copied.seconds / candidate.threads.gather
     words = f"{rank.provenance['gather']}; derived: directory as relabelling, misses copied twice"
     return replace(rank, gather=rank.gather + more, provenance={**rank.provenance, "gather": words})
 

@@ -9,21 +9,20 @@ owns every vertex took .7 ms for a batch of two ranks, of which a run takes 1.5.
 
 import threading
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from planner.profiling.draw import Draw, moment, whole_steps
-from runtime.comm.collectives import Communicator
 from runtime.graph.dataset import Graph
 from runtime.loader_cooperative import CooperativeSeeds
 from runtime.plan import Sampler, Workload
 from runtime.sampling.cooperative import CooperativeSampler
+from runtime.sampling.cooperative_frontier import IdExchange
 from runtime.sampling.cooperative_owner import Owners
 from runtime.sampling.minibatch import MiniBatch
-from runtime.stages import Stage
 
 MOST_BATCHES = 32
 """Batches that are drawn by all ranks, and then by one of them in turn."""
@@ -34,23 +33,21 @@ Answer = tuple[NDArray[np.int64], list[int]]
 """Ids that came in one exchange, those of rank 0 first, and how many came from each rank."""
 
 
-class _Among(Communicator):
+class _Among:
     """Ranks that are threads of this process: they leave each other's ids in a box."""
 
     def __init__(
         self, rank: int, box: list[list[NDArray[np.int64]]], barrier: threading.Barrier
     ) -> None:
-        super().__init__()
         self.rank, self.size = rank, len(box)
         self._box, self._barrier = box, barrier
         self.answers: list[Answer] = []
         """What came, exchange by exchange."""
 
     def all_to_all_ids(
-        self, ids: torch.Tensor, counts: Sequence[int], *, stage: Stage = Stage.EXCHANGE_IDS
+        self, ids: torch.Tensor, counts: Sequence[int]
     ) -> tuple[torch.Tensor, list[int]]:
         """As `Communicator.all_to_all_ids`."""
-        del stage
         self._box[self.rank] = np.split(ids.numpy(), np.cumsum(counts)[:-1])
         self._barrier.wait()
         came = [sent[self.rank] for sent in self._box]
@@ -60,20 +57,19 @@ class _Among(Communicator):
         return torch.as_tensor(answer[0]), answer[1]
 
 
-class _Answered(Communicator):
+class _Answered:
     """Rank 0 of several, whose exchanges are answered from what was kept."""
 
     def __init__(self, num_ranks: int) -> None:
-        super().__init__()
         self.rank, self.size = 0, num_ranks
         self.answers: Iterator[Answer] = iter(())
         """Of the batch under way."""
 
     def all_to_all_ids(
-        self, ids: torch.Tensor, counts: Sequence[int], *, stage: Stage = Stage.EXCHANGE_IDS
+        self, ids: torch.Tensor, counts: Sequence[int]
     ) -> tuple[torch.Tensor, list[int]]:
         """As `Communicator.all_to_all_ids`, at once."""
-        del ids, counts, stage
+        del ids, counts
         came, came_counts = next(self.answers)
         return torch.as_tensor(came), list(came_counts)
 
@@ -86,8 +82,9 @@ class _Rank:
         graph: Graph,
         workload: Workload,
         sampler: Sampler,
-        comm: Communicator,
+        comm: IdExchange,
     ) -> None:
+        self.rank = comm.rank
         owners = Owners(comm.size, num_nodes=graph.num_nodes)
         self._whole = whole_steps(graph.num_train, workload.batch_size)
         self._seeds = CooperativeSeeds(
@@ -155,11 +152,18 @@ def _kept(graph: Graph, workload: Workload, sampler: Sampler, num_ranks: int) ->
     with ThreadPoolExecutor(num_ranks) as pool:
         for step in range(MOST_BATCHES):
             drawn = [pool.submit(draw, rank, step) for rank in ranks]
-            for each in drawn:
-                each.result()
+            _raise_cause(drawn)
             found.append(comms[0].answers)
             comms[0].answers = []
             ids += sum(came.size for came, _ in found[-1])
             if ids > MOST_IDS:
                 break
     return found
+
+
+def _raise_cause(drawn: Sequence[Future[MiniBatch]]) -> None:
+    """Raise what a rank failed with, and not that the others met it no more."""
+    errors = [error for error in (each.exception() for each in drawn) if error is not None]
+    causes = [error for error in errors if not isinstance(error, threading.BrokenBarrierError)]
+    for error in [*causes, *errors]:
+        raise error

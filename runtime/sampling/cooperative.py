@@ -18,12 +18,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.comm.collectives import Communicator
 from runtime.errors import SamplerError
 from runtime.plan import Sampler
 from runtime.sampling.build import build_sampler
 from runtime.sampling.cooperative_exchange import RowExchange
-from runtime.sampling.cooperative_frontier import Frontier
+from runtime.sampling.cooperative_frontier import Frontier, IdExchange
 from runtime.sampling.cooperative_owner import Owners
 from runtime.sampling.minibatch import Block, Dialect, MiniBatch
 from runtime.sampling.neighbor import bad_seed
@@ -56,7 +55,7 @@ class CooperativeSampler:
         seed: int,
         *,
         owners: Owners,
-        comm: Communicator,
+        comm: IdExchange,
         **settings: Any,
     ) -> None:
         check_cooperates(sampler)

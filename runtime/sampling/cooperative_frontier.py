@@ -5,11 +5,13 @@ which they were first asked for. What a rank receives are ids of vertices it own
 frontiers of other ranks stay with them.
 """
 
+from collections.abc import Sequence
+from typing import Protocol, runtime_checkable
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from runtime.comm.collectives import Communicator
 from runtime.errors import PlanError
 from runtime.sampling.cooperative_exchange import RowExchange
 from runtime.sampling.cooperative_owner import Owners, deal
@@ -19,6 +21,20 @@ from runtime.sampling.neighbor import RELABEL_BUDGET_BYTES
 from runtime.sampling.workspace import Workspace
 
 _NO_IDS = np.zeros(0, dtype=np.int64)
+
+
+@runtime_checkable
+class IdExchange(Protocol):
+    """How ranks hand ids to each other, as a `runtime.comm.collectives.Communicator` does."""
+
+    rank: int
+    size: int
+
+    def all_to_all_ids(
+        self, ids: torch.Tensor, counts: Sequence[int]
+    ) -> tuple[torch.Tensor, list[int]]:
+        """Hand over so many ids to each rank; what came, and how many from each."""
+        ...
 
 
 class Numbering:
@@ -66,7 +82,7 @@ class Frontier:
         num_nodes: Nodes of the graph.
     """
 
-    def __init__(self, owners: Owners, comm: Communicator, num_nodes: int) -> None:
+    def __init__(self, owners: Owners, comm: IdExchange, num_nodes: int) -> None:
         self._owners = owners
         self._comm = comm
         self._own, self._remote = Numbering(num_nodes), Numbering(num_nodes)

@@ -5,6 +5,7 @@ Batches are drawn and read by the plan's own loader; rows by source are held aga
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from planner import pipeline
 from planner.assemble import assemble
 from planner.machine import MachineModel
 from planner.profiling.cache import Profile
+from planner.profiling.draws import GraphDraws
 from planner.profiling.presample import presample
 from planner.settings import PlanSettings
 from planner.solver.choose import Priced
@@ -155,6 +157,30 @@ def test_caches_serve_what_the_plan_says(
     assert total == pytest.approx(sum(chosen.placed.rows.ranks[0].rows.values()), rel=0.05)
     for source in ("cache", "host"):
         assert rows[source] / total == pytest.approx(predicted[source], abs=0.05)
+
+
+def test_no_batches_are_drawn_for_a_cache_that_cannot_win(
+    opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = list[int]()
+    drawn = GraphDraws.batches
+
+    def batches(self: GraphDraws, num_ranks: int, kappa: int | None) -> Any:
+        asked.append(num_ranks)
+        return drawn(self, num_ranks, kappa)
+
+    monkeypatch.setattr(GraphDraws, "batches", batches)
+    _, explored = opened(machine())  # rows of the host are as near as a cache's would be
+    cached = [p for p in explored.priced if p.candidate.policy == "lru"]
+    assert len(cached) > 0
+    assert asked == []
+    slow = machine(mapped_row=20e-6)
+    for model, policy in ((machine(), "lru"), (slow, "auto")):  # asked for; may win
+        opened(model, policy=policy)
+        assert len(asked) > 0
+        asked.clear()
+    opened(machine(), shared_host=False)
+    assert len(asked) > 0  # the host holds none
 
 
 def test_dependent_batches_serve_what_the_plan_says(

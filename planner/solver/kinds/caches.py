@@ -5,11 +5,12 @@ from dataclasses import replace
 from functools import partial
 
 from planner.candidate import DYNAMIC, Candidate
+from planner.cost.choices import look_up_seconds
 from planner.cost.model import Request
 from planner.cost.reuse import of_batches, of_frequencies, of_independent
 from planner.solver.dynamic import Curve
 from planner.solver.kinds.kind import Ask, Kind, LeftOut, Question
-from planner.solver.placing import Capacity, Placed
+from planner.solver.placing import Capacity, Placed, capacity, row_costs
 from planner.solver.placing_cache import place_behind_caches
 from planner.workload import Hotness
 
@@ -61,15 +62,18 @@ class Caches(Kind):
             request,
             candidate,
             hotness,
-            _curve(ask, candidate, hotness),
+            _curve(ask, request, candidate, hotness),
             shared_host=ask.settings.shared_host,
         )
 
 
-def _curve(ask: Question, candidate: Candidate, hotness: Hotness) -> Curve:
-    """From a rank's successive batches; from frequencies where none were drawn."""
+def _curve(ask: Question, request: Request, candidate: Candidate, hotness: Hotness) -> Curve:
+    """From a rank's successive batches; from frequencies where none were drawn.
+
+    Nor are they drawn where the cache could not win, and nobody asked for it, if it never missed.
+    """
     unseen = partial(of_frequencies, hotness.features, hotness.num_batches)
-    if ask.draws is None:
+    if ask.draws is None or _cannot_win(ask, request, candidate, hotness):
         return unseen
     found = ask.draws.batches(candidate.num_ranks, candidate.kappa)
     if isinstance(found, str):
@@ -77,3 +81,13 @@ def _curve(ask: Question, candidate: Candidate, hotness: Hotness) -> Curve:
     asked = ask.settings.sampler_parameters.get("kappa", 1)
     alone = candidate.kappa is None and float(asked) == 1.0
     return partial(of_independent if alone else of_batches, found, hotness.features.size)
+
+
+def _cannot_win(ask: Question, request: Request, candidate: Candidate, hotness: Hotness) -> bool:
+    """Whether the host holds every row and hands one out sooner than any cache would."""
+    room = capacity(request, candidate, shared_host=ask.settings.shared_host)
+    if room.host_rows is not None or ask.settings.policy == candidate.policy:
+        return False
+    costs = row_costs(request, candidate, hotness, room)
+    look_up = look_up_seconds(request.machine, candidate, request.graph.num_nodes, 0.0)
+    return costs.host <= costs.local + look_up
