@@ -32,6 +32,7 @@ from planner.profiling.gpu_profile import gpu_profile
 from planner.profiling.presample import Progress
 from planner.profiling.profile import Wanted, profiles
 from planner.record import PlanRecord, save_record
+from planner.samplers import with_samplers
 from planner.settings import PlanSettings
 from planner.solver.candidates_gpu import plans_gpus
 from planner.solver.choose import Priced, choose
@@ -77,6 +78,7 @@ def plan(
     refuse_foreign_folder(out)
     graph = open_graph(Path(graph_folder))
     say, factors = progress or _silent, dict[str, float]()
+    settings = with_samplers(graph, settings)
     if settings.mode == "full-graph":
         from planner.fullgraph.plan import plan_full_graph
 
@@ -117,12 +119,17 @@ def search_for(
         measure: False takes the profile from the cache or raises.
 
     Raises:
-        SettingsError: bad settings, or no cached profile where nothing may be measured.
+        SettingsError: bad settings, several samplers (`searches_for` takes them, by_sampler), or
+            no cached profile where nothing may be measured.
         DatasetError: as `plan`.
     """
-    return searches_for(
-        graph, settings.by_sampler()[:1], machine, progress=progress, measure=measure
-    )[0]
+    settings = with_samplers(graph, settings)
+    if settings.other_samplers:
+        raise SettingsError(
+            f"expected one sampler to search under, found {1 + len(settings.other_samplers)}; "
+            "search for each of settings.by_sampler()"
+        )
+    return searches_for(graph, [settings], machine, progress=progress, measure=measure)[0]
 
 
 def searches_for(

@@ -30,6 +30,9 @@ MODELS = ("sage", "gcn", "gat", "rgcn")
 """Models that come with the runtime; others are given as module:factory."""
 
 
+AUTO_SAMPLER = "auto"
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SamplerChoice:
     """A sampler that the planner may choose."""
@@ -58,7 +61,7 @@ class PlanSettings:
     """Full-graph takes one step per epoch; auto keeps the user's mini-batches, since the two are
     not comparable by epoch time."""
     sampler: str = "neighbor"
-    """A name of runtime.sampling.parameters.PARAMETERS."""
+    """A name of runtime.sampling.parameters.PARAMETERS, or auto: neighbor and maybe labor."""
     sampler_parameters: dict[str, float | str] = field(default_factory=dict[str, float | str])
     """What differs from that sampler's defaults."""
     other_samplers: list[SamplerChoice] = field(default_factory=list[SamplerChoice])

@@ -32,7 +32,7 @@ DEFAULTS = {
     "allow": "exact",
     "mode": "auto",
     "batching": "auto",
-    "sampler": "neighbor",
+    "sampler": "auto",
     "seed": "0",
 }
 

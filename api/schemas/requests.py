@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field
 
 from api.schemas.common import Strict
-from planner.settings import PlanSettings, SamplerChoice
+from planner.settings import AUTO_SAMPLER, PlanSettings, SamplerChoice
 from runtime.plan import Links, Workload
 
 Fanouts = Annotated[
@@ -69,7 +69,10 @@ class WorkloadRequest(Limited):
     num_negatives: int = Field(default=1, ge=1, le=10_000)
     exclude: Literal["none", "forward", "both"] = "both"
     eval_negatives: int = Field(default=100, ge=1, le=100_000)
-    sampler: Name = "neighbor"
+    sampler: Name = Field(
+        default=AUTO_SAMPLER,
+        description="A sampler's name, or auto: neighbor and, where `allow` lets it, labor.",
+    )
     sampler_parameters: Parameters = Field(default_factory=dict[str, float | str])
     other_samplers: list[SamplerRequest] = Field(
         default_factory=list[SamplerRequest],

@@ -19,7 +19,7 @@ from planner.commands.common import (
 from planner.commands.remote import ServerOption
 from planner.errors import SettingsError
 from planner.machine import MachineModel
-from planner.settings import PlanSettings
+from planner.settings import AUTO_SAMPLER, PlanSettings
 from planner.units import parse_bytes
 from runtime.plan import Links, Plan, Workload, load_plan, refuse_foreign_folder
 
@@ -138,8 +138,9 @@ def plan_command(
     sampler: Annotated[
         list[str] | None,
         typer.Option(
-            help="neighbor (the default), full, labor, ladies, pladies, fastgcn or las; parameters "
-            "follow as NAME:key=value,key=value. Repeat it to have the fastest of several."
+            help="neighbor, full, labor, ladies, pladies, fastgcn or las; parameters follow as "
+            "NAME:key=value,key=value. Repeat it to have the fastest of several. Left out (auto): "
+            "neighbor and, where --allow lets it, labor."
         ),
     ] = None,
     dialect: Annotated[Dialect, typer.Option(help="Which vertices a hop expands.")] = (
@@ -179,7 +180,7 @@ def plan_command(
     fanout_list = parse_integers(fanouts, "--fanouts")
     if mode is Mode.FULL_GRAPH:  # every neighbour, whatever the fan-outs of mini-batches are
         fanout_list = [-1] * (len(fanout_list) if layers is None else layers)
-    first, *others = [parse_sampler(each) for each in sampler or ["neighbor"]]
+    first, *others = [parse_sampler(each) for each in sampler or [AUTO_SAMPLER]]
     settings = PlanSettings(
         workload=Workload(
             model=model,

@@ -98,3 +98,8 @@ def test_every_samplers_statistics_must_be_allowed(planned) -> None:
 def test_a_whole_graph_has_one_sampler() -> None:
     with pytest.raises(SettingsError, match="mode full-graph: expected one sampler, found 2"):
         replace(SETTINGS, mode="full-graph")
+
+
+def test_a_search_is_of_one_sampler(small_graph: Graph) -> None:
+    with pytest.raises(SettingsError, match="expected one sampler to search under, found 2"):
+        pipeline.search_for(small_graph, SETTINGS, machine(), measure=False)

@@ -5,6 +5,7 @@ from typing import Any
 from api.jobs.context import JobContext
 from api.jobs.work.inputs import graph_of, machine_of, settings_of, write_result
 from planner.pipeline import searches_for
+from planner.samplers import with_samplers
 from runtime import codec
 from runtime.graph.dataset import open_graph
 
@@ -13,7 +14,7 @@ def run(request: dict[str, Any], job: JobContext) -> dict[str, Any]:
     """Draw batches and time the model, or read what was measured before."""
     graph = open_graph(graph_of(request))
     machine = machine_of(request, job)
-    each_sampler = settings_of(request).by_sampler()
+    each_sampler = with_samplers(graph, settings_of(request)).by_sampler()
     search = searches_for(graph, each_sampler, machine, progress=job.progress)[0]
     numbers = search.request.profile
     write_result(job, numbers)
