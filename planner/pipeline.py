@@ -29,8 +29,8 @@ from planner.placement.baselines import count_out_degree
 from planner.profiling.cache import Profile
 from planner.profiling.draws import GraphDraws
 from planner.profiling.gpu_profile import gpu_profile
-from planner.profiling.presample import Progress
 from planner.profiling.profile import Wanted, profiles
+from planner.progress import Progress, onward, portion, silent
 from planner.record import PlanRecord, save_record
 from planner.samplers import with_samplers
 from planner.settings import PlanSettings
@@ -44,6 +44,9 @@ from planner.ways_out import advice, ways_out
 from runtime.graph.dataset import Graph, open_graph
 from runtime.plan import GraphRef, Plan, refuse_foreign_folder, save_plan
 from runtime.sampling.statistics import StatisticsClass
+
+PROFILED = 0.8
+"""Of the progress of a plan: what a profile is, where it has to be made."""
 
 
 def plan(
@@ -77,24 +80,25 @@ def plan(
     """
     refuse_foreign_folder(out)
     graph = open_graph(Path(graph_folder))
-    say, factors = progress or _silent, dict[str, float]()
+    say, factors = onward(progress or silent), dict[str, float]()
     settings = with_samplers(graph, settings)
     if settings.mode == "full-graph":
         from planner.fullgraph.plan import plan_full_graph
 
         made = plan_full_graph(
-            graph, graph_ref(graph), settings, machine, progress, calibrate=calibrate
-        )
+            graph, graph_ref(graph), settings, machine, portion(say, 0.0, PROFILED),
+            calibrate=calibrate,
+        )  # fmt: skip
     else:
         if calibrate:
             factors = load_calibration(machine.fingerprint).factors(graph.fingerprint)
-        raw = searches_for(graph, settings.by_sampler(), machine, progress=progress)
+        raw = searches_for(graph, settings.by_sampler(), machine, progress=say)
         outcome = across([calibrated(search, factors) for search in raw], _choose)
         best = outcome.best
         settings = best.search.settings
         found, arrays = assemble(best.search, best.explored, best.chosen)
         made = replace(found, alternatives=[*outcome.lost, *found.alternatives]), arrays
-    say("writing the plan", 0.9)
+    say("writing the plan", 0.95)
     written = save_plan(*made, out)
     save_record(PlanRecord(settings=settings, machine=machine, factors=factors), written.plan_id)
     say("done", 1.0)
@@ -144,8 +148,10 @@ def searches_for(
     for settings in requests:
         check_settings(graph, settings)
     settled_requests = [settled(graph, settings) for settings in requests]
-    profiled = _profiles(graph, settled_requests, machine, progress, measure=measure)
-    (progress or _silent)("pricing candidates", 0.0)
+    say = onward(progress or silent)
+    profiling = portion(say, 0.0, PROFILED)
+    profiled = _profiles(graph, settled_requests, machine, profiling, measure=measure)
+    say("pricing candidates", PROFILED)
     return [
         _search(graph, settings, machine, found, measure=measure)
         for settings, found in zip(settled_requests, profiled, strict=True)
@@ -282,8 +288,3 @@ def graph_ref(graph: Graph) -> GraphRef:
         num_train=graph.num_train,
         topology_only=graph.topology_only,
     )
-
-
-def _silent(words: str, share: float) -> None:
-    """Progress that nobody watches."""
-    del words, share

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from planner.errors import SettingsError
 from planner.link_use import LinkUse, Ways
 from planner.machine import MachineModel
-from planner.profiling.presample import Progress
+from planner.progress import Progress
 from planner.replay import Replay, RowCounter, RowCounts, check_replayable
 from planner.simulate_gpu import DeviceUse, device_uses, gpu_step_times, topology_links
 from planner.simulate_time import BatchWork, StepTimes, step_times

@@ -10,7 +10,6 @@ well.
 
 import math
 import tempfile
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from planner.assemble import assemble
 from planner.calibrate import refit
 from planner.compare import absolute_percentage_error, compare
 from planner.errors import SettingsError
+from planner.progress import Progress, silent
 from planner.record import load_record, save_record
 from planner.simulate import open_plan_graph
 from planner.solver.choose import Priced, choose
@@ -37,7 +37,6 @@ from runtime.report import RunReport, save_report
 from runtime.train.checkpoint_files import CHECKPOINTS, list_checkpoints
 
 TUNE_FILE = "tune.json"
-Progress = Callable[[str, float], None]
 
 
 def tune(
@@ -73,7 +72,7 @@ def tune(
     apart = None if asked.target is None else search.settings
     listed = shortlist(explored.priced, model_choice, asked.top, apart=apart)
     with tempfile.TemporaryDirectory(prefix="gnnplan-tune-") as scratch:
-        bench = Bench(Path(scratch), asked, launch or _launcher(), progress or _silent)
+        bench = Bench(Path(scratch), asked, launch or _launcher(), progress or silent)
         for each in listed:
             bench.add(each.name, *assemble(search, explored, each))
         reports = bench.run_in_turn()
@@ -226,8 +225,3 @@ def _launcher() -> Launcher:
     from runtime.launch import train
 
     return train
-
-
-def _silent(words: str, share: float) -> None:
-    """Progress that nobody watches."""
-    del words, share

@@ -20,7 +20,7 @@ from planner.fullgraph.choose import Choice, alternatives, choose
 from planner.fullgraph.price import FullPriced, FullRequest, price
 from planner.fullgraph.profile import CutProfile, profile_cuts
 from planner.machine import MachineModel
-from planner.profiling.presample import Progress
+from planner.progress import Progress
 from planner.settings import PlanSettings
 from planner.solver.choose import shadow_prices
 from planner.solver.relaxed import LINK_TABLES, faster

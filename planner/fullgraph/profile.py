@@ -23,8 +23,8 @@ from planner.fullgraph.variance import Variance, measure_variance
 from planner.machine import MachineModel
 from planner.profiling.cache import cache_folder
 from planner.profiling.launching import with_launcher
-from planner.profiling.presample import Progress
 from planner.profiling.team import Team
+from planner.progress import Progress, silent
 from planner.settings import PlanSettings
 from planner.workload import ProcessCost
 from runtime import codec
@@ -121,7 +121,7 @@ def profile_cuts(
         SettingsError: nothing may be measured and a profile is not cached.
         WorkerFailed: a part could not be timed; the text is its own error.
     """
-    say = progress or _silent
+    say = progress or silent
     found: dict[Cut, FullProfile] = {}
     for cut in cuts:
         kept = _load(_key(graph, settings, machine, cut, draws))
@@ -232,8 +232,3 @@ def _save(key: str, made: FullProfile) -> None:
             shutil.rmtree(earlier, ignore_errors=True)
     finally:
         shutil.rmtree(staging, ignore_errors=True)
-
-
-def _silent(words: str, share: float) -> None:
-    """Progress that nobody watches."""
-    del words, share

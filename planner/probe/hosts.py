@@ -37,6 +37,7 @@ from planner.probe.stepped import (
     take_steps,
 )
 from planner.probe.timing import Measurement, summarize
+from planner.progress import silent
 from runtime.cores import batch_threads
 
 SUSTAINED_SECONDS = 0.3
@@ -76,11 +77,7 @@ class HostRates:
     `all_to_all_asked`, and `all_to_all_around_ids`, what is not metered."""
 
 
-def _silent(what: str, share: float) -> None:
-    """Progress that nobody watches."""
-
-
-def measure_hosts(team: HostTeam, report: ProgressCallback = _silent) -> HostRates:
+def measure_hosts(team: HostTeam, report: ProgressCallback = silent) -> HostRates:
     """Measure every pair, card and collective; collective, and all hosts return the same."""
     return _Schedule(team).measure(report)
 

@@ -37,6 +37,7 @@ from planner.probe.pace import slowdown
 from planner.probe.sizes import FULL, QUICK, ProbeSizes, fit_to
 from planner.probe.team import Team
 from planner.probe.timing import summarize
+from planner.progress import silent
 from runtime.device import available_ram_bytes, machine_facts, machine_fingerprint
 
 VERSION = "5"
@@ -84,7 +85,7 @@ def probe_hosts(
         WorkerFailed: a host did not come in time, or a measuring process failed.
     """
     sizes = QUICK if quick else FULL
-    report = progress or _silent
+    report = progress or silent
     with HostTeam(meeting, sizes) as team:
         own = probe_with(sizes, progress=lambda what, share: report(what, 0.7 * share))
         machines = team.gather(own)
@@ -94,7 +95,7 @@ def probe_hosts(
 
 def probe_with(sizes: ProbeSizes, *, progress: ProgressCallback | None = None) -> MachineModel:
     """Like `probe`, with sizes of one's own."""
-    report = progress or _silent
+    report = progress or silent
     facts = machine_facts()
     sizes = fit_to(sizes, cores=facts["cores"], available_ram_bytes=available_ram_bytes())
     wanted = max(2, facts["cores"] * (2 if sizes.oversubscribe else 1))
@@ -147,7 +148,7 @@ def with_disk_again(
         machine: a model of this machine.
         progress: as for `probe`.
     """
-    report = progress or _silent
+    report = progress or silent
     report("disk", 0.0)
     sizes = FULL if machine.extent == FULL.name else QUICK
     scratch = Path(tempfile.mkdtemp(prefix="probe-", dir=cache_folder()))
@@ -276,7 +277,3 @@ def cache_folder() -> Path:
     folder = Path(given) if given else Path(base) / "gnnplan"
     folder.mkdir(parents=True, exist_ok=True)
     return folder
-
-
-def _silent(what: str, share: float) -> None:
-    """Progress that nobody watches."""

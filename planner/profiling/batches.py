@@ -7,8 +7,9 @@ import numpy as np
 
 from planner.cost.frontier import between
 from planner.profiling.draw import drawer
-from planner.profiling.presample import MIN_BATCHES, Progress, presample
+from planner.profiling.presample import MIN_BATCHES, presample
 from planner.profiling.sharing import shared_batch, stack_profile
+from planner.progress import Progress
 from planner.settings import PlanSettings
 from planner.workload import (
     BatchProfile,

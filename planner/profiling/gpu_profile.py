@@ -8,9 +8,9 @@ from planner.profiling import cache
 from planner.profiling.batches import draw_all
 from planner.profiling.cache import Profile
 from planner.profiling.model_seconds import SCALES
-from planner.profiling.presample import Progress
 from planner.profiling.profile import cached, profile_key
 from planner.profiling.roofline import check_model, roofline_timing
+from planner.progress import Progress
 from planner.settings import PlanSettings
 from planner.workload import Combination, WorkloadProfile
 from runtime.graph.dataset import Graph

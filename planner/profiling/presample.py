@@ -13,7 +13,6 @@ for more rows than those takes the likelier.
 """
 
 import itertools
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -24,6 +23,7 @@ from planner.cost.disk import counted_runs, expected_runs
 from planner.cost.request import row_bytes
 from planner.placement.analytic import neighbor_hotness, seed_probability, smooth
 from planner.profiling.draw import drawer, whole_steps
+from planner.progress import Progress
 from planner.workload import BatchProfile, Hotness, Spread
 from runtime.features.direct import read_header
 from runtime.graph.dataset import Graph
@@ -44,9 +44,6 @@ DRAWN_VERTICES = 4_000_000
 MOST_SMOOTHED_EDGES = 1 << 26
 """Edges up to which vertices that no batch met are ordered: a pass over them per hop. On graphs
 beyond, more of the vertices that matter are met than any memory holds."""
-
-Progress = Callable[[str, float], None]
-"""Called with what is going on and the share done, 0 to 1."""
 
 
 @dataclass(slots=True)

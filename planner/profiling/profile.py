@@ -12,9 +12,9 @@ from planner.profiling.cache import Profile
 from planner.profiling.launching import with_launcher
 from planner.profiling.loader_seconds import LoadingAnswer
 from planner.profiling.model_seconds import SCALES, STEPS, with_loading
-from planner.profiling.presample import Progress
 from planner.profiling.team import Team
 from planner.profiling.timing_rounds import ROUNDS, TimedBatch, time_all
+from planner.progress import Progress, portion, silent
 from planner.settings import PlanSettings
 from planner.workload import BatchProfile, Combination, ModelTiming, WorkloadProfile
 from runtime import codec
@@ -23,6 +23,8 @@ from runtime.graph.dataset import Graph
 VERSION = 39
 """Rises when a profile means something else than before."""
 
+DRAWN = 0.05
+"""Of the progress of a profile: drawing batches. The rest is timing."""
 GATHER_TABLES = ("gather", "mapped_gather", "disk_read")
 """Of the machine, against which a graph's gathers and reads of the disk are held."""
 
@@ -136,10 +138,12 @@ def _make(
     progress: Progress | None,
 ) -> list[Profile]:
     """Pre-sample and time, without looking at the cache."""
-    drawn = [_Drawn(graph, each, progress) for each in wanted]
+    progress = progress or silent
+    drawing, timing = portion(progress, 0.0, DRAWN), portion(progress, DRAWN, 1.0)
+    drawn = [_Drawn(graph, each, drawing) for each in wanted]
     most = max(c.ranks for each in wanted for c in each.combinations)
     with Team(most) as team:
-        found = iter(time_all(graph, [t for each in drawn for t in each.timed], team, progress))
+        found = iter(time_all(graph, [t for each in drawn for t in each.timed], team, timing))
         return [
             each.profile(key, machine, found, team) for each, key in zip(drawn, keys, strict=True)
         ]

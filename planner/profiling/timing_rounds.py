@@ -11,9 +11,9 @@ from planner.profiling.model_seconds import (
     model_timing,
     timing_request,
 )
-from planner.profiling.presample import Progress
 from planner.profiling.team import Team
 from planner.profiling.timing_request import TimingAnswer
+from planner.progress import Progress
 from planner.settings import PlanSettings
 from planner.workload import BatchProfile, Combination, ModelTiming
 from runtime.graph.dataset import Graph

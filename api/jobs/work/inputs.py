@@ -10,8 +10,12 @@ from api.security.paths import dataset_folder
 from planner.calibrate import load_calibration
 from planner.machine import MachineModel, load_machine
 from planner.probe.presets import load_preset
+from planner.progress import Progress
 from planner.settings import PlanSettings
 from runtime import codec
+
+PROBED = 0.4
+"""Of the progress of a job: the probe of the machine, where there was none yet."""
 
 
 def graph_of(request: dict[str, Any]) -> Path:
@@ -24,13 +28,13 @@ def settings_of(request: dict[str, Any]) -> PlanSettings:
     return codec.decode(PlanSettings, request["settings"])
 
 
-def machine_of(request: dict[str, Any], job: JobContext) -> MachineModel:
+def machine_of(request: dict[str, Any], progress: Progress) -> MachineModel:
     """A preset, an uploaded machine, or the one the service runs on, probed once."""
     machine = request["machine"]
     if machine is None:
         from planner.probe.probe import load_or_probe
 
-        return load_or_probe(quick=False, progress=job.progress)
+        return load_or_probe(quick=False, progress=progress)
     if "preset" in machine:
         return load_preset(machine["preset"])
     return load_machine(Path(machine["file"]))

@@ -16,7 +16,7 @@ def run(request: dict[str, Any], job: JobContext) -> dict[str, Any]:
     if request["machine"] is None:
         machine = load_record(load_plan(folder)).machine
     else:
-        machine = machine_of(request, job)
+        machine = machine_of(request, job.progress)
     found = simulate(folder, machine, batches=request["batches"], progress=job.progress)
     write_result(job, found)
     return {}
