@@ -10,6 +10,7 @@ from typing import Literal
 
 from planner.cost.full_graph import PartSizes, Real
 from planner.cost.full_graph_attention import attention_activations, attention_topology, padded
+from planner.cost.full_graph_kernels import Product, kernel_bytes
 
 ADAM_COPIES = 4
 MODELS = ("sage", "gcn", "gat")
@@ -66,6 +67,7 @@ def rank_bytes(
                  sum_{j<=l} (k n d_{j-1} + n d_j) + n d_l (the gradient) + the larger of
                  n d_l + k n d_{l-1}  and  k n d_{l-1} + n d_{l-1} + p (n_bd + sent) d_{l-1};
                  while it runs forward, those before it + k n d_{l-1} + p (n_bd + sent) d_{l-1}
+    kernels      what oneDNN keeps for each shape of a dense product
     The weighted sum is linear: received rows are added and given back, not kept.
 
     With edges sampled, each edge has its id (8 bytes), the rows that cross are those with a kept
@@ -123,7 +125,22 @@ def rank_bytes(
         "inputs": round(4 * sizes.inner * widths[0] + known),
         "model": ADAM_COPIES * 4 * num_parameters,
         "activations": round(activations),
+        "kernels": kernel_bytes(_products(sizes, widths, model, heads, received)),
     }
+
+
+def _products(
+    sizes: PartSizes, widths: Sequence[int], model: str, heads: int, received: Real
+) -> list[Product]:
+    """The dense product of every layer; of attention another one of the received rows."""
+    found: list[Product] = []
+    for layer, (a, b) in enumerate(itertools.pairwise(widths)):
+        last = layer == len(widths) - 2
+        inputs = 2 * a if model == "sage" else a
+        outputs = heads * b if model == "gat" and last else b
+        for rows in (sizes.inner, received) if model == "gat" else (sizes.inner,):
+            found.append(Product(rows=rows, inputs=inputs, outputs=outputs, passes_back=layer > 0))
+    return found
 
 
 def _edge_topology(

@@ -3,6 +3,7 @@
 They run unchanged on the one evaluator and in the runtime, so a difference is the placement's.
 """
 
+import functools
 import typing
 from collections.abc import Sequence
 
@@ -10,8 +11,10 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.kept import kept
 from planner.placement.order import Probabilities, degree_order, hotness_order
+
+DEALS = 4
+"""Random dealings that are kept, a byte for each node: one for each number of GPUs."""
 
 
 def naive(hotness: Probabilities, capacity_rows: Sequence[int]) -> list[NDArray[np.int64]]:
@@ -41,11 +44,7 @@ def random(
     hotness: Probabilities, capacity_rows: Sequence[int], *, seed: int
 ) -> list[NDArray[np.int64]]:
     """As `naive`, after a random permutation of the ids."""
-    dealt = kept(
-        (hotness,),
-        f"dealt to {len(capacity_rows)} by {seed}",
-        lambda: (_dealt(hotness.shape[-1], len(capacity_rows), seed),),
-    )[0]
+    dealt = _dealt(hotness.shape[-1], len(capacity_rows), seed)
     if hotness.ndim == 1:
         # One order serves all: what is dealt to a GPU stands in it from hot to cold already.
         order = hotness_order(hotness)
@@ -58,12 +57,14 @@ def random(
     ]
 
 
-def _dealt(num_nodes: int, num_gpus: int, seed: int) -> NDArray[np.uint16]:
-    """The GPU of each id: shuffled, then cut into blocks of equal size."""
-    ids = np.arange(num_nodes, dtype=np.int64)
+@functools.lru_cache(maxsize=DEALS)
+def _dealt(num_nodes: int, num_gpus: int, seed: int) -> NDArray[np.integer]:
+    """The GPU of each id: shuffled, then cut into blocks of equal size. Not to be written to."""
+    # Half the bytes are half the time; the same places change hands whatever lies there.
+    ids = np.arange(num_nodes, dtype=np.int32 if num_nodes < 2**31 else np.int64)
     np.random.default_rng(seed).shuffle(ids)
     size = -(-num_nodes // num_gpus)
-    dealt = np.empty(num_nodes, np.uint16)
+    dealt = np.empty(num_nodes, np.uint8 if num_gpus <= 256 else np.uint16)
     for g in range(num_gpus):
         dealt[ids[g * size : (g + 1) * size]] = g
     return dealt

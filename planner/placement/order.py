@@ -19,6 +19,8 @@ from runtime.errors import InputError
 Probabilities = NDArray[np.float32] | NDArray[np.float64]
 """p(v): share of a rank's batches whose input set holds v. Shape [N], or [G, N] per GPU."""
 
+SPARSE = 0.5
+"""Share of values above 0 up to which they are sorted by themselves."""
 _DIGIT_BITS = 11
 
 
@@ -113,7 +115,20 @@ def hot_to_cold(hotness: Probabilities) -> tuple[NDArray[np.int64], Probabilitie
 
 
 def _hot_to_cold(hotness: Probabilities) -> tuple[NDArray[np.int64], Probabilities]:
+    """Those above 0 are sorted; the others, of large graphs nearly all, stand in order already."""
     check_hotness(hotness)
+    hot = np.flatnonzero(hotness)
+    if hot.size > SPARSE * hotness.size:
+        return _sorted(hotness)
+    order, values = np.empty(hotness.size, np.int64), np.zeros_like(hotness)
+    ids, values[: hot.size] = _sorted(hotness[hot])
+    np.take(hot, ids, out=order[: hot.size])
+    order[hot.size :] = np.flatnonzero(hotness == 0)
+    return order, values
+
+
+def _sorted(hotness: Probabilities) -> tuple[NDArray[np.int64], Probabilities]:
+    """As `hot_to_cold`, of all values."""
     integer = np.int32 if hotness.dtype == np.float32 else np.int64
     bits = (hotness + hotness.dtype.type(0)).view(integer)  # + 0 turns -0.0 into 0.0
     top = bits.max(initial=0)
