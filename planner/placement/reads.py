@@ -12,6 +12,7 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from planner.placement.alike import memory_of
 from planner.side_by_side import side_by_side
 
 OWN, PEER, CROSS, HOST, DISK = range(5)
@@ -74,6 +75,8 @@ def count_reads(
         )
         of_law = dict(zip(drawn, summed, strict=True))
 
+        first = {(laws[g], memory_of(own[g])): g for g in reversed(clique)}
+
         def count(g: int, codes: NDArray[np.uint8] = codes, of_law: Sums = of_law) -> None:
             law = laws[g]
             everything = len(own[g]) == heat.shape[1]  # ids are distinct
@@ -83,7 +86,9 @@ def count_reads(
             reads[g] = np.where(rest > 1e-9 * of_law[law], rest, 0.0)
             reads[g, OWN] = held.sum()
 
-        side_by_side(count, list(clique), items=heat.shape[1])
+        side_by_side(count, sorted(first.values()), items=heat.shape[1])
+        for g in clique:
+            reads[g] = reads[first[laws[g], memory_of(own[g])]]
     return reads
 
 
@@ -105,7 +110,10 @@ def mark_holders(own: Sequence[NDArray[np.int64]], num_nodes: int) -> NDArray[np
         ValueError: an own list names an id twice, or one that is not a vertex.
     """
     held = np.full(num_nodes, -1, np.int16)
+    last = {memory_of(ids): g for g, ids in enumerate(own)}
     for g, ids in enumerate(own):
+        if last[memory_of(ids)] != g:
+            continue  # who holds the same later is named anyway
         wrong = int(_mark(held, ids, g))
         if wrong >= 0:
             raise ValueError(

@@ -8,7 +8,7 @@ the best of Algorithm 1 under both and of split_k is taken, scored by the one ev
 """
 
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -16,6 +16,7 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from planner.placement.alike import repeated
 from planner.placement.costs import Case, RowCosts, alpha, alpha_star
 from planner.placement.evaluate import Evaluation, evaluate
 from planner.placement.order import Probabilities, hot_to_cold, hotness_order
@@ -169,13 +170,11 @@ def best_of(
         )
     order, q = hot_to_cold(shared)
     sorted_hotness = q if hotness.ndim == 1 else hotness[:, order]
-    readings: Mapping[str, Writer]
     if costs.case is Case.NOTHING or b == 0:
-        b, readings = 0, {"nothing": _replicate}
-    elif costs.case is Case.REPLICATE or n == 1 or b == shared.size:
-        readings = {"replicate": _replicate}
-    else:
-        readings = _readings(q.astype(np.float64), n, b, costs)
+        return _alike("nothing", order[:0], sorted_hotness, n, costs)
+    if costs.case is Case.REPLICATE or n == 1 or b == shared.size:
+        return _alike("replicate", order[:b], sorted_hotness, n, costs)
+    readings = _readings(q.astype(np.float64), n, b, costs)
     # Arrays take turns, the best so far and those tried: pages of new ones cost as much as filling.
     spare = [np.empty((n, b), np.int64) for _ in range(1 + min(PAIR, len(readings)))]
     variants: list[Variant] = []
@@ -195,6 +194,15 @@ def best_of(
             variants.append(variant)
     variants.sort(key=lambda variant: sort_key(variant, objective))
     return CliquePlacement(own=order[spare[0]], variants=tuple(variants))
+
+
+def _alike(
+    name: str, ids: NDArray[np.int64], sorted_hotness: Probabilities, n: int, costs: RowCosts
+) -> CliquePlacement:
+    """Every GPU holds those hottest ids."""
+    ranks = repeated(np.arange(ids.size, dtype=np.int64), n)
+    variant = as_variant(name, evaluate(sorted_hotness, list(ranks), costs))
+    return CliquePlacement(own=repeated(ids, n), variants=(variant,))
 
 
 def _readings(q: NDArray[np.float64], n: int, b: int, costs: RowCosts) -> dict[str, Writer]:

@@ -20,6 +20,7 @@ from planner.cost.model import Request, fixed_parts, launcher_bytes, row_bytes
 from planner.cost.on_cores import batch_and_timing
 from planner.cost.rates import lookup, ranks_here, readers, topology_bytes
 from planner.cost.row_rates import row_rate
+from planner.placement.alike import first_alike
 from planner.placement.costs import RowCosts
 from planner.placement.evaluate import evaluate
 from planner.placement.policy import Parts, Placement
@@ -161,7 +162,7 @@ def place_rows(
         ranks=_all_rank_rows(placement, shares, features, stored, _clustering(request, hotness)),
         host_rows=in_host,
         code_bytes=code_bytes(request.graph.num_nodes),
-        distinct_tables=len({own.tobytes() for own in placement.own}),
+        distinct_tables=len(set(first_alike(placement.own))),
     )
     return Placed(placement=placement, costs=costs, rows=placed)
 
@@ -192,13 +193,16 @@ def _all_rank_rows(
     total, touched = float(p.sum(dtype=np.float64)), touched_rows(p)
     runs: dict[tuple[int, ...], tuple[float, float]] = {}
     found: list[RankRows] = []
+    firsts = first_alike(placement.own)
+    kept_by = {first: touched_rows(p[placement.own[first]]) for first in set(firsts)}
     for rank, own in enumerate(placement.own):
         share = {kind: float(s) for kind, s in zip(KINDS, shares[rank], strict=True)}
         used = [kind for kind in KINDS if share[kind] > 0]
-        kept = touched_rows(p[own])
+        kept = kept_by[firsts[rank]]
         request = (1.0, 0.0)
         if share["disk"] > 0:
-            holders = _holders(placement, rank, peers=share["peer"] > 0)
+            peers = share["peer"] > 0
+            holders = _clique_of(placement, rank) if peers else (firsts[rank],)
             if holders not in runs:
                 runs[holders] = _disk_requests(placement, holders, p, stored_bytes, clustering)
             request = runs[holders]
@@ -216,12 +220,8 @@ def _all_rank_rows(
     return found
 
 
-def _holders(placement: Placement, rank: int, *, peers: bool) -> tuple[int, ...]:
-    """The ranks whose copies a rank reads; of ranks that keep the same rows the first."""
-    if peers:
-        return tuple(next(clique for clique in placement.cliques if rank in clique))
-    own = placement.own
-    return (next(g for g in range(rank + 1) if g == rank or np.array_equal(own[g], own[rank])),)
+def _clique_of(placement: Placement, rank: int) -> tuple[int, ...]:
+    return tuple(next(clique for clique in placement.cliques if rank in clique))
 
 
 def _disk_requests(
