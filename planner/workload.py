@@ -57,6 +57,10 @@ class BatchProfile:
     independently of each other: fewer, where neighbours have neighbouring ids."""
     disk_bytes: float = 1.0
     """The same of the bytes they move."""
+    last_vertices: list[int] = field(default_factory=list[int])
+    """As `vertices`, of an epoch's last, smaller batch; empty: there is none."""
+    last_edges: list[int] = field(default_factory=list[int])
+    """And its drawn edges."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

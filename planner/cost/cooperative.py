@@ -139,7 +139,17 @@ def part_profile(batch: BatchProfile, part: Part) -> BatchProfile:
         vertices=[*(_dealt(v, num_ranks) for v in batch.vertices[:-1]), _inputs(batch, inputs)],
         edges=[_dealt(e, num_ranks) for e in batch.edges],
         block_edges=[_dealt(e, num_ranks) for e in batch.block_edges],
+        last_vertices=_last(batch, num_ranks, inputs),
+        last_edges=[round(n / num_ranks) for n in batch.last_edges],
     )
+
+
+def _last(batch: BatchProfile, num_ranks: float, inputs: float) -> list[int]:
+    """A rank's part of an epoch's last batch; its inputs are as often remote as a whole one's."""
+    if not batch.last_vertices:
+        return []
+    *inner, outer = batch.last_vertices
+    return [*(round(n / num_ranks) for n in inner), round(outer * inputs / batch.vertices[-1].mean)]
 
 
 def _dealt(spread: Spread, num_ranks: float) -> Spread:

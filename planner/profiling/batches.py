@@ -87,6 +87,8 @@ def interpolated(
         vertices=[s.scaled(factor) for s in near.vertices],
         edges=[s.scaled(factor) for s in near.edges],
         block_edges=[s.scaled(factor) for s in near.block_edges],
+        last_vertices=[round(n * factor) for n in near.last_vertices],
+        last_edges=[round(n * factor) for n in near.last_edges],
     )
     hot = Hotness(
         seeds_per_rank=seeds,

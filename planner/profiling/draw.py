@@ -73,6 +73,33 @@ def drawer(graph: Graph, workload: Workload, sampler: Sampler, num_ranks: int) -
     return draw
 
 
+def last_batch(
+    graph: Graph, workload: Workload, sampler: Sampler, num_ranks: int
+) -> MiniBatch | None:
+    """The first rank's part of an epoch's last batch, where that is smaller than the others.
+
+    Links are left out: their last batch takes less of everything.
+
+    Raises:
+        SamplerError: as `drawer`.
+    """
+    if str(graph.task) == "link" or is_typed(workload):
+        return None
+    if graph.num_train <= workload.batch_size or graph.num_train % workload.batch_size == 0:
+        return None
+    schedule = SeedSchedule(
+        graph.train_idx, workload.batch_size, seed=workload.seed, num_ranks=num_ranks, rank=0
+    )
+    step = schedule.num_steps - 1
+    seeds, input_id, total = schedule.share(PROFILE_EPOCH, step)
+    if seeds.size == 0:
+        return None
+    drawn = _sampler(graph, workload, sampler, schedule.num_steps)
+    return drawn.sample(
+        seeds, epoch=PROFILE_EPOCH, step=step, input_id=input_id, global_num_seeds=total
+    )
+
+
 def _sampler(
     graph: Graph, workload: Workload, sampler: Sampler, steps_per_epoch: int
 ) -> BatchSampler:

@@ -49,12 +49,33 @@ def _types(graph: Graph, settings: PlanSettings) -> GraphTypes | None:
 
 
 def timing_request(
-    graph: Graph, settings: PlanSettings, batch: BatchProfile, combination: Combination
+    graph: Graph,
+    settings: PlanSettings,
+    batch: BatchProfile,
+    combination: Combination,
+    *,
+    with_last: bool = False,
 ) -> TimingRequest:
     """What a timing process builds: the settings' model on blocks like those of their sampler.
 
     Its steps follow the loader's work, as they do in line.
+
+    Args:
+        graph: the dataset.
+        settings: their sampler and model.
+        batch: of one rank.
+        combination: ranks and threads.
+        with_last: look at the bytes of the epoch's last batch too.
     """
+    weighted = is_weighted(sampler_of(settings))
+    last = None
+    if with_last and batch.last_vertices:
+        last = BatchShape(
+            vertices=batch.last_vertices,
+            edges=batch.last_edges,
+            dialect=settings.dialect,
+            weighted=weighted,
+        )
     return TimingRequest(
         workload=settings.workload,
         in_dim=graph.feature_dim,
@@ -64,8 +85,9 @@ def timing_request(
             batch,
             settings.dialect,
             links=str(graph.task) == "link",
-            weighted=is_weighted(sampler_of(settings)),
+            weighted=weighted,
         ),
+        last=last,
         types=_types(graph, settings),
         scales=SCALES,
         threads=combination.threads,

@@ -13,7 +13,7 @@ for more rows than those takes the likelier.
 """
 
 import itertools
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from planner.cost.disk import counted_runs, expected_runs
 from planner.cost.request import row_bytes
 from planner.placement.analytic import neighbor_hotness, seed_probability, smooth
-from planner.profiling.draw import drawer, whole_steps
+from planner.profiling.draw import drawer, last_batch, whole_steps
 from planner.progress import Progress
 from planner.workload import BatchProfile, Hotness, Spread
 from runtime.features.direct import read_header
@@ -151,6 +151,13 @@ def presample(
         if (step + 1) % (2 * turn) == 0 and known and counts.enough():
             break
     batch, hotness = _summary(counts, -(-workload.batch_size // num_ranks))
+    last = last_batch(graph, workload, sampler, num_ranks)
+    if last is not None:
+        batch = replace(
+            batch,
+            last_vertices=np.cumsum(last.num_sampled_nodes).tolist(),
+            last_edges=list(last.num_sampled_edges),
+        )
     return batch, _smoothed(hotness, graph, workload, sampler, num_ranks)
 
 

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ from planner.profiling.bench import Bench
 from planner.profiling.loader_kept import Loader
 from planner.profiling.serving import half_width
 from planner.profiling.synthetic import synthetic_batch
-from planner.profiling.timed_batches import some_degrees
+from planner.profiling.timed_batches import some_degrees, timed_batch
 from planner.profiling.timing_request import TimingAnswer
 
 WARMUP_STEPS = 10
@@ -90,20 +91,30 @@ class TimedModel:
         return float(np.median(seconds[1:]))
 
     def _activation_bytes(self) -> int:
-        """Most bytes of tensors that a step at the mean batch holds at once.
+        """Most bytes of tensors that a step holds at once, at the mean batch or the last one.
 
         What ranks keep of what they free comes on top, where there is room for it
         (`runtime.memory_sum.room_to_keep`): no plan needs it.
         """
-        from torch.profiler import ProfilerActivity, profile
+        bench, most = self._bench, _held(lambda: self._bench.turn(self._bench.steady, 0))
+        if bench.request.last is not None:
+            alike = replace(bench.request, shape=bench.request.last)
+            batch = timed_batch(alike, 1.0, 0)
+            most = max(most, _held(lambda: bench.step(batch)))
+        return most
 
-        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-            self._bench.turn(self._bench.steady, 0)
-        return held_bytes([
-            event.nbytes()
-            for event in sorted(_events(profiler), key=lambda event: event.start_ns())
-            if event.name() == MEMORY_EVENT
-        ])  # fmt: skip
+
+def _held(step: Callable[[], object]) -> int:
+    """Most bytes of tensors that a step holds at once."""
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        step()
+    return held_bytes([
+        event.nbytes()
+        for event in sorted(_events(profiler), key=lambda event: event.start_ns())
+        if event.name() == MEMORY_EVENT
+    ])  # fmt: skip
 
 
 def held_bytes(changes: Sequence[int]) -> int:

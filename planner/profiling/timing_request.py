@@ -21,6 +21,9 @@ class TimingRequest:
     threads: int
     steps: int
     """Measured steps of each scale."""
+    last: BatchShape | None = None
+    """Of an epoch's last, smaller batch, whose layers may sum and multiply in another order, and
+    hold more while they do; only its bytes are looked at. None: it is not asked for."""
     types: GraphTypes | None = None
     """Of the graph, for model rgcn."""
     rank: int = 0

@@ -92,7 +92,11 @@ class _Rounds:
 
     def time(self, team: Team, combination: Combination) -> None:
         """One more round of a combination's steps."""
-        request = timing_request(self._graph, self._settings, self._batch, combination)
+        # Bytes are alike in all combinations of the same ranks.
+        first = combination == self.ordered[0]
+        request = timing_request(
+            self._graph, self._settings, self._batch, combination, with_last=first
+        )
         self._steps[combination].append(team.time(request, combination.ranks))
 
     def load(self, team: Team) -> None:
