@@ -38,18 +38,6 @@ from runtime.plan import Sampler, Workload
 from runtime.sampling.minibatch import MiniBatch
 
 
-def spin(seconds: float) -> Callable[[], float]:
-    """Computes in the interpreter, whose lock it wants all the while."""
-
-    def run() -> float:
-        start, until = time.perf_counter(), time.thread_time() + seconds
-        while time.thread_time() < until:
-            sum(range(100))
-        return time.perf_counter() - start
-
-    return run
-
-
 def pause(seconds: float) -> float:
     """Sleeps, and says for how long."""
     return seconds_of(lambda: time.sleep(seconds))
@@ -89,9 +77,36 @@ def test_long_steps_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(steps) == WARM_TURNS + LEAST_BATCHES
 
 
+class FairLock:
+    """A lock that is given to who has waited longest, whatever else the machine does."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._next = self._now = 0
+
+    def __enter__(self) -> None:
+        with self._changed:
+            mine = self._next
+            self._next += 1
+            self._changed.wait_for(lambda: self._now == mine)
+
+    def __exit__(self, *_: object) -> None:
+        with self._changed:
+            self._now += 1
+            self._changed.notify_all()
+
+
 def test_work_that_wants_the_same_lock_slows_steps_down_and_is_slowed_down() -> None:
-    # One lock, given on every 5 ms: each is twice as slow.
-    found = all_beside({"lock": spin(0.03)}, spin(0.03), {}, alone={"lock": 0.03})["lock"]
+    lock = FairLock()
+
+    def held() -> float:
+        start = time.perf_counter()
+        with lock:
+            time.sleep(0.02)
+        return time.perf_counter() - start
+
+    # Each waits for the other one's turn: twice as slow.
+    found = all_beside({"lock": held}, held, {}, alone={"lock": 0.02})["lock"]
     assert found.step > 1.3
     assert found.work > 1.3
 
