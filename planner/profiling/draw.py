@@ -78,7 +78,7 @@ def last_batch(
 ) -> MiniBatch | None:
     """The first rank's part of an epoch's last batch, where that is smaller than the others.
 
-    Links are left out: their last batch takes less of everything.
+    Links and typed graphs are left out: what theirs holds is not counted apart.
 
     Raises:
         SamplerError: as `drawer`.
