@@ -30,8 +30,14 @@ DISK_BUDGET_BYTES = 64 * 2**20
 def assemble(
     search: Search, explored: Explored, chosen: Priced
 ) -> tuple[Plan, dict[str, NDArray[Any]]]:
-    """The plan and its arrays."""
-    request = search.request
+    """The plan and its arrays.
+
+    Where few vertices stand for all, every vertex gets its place here, and what that costs is what
+    the plan predicts; candidates are compared, and bounded, on the few.
+    """
+    request, few = search.request, chosen
+    bound, prices = search.lower_bound(explored.priced), search.prices(few)
+    chosen = search.whole(few)
     listed, arrays = plan_arrays(chosen.placed, request.graph.num_nodes)
     machine = request.machine
     result = Plan(
@@ -42,10 +48,13 @@ def assemble(
         strategy=_strategy(search, chosen, listed),
         prediction=chosen.prediction,
         certificate=certificate(
-            chosen, search.lower_bound(explored.priced), complete=search.settings.policy != "auto"
+            chosen,
+            bound,
+            complete=search.settings.policy != "auto",
+            stride=search.stride(chosen.candidate),
         ),
-        shadow_prices=search.prices(chosen),
-        alternatives=alternatives(explored.priced, chosen, explored.left_out),
+        shadow_prices=prices,
+        alternatives=alternatives(explored.priced, few, explored.left_out),
         statistics_class=statistics_of(search.settings, chosen.candidate).value,
     )
     return result, arrays

@@ -40,8 +40,10 @@ from planner.solver.joined import combinations_of, joined_candidates
 from planner.solver.kinds.allowed import unfit
 from planner.solver.sampling import statistics_of
 from planner.solver.search import Search
+from planner.thinned import thinned
 from planner.ways_out import advice, ways_out
 from runtime.graph.dataset import Graph, open_graph
+from runtime.npy import release_pages
 from runtime.plan import GraphRef, Plan, refuse_foreign_folder, save_plan
 from runtime.sampling.statistics import StatisticsClass
 
@@ -152,6 +154,8 @@ def searches_for(
     profiling = portion(say, 0.0, PROFILED)
     profiled = _profiles(graph, settled_requests, machine, profiling, measure=measure)
     say("pricing candidates", PROFILED)
+    for array in (graph.indptr, graph.indices):
+        release_pages(array)  # a large graph's lists leave room for what is priced
     return [
         _search(graph, settings, machine, found, measure=measure)
         for settings, found in zip(settled_requests, profiled, strict=True)
@@ -175,8 +179,8 @@ def _search(
             ),
         ),
         settings=settings,
-        hotness={seeds: hot.finished() for seeds, hot in found.hotness.items()},
-        out_degree=functools.cache(lambda: final(count_out_degree(graph.indices, graph.num_nodes))),
+        hotness={seeds: thinned(hot.finished()) for seeds, hot in found.hotness.items()},
+        out_degree=functools.cache(functools.partial(_out_degree, graph)),
         parts=functools.cache(functools.partial(_parts, graph)),
         draws=GraphDraws(
             graph=graph, settings=settings, machine=machine.fingerprint, measure=measure
@@ -225,6 +229,13 @@ def _choose(search: Search, priced: list[Priced]) -> Priced:
             needed_bytes=error.needed_bytes,
             available_bytes=error.available_bytes,
         ) from None
+
+
+def _out_degree(graph: Graph) -> NDArray[np.int64]:
+    """Lists each vertex stands in; the lists are not needed again."""
+    counted = final(count_out_degree(graph.indices, graph.num_nodes))
+    release_pages(graph.indices)
+    return counted
 
 
 def _parts(graph: Graph, name: str, ranks: int) -> NDArray[np.int32]:

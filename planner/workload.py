@@ -4,6 +4,7 @@ Made by planner.profiling with the real sampler; read by the cost model. All cou
 and batch, for one size of the rank's share of the global batch.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -243,7 +244,7 @@ class Combination:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Hotness:
-    """Access frequencies of one batch size; arrays of length num_nodes."""
+    """Access frequencies of one batch size; arrays of length num_nodes, or of `ids`."""
 
     seeds_per_rank: int
     first_half: NDArray[np.float32]
@@ -252,7 +253,38 @@ class Hotness:
     num_batches: int
     """Over both halves."""
     topology: NDArray[np.float32]
-    """Mean neighbour reads from each vertex's list, per batch."""
+    """Mean neighbour reads from each vertex's list, per batch; empty where some stand for all."""
+    whole: "Hotness | None" = None
+    """Of all vertices, where these are some that stand for others (`planner.thinned`)."""
+    ids: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    """Which those are, ascending; empty where every vertex is here."""
+    stride: int = 1
+    """Vertices that each of these stands for, the last of them for what is left."""
+    order: Callable[[], NDArray[np.int32]] | None = None
+    """All vertices from hot to cold, sorted when first asked for; where these stand for them."""
+
+    @property
+    def everything(self) -> "Hotness":
+        """Of all vertices."""
+        return self.whole or self
+
+    @property
+    def num_vertices(self) -> int:
+        """Of the graph."""
+        return self.everything.first_half.size
+
+    @property
+    def weight(self) -> float:
+        """Vertices that each of these stands for, on the mean."""
+        return self.num_vertices / max(1, self.first_half.size)
+
+    def places(self, rows: int) -> int:
+        """Of these vertices, as many as a memory for so many rows surely holds all runs of."""
+        return self.first_half.size if rows >= self.num_vertices else rows // self.stride
+
+    def most_places(self, rows: int) -> int:
+        """Of these vertices, no fewer than runs that a memory for so many rows can hold."""
+        return min(self.first_half.size, -(-rows // self.stride))
 
     def finished(self) -> "Hotness":
         """Itself, whose arrays nobody changes any more: what is made of them may be kept."""

@@ -5,6 +5,7 @@
 
 import io
 import math
+import mmap
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -50,6 +51,18 @@ def map_npy(path: Path) -> NDArray[Any]:
     if shape:
         return np.asarray(np.memmap(path, dtype, "r", offset, shape, order))
     return np.fromfile(path, dtype, 1, offset=offset).reshape(shape)
+
+
+def release_pages(array: NDArray[Any]) -> None:
+    """Give back the memory that a mapped array's pages take; they are read again where needed.
+
+    Arrays that are not mapped stay as they are.
+    """
+    owner: object = array
+    while isinstance(owner, np.ndarray):
+        owner = owner.base
+    if isinstance(owner, mmap.mmap):
+        owner.madvise(mmap.MADV_DONTNEED)
 
 
 def npy_of(data: bytes) -> NDArray[Any]:

@@ -53,10 +53,19 @@ PLAN_FILE = "plan.json"
 _log = logging.getLogger(__name__)
 
 
-def _npy_bytes(array: NDArray[Any]) -> bytes:
-    buffer = io.BytesIO()
-    np.save(buffer, np.ascontiguousarray(array), allow_pickle=False)
-    return buffer.getvalue()
+def _npy_parts(array: NDArray[Any]) -> tuple[bytes, memoryview]:
+    """A .npy file's header and values, these without a copy."""
+    values = np.ascontiguousarray(array)
+    header = io.BytesIO()
+    np.lib.format.write_array_header_1_0(header, np.lib.format.header_data_from_array_1_0(values))
+    return header.getvalue(), values.reshape(-1).view(np.uint8).data
+
+
+def _sha256(parts: tuple[bytes, memoryview]) -> str:
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(part)
+    return digest.hexdigest()
 
 
 def with_identity(plan: Plan) -> Plan:
@@ -81,12 +90,16 @@ def save_plan(plan: Plan, arrays: dict[str, NDArray[Any]], folder: Path) -> Plan
     try:
         refs: dict[str, ArrayRef] = {}
         written: dict[str, str] = {}
+        hashed: dict[int, str] = {}
         for name in sorted(arrays):
-            data = _npy_bytes(arrays[name])
-            digest = hashlib.sha256(data).hexdigest()
+            parts = _npy_parts(arrays[name])
+            same = id(arrays[name])  # ranks that hold the same share one array
+            digest = hashed[same] if same in hashed else _sha256(parts)
+            hashed[same] = digest
             if digest not in written:
                 written[digest] = f"{name}.npy"
-                (staging / f"{name}.npy").write_bytes(data)
+                with (staging / f"{name}.npy").open("wb") as file:
+                    file.writelines(parts)
             refs[name] = ArrayRef(
                 file=written[digest],
                 sha256=digest,

@@ -4,7 +4,8 @@ Devices whose memories hold everything, or everything hot, hold the same; of a g
 a list is nearly a gigabyte.
 """
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,12 +23,12 @@ def repeated(ids: NDArray[np.int64], times: int) -> NDArray[np.int64]:
     return np.lib.stride_tricks.as_strided(row, (times, row.size), (0, row.strides[0]))
 
 
-def memory_of(ids: NDArray[np.int64]) -> Hashable:
+def memory_of(ids: NDArray[Any]) -> Hashable:
     """What is equal where two lists are the same memory: they are equal then, too."""
     return ids.ctypes.data, ids.shape, ids.strides, ids.dtype.str
 
 
-def first_alike(own: list[NDArray[np.int64]]) -> list[int]:
+def first_alike(own: Sequence[NDArray[Any]]) -> list[int]:
     """The first device that holds what each one does, by content.
 
     >>> a = np.array([1, 2])
@@ -44,7 +45,7 @@ def first_alike(own: list[NDArray[np.int64]]) -> list[int]:
     return firsts
 
 
-def _equal(one: NDArray[np.int64], other: NDArray[np.int64]) -> bool:
+def _equal(one: NDArray[Any], other: NDArray[Any]) -> bool:
     few = slice(0, FEW)  # lists that differ do so at once, as a rule
     return (
         one.size == other.size

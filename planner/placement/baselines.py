@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.placement.order import Probabilities, degree_order, hotness_order
+from planner.side_by_side import LONG, side_by_side
 
 DEALS = 4
 """Random dealings that are kept, a byte for each node: one for each number of GPUs."""
@@ -80,8 +81,18 @@ def count_out_degree(
     indices: NDArray[np.int32] | NDArray[np.int64], num_nodes: int
 ) -> NDArray[np.int64]:
     """Number of lists each vertex stands in, shape [num_nodes]."""
-    total = np.zeros(num_nodes, np.int64)
-    _count(indices, total)
+    narrow = indices.size < 2**31  # half the memory that is written to at random
+
+    def counted(part: NDArray[np.integer]) -> NDArray[np.integer]:
+        total = np.zeros(num_nodes, np.int32 if narrow else np.int64)
+        _count(part, total)
+        return total
+
+    parts = np.array_split(indices, 2 if indices.size >= LONG else 1)
+    first, *rest = side_by_side(counted, parts, items=indices.size)
+    total = first.astype(np.int64)
+    for part in rest:
+        total += part
     return total
 
 

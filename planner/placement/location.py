@@ -10,8 +10,10 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from planner.placement.alike import first_alike
 from planner.placement.costs import RowCosts
 from planner.placement.reads import mark_holders
+from planner.side_by_side import side_by_side
 from runtime.errors import PlanError
 from runtime.features.location import MAX_SOURCES, SOURCE_BITS, Codes, LocationTable, encode
 from runtime.plan import Source
@@ -59,10 +61,11 @@ def build_locations(
     num_devices = len(own)
     elsewhere = _elsewhere(num_nodes, num_devices, on_host)
     tables: list[Codes] = [elsewhere] * num_devices
+    firsts = first_alike(list(own))
     for clique in [range(num_devices)] if cliques is None else cliques:
         clique_table = _with_peers(elsewhere, own, clique, num_devices, costs, on_host)
         for position, g in enumerate(clique):
-            same = [h for h in clique[:position] if np.array_equal(own[h], own[g])]
+            same = [h for h in clique[:position] if firsts[h] == firsts[g]]
             tables[g] = tables[same[0]] if same else _with_own(clique_table, own[g])
     return _share_equal(tables)
 
@@ -105,14 +108,7 @@ def _with_own(clique_table: Codes, own: NDArray[np.int64]) -> Codes:
 
 def _share_equal(tables: list[Codes]) -> list[Codes]:
     """The same tables, with equal ones being one object."""
-    distinct: list[Codes] = []
-    shared: list[Codes] = []
-    for table in tables:
-        equal = next((d for d in distinct if d is table or np.array_equal(d, table)), None)
-        if equal is None:
-            distinct.append(table)
-        shared.append(table if equal is None else equal)
-    return shared
+    return [tables[first] for first in first_alike(tables)]
 
 
 def check_locations(
@@ -136,11 +132,14 @@ def check_locations(
         mark_holders(own, num_nodes)
     except ValueError as error:
         raise PlanError(f"own rows: {error}; plan again") from None
-    checked: list[tuple[Codes, NDArray[np.int64]]] = []
+    distinct: dict[tuple[int, int], int] = {}
     for rank, codes in enumerate(tables):
-        if any(codes is table and ids is own[rank] for table, ids in checked):
-            continue
+        distinct.setdefault((id(codes), id(own[rank])), rank)
+
+    def check(rank: int) -> None:
+        codes = tables[rank]
         if codes.shape != (num_nodes,):
             raise PlanError(f"rank {rank}: expected {num_nodes} codes, found shape {codes.shape}")
         LocationTable(codes, named).check(own_ids, rank)
-        checked.append((codes, own[rank]))
+
+    side_by_side(check, sorted(distinct.values()), items=num_nodes)

@@ -1,6 +1,6 @@
 """Batches for every number of ranks: drawn, or interpolated between drawn ones."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -37,8 +37,18 @@ def draw_all(
     settings: PlanSettings,
     combinations: Sequence[Combination],
     progress: Progress | None,
+    *,
+    keep: Callable[[Hotness], Hotness] = lambda hotness: hotness,
 ) -> tuple[dict[int, BatchProfile], dict[int, Hotness]]:
-    """Batch sizes and hotness for each number of ranks, by seeds per rank."""
+    """Batch sizes and hotness for each number of ranks, by seeds per rank.
+
+    Args:
+        graph: the dataset.
+        settings: sampler and global batch.
+        combinations: whose numbers of ranks.
+        progress: told how far it is.
+        keep: puts a number's hotness away, where several at once are too much for memory.
+    """
     ranks = sorted({c.num_ranks for c in combinations} | {1 for c in combinations if c.shared})
     sampler = sampler_of(settings)
     batches: dict[int, BatchProfile] = {}
@@ -46,7 +56,7 @@ def draw_all(
 
     def draw(count: int) -> None:
         batch, hot = presample(graph, settings.workload, sampler, count, progress=progress)
-        batches[batch.seeds_per_rank], hotness[batch.seeds_per_rank] = batch, hot
+        batches[batch.seeds_per_rank], hotness[batch.seeds_per_rank] = batch, keep(hot)
 
     for count in {ranks[0], ranks[len(ranks) // 2], ranks[-1]}:
         draw(count)
@@ -59,7 +69,8 @@ def draw_all(
         if rough or len(ranks) <= MOST_SAMPLED:
             draw(count)
         else:
-            batches[seeds], hotness[seeds] = interpolated(seeds, batches, hotness)
+            batches[seeds], between_them = interpolated(seeds, batches, hotness)
+            hotness[seeds] = keep(between_them)
     return batches, hotness
 
 

@@ -7,6 +7,8 @@ otherwise it is ~/.cache/gnnplan/profiles.
 import os
 import shutil
 import tempfile
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +21,8 @@ from runtime.npy import map_npy
 
 PROFILE_FILE = "profile.json"
 ARRAYS = ("first_half", "second_half", "topology")
+MAPPED_BYTES = 1 << 28
+"""Of one number of ranks' arrays, from which they stay on the disk and are mapped."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,8 +58,37 @@ def load(key: str, folder: Path | None = None) -> Profile | None:
     return Profile(numbers=numbers, hotness=hotness)
 
 
-def save(key: str, profile: Profile, folder: Path | None = None) -> None:
-    """Keep a profile, as a whole or not at all.
+class Staged:
+    """A profile that is being made: its arrays are on disk before the last of it is known."""
+
+    def __init__(self, place: Path) -> None:
+        self._place = place
+        self.finished = False
+
+    def keep(self, hotness: Hotness) -> Hotness:
+        """The same, whose arrays are mapped from the disk where they are large.
+
+        Raises:
+            OSError: they cannot be written.
+        """
+        seeds = hotness.seeds_per_rank
+        for name in ARRAYS:
+            np.save(_array_file(self._place, name, seeds), getattr(hotness, name))
+        return _load_hotness(self._place, seeds, hotness.num_batches)
+
+    def finish(self, numbers: WorkloadProfile) -> None:
+        """Write what the arrays belong to: the profile is whole.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        (self._place / PROFILE_FILE).write_text(codec.dumps(numbers))
+        self.finished = True
+
+
+@contextmanager
+def staged(key: str, folder: Path | None = None) -> Generator[Staged]:
+    """Make a profile piece by piece; it is kept once it is finished, as a whole or not at all.
 
     Raises:
         OSError: the folder cannot be written.
@@ -64,20 +97,37 @@ def save(key: str, profile: Profile, folder: Path | None = None) -> None:
     root.mkdir(parents=True, exist_ok=True)
     staging = Path(tempfile.mkdtemp(dir=root, prefix=f".{key}."))
     try:
-        for seeds, hotness in profile.hotness.items():
-            for name in ARRAYS:
-                np.save(staging / f"{name}_{seeds}.npy", getattr(hotness, name))
-        (staging / PROFILE_FILE).write_text(codec.dumps(profile.numbers))
-        # What was there is damaged, or another process's, and as good as this.
-        earlier = take_name(staging, root / key)
-        if earlier is not None:
-            shutil.rmtree(earlier, ignore_errors=True)
+        made = Staged(staging)
+        yield made
+        if made.finished:
+            # What was there is damaged, or another process's, and as good as this.
+            earlier = take_name(staging, root / key)
+            if earlier is not None:
+                shutil.rmtree(earlier, ignore_errors=True)
     finally:
         shutil.rmtree(staging, ignore_errors=True)
 
 
+def save(key: str, profile: Profile, folder: Path | None = None) -> None:
+    """Keep a profile, as a whole or not at all.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
+    with staged(key, folder) as made:
+        for hotness in profile.hotness.values():
+            made.keep(hotness)
+        made.finish(profile.numbers)
+
+
+def _array_file(place: Path, name: str, seeds: int) -> Path:
+    return place / f"{name}_{seeds}.npy"
+
+
 def _load_hotness(place: Path, seeds: int, num_batches: int) -> Hotness:
-    first, second, topology = (np.array(map_npy(place / f"{name}_{seeds}.npy")) for name in ARRAYS)
+    mapped = [map_npy(_array_file(place, name, seeds)) for name in ARRAYS]
+    large = sum(array.nbytes for array in mapped) >= MAPPED_BYTES
+    first, second, topology = mapped if large else [np.array(array) for array in mapped]
     if first.ndim != 1 or any(a.shape != first.shape for a in (second, topology)):
         raise ValueError(f"{place}: expected one value per node")
     if {a.dtype for a in (first, second, topology)} != {np.dtype(np.float32)}:

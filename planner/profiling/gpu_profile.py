@@ -47,13 +47,14 @@ def gpu_profile(
     key = profile_key(graph, settings, anywhere, combinations)
     drawn = cached(key, graph, measure=measure)
     if drawn is None:
-        batches, hotness = draw_all(graph, settings, combinations, progress)
-        numbers = WorkloadProfile(
-            graph_fingerprint=graph.fingerprint,
-            sampler_fingerprint=key,
-            batches=[batches[seeds] for seeds in sorted(batches, reverse=True)],
-        )
-        cache.save(key, Profile(numbers=numbers, hotness=hotness))
+        with cache.staged(key) as made:
+            batches, hotness = draw_all(graph, settings, combinations, progress, keep=made.keep)
+            numbers = WorkloadProfile(
+                graph_fingerprint=graph.fingerprint,
+                sampler_fingerprint=key,
+                batches=[batches[seeds] for seeds in sorted(batches, reverse=True)],
+            )
+            made.finish(numbers)
         drawn = cache.load(key) or Profile(numbers=numbers, hotness=hotness)
     work = settings.workload
     outputs = {"binary": 1, "link": work.hidden}.get(str(graph.task), graph.num_classes)

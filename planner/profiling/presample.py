@@ -56,7 +56,8 @@ class _Counts:
     block_edges: list[list[int]] = field(default_factory=list[list[int]])
     halves: list[NDArray[np.float32]] = field(default_factory=list[NDArray[np.float32]])
     half_batches: list[int] = field(default_factory=lambda: [0, 0])
-    topology: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
+    topology: NDArray[np.float32] = field(default_factory=lambda: np.zeros(0, np.float32))
+    """Neighbour reads: whole numbers, exact below 2^24."""
     edge_types: list[NDArray[np.int64]] = field(default_factory=list[NDArray[np.int64]])
     node_types: list[NDArray[np.int64]] = field(default_factory=list[NDArray[np.int64]])
     runs: list[tuple[float, float]] = field(default_factory=list[tuple[float, float]])
@@ -68,7 +69,7 @@ class _Counts:
 
     def __post_init__(self) -> None:
         self.halves = [np.zeros(self.num_nodes, np.float32) for _ in range(2)]
-        self.topology = np.zeros(self.num_nodes, np.float64)
+        self.topology = np.zeros(self.num_nodes, np.float32)
 
     def add(self, batch: MiniBatch, half: int) -> None:
         """Count one batch into one of the halves."""
@@ -214,7 +215,7 @@ def _summary(counts: _Counts, seeds_per_rank: int) -> tuple[BatchProfile, Hotnes
     np.abs(np.subtract(first, second, out=beside), out=beside)
     error = float(beside.sum(dtype=np.float64)) / total if total > 0 else 0.0
     del beside
-    counts.topology /= max(1, len(counts.vertices))
+    counts.topology /= np.float32(max(1, len(counts.vertices)))
     profile = BatchProfile(
         seeds_per_rank=seeds_per_rank,
         num_batches=len(counts.vertices),
@@ -233,7 +234,7 @@ def _summary(counts: _Counts, seeds_per_rank: int) -> tuple[BatchProfile, Hotnes
         first_half=first,
         second_half=second,
         num_batches=len(counts.vertices),
-        topology=counts.topology.astype(np.float32),
+        topology=counts.topology,
     )
     return profile, hotness
 

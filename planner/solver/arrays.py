@@ -7,10 +7,8 @@ from numpy.typing import NDArray
 
 from planner.placement.location import build_locations, check_locations, sources
 from planner.solver.placing import Placed
-from runtime.features.location import SOURCE_BITS, Codes, encode
+from runtime.features.location import Codes, LocationTable, renumber
 from runtime.plan import Source
-
-_SOURCE_MASK = (1 << SOURCE_BITS) - 1
 
 
 def plan_arrays(placed: Placed, num_nodes: int) -> tuple[list[Source], dict[str, NDArray[Any]]]:
@@ -41,22 +39,17 @@ def plan_arrays(placed: Placed, num_nodes: int) -> tuple[list[Source], dict[str,
 
 
 def used_sources(tables: list[Codes], named: list[Source]) -> tuple[list[Source], list[Codes]]:
-    """Drop the sources no table points to, and renumber the rest.
+    """Drop the sources no table points to, and renumber the rest in place.
 
     A listed peer makes every read an exchange between ranks, so it matters that none is listed
     for nothing.
     """
-    counts = np.zeros(len(named), dtype=np.int64)
-    for codes in {id(t): t for t in tables}.values():
-        numbers = (codes & _SOURCE_MASK).astype(np.int64)
-        counts += np.bincount(numbers, minlength=len(named))
+    distinct = list({id(codes): codes for codes in tables}.values())
+    counts = np.sum([LocationTable(codes, named).count() for codes in distinct], axis=0)
     kept = np.flatnonzero(counts)
-    renumbered = np.zeros(len(named), dtype=np.int64)
-    renumbered[kept] = np.arange(kept.size)
-    done: dict[int, Codes] = {}
-    for codes in tables:
-        if id(codes) not in done:
-            numbers = renumbered[(codes & _SOURCE_MASK).astype(np.int64)]
-            slots = (codes >> SOURCE_BITS).astype(np.int64)
-            done[id(codes)] = encode(numbers, slots, wide=codes.dtype == np.uint64)
-    return [named[i] for i in kept], [done[id(codes)] for codes in tables]
+    numbers = np.zeros(len(counts), dtype=np.int64)
+    numbers[kept] = np.arange(kept.size)
+    if (numbers[kept] != kept).any():
+        for codes in distinct:
+            renumber(codes, numbers)
+    return [named[i] for i in kept], tables

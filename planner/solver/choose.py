@@ -192,19 +192,22 @@ def _no_gain(candidate: Candidate, gain: float) -> str:
     return f"{_faster(gain)}: {idle_words(candidate) or 'the simpler one is kept'}"
 
 
-def certificate(chosen: Priced, lower_bound: float, complete: bool) -> Certificate:
+def certificate(chosen: Priced, lower_bound: float, complete: bool, stride: int = 1) -> Certificate:
     """How far the plan can be from the best, within the model.
 
     Args:
         chosen: the plan's candidate.
         lower_bound: step seconds if every row came from its cheapest place and no memory bound.
         complete: every candidate was priced with every policy.
+        stride: vertices that each one stood for in what was compared and bounded.
     """
     objective = chosen.seconds
     bound = min(lower_bound, objective)
     gap = (objective - bound) / objective if objective > 0 else 0.0
     tried = "optimal" if gap < 1e-9 else "feasible"
     extent = "all candidates priced" if complete else "policies tried on the fastest candidates"
+    if stride > 1:
+        extent += f", on one of every {stride} vertices by heat"
     return Certificate(
         objective=objective,
         lower_bound=bound,

@@ -5,7 +5,7 @@ decides. The result is put in the cost model's terms, its hit rates cross-valida
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,7 @@ from planner.cost.model import Request, fixed_parts, launcher_bytes, row_bytes
 from planner.cost.on_cores import batch_and_timing
 from planner.cost.rates import lookup, ranks_here, readers, topology_bytes
 from planner.cost.row_rates import row_rate
+from planner.kept import final
 from planner.placement.alike import first_alike
 from planner.placement.costs import RowCosts
 from planner.placement.evaluate import evaluate
@@ -27,6 +28,7 @@ from planner.placement.policy import Parts, Placement
 from planner.solver.network_gpu import contended_network
 from planner.solver.placing_gpu import gpu_room, gpu_row_costs
 from planner.solver.policies import place
+from planner.thinned import Spread, Spreading
 from planner.workload import Hotness
 
 KINDS = ("own", "peer", "host", "disk")
@@ -54,6 +56,8 @@ class Placed:
     placement: Placement
     costs: RowCosts
     rows: PlacedRows
+    spread: Callable[[NDArray[np.int64]], NDArray[np.int64]] = lambda ids: ids
+    """From ids of the placement to the vertices that they stand for."""
 
 
 def code_bytes(num_nodes: int) -> int:
@@ -104,10 +108,10 @@ def row_costs(request: Request, candidate: Candidate, hotness: Hotness, room: Ca
     if candidate.kind == "cuda":
         return gpu_row_costs(request, candidate)
     stored, machine, ranks = row_bytes(request.graph), request.machine, candidate.num_ranks
-    rows = float(hotness.features.sum(dtype=np.float64))
+    rows = float(hotness.features.sum(dtype=np.float64)) * hotness.weight
     coordinates = {
         "row_bytes": float(stored),
-        "working_set_bytes": max(1.0, touched_rows(hotness.features)) * stored,
+        "working_set_bytes": max(1.0, touched_rows(hotness.features) * hotness.weight) * stored,
         "readers": float(readers(candidate) * candidate.threads.gather),
     }
     local = lookup(machine, "gather", **coordinates).seconds
@@ -131,40 +135,59 @@ def place_rows(
     out_degree: NDArray[np.int64] | None,
     parts: Parts | None = None,
 ) -> Placed:
-    """Place the rows by the candidate's policy, and say what each rank is left to read."""
+    """Place the rows by the candidate's policy, and say what each rank is left to read.
+
+    Where few vertices stand for all, the placement is of those; what it says of rows is of all.
+
+    Args:
+        request: graph, machine and budgets.
+        candidate: ranks and policy.
+        hotness: of a rank's batches.
+        shared_host: whether the host may map rows for all ranks.
+        out_degree: as `planner.placement.policy.place` takes it, of every vertex.
+        parts: likewise.
+    """
     room = capacity(request, candidate, shared_host=shared_host)
     costs = row_costs(request, candidate, hotness, room)
-    stored = row_bytes(request.graph)
+    stored, few = row_bytes(request.graph), hotness.stride > 1
     gpus = candidate.kind == "cuda"
     network = contended_network(request.machine, candidate, stored) if gpus else None
+
+    degrees = out_degree
+    if few and out_degree is not None:
+        degrees = final(out_degree[hotness.ids])
+
+    def parts_here(name: str, ranks: int) -> NDArray[np.int32]:
+        assert parts is not None
+        return parts(name, ranks)[hotness.ids] if few else parts(name, ranks)
 
     def choose(p: NDArray[np.float32]) -> Placement:
         return place(
             candidate.policy,
             p,
             costs,
-            [room.own_rows] * candidate.num_ranks,
+            [hotness.places(room.own_rows)] * candidate.num_ranks,
             cliques=candidate.groups,
-            host_rows=room.host_rows,
-            out_degree=out_degree,
-            parts=parts,
+            host_rows=None if room.host_rows is None else hotness.places(room.host_rows),
+            out_degree=degrees,
+            parts=None if parts is None else parts_here,
             row_bytes=stored,
             seed=request.workload.seed,
             network=network,
         )
 
-    features = hotness.features
-    placement = choose(features)
+    placement = choose(hotness.features)
     shares = shares_of(choose, hotness, costs)
     in_host = request.graph.num_nodes if room.host_rows is None else room.host_rows
     placed = PlacedRows(
         policy=candidate.policy,
-        ranks=_all_rank_rows(placement, shares, features, stored, _clustering(request, hotness)),
+        ranks=rank_rows(request, placement, shares, hotness),
         host_rows=in_host,
         code_bytes=code_bytes(request.graph.num_nodes),
         distinct_tables=len(set(first_alike(placement.own))),
     )
-    return Placed(placement=placement, costs=costs, rows=placed)
+    found = Placed(placement=placement, costs=costs, rows=placed)
+    return replace(found, spread=Spreading(hotness)) if few else found
 
 
 def shares_of(
@@ -182,39 +205,43 @@ def shares_of(
     return cross_validated(hotness.first_half, hotness.second_half, rows)
 
 
-def _all_rank_rows(
-    placement: Placement,
-    shares: Shares,
-    p: NDArray[np.float32],
-    stored_bytes: int,
-    clustering: tuple[float, float] = (1.0, 1.0),
+def rank_rows(
+    request: Request, placement: Placement, shares: Shares, hotness: Hotness
 ) -> list[RankRows]:
-    """Rows, working sets and honest shares of every rank; `p` [N] is gone over once for all."""
-    total, touched = float(p.sum(dtype=np.float64)), touched_rows(p)
+    """Rows, working sets and honest shares of every rank; hotness is gone over once for all.
+
+    Args:
+        request: whose graph the rows are of.
+        placement: of the vertices that `hotness` has.
+        shares: of rows by rank and kind of source, cross-validated.
+        hotness: of a rank's batches; what is said is of all vertices.
+    """
+    p, weight = hotness.features, hotness.weight
+    total, touched = float(p.sum(dtype=np.float64)) * weight, touched_rows(p) * weight
     runs: dict[tuple[int, ...], tuple[float, float]] = {}
     found: list[RankRows] = []
     firsts = first_alike(placement.own)
-    kept_by = {first: touched_rows(p[placement.own[first]]) for first in set(firsts)}
+    kept_by = {first: touched_rows(p[placement.own[first]]) * weight for first in set(firsts)}
     for rank, own in enumerate(placement.own):
         share = {kind: float(s) for kind, s in zip(KINDS, shares[rank], strict=True)}
         used = [kind for kind in KINDS if share[kind] > 0]
         kept = kept_by[firsts[rank]]
-        request = (1.0, 0.0)
+        asked = (1.0, 0.0)
         if share["disk"] > 0:
             peers = share["peer"] > 0
             holders = _clique_of(placement, rank) if peers else (firsts[rank],)
             if holders not in runs:
-                runs[holders] = _disk_requests(placement, holders, p, stored_bytes, clustering)
-            request = runs[holders]
+                runs[holders] = _disk_requests(request, placement, holders, hotness)
+            asked = runs[holders]
         found.append(
             RankRows(
                 # Cross-validated shares, not the flattered ones of the placement's counts [A9].
                 rows={kind: total * share[kind] for kind in used},
                 working_rows={kind: kept if kind == "own" else touched - kept for kind in used},
                 shares={kind: share[kind] for kind in used},
-                own_rows=len(own),
-                disk_requests=request[0],
-                disk_request_bytes=request[1],
+                own_rows=round(len(own) * weight),
+                disk_requests=asked[0],
+                disk_request_bytes=asked[1],
             )
         )
     return found
@@ -225,30 +252,23 @@ def _clique_of(placement: Placement, rank: int) -> tuple[int, ...]:
 
 
 def _disk_requests(
-    placement: Placement,
-    holders: tuple[int, ...],
-    p: NDArray[np.float32],
-    stored_bytes: int,
-    clustering: tuple[float, float],
+    request: Request, placement: Placement, holders: tuple[int, ...], hotness: Hotness
 ) -> tuple[float, float]:
     """Requests per row, and their mean bytes, for rows that neither those ranks nor the host has.
 
-    (1, 0) where there are none. `clustering`: requests and bytes of whole batches, as counted over
-    as expected of independent rows; what is left of a batch is taken to lie together as much.
+    (1, 0) where there are none. What is left of a batch is taken to lie together as much as whole
+    batches do: as counted, over as expected of independent rows.
     """
-    far = p.copy()
+    batch = request.profile.batch(hotness.seeds_per_rank)
+    near = np.zeros(hotness.features.size, np.bool_)
     if placement.on_host is not None:
-        far[placement.on_host] = 0
+        near[placement.on_host] = True
     for rank in holders:
-        far[placement.own[rank]] = 0
-    reads, moved = expected_runs(far, stored_bytes)
+        near[placement.own[rank]] = True
+    far = hotness.everything.features.copy()  # rows that lie together: of all, whoever stands here
+    far[Spread(hotness).mask(near)] = 0
+    reads, moved = expected_runs(far, row_bytes(request.graph))
     if reads <= 0:
         return 1.0, 0.0
-    reads, moved = reads * clustering[0], moved * clustering[1]
+    reads, moved = reads * batch.disk_requests, moved * batch.disk_bytes
     return reads / float(far.sum(dtype=np.float64)), moved / reads
-
-
-def _clustering(request: Request, hotness: Hotness) -> tuple[float, float]:
-    """How much of the independent rows' requests and bytes whole batches take."""
-    batch = request.profile.batch(hotness.seeds_per_rank)
-    return batch.disk_requests, batch.disk_bytes

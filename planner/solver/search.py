@@ -6,7 +6,7 @@ what the sampler may do otherwise. Which choices there are, what each changes an
 tried is the kinds' own (`planner.solver.kinds`): the search knows none of them by name.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
 from planner.candidate import Candidate
@@ -81,11 +81,24 @@ class Search(Question):
 
     def price(self, candidate: Candidate) -> Priced:
         """Place and price one candidate, or what its kinds make of one that contradicts itself."""
+        return self._priced(candidate, self._place)
+
+    def whole(self, p: Priced) -> Priced:
+        """The same with a place for every vertex, where those priced stand for others."""
+        few = self.stride(p.candidate) > 1
+        return self._priced(p.candidate, self._place_all) if few else p
+
+    def stride(self, candidate: Candidate) -> int:
+        """Vertices that each of those which are placed for it stands for."""
+        return self._hotness(candidate).stride
+
+    def _priced(self, candidate: Candidate, place: Callable[[Candidate], Placed]) -> Priced:
+        """The candidate, its rows placed in that way."""
         for kind in kinds_of(candidate):
             candidate = kind.settled(candidate)
         request = self._request(candidate)
         candidate = with_capture(self.settings, request, candidate)
-        placed = self._place(candidate)
+        placed = place(candidate)
         for kind in kinds_of(candidate):
             request, placed = kind.adjusted(request, candidate, placed, self.draws)
         prediction = predict(request, candidate, placed.rows)
@@ -115,6 +128,13 @@ class Search(Question):
             made = (kind.place(self, request, candidate, hotness) for kind in kinds)
             self.memo[key] = next(placed for placed in made if placed is not None)
         return self.memo[key]
+
+    def _place_all(self, candidate: Candidate) -> Placed:
+        """The rows of every vertex; kept by nobody, since they are as many as the graph's."""
+        request, hotness = self._request(candidate), self._hotness(candidate)
+        placed, kinds = self._place(candidate), kinds_of(candidate)
+        made = (kind.spread(self, request, candidate, placed, hotness) for kind in kinds)
+        return next((found for found in made if found is not None), placed)
 
     def _problem(self, request: Request, candidate: Candidate, hotness: Hotness) -> object:
         """What a candidate's placement depends on."""

@@ -126,13 +126,35 @@ def encode(
     if int(numbers.max(initial=0)) >= MAX_SOURCES or int(numbers.min(initial=0)) < 0:
         raise ValueError(f"expected source numbers in [0, {MAX_SOURCES})")
     kind = np.uint64 if wide else np.uint32
-    return (slots.astype(kind) << kind(SOURCE_BITS)) | numbers.astype(kind)
+    codes: Codes = slots.astype(np.uint64) if wide else slots.astype(np.uint32)
+    codes <<= kind(SOURCE_BITS)
+    np.bitwise_or(codes, numbers, out=codes, dtype=kind, casting="unsafe")  # checked above
+    return codes
+
+
+def renumber(codes: Codes, numbers: NDArray[np.integer]) -> None:
+    """Change every code's source number, in place.
+
+    Args:
+        codes: shape (n,).
+        numbers: the new number of each source, in [0, 256); shape (256,).
+    """
+    _renumber(codes, numbers.astype(codes.dtype))
 
 
 def host_table(num_nodes: int) -> LocationTable:
     """Every node on the host at its own row: features without a cache, and topology today."""
     rows = np.arange(num_nodes, dtype=np.int64)
     return LocationTable(encode(np.zeros(num_nodes, np.uint8), rows), [Source(kind="host")])
+
+
+@numba.njit(cache=True, nogil=True)
+@typing.no_type_check
+def _renumber(codes, numbers):
+    mask = numbers.dtype.type(SOURCE_MASK)
+    for i in range(codes.size):
+        number = codes[i] & mask
+        codes[i] = (codes[i] ^ number) | numbers[number]
 
 
 @numba.njit(cache=True, nogil=True)

@@ -143,7 +143,8 @@ def test_a_failing_rank_ends_the_job_and_is_named(
 
 
 INTERRUPTED = """
-import sys
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # also where the tests run behind nohup
 from pathlib import Path
 from runtime import launch
 

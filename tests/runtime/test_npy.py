@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from runtime import npy
-from runtime.npy import map_npy, npy_of
+from runtime.npy import map_npy, npy_of, release_pages
 
 
 def saved(folder: Path, array: np.ndarray) -> Path:
@@ -40,6 +40,22 @@ def test_values_are_those_that_were_saved(tmp_path: Path, array: np.ndarray):
         assert found.shape == array.shape
         assert found.dtype == array.dtype
         assert (found == array).all()
+
+
+def resident_file_bytes() -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssFile"))
+
+
+def test_pages_that_are_released_leave_memory_and_are_read_again(tmp_path: Path):
+    mapped = map_npy(saved(tmp_path, np.ones(4 << 20)))
+    before = resident_file_bytes()
+    assert mapped.sum() == 4 << 20
+    assert resident_file_bytes() - before > 16 << 20
+    release_pages(mapped[10:])  # a view is of the same mapping
+    assert resident_file_bytes() - before < 4 << 20
+    assert mapped.sum() == 4 << 20
+    release_pages(np.ones(3))  # nothing is mapped
 
 
 @pytest.mark.parametrize(

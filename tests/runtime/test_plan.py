@@ -1,13 +1,17 @@
 """Plans round-trip, keep their identity, and refuse damage."""
 
+import hashlib
+import io
 import json
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from runtime import codec
 from runtime.errors import PlanError
@@ -109,6 +113,27 @@ def test_equal_arrays_share_a_file_and_repetition_is_byte_identical(tmp_path: Pa
         assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
 
 
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.arange(12, dtype=np.uint64).reshape(3, 4),
+        np.asfortranarray(np.arange(12.0).reshape(3, 4)),
+        np.zeros((0, 3), np.float32),
+        np.array([True, False]),
+        np.arange(10)[::3],
+    ],
+    ids=["rows", "columns", "empty", "flags", "strided"],
+)
+def test_an_array_is_written_as_numpy_would(tmp_path: Path, array: NDArray[Any]):
+    saved = save_plan(example(), {"one": array, "same": array}, tmp_path / "p")
+    expected = io.BytesIO()
+    np.save(expected, np.ascontiguousarray(array))
+    written = (tmp_path / "p" / "one.npy").read_bytes()
+    assert written == expected.getvalue()
+    assert saved.arrays["one"].sha256 == hashlib.sha256(written).hexdigest()
+    assert saved.arrays["same"].file == "one.npy"
+
+
 def test_identity_changes_with_content(tmp_path: Path):
     first = save_plan(example(), ARRAYS, tmp_path / "a")
     second = save_plan(replace(example(), statistics_class="unbiased"), ARRAYS, tmp_path / "b")
@@ -125,10 +150,14 @@ def test_a_folder_with_other_files_is_refused_and_untouched(tmp_path: Path):
 def test_a_full_disk_leaves_the_earlier_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     saved = save_plan(example(), ARRAYS, tmp_path / "p")
 
-    def full_disk(_self: Path, _data: bytes) -> int:
-        raise OSError(28, "No space left on device")
+    plain = Path.open
 
-    monkeypatch.setattr(Path, "write_bytes", full_disk)
+    def full_disk(path: Path, mode: str = "r", *args: Any, **named: Any) -> Any:
+        if "w" in mode:
+            raise OSError(28, "No space left on device")
+        return plain(path, mode, *args, **named)
+
+    monkeypatch.setattr(Path, "open", full_disk)
     with pytest.raises(OSError, match="No space"):
         save_plan(replace(example(), version="1"), ARRAYS, tmp_path / "p")
     assert load_plan(tmp_path / "p") == saved

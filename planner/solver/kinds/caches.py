@@ -58,11 +58,12 @@ class Caches(Kind):
         self, ask: Question, request: Request, candidate: Candidate, hotness: Hotness
     ) -> Placed | None:
         """Slots of the caches beside what the host holds."""
+        whole = hotness.everything  # batches are drawn, and read by id
         return place_behind_caches(
             request,
             candidate,
-            hotness,
-            _curve(ask, request, candidate, hotness),
+            whole,
+            _curve(ask, request, candidate, whole),
             shared_host=ask.settings.shared_host,
         )
 

@@ -9,10 +9,13 @@ from planner.solver.floor import reads_floor
 from planner.solver.kinds.kind import Ask, Kind, LeftOut, Question
 from planner.solver.placing import Placed, capacity, place_rows
 from planner.solver.policies import NEEDS_DEGREE
+from planner.solver.spreading import spread_rows
 from planner.workload import Hotness
 
 POLICIES = ("song-jiang", "joint", "degree", "random", "naive")
 """Placements that auto tries beside none, the plain ones first: equal times keep the plainer."""
+BY_HEAT = ("none", "song-jiang", "joint", "legion", "gnnlab")
+"""Placements that look at nothing but how hot a vertex is."""
 
 
 class FixedRows(Kind):
@@ -52,6 +55,15 @@ class FixedRows(Kind):
             parts=ask.parts,
         )
 
+    def spread(
+        self, ask: Question, request: Request, candidate: Candidate, placed: Placed,
+        hotness: Hotness,
+    ) -> Placed | None:  # fmt: skip
+        """Where heat alone decides, each as the one that stands for it; else placed anew."""
+        if candidate.policy in BY_HEAT or hotness.stride == 1:
+            return spread_rows(request, placed, hotness)
+        return self.place(ask, request, candidate, hotness.everything)
+
     def floor(
         self, ask: Question, request: Request, candidate: Candidate, placed: Placed,
         hotness: Hotness,
@@ -59,4 +71,6 @@ class FixedRows(Kind):
         """By weak duality, at these costs and capacities."""
         room = capacity(request, candidate, shared_host=ask.settings.shared_host)
         cliques = placed.placement.cliques
-        return reads_floor(hotness, placed.costs, room.own_rows, room.host_rows, cliques)
+        own = hotness.most_places(room.own_rows)
+        on_host = None if room.host_rows is None else hotness.most_places(room.host_rows)
+        return reads_floor(hotness, placed.costs, own, on_host, cliques)

@@ -148,6 +148,14 @@ class Kind(ABC):
         del ask, request, candidate, hotness
         return None
 
+    def spread(
+        self, ask: Question, request: Request, candidate: Candidate, placed: Placed,
+        hotness: Hotness,
+    ) -> Placed | None:  # fmt: skip
+        """The rows of all vertices, where this kind placed those that stand for them."""
+        del ask, request, candidate, placed, hotness
+        return None
+
     def adjusted(
         self, request: Request, candidate: Candidate, placed: Placed, draws: Draws | None
     ) -> tuple[Request, Placed]:

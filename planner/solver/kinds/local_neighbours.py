@@ -51,7 +51,8 @@ class LocalNeighbours(Kind):
         """Sizes and shares as drawn with the preference."""
         if candidate.las is None or draws is None:
             return request, placed
-        drawn = draws.local(candidate.num_ranks, candidate.las, placed.placement.own[0])
+        held = placed.spread(placed.placement.own[0])
+        drawn = draws.local(candidate.num_ranks, candidate.las, held)
         if isinstance(drawn, str):
             return request, placed
         return preferring_local(request, candidate, placed, drawn)

@@ -34,7 +34,8 @@ class OwnedRows(Kind):
         self, ask: Question, request: Request, candidate: Candidate, hotness: Hotness
     ) -> Placed | None:
         """What fits of each owner's hottest."""
-        return place_shared(request, candidate, hotness, shared_host=ask.settings.shared_host)
+        whole = hotness.everything  # owners are dealt by id
+        return place_shared(request, candidate, whole, shared_host=ask.settings.shared_host)
 
     def floor(
         self, ask: Question, request: Request, candidate: Candidate, placed: Placed,
@@ -42,4 +43,4 @@ class OwnedRows(Kind):
     ) -> float | None:  # fmt: skip
         """Each rank with its share of the hottest rows."""
         room = capacity(request, candidate, shared_host=ask.settings.shared_host)
-        return shared_floor(hotness, placed.costs, room.own_rows, candidate.num_ranks)
+        return shared_floor(hotness.everything, placed.costs, room.own_rows, candidate.num_ranks)

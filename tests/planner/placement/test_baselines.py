@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from planner.placement import baselines
 from planner.placement.baselines import count_out_degree, degree, naive, pagraph_score, random
 
 
@@ -46,6 +47,15 @@ def test_degree_replicates_the_vertices_that_stand_in_most_lists():
     counts = count_out_degree(indices, 5)
     assert counts.tolist() == [0, 2, 1, 3, 0]
     assert [ids.tolist() for ids in degree(counts, [2, 3])] == [[3, 1], [3, 1, 2]]
+
+
+@pytest.mark.parametrize("kind", [np.int32, np.int64])
+def test_lists_counted_in_parts_are_counted_once(monkeypatch: pytest.MonkeyPatch, kind: type):
+    indices = np.random.default_rng(0).integers(0, 40, 1001).astype(kind)
+    monkeypatch.setattr(baselines, "LONG", 1)
+    counts = count_out_degree(indices, 50)
+    assert counts.dtype == np.int64
+    assert counts.tolist() == np.bincount(indices, minlength=50).tolist()
 
 
 @pytest.mark.parametrize(

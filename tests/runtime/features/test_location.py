@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from runtime.errors import PlanError
-from runtime.features.location import LocationTable, encode, host_table
+from runtime.features.location import LocationTable, encode, host_table, renumber
 from runtime.plan import Source
 
 SOURCES = [Source(kind="own"), Source(kind="peer", rank=1), Source(kind="host")]
@@ -35,6 +35,17 @@ def test_what_does_not_fit_a_code_is_refused() -> None:
         encode(np.array([256]), one)
     with pytest.raises(ValueError, match="slots"):
         encode(one, np.array([-1]))
+
+
+@pytest.mark.parametrize("wide", [False, True])
+def test_sources_take_new_numbers_and_slots_stay(wide: bool) -> None:
+    rng = np.random.default_rng(3)
+    numbers, slots = rng.integers(0, 5, 500), rng.integers(0, 1 << 24, 500)
+    codes = encode(numbers, slots, wide=wide)
+    new = np.zeros(256, np.int64)
+    new[:5] = [3, 0, 255, 1, 2]
+    renumber(codes, new)
+    assert np.array_equal(codes, encode(new[numbers], slots, wide=wide))
 
 
 def _table(wide: bool) -> tuple[LocationTable, dict[int, Any]]:

@@ -1,0 +1,50 @@
+"""A placement of vertices that stand for others, as one of all vertices.
+
+Every vertex lies where the one that stands for it was placed: the same memories are filled and the
+same reads are left, to a run of vertices. What the placement costs is evaluated anew over all.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+
+from planner.cost.request import Request
+from planner.placement.alike import first_alike
+from planner.placement.evaluate import evaluate
+from planner.solver.placing import KINDS, Placed, rank_rows
+from planner.thinned import Spread
+from planner.workload import Hotness
+
+
+def spread_rows(request: Request, placed: Placed, hotness: Hotness) -> Placed:
+    """The placement of every vertex.
+
+    Args:
+        request: whose rows they are.
+        placed: of the vertices that `hotness` has; shares of reads stay those cross-validated
+            there.
+        hotness: as it was placed on.
+    """
+    if hotness.stride == 1:
+        return placed
+    spread, everything, found = Spread(hotness), hotness.everything, placed.placement
+    firsts = first_alike(found.own)
+    lists = {g: spread.ids(found.own[g]) for g in set(firsts)}
+    own = [lists[first] for first in firsts]  # equal lists are one array
+    on_host = None if found.on_host is None else spread.mask(found.on_host)
+    whole = replace(
+        found,
+        own=own,
+        on_host=on_host,
+        evaluation=evaluate(
+            everything.features,
+            own,
+            placed.costs,
+            cliques=found.cliques,
+            on_host=on_host,
+            row_bytes=found.evaluation.row_bytes,
+        ),
+    )
+    shares = np.array([[r.shares.get(kind, 0.0) for kind in KINDS] for r in placed.rows.ranks])
+    ranks = rank_rows(request, whole, shares, everything)
+    return Placed(placement=whole, costs=placed.costs, rows=replace(placed.rows, ranks=ranks))
