@@ -4,6 +4,7 @@ Rates come from the machine, capacities from the budgets, rows from the profile;
 decides. The result is put in the cost model's terms, its hit rates cross-validated.
 """
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -32,6 +33,9 @@ from planner.thinned import Spread, Spreading
 from planner.workload import Hotness
 
 KINDS = ("own", "peer", "host", "disk")
+
+Choose = Callable[[NDArray[np.float32]], Placement]
+"""A placement of vertices that are that hot."""
 NARROW_CODE_BYTES, WIDE_CODE_BYTES = 4, 8
 NARROW_SLOTS = 1 << 24
 """Slots a 32-bit location code can name beside its source."""
@@ -126,6 +130,49 @@ def row_costs(request: Request, candidate: Candidate, hotness: Hotness, room: Ca
     return RowCosts(local=local, peer=peer, host=host, disk=disk)
 
 
+def chooser(
+    request: Request,
+    candidate: Candidate,
+    hotness: Hotness,
+    *,
+    shared_host: bool,
+    out_degree: NDArray[np.int64] | None,
+    parts: Parts | None = None,
+) -> Choose:
+    """What places the vertices of `hotness` by the candidate's policy, given how hot they are.
+
+    Args:
+        request: graph, machine and budgets.
+        candidate: ranks and policy.
+        hotness: of a rank's batches; it says which vertices those are.
+        shared_host: whether the host may map rows for all ranks.
+        out_degree: as `planner.placement.policy.place` takes it, of every vertex.
+        parts: likewise.
+    """
+    room = capacity(request, candidate, shared_host=shared_host)
+    stored, few = row_bytes(request.graph), hotness.stride > 1
+    gpus = candidate.kind == "cuda"
+    degrees = final(out_degree[hotness.ids]) if few and out_degree is not None else out_degree
+
+    def parts_here(name: str, ranks: int) -> NDArray[np.int32]:
+        assert parts is not None
+        return parts(name, ranks)[hotness.ids] if few else parts(name, ranks)
+
+    return functools.partial(
+        place,
+        candidate.policy,
+        costs=row_costs(request, candidate, hotness, room),
+        capacity_rows=[hotness.places(room.own_rows)] * candidate.num_ranks,
+        cliques=candidate.groups,
+        host_rows=None if room.host_rows is None else hotness.places(room.host_rows),
+        out_degree=degrees,
+        parts=None if parts is None else parts_here,
+        row_bytes=stored,
+        seed=request.workload.seed,
+        network=contended_network(request.machine, candidate, stored) if gpus else None,
+    )
+
+
 def place_rows(
     request: Request,
     candidate: Candidate,
@@ -138,44 +185,13 @@ def place_rows(
     """Place the rows by the candidate's policy, and say what each rank is left to read.
 
     Where few vertices stand for all, the placement is of those; what it says of rows is of all.
-
-    Args:
-        request: graph, machine and budgets.
-        candidate: ranks and policy.
-        hotness: of a rank's batches.
-        shared_host: whether the host may map rows for all ranks.
-        out_degree: as `planner.placement.policy.place` takes it, of every vertex.
-        parts: likewise.
+    Arguments are those of `chooser`.
     """
     room = capacity(request, candidate, shared_host=shared_host)
     costs = row_costs(request, candidate, hotness, room)
-    stored, few = row_bytes(request.graph), hotness.stride > 1
-    gpus = candidate.kind == "cuda"
-    network = contended_network(request.machine, candidate, stored) if gpus else None
-
-    degrees = out_degree
-    if few and out_degree is not None:
-        degrees = final(out_degree[hotness.ids])
-
-    def parts_here(name: str, ranks: int) -> NDArray[np.int32]:
-        assert parts is not None
-        return parts(name, ranks)[hotness.ids] if few else parts(name, ranks)
-
-    def choose(p: NDArray[np.float32]) -> Placement:
-        return place(
-            candidate.policy,
-            p,
-            costs,
-            [hotness.places(room.own_rows)] * candidate.num_ranks,
-            cliques=candidate.groups,
-            host_rows=None if room.host_rows is None else hotness.places(room.host_rows),
-            out_degree=degrees,
-            parts=None if parts is None else parts_here,
-            row_bytes=stored,
-            seed=request.workload.seed,
-            network=network,
-        )
-
+    choose = chooser(
+        request, candidate, hotness, shared_host=shared_host, out_degree=out_degree, parts=parts
+    )
     placement = choose(hotness.features)
     shares = shares_of(choose, hotness, costs)
     in_host = request.graph.num_nodes if room.host_rows is None else room.host_rows
@@ -187,11 +203,11 @@ def place_rows(
         distinct_tables=len(set(first_alike(placement.own))),
     )
     found = Placed(placement=placement, costs=costs, rows=placed)
-    return replace(found, spread=Spreading(hotness)) if few else found
+    return replace(found, spread=Spreading(hotness)) if hotness.stride > 1 else found
 
 
 def shares_of(
-    choose: Callable[[NDArray[np.float32]], Placement],
+    choose: Choose,
     hotness: Hotness,
     costs: RowCosts,
 ) -> Shares:

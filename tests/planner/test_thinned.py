@@ -7,9 +7,9 @@ import pytest
 
 from planner.candidate import Candidate
 from planner.cost.budget import Budgets
-from planner.cost.model import fixed_parts, predict
+from planner.cost.model import Request, fixed_parts, predict
 from planner.solver.placing import Placed, code_bytes, place_rows
-from planner.solver.spreading import spread_rows
+from planner.solver.spreading import of_all, spread_placement
 from planner.thinned import Spread, thinned
 from planner.workload import Hotness
 from tests.planner.cost.test_model import NODES, candidate, request
@@ -81,6 +81,10 @@ def test_memory_is_never_overfilled_and_a_bound_never_has_less() -> None:
         assert few.most_places(rows) >= few.places(rows)
 
 
+def everywhere(asked: Request, found: Placed, hotness: Hotness) -> Placed:
+    return of_all(asked, found, spread_placement(found, hotness), hotness)
+
+
 def placed_on(hotness: Hotness, policy: str, *, host: bool, share: float) -> Placed:
     two: Candidate = replace(candidate(ranks=2), policy=policy)
     beside = sum(fixed_parts(request(), two, 0, code_bytes(NODES)).values())
@@ -89,7 +93,7 @@ def placed_on(hotness: Hotness, policy: str, *, host: bool, share: float) -> Pla
     found = place_rows(
         asked, two, hotness, shared_host=host, out_degree=np.arange(NODES, dtype=np.int64)
     )
-    return spread_rows(asked, found, hotness)
+    return everywhere(asked, found, hotness)
 
 
 @pytest.mark.parametrize("host", [True, False])
@@ -127,7 +131,7 @@ def test_a_placement_says_which_vertices_its_ids_stand_for() -> None:
     two = replace(candidate(ranks=2), policy="song-jiang")
     for hotness in (whole, few):
         found = place_rows(request(), two, hotness, shared_host=True, out_degree=None)
-        spread = spread_rows(request(), found, hotness)
+        spread = everywhere(request(), found, hotness)
         held = found.placement.own[0]
         assert np.array_equal(found.spread(held), spread.placement.own[0])
         assert np.array_equal(spread.spread(held), held)

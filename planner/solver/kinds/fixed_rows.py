@@ -2,14 +2,19 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import TypedDict
+
+import numpy as np
+from numpy.typing import NDArray
 
 from planner.candidate import Candidate
 from planner.cost.model import Request
+from planner.placement.policy import Parts
 from planner.solver.floor import reads_floor
 from planner.solver.kinds.kind import Ask, Kind, LeftOut, Question
-from planner.solver.placing import Placed, capacity, place_rows
+from planner.solver.placing import Placed, capacity, chooser, place_rows
 from planner.solver.policies import NEEDS_DEGREE
-from planner.solver.spreading import spread_rows
+from planner.solver.spreading import of_all, spread_placement
 from planner.workload import Hotness
 
 POLICIES = ("song-jiang", "joint", "degree", "random", "naive")
@@ -46,23 +51,21 @@ class FixedRows(Kind):
         self, ask: Question, request: Request, candidate: Candidate, hotness: Hotness
     ) -> Placed | None:
         """By the named policy."""
-        return place_rows(
-            request,
-            candidate,
-            hotness,
-            shared_host=ask.settings.shared_host,
-            out_degree=ask.out_degree() if candidate.policy in NEEDS_DEGREE else None,
-            parts=ask.parts,
-        )
+        return place_rows(request, candidate, hotness, **_known(ask, candidate))
 
     def spread(
         self, ask: Question, request: Request, candidate: Candidate, placed: Placed,
         hotness: Hotness,
     ) -> Placed | None:  # fmt: skip
         """Where heat alone decides, each as the one that stands for it; else placed anew."""
-        if candidate.policy in BY_HEAT or hotness.stride == 1:
-            return spread_rows(request, placed, hotness)
-        return self.place(ask, request, candidate, hotness.everything)
+        if hotness.stride == 1:
+            return placed
+        if candidate.policy in BY_HEAT:
+            whole = spread_placement(placed, hotness)
+        else:
+            every = hotness.everything
+            whole = chooser(request, candidate, every, **_known(ask, candidate))(every.features)
+        return of_all(request, placed, whole, hotness)
 
     def floor(
         self, ask: Question, request: Request, candidate: Candidate, placed: Placed,
@@ -74,3 +77,19 @@ class FixedRows(Kind):
         own = hotness.most_places(room.own_rows)
         on_host = None if room.host_rows is None else hotness.most_places(room.host_rows)
         return reads_floor(hotness, placed.costs, own, on_host, cliques)
+
+
+class _Known(TypedDict):
+    """What policies may look at besides heat, and whether the host may hold rows."""
+
+    shared_host: bool
+    out_degree: NDArray[np.int64] | None
+    parts: Parts | None
+
+
+def _known(ask: Question, candidate: Candidate) -> _Known:
+    return _Known(
+        shared_host=ask.settings.shared_host,
+        out_degree=ask.out_degree() if candidate.policy in NEEDS_DEGREE else None,
+        parts=ask.parts,
+    )
