@@ -1,5 +1,6 @@
 """Plans for GPUs that are not here: whole folders from presets, marked as predicted."""
 
+import functools
 import json
 import warnings
 from dataclasses import replace
@@ -9,12 +10,14 @@ import numpy as np
 import pytest
 import torch
 
+from planner import pipeline
 from planner.cli import main
 from planner.errors import PlanDoesNotFit, SettingsError
 from planner.explain import explain, render
 from planner.pipeline import plan
 from planner.probe.presets import load_preset
 from planner.settings import PlanSettings
+from planner.thinned import thinned
 from runtime.comm.collectives import Communicator
 from runtime.features.location import LocationTable
 from runtime.graph.dataset import Graph
@@ -232,3 +235,35 @@ def test_the_command_plans_for_a_preset(
     document = json.loads(capsys.readouterr().out)
     assert document["machine"]["name"] == "perlmutter:2"
     assert {d["kind"] for d in document["strategy"]["devices"]} == {"cuda"}
+
+
+@pytest.mark.parametrize("policy", ["auto", "song-jiang", "joint", "degree", "random"])
+def test_a_plan_made_on_vertices_that_stand_for_others_places_all_of_them(
+    graph: Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, policy: str
+):
+    room = budget(graph, tmp_path / "q", "siton", 8, 700)
+    asked = {"devices": 8, "device_memory_bytes": room, "policy": policy}
+    exact = make(graph, tmp_path / "exact", "siton", **asked)
+    monkeypatch.setattr(pipeline, "thinned", functools.partial(thinned, enough=700))
+    made = make(graph, tmp_path / "p", "siton", **asked)
+    assert load_plan(tmp_path / "p", verify_arrays=True) == made
+    assert "one of every 7 vertices" in made.certificate.status
+    assert "one of every" not in exact.certificate.status
+    own = [load_array(made, tmp_path / "p", f"feature_own_ids_{g}") for g in range(8)]
+    for g, (ids, most) in enumerate(zip(own, exact.strategy.features.own_rows, strict=True)):
+        assert len(set(ids.tolist())) == len(ids) == made.strategy.features.own_rows[g]
+        assert policy == "auto" or most - 7 <= len(ids) <= most  # a run that does not fit is left
+        codes = load_array(made, tmp_path / "p", f"feature_location_{g}")
+        assert codes.shape == (graph.num_nodes,)
+        table = LocationTable(np.array(codes), made.strategy.features.sources)
+        table.check({h: np.array(rows) for h, rows in enumerate(own)}, g)
+    seconds = made.prediction.step_seconds.value
+    assert seconds == pytest.approx(exact.prediction.step_seconds.value, rel=0.01)
+    assert made.certificate.lower_bound <= made.certificate.objective
+    for memory in made.prediction.memory_bytes.values():
+        assert memory.headroom >= 0
+    for source, count in exact.prediction.traffic_bytes.items():
+        whole = sum(exact.prediction.traffic_bytes.values())
+        assert policy == "auto" or made.prediction.traffic_bytes[source] == pytest.approx(
+            count, abs=0.03 * whole
+        )
