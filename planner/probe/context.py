@@ -9,6 +9,7 @@ import numpy as np
 
 from planner.machine import Table
 from planner.probe.fit import monotone
+from planner.probe.patience import Patience, undisturbed
 from planner.probe.sizes import ProbeSizes, powers_up_to
 from planner.probe.team import Team
 from planner.probe.timing import Measurement, NoisePolicy, settled
@@ -28,6 +29,8 @@ class ProbeContext:
     """A folder for temporary files, on a disk if there is one; removed after the probe."""
     deadline: float = float("inf")
     """Reading of time.perf_counter after which noisy points are not repeated."""
+    patience: Patience = field(default_factory=undisturbed)
+    """With cores that are far apart for a while; tables are of cores as near as they get."""
     notes: list[str] = field(default_factory=list[str])
 
     def readers(self) -> list[int]:
@@ -41,7 +44,7 @@ class ProbeContext:
     def settle(self, sample: Callable[[], Sequence[float]], *, limit: float = 0.15) -> Measurement:
         """Measure one point, again where its spread is above `limit`."""
         policy = NoisePolicy(limit=limit, deadline=self.deadline, clock=time.perf_counter)
-        return settled(sample, policy)
+        return settled(lambda: self.patience.timed(sample), policy)
 
     def table(
         self,

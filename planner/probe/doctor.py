@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from planner.cache_folder import cache_path
 from planner.machine import MachineModel
 from planner.probe.nvml import Inventory, inventory
 from planner.probe.topology import Fault, changes, faults
@@ -224,7 +225,7 @@ def _pynvml() -> Finding:
 
 
 def _cache_folder() -> Finding:
-    folder = Path(os.environ.get("GNNPLAN_CACHE", Path.home() / ".cache" / "gnnplan"))
+    folder = cache_path()
     nearest = next(p for p in (folder, *folder.parents) if p.exists())
     good = os.access(nearest, os.W_OK)
     return Finding(

@@ -8,8 +8,11 @@ from typing import Any
 
 from planner.machine import Memory, Processor
 from planner.probe.pace import QUIET
+from planner.probe.patience import Patience
 
 PROC = Path("/proc")
+NOTED_SECONDS = 1.0
+"""Lost to cores that were far apart, from which the reader is told."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,6 +71,22 @@ def pace_notes(slower: float) -> list[str]:
     return [
         f"pace: equal work took {slower:.2f} times its least in the mean: neighbours outside this "
         "machine share its cores; probe and profile in a quieter hour"
+    ]
+
+
+def distance_notes(patience: Patience) -> list[str]:
+    """What the reader must know of cores that were far apart for a while.
+
+    Args:
+        patience: of the probe.
+    """
+    if patience.lost_seconds < NOTED_SECONDS and not patience.num_disturbed:
+        return []
+    kept = f"; {patience.num_disturbed} points were taken so" if patience.num_disturbed else ""
+    return [
+        f"cores: for {patience.lost_seconds:.0f} s of the probe a line between two cores took "
+        f"twice its least or more: the host moves this machine's cores apart at times{kept}. Steps "
+        "on several threads then take up to half as long again as predicted"
     ]
 
 

@@ -5,7 +5,6 @@ nothing disturbs what is being measured, and every table carries its spread. Rea
 each subject is a file of this folder.
 """
 
-import os
 import platform
 import shutil
 import statistics
@@ -16,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from planner.cache_folder import cache_folder
 from planner.errors import MachineError
 from planner.machine import (
     MachineModel,
@@ -28,12 +28,14 @@ from planner.machine import (
 )
 from planner.probe import collectives, disk, gpu, host, links, memory, overlap, sampling
 from planner.probe.context import ProbeContext, ProgressCallback
+from planner.probe.core_distance import core_distance
 from planner.probe.gpu_machine import with_gpus
 from planner.probe.hosts import measure_hosts
 from planner.probe.hosts_machine import join_hosts
 from planner.probe.hosts_team import HostTeam, Meeting
 from planner.probe.nvml import Inventory, inventory
 from planner.probe.pace import slowdown
+from planner.probe.patience import Patience
 from planner.probe.sizes import FULL, QUICK, ProbeSizes, fit_to
 from planner.probe.team import Team
 from planner.probe.timing import summarize
@@ -43,6 +45,8 @@ from runtime.device import available_ram_bytes, machine_facts, machine_fingerpri
 VERSION = "5"
 """Rises when tables mean something else; cached machines of another version are measured anew."""
 
+WAITED = 0.5
+"""Most seconds lost to cores that are far apart, over those that were measured."""
 SUBJECTS: tuple[tuple[str, float, Callable[[ProbeContext], dict[str, Table]]], ...] = (
     ("memory", 0.15, memory.measure),
     ("disk", 0.40, disk.measure),
@@ -56,8 +60,9 @@ SUBJECTS: tuple[tuple[str, float, Callable[[ProbeContext], dict[str, Table]]], .
 def probe(*, quick: bool = False, progress: ProgressCallback | None = None) -> MachineModel:
     """Measure this machine.
 
-    Takes under 20 s (quick) or 120 s (full) on an idle 2-core machine, and writes nothing but
-    temporary files in `cache_folder()`, to measure the disk that holds it.
+    Takes under 20 s (quick) or 120 s (full) on an idle 2-core machine, up to half as long again
+    where its cores are far apart at times, and writes nothing but temporary files in
+    `cache_folder()`, to measure the disk that holds it, and how near the cores were.
 
     Args:
         quick: coarser grids and fewer repeats.
@@ -104,13 +109,14 @@ def probe_with(sizes: ProbeSizes, *, progress: ProgressCallback | None = None) -
     try:
         started = time.perf_counter()
         report("starting processes", 0.0)
-        with Team(min(sizes.max_team, wanted)) as team:
+        with core_distance(cache_folder()) as distance, Team(min(sizes.max_team, wanted)) as team:
             context = ProbeContext(
                 team=team,
                 sizes=sizes,
                 cores=facts["cores"],
                 scratch=scratch,
                 deadline=started + sizes.retry_seconds,
+                patience=Patience(distance.slowdown, share=WAITED),
             )
             collectives.join(context)
             tables = _start_table(context, time.perf_counter() - started)
@@ -131,6 +137,7 @@ def probe_with(sizes: ProbeSizes, *, progress: ProgressCallback | None = None) -
     notes = context.notes + host.numa_notes(facts)
     notes += host.load_notes(before, host.read_load(), facts["cores"])
     notes += host.pace_notes(statistics.fmean(paces))
+    notes += host.distance_notes(context.patience)
     report("done", 1.0)
     machine = _assemble(facts, sizes, tables, noise, memories, notes, gpus)
     return with_gpus(machine, measured)
@@ -268,12 +275,3 @@ def cached_machine(*, quick: bool = False) -> MachineModel | None:
 
 def _cached_path() -> Path:
     return cache_folder() / f"machine-{machine_fingerprint()}.json"
-
-
-def cache_folder() -> Path:
-    """$GNNPLAN_CACHE, or gnnplan in the user's cache folder; made if it is not there."""
-    given = os.environ.get("GNNPLAN_CACHE")
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    folder = Path(given) if given else Path(base) / "gnnplan"
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder

@@ -1,10 +1,10 @@
 """Profiles on disk: a repeated plan reads the same numbers, and so is the same to the byte.
 
 A profile is a folder named by the hash of all that decided it. `GNNPLAN_CACHE` names the place;
-otherwise it is ~/.cache/gnnplan/profiles.
+otherwise it is gnnplan/profiles in
+the user's cache folder.
 """
 
-import os
 import shutil
 import tempfile
 from collections.abc import Generator
@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
+from planner.cache_folder import cache_path
 from planner.workload import Hotness, WorkloadProfile
 from runtime import codec
 from runtime.folders import take_name
@@ -35,9 +36,7 @@ class Profile:
 
 def cache_folder() -> Path:
     """Where profiles are kept."""
-    chosen = os.environ.get("GNNPLAN_CACHE")
-    root = Path(chosen) if chosen else Path.home() / ".cache" / "gnnplan"
-    return root / "profiles"
+    return cache_path() / "profiles"
 
 
 def load(key: str, folder: Path | None = None) -> Profile | None:
@@ -93,15 +92,15 @@ def staged(key: str, folder: Path | None = None) -> Generator[Staged]:
     Raises:
         OSError: the folder cannot be written.
     """
-    root = folder or cache_folder()
-    root.mkdir(parents=True, exist_ok=True)
-    staging = Path(tempfile.mkdtemp(dir=root, prefix=f".{key}."))
+    place = folder or cache_folder()
+    place.mkdir(parents=True, exist_ok=True)
+    staging = Path(tempfile.mkdtemp(dir=place, prefix=f".{key}."))
     try:
         made = Staged(staging)
         yield made
         if made.finished:
             # What was there is damaged, or another process's, and as good as this.
-            earlier = take_name(staging, root / key)
+            earlier = take_name(staging, place / key)
             if earlier is not None:
                 shutil.rmtree(earlier, ignore_errors=True)
     finally:

@@ -3,9 +3,12 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from planner.cache_folder import cache_folder
 from planner.cost.cooperative import part_of, part_profile
 from planner.errors import SettingsError
 from planner.machine import MachineModel
+from planner.probe.core_distance import core_distance
+from planner.probe.patience import Patience
 from planner.profiling import cache
 from planner.profiling.batches import MOST_SAMPLED, draw_all, draw_sharing
 from planner.profiling.cache import Profile
@@ -25,6 +28,8 @@ VERSION = 40
 
 DRAWN = 0.05
 """Of the progress of a profile: drawing batches. The rest is timing."""
+WAITED = 1.0
+"""Most seconds lost to cores that are far apart, over those that were timed."""
 GATHER_TABLES = ("gather", "mapped_gather", "disk_read")
 """Of the machine, against which a graph's gathers and reads of the disk are held."""
 
@@ -142,8 +147,10 @@ def _make(
     drawing, timing = portion(progress, 0.0, DRAWN), portion(progress, DRAWN, 1.0)
     drawn = [_Drawn(graph, each, drawing) for each in wanted]
     most = max(c.ranks for each in wanted for c in each.combinations)
-    with Team(most) as team:
-        found = iter(time_all(graph, [t for each in drawn for t in each.timed], team, timing))
+    with core_distance(cache_folder()) as distance, Team(most) as team:
+        patience = Patience(distance.slowdown, share=WAITED)
+        timed = [t for each in drawn for t in each.timed]
+        found = iter(time_all(graph, timed, team, timing, patience))
         return [
             each.profile(key, machine, found, team) for each, key in zip(drawn, keys, strict=True)
         ]

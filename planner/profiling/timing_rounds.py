@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from planner.probe.patience import Patience
 from planner.profiling.loader_seconds import LoadingAnswer
 from planner.profiling.loading_rounds import middle_loading
 from planner.profiling.model_seconds import (
@@ -41,6 +42,7 @@ def time_all(
     wanted: Sequence[TimedBatch],
     team: Team,
     progress: Progress | None,
+    patience: Patience,
 ) -> list[tuple[ModelTiming, LoadingAnswer]]:
     """Time all batch sizes: the model at every number of threads, and loading, in rounds.
 
@@ -52,6 +54,7 @@ def time_all(
         wanted: batch sizes, of one request or of several that are to be compared.
         team: processes.
         progress: told what is going on.
+        patience: with cores that are far apart for a while.
 
     Returns:
         Of each batch size what the model and what loading takes.
@@ -69,9 +72,9 @@ def time_all(
                     ranks, threads = combination.ranks, combination.threads
                     words = f"timing {each.what}, {ranks} ranks x {threads} threads"
                     progress(words, done / steps)
-                each.time(team, combination)
+                each.time(team, combination, patience)
                 done += 1
-            each.load(team)
+            each.load(team, patience)
     return [each.middle() for each in timed]
 
 
@@ -90,18 +93,20 @@ class _Rounds:
         """The sampler."""
         return self._settings.sampler
 
-    def time(self, team: Team, combination: Combination) -> None:
+    def time(self, team: Team, combination: Combination, patience: Patience) -> None:
         """One more round of a combination's steps."""
         # Bytes are alike in all combinations of the same ranks.
         first = combination == self.ordered[0]
         request = timing_request(
             self._graph, self._settings, self._batch, combination, with_last=first
         )
-        self._steps[combination].append(team.time(request, combination.ranks))
+        found = patience.timed(lambda: team.time(request, combination.ranks))
+        self._steps[combination].append(found)
 
-    def load(self, team: Team) -> None:
+    def load(self, team: Team, patience: Patience) -> None:
         """One more round of loading."""
-        self._loads.append(team.load(self._loading, self.ordered[0].ranks))
+        ranks = self.ordered[0].ranks
+        self._loads.append(patience.timed(lambda: team.load(self._loading, ranks)))
 
     def middle(self) -> tuple[ModelTiming, LoadingAnswer]:
         """The rounds in the middle."""

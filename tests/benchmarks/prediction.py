@@ -125,7 +125,7 @@ def run(wanted: list[int], out: Path, options: argparse.Namespace) -> None:
         factors = {}
         if case.role == "report":
             factors = factors_for(case.tier, list(finished.values()))
-        line = {"case": number} | measure_case(case, graph, here, factors, effort)
+        line = {"case": number} | measure_case(case, graph, here, factors, effort, options.patience)
         seconds = time.monotonic() - started
         pace.append(slowdown(PACE_SECONDS))
         append(out, line | {"seconds": seconds, "pace": pace})

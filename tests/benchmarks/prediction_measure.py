@@ -1,4 +1,11 @@
-"""One configuration of `prediction`: its candidates planned, then run in turn by real ranks."""
+"""One configuration of `prediction`: its candidates planned, then run in turn by real ranks.
+
+A virtual machine's host moves its cores apart for seconds or minutes, and steps on two threads are
+half as long again meanwhile (planner/probe/core_distance.py). So turns are short, those that were
+disturbed are taken again while patience lasts and left out otherwise, what all candidates of a
+round still have in common is taken out of it (`less_rounds`), and several rounds make a repeat,
+which is what intervals are held against.
+"""
 
 import json
 import os
@@ -11,13 +18,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from planner.assemble import assemble
+from planner.cache_folder import cache_folder
 from planner.calibrate import calibrated
 from planner.compare import factor_names, in_stacks
 from planner.cost.model import fixed_parts, row_bytes
 from planner.machine import MachineModel
 from planner.pipeline import search_for, searches_for
+from planner.probe.core_distance import core_distance
+from planner.probe.patience import SLOWER
 from planner.settings import PlanSettings
 from planner.solver.candidates_gpu import machine_candidates
 from planner.solver.choose import Priced, choose
@@ -41,9 +52,11 @@ from tests.support.ranks import free_port
 class Effort:
     """How long each candidate is measured."""
 
-    rounds: int
+    repeats: int
+    seconds: float
+    """Predicted seconds of one candidate in one repeat."""
     turn_seconds: float
-    """Predicted seconds of one turn of one candidate."""
+    """Of them in one turn, before the next candidate has its own."""
     least_steps: int
     most_steps: int
     discard: int
@@ -52,8 +65,24 @@ class Effort:
     """And so many more in the first round."""
 
 
-FULL = Effort(rounds=6, turn_seconds=0.8, least_steps=10, most_steps=200, discard=3, warm_up=8)
-QUICK = Effort(rounds=1, turn_seconds=0.05, least_steps=2, most_steps=4, discard=1, warm_up=0)
+FULL = Effort(
+    repeats=6,
+    seconds=1.0,
+    turn_seconds=0.25,
+    least_steps=8,
+    most_steps=100,
+    discard=3,
+    warm_up=8,
+)
+QUICK = Effort(
+    repeats=1,
+    seconds=0.05,
+    turn_seconds=0.05,
+    least_steps=2,
+    most_steps=4,
+    discard=1,
+    warm_up=0,
+)
 """Shows that everything runs; its figures mean nothing."""
 POLICIES = {
     "ram": ("none",),
@@ -62,6 +91,8 @@ POLICIES = {
     "link": ("none", "naive", "random", "degree", "song-jiang", "joint"),
 }
 PORT = 29520
+LEAST_QUIET = 0.4
+"""Of a candidate's turns, from which the others are left out."""
 Seconds = dict[str, list[float]]
 """Of one turn of one rank: each step's, whole and by stage."""
 
@@ -89,8 +120,29 @@ class Option:
         }
 
 
+@dataclass(frozen=True, slots=True)
+class Turns:
+    """Step seconds of one candidate, by turn."""
+
+    taken: list[NDArray[np.float64]]
+    alike: list[NDArray[np.float64]]
+    """Without what rounds have in common."""
+    kept: NDArray[np.bool_]
+    """Turns that count, shape (turns,)."""
+
+    def median(self) -> float:
+        """Median over turns of each turn's median."""
+        medians = [np.median(turn) for turn in self.alike]
+        return float(np.median(np.array(medians)[self.kept]))
+
+
 def measure_case(
-    case: Case, graph: Graph, machine: MachineModel, factors: Mapping[str, float], effort: Effort
+    case: Case,
+    graph: Graph,
+    machine: MachineModel,
+    factors: Mapping[str, float],
+    effort: Effort,
+    patience_seconds: float,
 ) -> dict[str, Any]:
     """Predict and measure every candidate; one JSON object."""
     options, chosen = options_of(case, graph, machine, factors)
@@ -98,7 +150,15 @@ def measure_case(
     before, limits = host_state(), [limit.measure()]
     with tempfile.TemporaryDirectory() as folder:
         plans = [write(option, Path(folder) / str(i)) for i, option in enumerate(options)]
-        found = run(case, options, Path(folder), effort)
+        with core_distance(cache_folder()) as distance:
+            disturbed = {"nearest": distance.nearest, "patience": patience_seconds}
+            found = run(case, options, Path(folder), effort, disturbed)
+    names = [str(i) for i, _ in enumerate(options)]
+    taken = [[one["turns"][name] for one in found if name in one["turns"]] for name in names]
+    slower = [found[0]["slower"][name] for name in names]
+    kept = undisturbed_turns(slower)
+    seconds = [windows(plan, ranks) for plan, ranks in zip(plans, taken, strict=True)]
+    shared = rounds_in_common([[float(np.median(turn)) for turn in each] for each in seconds], kept)
     limits.append(limit.measure())
     noise = noise_between(before, host_state())
     return {
@@ -111,9 +171,13 @@ def measure_case(
         "factors": dict(factors),
         "chosen": chosen,
         "candidates": [
-            line(option, plan, [ranks[str(i)] for ranks in found if str(i) in ranks])
-            for i, (option, plan) in enumerate(zip(options, plans, strict=True))
+            line(option, plan, ranks, Turns(each, less_rounds(each, shared), keep), effort.repeats)
+            for option, plan, ranks, each, keep in zip(
+                options, plans, taken, seconds, kept, strict=True
+            )
         ],
+        "rounds_in_common": shared.tolist(),
+        "disturbed": float(np.mean(np.array(slower) >= SLOWER)),
         "load": noise.load_before,
         "steal": noise.steal_fraction,
         "steady": steady(*limits),
@@ -191,9 +255,13 @@ def write(option: Option, folder: Path) -> Plan:
 
 
 def run(
-    case: Case, options: Sequence[Option], folder: Path, effort: Effort
+    case: Case,
+    options: Sequence[Option],
+    folder: Path,
+    effort: Effort,
+    disturbed: Mapping[str, Any],
 ) -> list[dict[str, Any]]:
-    """What every rank measured, by candidate."""
+    """What every rank measured, by candidate; `disturbed` says how near cores are, and patience."""
     jobs = {
         str(i): {
             "plan": str(folder / str(i)),
@@ -205,11 +273,13 @@ def run(
     asked = {
         "jobs": jobs,
         "rounds": [
-            [str(i) for i in turn] for turn in turns(range(len(jobs)), effort.rounds, seed=0)
+            [str(i) for i in turn]
+            for turn in turns(range(len(jobs)), rounds_of(jobs, options, effort), seed=0)
         ],
         "discard": effort.discard,
         "warm_up": effort.warm_up,
         "between_hosts": case.tier == "link",
+        **disturbed,
     }
     path = folder / "jobs.json"
     path.write_text(json.dumps(asked))
@@ -239,6 +309,65 @@ def run(
     return [json.loads(out.read_text()) for out in outs]
 
 
+def rounds_of(
+    jobs: Mapping[str, Mapping[str, Any]], options: Sequence[Option], effort: Effort
+) -> int:
+    """Rounds of a configuration: as many to a repeat as its longest turn has room for."""
+    longest = max(
+        job["steps"] * option.priced.seconds
+        for job, option in zip(jobs.values(), options, strict=True)
+    )
+    most = max(1, round(effort.seconds / effort.turn_seconds))
+    return effort.repeats * min(most, max(1, round(effort.seconds / longest)))
+
+
+def windows(plan: Plan, ranks: list[list[Seconds]]) -> list[NDArray[np.float64]]:
+    """Step seconds of rank 0, turn by turn; means over stacks where batches are drawn so."""
+    return [np.array(window_means(turn[STEP], plan.strategy.bulk_batches)) for turn in ranks[0]]
+
+
+def undisturbed_turns(slower: Sequence[Sequence[float]]) -> NDArray[np.bool_]:
+    """Which turns count: shape (candidates, rounds); all, where a candidate has too few others.
+
+    Args:
+        slower: slowdown of the machine about each turn, by candidate and round.
+    """
+    quiet = np.array(slower) < SLOWER
+    return quiet if quiet.mean(axis=1).min() >= LEAST_QUIET else np.ones_like(quiet)
+
+
+def rounds_in_common(
+    medians: Sequence[Sequence[float]], kept: NDArray[np.bool_]
+) -> NDArray[np.float64]:
+    """How much longer than usual everything took in each round: shape (rounds,), median 1.
+
+    Args:
+        medians: step seconds of each candidate, by round.
+        kept: turns that count.
+
+    >>> every = np.ones((2, 3), bool)
+    >>> rounds_in_common([[1.0, 2.0, 1.0], [3.0, 6.0, 3.0]], every).round(6).tolist()
+    [1.0, 2.0, 1.0]
+    """
+    logs = np.ma.array(np.log(np.array(medians)), mask=~kept)
+    logs = logs - np.ma.median(logs, axis=1)[:, None]
+    shared = np.ma.median(logs, axis=0).filled(0.0)  # a round without turns that count
+    common: NDArray[np.float64] = np.exp(shared - np.median(shared))
+    return common
+
+
+def less_rounds(
+    turns: Sequence[NDArray[np.float64]], shared: NDArray[np.float64]
+) -> list[NDArray[np.float64]]:
+    """A candidate's steps without what its rounds have in common (a block design).
+
+    Args:
+        turns: step seconds of a candidate, by round.
+        shared: of `rounds_in_common`.
+    """
+    return [turn / factor for turn, factor in zip(turns, shared, strict=True)]
+
+
 def steps_of(seconds: float, effort: Effort, stack: int) -> int:
     """Steps of one turn of a candidate: whole stacks, where batches are drawn so."""
     wanted = round(effort.turn_seconds / seconds)
@@ -253,10 +382,28 @@ def end(processes: "Sequence[subprocess.Popen[Any]]") -> None:
         raise RuntimeError(f"expected every rank to end well, found exit codes {codes}")
 
 
-def line(option: Option, plan: Plan, ranks: list[list[Seconds]]) -> dict[str, Any]:
-    """One candidate: predicted and measured, kept apart."""
+def line(
+    option: Option,
+    plan: Plan,
+    ranks: list[list[Seconds]],
+    turns: "Turns",
+    repeats: int,
+) -> dict[str, Any]:
+    """One candidate: predicted and measured, kept apart.
+
+    Args:
+        option: the candidate.
+        plan: that ran.
+        ranks: seconds by rank and turn, as they were taken.
+        turns: its steps, of rank 0.
+        repeats: that the turns are divided into, as they were taken.
+    """
     stack, stacked = plan.strategy.bulk_batches, in_stacks(plan)
-    rounds = [window_means(turn[STEP], stack) for turn in ranks[0]]
+    blocks = [
+        [turns.taken[i] for i in block if turns.kept[i]]
+        for block in np.array_split(np.arange(len(turns.taken)), repeats)
+    ]
+    ranks = [[turn for turn, keep in zip(r, turns.kept, strict=True) if keep] for r in ranks]
     names = sorted({name for turn in ranks[0] for name in turn if name != STEP})
     predicted = plan.prediction
     raw = predicted
@@ -274,8 +421,10 @@ def line(option: Option, plan: Plan, ranks: list[list[Seconds]]) -> dict[str, An
             "raw_stages": raw.stages,
         },
         "measured": {
-            "step": float(np.median(np.concatenate(rounds))),
-            "rounds": [float(np.median(each)) for each in rounds],
+            "step": turns.median(),
+            "rounds": [float(np.median(np.concatenate(block))) for block in blocks if block],
+            "turns": [float(np.median(turn)) for turn in turns.taken],
+            "kept": turns.kept.tolist(),
             "stages": {
                 name: stage_seconds(name, ranks, stack if name in stacked else 1) for name in names
             },

@@ -3,7 +3,8 @@
 python -m tests.benchmarks.prediction_rank RANK SIZE ADDRESS PORT JOBS.json OUT.json
 
 Every plan keeps its loader, model and pages between rounds; before each turn threads and cores are
-set as the worker sets them. A plan of one rank runs on rank 0 while the others wait.
+set as the worker sets them. A plan of one rank runs on rank 0 while the others wait. A turn during
+which cores were far apart is taken again, as long as patience lasts.
 """
 
 import json
@@ -14,6 +15,8 @@ from pathlib import Path
 
 import torch.distributed as dist
 
+from planner.probe.core_distance import CoreDistance
+from planner.probe.patience import Patience, undisturbed
 from runtime.comm.collectives import Communicator
 from runtime.cores import batch_threads, pin_to, usable_core_ids
 from runtime.device import flush_denormals
@@ -72,18 +75,30 @@ def main(arguments: list[str]) -> None:
         elif int(rank) == 0:
             opened[name] = Job(Path(job["plan"]), alone)
     found: dict[str, list[dict[str, list[float]]]] = {name: [] for name in opened}
+    slower: dict[str, list[float]] = {name: [] for name in opened}
+    patience = undisturbed()
+    if int(rank) == 0:
+        patience = Patience(CoreDistance(asked["nearest"]).slowdown, seconds=asked["patience"])
     for number, order in enumerate(asked["rounds"]):
         for name in order:
-            comm.barrier()
-            if name not in opened:
-                continue
             job = asked["jobs"][name]
             discard = asked["discard"] + (asked["warm_up"] if number == 0 else 0)
-            found[name].append(opened[name].turn(job["steps"] + discard, discard, cores))
+            while True:
+                patience.begin()
+                comm.barrier()
+                turn = None
+                if name in opened:
+                    turn = opened[name].turn(job["steps"] + discard, discard, cores)
+                slow = patience.end()
+                if not comm.broadcast_object(patience.again(slow)):
+                    break
+            if turn is not None:
+                found[name].append(turn)
+                slower[name].append(slow)
     comm.barrier()
     for job in opened.values():
         job.loader.close()
-    Path(out).write_text(json.dumps(found))
+    Path(out).write_text(json.dumps({"turns": found, "slower": slower}))
     if int(size) > 1:
         dist.destroy_process_group()
 

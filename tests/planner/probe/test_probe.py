@@ -93,7 +93,8 @@ def test_a_small_probe_fills_every_table_and_round_trips(tmp_path: Path, own_cac
     shares = [share for _, share in seen]
     assert shares == sorted(shares)
     assert shares[-1] == 1.0
-    assert list(own_cache.iterdir()) == []  # nothing temporary stays
+    # Nothing temporary stays; how near the cores have been does.
+    assert [path.name.partition("-")[0] for path in own_cache.iterdir()] in ([], ["cores"])
     save_machine(machine, tmp_path / "machine.json")
     assert load_machine(tmp_path / "machine.json") == machine
 

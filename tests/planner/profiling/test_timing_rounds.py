@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from planner.probe.patience import undisturbed
 from planner.profiling.loader_seconds import LoadingAnswer
 from planner.profiling.team import Team
 from planner.profiling.timing_request import TimingRequest
@@ -52,7 +53,7 @@ def test_a_round_goes_through_all_ranks_and_threads_and_their_loading(small_grap
         TimedBatch(batch=batches[1], combinations=two, settings=settings),
     ]
     team, told = Recorded(), list[float]()
-    found = time_all(small_graph, wanted, team, lambda _, share: told.append(share))
+    found = time_all(small_graph, wanted, team, lambda _, share: told.append(share), undisturbed())
     assert team.calls == [(1, 1), (1, 2), "load 1", (2, 1), "load 2"] * ROUNDS
     assert told == [i / 9 for i in range(9)]
     for (timing, loading), ranks, threads in zip(found, (1.0, 2.0), (2.0, 1.0), strict=True):

@@ -1,0 +1,109 @@
+"""How far apart cores are."""
+
+import json
+import math
+import threading
+from pathlib import Path
+
+import pytest
+
+from planner.probe import core_distance as module
+from planner.probe.core_distance import CoreDistance, core_distance, line_seconds
+from runtime.cores import usable_core_ids
+
+two_cores = pytest.mark.skipif(len(usable_core_ids()) < 2, reason="one core: none to be far from")
+
+
+@two_cores
+def test_a_line_takes_some_nanoseconds_from_core_to_core() -> None:
+    one, other = usable_core_ids()[:2]
+    found = [line_seconds(one, other) for _ in range(20)]
+    # Other tests have the cores now and then: the least is a line's.
+    assert 1e-9 < min(found) < 1e-5
+
+
+@two_cores
+def test_threads_take_turns_and_the_line_ends_at_the_last_number() -> None:
+    import numpy as np
+
+    line = np.zeros(16, np.int64)
+    done = list[bool]()
+    threads = [
+        threading.Thread(
+            target=lambda f=first: done.append(module._throw(line.ctypes.data, f, 50, 10**9))
+        )
+        for first in (1, 2)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert done == [True, True]
+    assert line.tolist() == [100, *[0] * 15]  # neither wrote beside it
+
+
+def test_who_waits_in_vain_gives_up() -> None:
+    import numpy as np
+
+    line = np.zeros(16, np.int64)
+    assert not module._throw(line.ctypes.data, 2, 1, 1000)  # nobody begins
+    assert line[0] == 0
+
+
+def test_each_pair_is_held_against_its_own_least(monkeypatch) -> None:
+    seconds = {(0, 1): iter([2e-8, 3e-8, 1e-8]), (2, 3): iter([2e-7, 2e-7, 4e-7])}
+    monkeypatch.setattr(module, "usable_core_ids", lambda: [0, 1, 2, 3])
+    monkeypatch.setattr(module, "line_seconds", lambda one, other: next(seconds[one, other]))
+    cores = CoreDistance()
+    # The second pair is always ten times as far: that is the machine, and no change.
+    assert cores.slowdown() == 1.0
+    assert cores.slowdown() == pytest.approx(1.5)
+    assert cores.slowdown() == pytest.approx(2.0)
+    assert cores.nearest == {"0-1": 1e-8, "2-3": 2e-7}
+
+
+def test_cores_that_were_always_taken_are_no_least(monkeypatch) -> None:
+    found = iter([math.inf, 2e-8, math.inf])
+    monkeypatch.setattr(module, "usable_core_ids", lambda: [0, 1])
+    monkeypatch.setattr(module, "line_seconds", lambda one, other: next(found))
+    cores = CoreDistance()
+    assert [cores.slowdown() for _ in range(3)] == [math.inf, 1.0, math.inf]
+    assert cores.nearest == {"0-1": 2e-8}
+
+
+@pytest.mark.parametrize(("cores", "pairs"), [([], 0), ([5], 0), ([4, 6, 9], 1), (range(256), 8)])
+def test_pairs_are_spread_over_the_cores(monkeypatch, cores, pairs) -> None:
+    asked = list[tuple[int, int]]()
+    monkeypatch.setattr(module, "usable_core_ids", lambda: list(cores))
+    monkeypatch.setattr(module, "line_seconds", lambda one, other: asked.append((one, other)) or 1)
+    assert CoreDistance().slowdown() == 1.0
+    assert len(asked) == pairs
+    if pairs == 8:
+        assert asked[0] == (0, 1)
+        assert asked[-1] == (224, 225)
+
+
+def test_the_nearest_is_remembered(monkeypatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(module, "usable_core_ids", lambda: [0, 1])
+    monkeypatch.setattr(module, "line_seconds", lambda one, other: 2e-8)
+    with core_distance(tmp_path) as cores:
+        cores.slowdown()
+    monkeypatch.setattr(module, "line_seconds", lambda one, other: 16e-8)
+    with core_distance(tmp_path) as cores:
+        assert cores.slowdown() == pytest.approx(8.0)
+    (path,) = tmp_path.glob("cores-*.json")
+    assert json.loads(path.read_text()) == {"0-1": 2e-8}
+
+
+@pytest.mark.parametrize("text", ["", "[1]", '{"0-1": "x"}', '{"0-1": null}', "{", "\x00"])
+def test_a_damaged_memory_is_begun_anew(monkeypatch, tmp_path: Path, text: str) -> None:
+    monkeypatch.setattr(module, "usable_core_ids", lambda: [0, 1])
+    monkeypatch.setattr(module, "line_seconds", lambda one, other: 2e-8)
+    with core_distance(tmp_path) as cores:
+        cores.slowdown()
+    (path,) = tmp_path.glob("cores-*.json")
+    path.write_text(text)
+    with core_distance(tmp_path) as cores:
+        assert cores.nearest == {}
+        assert cores.slowdown() == 1.0
+    assert json.loads(path.read_text()) == {"0-1": 2e-8}
