@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from planner.cache_folder import cache_folder as root_folder
 from planner.cost.full_graph import PartSizes
 from planner.errors import SettingsError
 from planner.fullgraph.candidate import Cut
@@ -21,6 +22,8 @@ from planner.fullgraph.parts import connected, cut_graph
 from planner.fullgraph.request import Case, PartAnswer, PartRequest
 from planner.fullgraph.variance import Variance, measure_variance
 from planner.machine import MachineModel
+from planner.probe.core_distance import core_distance
+from planner.probe.patience import WAITED, Patience
 from planner.profiling.cache import cache_folder
 from planner.profiling.launching import with_launcher
 from planner.profiling.team import Team
@@ -134,10 +137,12 @@ def profile_cuts(
             "for these settings and this machine; plan again"
         )
     if missing:
-        with Team(max(cut.ranks for cut in missing), MODULE) as team:
+        size = max(cut.ranks for cut in missing)
+        with core_distance(root_folder()) as distance, Team(size, MODULE) as team:
+            patience = Patience(distance.slowdown, share=WAITED)
             for i, cut in enumerate(missing):
                 say(f"timing {cut.name}", i / len(missing))
-                made = _make(graph, settings, cut, cases_of(cut, draws), team)
+                made = _make(graph, settings, cut, cases_of(cut, draws), team, patience)
                 key = _key(graph, settings, machine, cut, draws)
                 _save(key, made)
                 # Read back: the first plan and a repeated one then see the very same numbers.
@@ -146,7 +151,12 @@ def profile_cuts(
 
 
 def _make(
-    graph: Graph, settings: PlanSettings, cut: Cut, cases: list[Case], team: Team
+    graph: Graph,
+    settings: PlanSettings,
+    cut: Cut,
+    cases: list[Case],
+    team: Team,
+    patience: Patience,
 ) -> FullProfile:
     """Partition, count and time, without looking at the cache."""
     model = settings.workload.model
@@ -173,7 +183,7 @@ def _make(
                 cases=cases,
             )
             requests.append(json.dumps(codec.to_plain(request)))
-        answers = team.ask(requests, cut.threads)
+        answers = patience.timed(lambda: team.ask(requests, cut.threads))
     numbers = CutProfile(
         cut=cut,
         sizes=parts.sizes,

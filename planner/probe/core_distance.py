@@ -168,15 +168,25 @@ def core_distance(folder: Path) -> Generator[CoreDistance]:
     Args:
         folder: of what is kept between runs; a file there that is damaged is begun anew.
     """
-    path = folder / f"cores-{machine_fingerprint()}.json"
-    found = CoreDistance(_remembered(path))
+    before = remembered(folder)
+    found = CoreDistance(before)
     yield found
-    if found.nearest != _remembered(path):
-        write_text_atomically(path, json.dumps(found.nearest))
+    if found.nearest != before:
+        write_text_atomically(_file(folder), json.dumps(found.nearest))
 
 
-def _remembered(path: Path) -> dict[str, float]:
+def remembered(folder: Path) -> dict[str, float]:
+    """How near each pair of cores has been; nothing where nobody has looked.
+
+    Args:
+        folder: of `core_distance`.
+    """
     try:
-        return {str(pair): float(each) for pair, each in json.loads(path.read_text()).items()}
+        kept = json.loads(_file(folder).read_text())
+        return {str(pair): float(each) for pair, each in kept.items()}
     except (OSError, ValueError, AttributeError, TypeError):
         return {}
+
+
+def _file(folder: Path) -> Path:
+    return folder / f"cores-{machine_fingerprint()}.json"

@@ -15,7 +15,9 @@ from typing import Literal
 
 from planner.cache_folder import cache_path
 from planner.machine import MachineModel
+from planner.probe.core_distance import CoreDistance, remembered
 from planner.probe.nvml import Inventory, inventory
+from planner.probe.patience import SLOWER
 from planner.probe.topology import Fault, changes, faults
 
 LEAST_SHARED_MEMORY_BYTES = 1 << 30
@@ -43,6 +45,7 @@ def examine(machine: MachineModel | None = None) -> list[Finding]:
         _python(),
         _torch(),
         _cores(),
+        _core_distance(),
         _memory(),
         *_gpus(),
         *_topology(machine),
@@ -93,6 +96,21 @@ def _cores() -> Finding:
         level="ok" if usable == present else "note",
         found=f"{usable} usable of {present}",
         advice="" if usable == present else "plans use the usable cores only",
+    )
+
+
+def _core_distance() -> Finding:
+    nearest = remembered(cache_path())
+    slower = CoreDistance(nearest).slowdown()
+    if slower < SLOWER:
+        found = "as near as ever seen" if nearest else "seen for the first time"
+        return Finding(check="distance of cores", level="ok", found=found)
+    return Finding(
+        check="distance of cores",
+        level="note",
+        found=f"a line between two cores takes {slower:.1f} times its least",
+        advice="others use the cores, or the host has moved them apart: steps on several threads "
+        "take up to half as long again",
     )
 
 

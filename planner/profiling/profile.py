@@ -8,7 +8,7 @@ from planner.cost.cooperative import part_of, part_profile
 from planner.errors import SettingsError
 from planner.machine import MachineModel
 from planner.probe.core_distance import core_distance
-from planner.probe.patience import Patience
+from planner.probe.patience import WAITED, Patience
 from planner.profiling import cache
 from planner.profiling.batches import MOST_SAMPLED, draw_all, draw_sharing
 from planner.profiling.cache import Profile
@@ -28,8 +28,6 @@ VERSION = 40
 
 DRAWN = 0.05
 """Of the progress of a profile: drawing batches. The rest is timing."""
-WAITED = 1.0
-"""Most seconds lost to cores that are far apart, over those that were timed."""
 GATHER_TABLES = ("gather", "mapped_gather", "disk_read")
 """Of the machine, against which a graph's gathers and reads of the disk are held."""
 

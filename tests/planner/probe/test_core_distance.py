@@ -9,6 +9,7 @@ import pytest
 
 from planner.probe import core_distance as module
 from planner.probe.core_distance import CoreDistance, core_distance, line_seconds
+from planner.probe.doctor import examine
 from runtime.cores import usable_core_ids
 
 two_cores = pytest.mark.skipif(len(usable_core_ids()) < 2, reason="one core: none to be far from")
@@ -107,3 +108,19 @@ def test_a_damaged_memory_is_begun_anew(monkeypatch, tmp_path: Path, text: str) 
         assert cores.nearest == {}
         assert cores.slowdown() == 1.0
     assert json.loads(path.read_text()) == {"0-1": 2e-8}
+
+
+@pytest.mark.parametrize(("seconds", "level"), [(3e-8, "ok"), (16e-8, "note"), (math.inf, "note")])
+def test_doctor_says_when_cores_are_apart(monkeypatch, tmp_path: Path, seconds, level) -> None:
+    monkeypatch.setenv("GNNPLAN_CACHE", str(tmp_path))
+    monkeypatch.setattr(module, "usable_core_ids", lambda: [0, 1])
+    monkeypatch.setattr(module, "line_seconds", lambda one, other: 2e-8)
+    with core_distance(tmp_path) as cores:
+        cores.slowdown()
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    monkeypatch.setattr(module, "line_seconds", lambda one, other: seconds)
+    (found,) = [each for each in examine() if each.check == "distance of cores"]
+    assert found.level == level
+    if level == "note":
+        assert f"{seconds / 2e-8:.1f} times its least" in found.found
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
