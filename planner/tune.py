@@ -8,6 +8,9 @@ in tune.json and, of its last run, in report.json. Nothing is written before eve
 well.
 """
 
+import contextlib
+import functools
+import itertools
 import math
 import tempfile
 from dataclasses import replace
@@ -17,9 +20,12 @@ from typing import Any
 from numpy.typing import NDArray
 
 from planner.assemble import assemble
+from planner.cache_folder import cache_folder
 from planner.calibrate import refit
 from planner.compare import absolute_percentage_error, compare
 from planner.errors import SettingsError
+from planner.probe.core_distance import core_distance
+from planner.probe.patience import WAITED, Patience
 from planner.progress import Progress, silent
 from planner.record import load_record, save_record
 from planner.simulate import open_plan_graph
@@ -46,6 +52,7 @@ def tune(
     output: Path | None = None,
     progress: Progress | None = None,
     launch: Launcher | None = None,
+    patience: Patience | None = None,
 ) -> Tuned:
     """Measure the best candidates of a plan's request, and keep the fastest one's plan.
 
@@ -55,6 +62,8 @@ def tune(
         output: where the kept plan goes; None replaces `folder`.
         progress: told what is running and the share done.
         launch: runs a plan; None is `runtime.launch.train`.
+        patience: with runs that the machine slows down; None: as much as they take themselves,
+            with cores that the host has moved apart.
 
     Raises:
         PlanError: the plan is damaged, for another machine, or `output` is something else.
@@ -71,11 +80,15 @@ def tune(
     model_choice = choose(explored.priced, search.request.machine.noise)
     apart = None if asked.target is None else search.settings
     listed = shortlist(explored.priced, model_choice, asked.top, apart=apart)
-    with tempfile.TemporaryDirectory(prefix="gnnplan-tune-") as scratch:
-        bench = Bench(Path(scratch), asked, launch or _launcher(), progress or silent)
+    with contextlib.ExitStack() as stack:
+        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gnnplan-tune-")))
+        if patience is None:
+            distance = stack.enter_context(core_distance(cache_folder()))
+            patience = Patience(distance.slowdown, share=WAITED)
+        bench = Bench(scratch, asked, launch or _launcher(), progress or silent)
         for each in listed:
             bench.add(each.name, *assemble(search, explored, each))
-        reports = bench.run_in_turn()
+        reports = bench.run_in_turn(patience)
         rows = [_row(search, *each) for each in zip(listed, bench.plans, reports, strict=True)]
         rows = rows if asked.target is None else bench.approach(rows, asked.target)
     seconds = [deciding_seconds(rows, i, asked) for i in range(len(rows))]
@@ -92,7 +105,7 @@ def tune(
         save_record(record, kept.plan_id)
     save_report(reports[best][-1], out)
     regret = None if math.isinf(seconds[0]) else seconds[0] / seconds[best] - 1.0
-    factors, notes = _learn(bench.plans, reports, record.factors)
+    factors, notes = _learn(bench.plans, reports, record.factors, patience)
     tuned = Tuned(
         plan_id=kept.plan_id,
         kept=rows[best].name,
@@ -147,19 +160,27 @@ class Bench:
         self.arrays.append(arrays)
         self._names.append(name)
 
-    def run_in_turn(self) -> list[list[RunReport]]:
+    def run_in_turn(self, patience: Patience) -> list[list[RunReport]]:
         """Reports of every candidate, in the order of its runs.
+
+        Args:
+            patience: with runs that the machine slows down.
 
         Raises:
             GnnplanError: a run measured nothing.
         """
         asked, reports = self._asked, [list[RunReport]() for _ in self.plans]
         order = turns(range(len(reports)), asked.rounds, seed=asked.seed)
+        runs = itertools.count()
+
+        def run(each: int) -> RunReport:
+            folder, run = self._scratch / str(each), self._scratch / f"run-{next(runs)}"
+            return run_steps(self._launch, self.plans[each], folder, run, asked.steps)
+
         for number, each in enumerate(i for turn in order for i in turn):
             share = number / (asked.rounds * len(reports))
             self._progress(f"running {self._names[each]}", share)
-            folder, run = self._scratch / str(each), self._scratch / f"run-{number}"
-            report = run_steps(self._launch, self.plans[each], folder, run, asked.steps)
+            report = patience.timed(functools.partial(run, each))
             if not report.step_samples:
                 raise GnnplanError(f"{self._names[each]}: expected measured steps, found none")
             reports[each].append(report)
@@ -201,7 +222,10 @@ def _row(search: Search, priced: Priced, plan: Plan, reports: list[RunReport]) -
 
 
 def _learn(
-    plans: list[Plan], reports: list[list[RunReport]], used: dict[str, float]
+    plans: list[Plan],
+    reports: list[list[RunReport]],
+    used: dict[str, float],
+    patience: Patience,
 ) -> tuple[dict[str, float], list[str]]:
     """The machine's factors after these runs; alarms, and what a reader should know of the runs."""
     factors, notes = dict[str, float](), list[str]()
@@ -215,6 +239,11 @@ def _learn(
     busy = sum(report.noise.overloaded for report in runs)
     if busy:
         notes.append(f"the machine was busy in {busy} of {len(runs)} runs: they taught no factors")
+    if patience.num_disturbed:
+        notes.append(
+            f"in {patience.num_disturbed} of {len(runs)} runs the host had moved this machine's "
+            "cores apart: steps on several threads took longer there; tune again"
+        )
     short = sum(not report.step_seconds.enough for report in runs)
     if short:
         notes.append(f"{short} of {len(runs)} runs had too few steps to teach factors")

@@ -46,6 +46,7 @@ class Patience:
         self.lost_seconds = 0.0
         """Waited, or timed in vain."""
         self.timed_seconds = 0.0
+        """Of timings that were kept: those in vain do not lengthen the patience with themselves."""
         self.num_disturbed = 0
         """Timings that were kept though they were slowed down."""
         self._begun, self._before = 0.0, 1.0
@@ -82,6 +83,7 @@ class Patience:
             self.num_disturbed += 1
             return False
         self.lost_seconds += self._begun
+        self.timed_seconds -= self._begun
         return True
 
     def timed(self, work: Callable[[], Found]) -> Found:

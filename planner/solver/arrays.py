@@ -27,7 +27,7 @@ def plan_arrays(placed: Placed, num_nodes: int) -> tuple[list[Source], dict[str,
     placement = placed.placement
     own = [np.ascontiguousarray(ids, dtype=np.int64) for ids in placement.own]
     tables = build_locations(
-        own, num_nodes, placed.costs, cliques=placement.cliques, on_host=placement.on_host
+        own, num_nodes, placed.memories.costs, cliques=placement.cliques, on_host=placement.on_host
     )
     check_locations(tables, own, num_nodes)
     kept, tables = used_sources(tables, sources(len(own)))

@@ -14,11 +14,10 @@ from planner.candidate import Candidate, PlacedRows, RankRows
 from planner.cost.gather import touched_rows
 from planner.cost.hit_rates import cross_validated
 from planner.cost.model import Request
-from planner.placement.costs import RowCosts
 from planner.placement.evaluate import Evaluation, evaluate
 from planner.placement.order import hotness_order
 from planner.placement.policy import Placement
-from planner.solver.placing import KINDS, Capacity, Placed, capacity, code_bytes, row_costs
+from planner.solver.placing import KINDS, Capacity, Memories, Placed, code_bytes
 from planner.workload import Hotness
 from runtime.sampling.cooperative_owner import Owners
 
@@ -33,7 +32,7 @@ def owners_of(num_nodes: int, num_ranks: int) -> NDArray[np.int32]:
 
 
 def place_shared(
-    request: Request, candidate: Candidate, hotness: Hotness, *, shared_host: bool
+    request: Request, candidate: Candidate, hotness: Hotness, memories: Memories
 ) -> Placed:
     """Place rows for a candidate whose ranks share a batch.
 
@@ -41,10 +40,9 @@ def place_shared(
         request: the request.
         candidate: with batching cooperative and policy none or owned.
         hotness: of the global batch.
-        shared_host: whether the host's mapping may be used.
+        memories: of the candidate; what a peer's row costs is not looked at.
     """
-    room = capacity(request, candidate, shared_host=shared_host)
-    costs = replace(row_costs(request, candidate, hotness, room), peer=np.inf)
+    room, costs = memories.room, replace(memories.costs, peer=np.inf)
     owner = owners_of(request.graph.num_nodes, candidate.num_ranks)
     alone = [[rank] for rank in range(candidate.num_ranks)]
 
@@ -89,15 +87,16 @@ def place_shared(
         code_bytes=code_bytes(request.graph.num_nodes),
         distinct_tables=len({own.tobytes() for own in kept}),
     )
-    return Placed(placement=placement, costs=costs, rows=rows)
+    return Placed(placement=placement, memories=Memories(room=room, costs=costs), rows=rows)
 
 
-def shared_floor(hotness: Hotness, costs: RowCosts, own_rows: int, num_ranks: int) -> float:
+def shared_floor(hotness: Hotness, memories: Memories, num_ranks: int) -> float:
     """Least seconds of feature reads of a rank with its 1/P of the rows, whatever is kept.
 
     The hottest own_rows of each rank at the cheaper of own memory and the host, the rest from the
     cheapest place: no placement reads for less.
     """
+    costs, own_rows = memories.costs, memories.room.own_rows
     cheapest = min(costs.local, costs.host, costs.disk)
     elsewhere = min(costs.host, costs.disk)
     p = np.sort(hotness.features)[::-1]

@@ -54,11 +54,19 @@ class Capacity:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Memories:
+    """Where a candidate's rows may lie, and what one costs from there."""
+
+    room: Capacity
+    costs: RowCosts
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Placed:
-    """A placement, the costs it was made for, and what it leaves to read."""
+    """A placement, the memories it was made for, and what it leaves to read."""
 
     placement: Placement
-    costs: RowCosts
+    memories: Memories
     rows: PlacedRows
     spread: Callable[[NDArray[np.int64]], NDArray[np.int64]] = lambda ids: ids
     """From ids of the placement to the vertices that they stand for."""
@@ -130,12 +138,27 @@ def row_costs(request: Request, candidate: Candidate, hotness: Hotness, room: Ca
     return RowCosts(local=local, peer=peer, host=host, disk=disk)
 
 
+def memories_of(
+    request: Request, candidate: Candidate, hotness: Hotness, *, shared_host: bool
+) -> Memories:
+    """The memories of a candidate's ranks and hosts.
+
+    Args:
+        request: graph, machine and budgets.
+        candidate: its ranks.
+        hotness: of a rank's batches: how many rows are read decides what one costs.
+        shared_host: whether the host may map rows for all ranks.
+    """
+    room = capacity(request, candidate, shared_host=shared_host)
+    return Memories(room=room, costs=row_costs(request, candidate, hotness, room))
+
+
 def chooser(
     request: Request,
     candidate: Candidate,
     hotness: Hotness,
+    memories: Memories,
     *,
-    shared_host: bool,
     out_degree: NDArray[np.int64] | None,
     parts: Parts | None = None,
 ) -> Choose:
@@ -145,11 +168,11 @@ def chooser(
         request: graph, machine and budgets.
         candidate: ranks and policy.
         hotness: of a rank's batches; it says which vertices those are.
-        shared_host: whether the host may map rows for all ranks.
+        memories: of the candidate.
         out_degree: as `planner.placement.policy.place` takes it, of every vertex.
         parts: likewise.
     """
-    room = capacity(request, candidate, shared_host=shared_host)
+    room = memories.room
     stored, few = row_bytes(request.graph), hotness.stride > 1
     gpus = candidate.kind == "cuda"
     degrees = final(out_degree[hotness.ids]) if few and out_degree is not None else out_degree
@@ -161,7 +184,7 @@ def chooser(
     return functools.partial(
         place,
         candidate.policy,
-        costs=row_costs(request, candidate, hotness, room),
+        costs=memories.costs,
         capacity_rows=[hotness.places(room.own_rows)] * candidate.num_ranks,
         cliques=candidate.groups,
         host_rows=None if room.host_rows is None else hotness.places(room.host_rows),
@@ -177,8 +200,8 @@ def place_rows(
     request: Request,
     candidate: Candidate,
     hotness: Hotness,
+    memories: Memories,
     *,
-    shared_host: bool,
     out_degree: NDArray[np.int64] | None,
     parts: Parts | None = None,
 ) -> Placed:
@@ -187,14 +210,11 @@ def place_rows(
     Where few vertices stand for all, the placement is of those; what it says of rows is of all.
     Arguments are those of `chooser`.
     """
-    room = capacity(request, candidate, shared_host=shared_host)
-    costs = row_costs(request, candidate, hotness, room)
-    choose = chooser(
-        request, candidate, hotness, shared_host=shared_host, out_degree=out_degree, parts=parts
-    )
+    choose = chooser(request, candidate, hotness, memories, out_degree=out_degree, parts=parts)
     placement = choose(hotness.features)
-    shares = shares_of(choose, hotness, costs)
-    in_host = request.graph.num_nodes if room.host_rows is None else room.host_rows
+    shares = shares_of(choose, hotness, memories.costs)
+    host_rows = memories.room.host_rows
+    in_host = request.graph.num_nodes if host_rows is None else host_rows
     placed = PlacedRows(
         policy=candidate.policy,
         ranks=rank_rows(request, placement, shares, hotness),
@@ -202,7 +222,7 @@ def place_rows(
         code_bytes=code_bytes(request.graph.num_nodes),
         distinct_tables=len(set(first_alike(placement.own))),
     )
-    found = Placed(placement=placement, costs=costs, rows=placed)
+    found = Placed(placement=placement, memories=memories, rows=placed)
     return replace(found, spread=Spreading(hotness)) if hotness.stride > 1 else found
 
 

@@ -16,7 +16,7 @@ from planner.solver.dynamic import (
     splits,
     with_working_rows,
 )
-from planner.solver.placing import KINDS, Placed, capacity, code_bytes, row_costs, shares_of
+from planner.solver.placing import KINDS, Memories, Placed, code_bytes, shares_of
 from planner.solver.policies import place
 from planner.workload import Hotness
 
@@ -26,8 +26,7 @@ def place_behind_caches(
     candidate: Candidate,
     hotness: Hotness,
     curve: Curve,
-    *,
-    shared_host: bool,
+    memories: Memories,
 ) -> Placed:
     """Every rank's rows behind a cache that fills itself, by the split of memory that reads best.
 
@@ -36,7 +35,7 @@ def place_behind_caches(
         candidate: its ranks, and which cache.
         hotness: of its batches.
         curve: of one rank's batches.
-        shared_host: whether the host may map rows for all ranks.
+        memories: of the candidate.
 
     Raises:
         SettingsError: the ranks are GPUs.
@@ -46,8 +45,7 @@ def place_behind_caches(
             f"policy {candidate.policy}: expected ranks on cores (the cache lies in host memory), "
             "found GPUs; choose another policy"
         )
-    room = capacity(request, candidate, shared_host=shared_host)
-    costs = row_costs(request, candidate, hotness, room)
+    room, costs = memories.room, memories.costs
     nodes, stored = request.graph.num_nodes, row_bytes(request.graph)
     total = float(hotness.features.sum(dtype=np.float64))
     tried: list[tuple[Placement, RankRows, int]] = []
@@ -74,7 +72,7 @@ def place_behind_caches(
         host_rows=in_host,
         code_bytes=code_bytes(nodes),
     )
-    return Placed(placement=placement, costs=costs, rows=placed)
+    return Placed(placement=placement, memories=memories, rows=placed)
 
 
 def _only(p: NDArray[np.float32], mask: NDArray[np.bool_] | None) -> NDArray[np.float32]:

@@ -21,6 +21,8 @@ from planner.solver.joint import Joint, place_joint
 JOINT = "joint"
 NEEDS_DEGREE = ("degree", "quiver", "pagraph")
 NEEDS_PARTS = ("metis", "pagraph", "pagraph-plus")
+BY_HEAT = ("none", "song-jiang", JOINT, "legion", "gnnlab")
+"""Placements that look at nothing but how hot a vertex is."""
 WARM = ("song-jiang", "legion")
 """Published placements that joint is held against; they need nothing but hotness."""
 

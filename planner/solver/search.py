@@ -23,7 +23,7 @@ from planner.solver.kinds.registry import (
     more_choices,
     proposed,
 )
-from planner.solver.placing import Placed, capacity, row_costs
+from planner.solver.placing import Memories, Placed, memories_of
 from planner.workload import Hotness
 
 SHORTLIST = 4
@@ -115,17 +115,26 @@ class Search(Question):
     def _hotness(self, candidate: Candidate) -> Hotness:
         """Of the batches that a candidate's rows are read for."""
         batch_size = self.request.workload.batch_size
-        of_kinds = (kind.seeds(batch_size) for kind in kinds_of(candidate))
+        kinds = list(kinds_of(candidate))
+        of_kinds = (kind.seeds(batch_size) for kind in kinds)
         own = next((seeds for seeds in of_kinds if seeds is not None), None)
-        return self.hotness[own or seeds_per_rank(batch_size, candidate.num_ranks)]
+        found = self.hotness[own or seeds_per_rank(batch_size, candidate.num_ranks)]
+        for kind in kinds:
+            found = kind.looks_at(found)
+        return found
+
+    def _memories(self, request: Request, candidate: Candidate, hotness: Hotness) -> Memories:
+        shared = self.settings.shared_host
+        return memories_of(request, candidate, hotness, shared_host=shared)
 
     def _place(self, candidate: Candidate) -> Placed:
         """The candidate's rows; equal problems are solved once."""
         request, hotness = self._request(candidate), self._hotness(candidate)
-        key = self._problem(request, candidate, hotness)
+        memories = self._memories(request, candidate, hotness)
+        key = self._problem(candidate, hotness, memories)
         if key not in self.memo:
             kinds = kinds_of(candidate)
-            made = (kind.place(self, request, candidate, hotness) for kind in kinds)
+            made = (kind.place(self, request, candidate, hotness, memories) for kind in kinds)
             self.memo[key] = next(placed for placed in made if placed is not None)
         return self.memo[key]
 
@@ -136,14 +145,12 @@ class Search(Question):
         made = (kind.spread(self, request, candidate, placed, hotness) for kind in kinds)
         return next((found for found in made if found is not None), placed)
 
-    def _problem(self, request: Request, candidate: Candidate, hotness: Hotness) -> object:
+    def _problem(self, candidate: Candidate, hotness: Hotness, memories: Memories) -> object:
         """What a candidate's placement depends on."""
-        room = capacity(request, candidate, shared_host=self.settings.shared_host)
-        costs = row_costs(request, candidate, hotness, room)
         kinds = list(kinds_of(candidate))
         own = [k for kind in kinds if (k := kind.placement_key(candidate)) is not None]
-        rooms = tuple(dict.fromkeys(kind.placement_room(room) for kind in kinds))
-        return (candidate.policy, candidate.cliques, candidate.hosts, rooms, costs,
+        rooms = tuple(dict.fromkeys(kind.placement_room(memories.room) for kind in kinds))
+        return (candidate.policy, candidate.cliques, candidate.hosts, rooms, memories.costs,
                 candidate.num_ranks, candidate.batching, id(hotness), *own)  # fmt: skip
 
     def run(self) -> list[Priced]:
@@ -191,7 +198,7 @@ class Search(Question):
     def _floor(self, p: Priced) -> float:
         """Least seconds of feature reads of a candidate's slowest rank."""
         request, hotness = self._request(p.candidate), self._hotness(p.candidate)
-        key = self._problem(request, p.candidate, hotness)
+        key = self._problem(p.candidate, hotness, self._memories(request, p.candidate, hotness))
         if key not in self.floors:
             floors = (
                 kind.floor(self, request, p.candidate, p.placed, hotness)

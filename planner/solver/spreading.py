@@ -32,7 +32,7 @@ def spread_placement(placed: Placed, hotness: Hotness) -> Placement:
     evaluation = evaluate(
         hotness.everything.features,
         own,
-        placed.costs,
+        placed.memories.costs,
         cliques=found.cliques,
         on_host=on_host,
         row_bytes=found.evaluation.row_bytes,
@@ -52,4 +52,4 @@ def of_all(request: Request, placed: Placed, whole: Placement, hotness: Hotness)
     """
     shares = np.array([[r.shares.get(kind, 0.0) for kind in KINDS] for r in placed.rows.ranks])
     ranks = rank_rows(request, whole, shares, hotness.everything)
-    return Placed(placement=whole, costs=placed.costs, rows=replace(placed.rows, ranks=ranks))
+    return Placed(placement=whole, memories=placed.memories, rows=replace(placed.rows, ranks=ranks))

@@ -8,11 +8,12 @@ import pytest
 from planner.candidate import Candidate
 from planner.cost.budget import Budgets
 from planner.cost.model import Request, fixed_parts, predict
-from planner.solver.placing import Placed, code_bytes, place_rows
+from planner.solver.placing import Placed, code_bytes
 from planner.solver.spreading import of_all, spread_placement
 from planner.thinned import Spread, thinned
 from planner.workload import Hotness
 from tests.planner.cost.test_model import NODES, candidate, request
+from tests.support.placing import rows_placed
 
 STRIDE = 7
 
@@ -90,9 +91,8 @@ def placed_on(hotness: Hotness, policy: str, *, host: bool, share: float) -> Pla
     beside = sum(fixed_parts(request(), two, 0, code_bytes(NODES)).values())
     rows = round(share * NODES)
     asked = request(budgets=Budgets(device_bytes=beside + rows * 400))
-    found = place_rows(
-        asked, two, hotness, shared_host=host, out_degree=np.arange(NODES, dtype=np.int64)
-    )
+    degrees = np.arange(NODES, dtype=np.int64)
+    found = rows_placed(asked, two, hotness, host=host, degrees=degrees)
     return everywhere(asked, found, hotness)
 
 
@@ -120,7 +120,7 @@ def test_predictions_of_few_are_those_of_all() -> None:
     two = replace(candidate(ranks=2), policy="song-jiang")
     seconds: list[float] = []
     for hotness in (whole, few_of(whole)):
-        rows = place_rows(request(), two, hotness, shared_host=True, out_degree=None).rows
+        rows = rows_placed(request(), two, hotness, host=True).rows
         seconds.append(predict(request(), two, rows).step_seconds.value)
     assert seconds[1] == pytest.approx(seconds[0], rel=0.01)
 
@@ -130,7 +130,7 @@ def test_a_placement_says_which_vertices_its_ids_stand_for() -> None:
     few = few_of(whole)
     two = replace(candidate(ranks=2), policy="song-jiang")
     for hotness in (whole, few):
-        found = place_rows(request(), two, hotness, shared_host=True, out_degree=None)
+        found = rows_placed(request(), two, hotness, host=True)
         spread = everywhere(request(), found, hotness)
         held = found.placement.own[0]
         assert np.array_equal(found.spread(held), spread.placement.own[0])
@@ -143,7 +143,7 @@ def test_what_a_policy_looks_at_besides_is_that_of_the_vertices_that_stand_for_a
     beside = sum(fixed_parts(request(), two, 0, code_bytes(NODES)).values())
     asked = request(budgets=Budgets(device_bytes=beside + 10_000_000))
     degrees = np.arange(NODES, dtype=np.int64)[::-1].copy()
-    found = place_rows(asked, two, few, shared_host=False, out_degree=degrees)
+    found = rows_placed(asked, two, few, host=False, degrees=degrees)
     held = few.ids[found.placement.own[0]]  # the lowest ids have the most
     assert held.tolist() == few.ids[: len(held)].tolist()
     assert len(held) > 50

@@ -16,6 +16,7 @@ from planner.calibrate import calibration_path
 from planner.cli import main
 from planner.errors import SettingsError
 from planner.machine import MachineModel
+from planner.probe.patience import Patience, undisturbed
 from planner.record import load_record, record_path
 from planner.settings import PlanSettings
 from planner.solver.choose import choose
@@ -111,7 +112,8 @@ def test_every_round_has_each_once_in_an_order_of_its_own() -> None:
 def test_candidates_run_in_turn_and_the_fastest_is_kept(folder: Path) -> None:
     before = load_plan(folder)
     launch = Pretended(0.030, 0.020)
-    found = tune(folder, Asked(top=2, rounds=3, seed=5), launch=launch)
+    asked = Asked(top=2, rounds=3, seed=5)
+    found = tune(folder, asked, launch=launch, patience=undisturbed())
     assert launch.order == [i for turn in turns(range(2), 3, seed=5) for i in turn]
     # 10 steps of warm-up and 40 that count, at 3 steps an epoch.
     for each in launch.options:
@@ -135,6 +137,41 @@ def test_candidates_run_in_turn_and_the_fastest_is_kept(folder: Path) -> None:
     # It can be asked about as any plan can, and its runs taught factors.
     assert load_record(kept).settings == SETTINGS
     assert found.factors["forward_backward"] == pytest.approx(1.0)
+
+
+def test_runs_that_the_machine_slowed_down_are_run_again(folder: Path) -> None:
+    class Slowed(Pretended):
+        """Whose second run takes ten times as long, and shows that at its end."""
+
+        now = 1.0
+
+        def __call__(self, plan_folder: Path, **options: Any) -> RunReport:
+            self.now = 10.0 if len(self.order) == 1 else 1.0
+            found = super().__call__(plan_folder, **options)
+            return run_of(load_plan(plan_folder), found.step_samples[0] * self.now)
+
+        def slowdown(self) -> float:
+            found, self.now = self.now, 1.0  # over when it has been looked at
+            return found
+
+    launch = Slowed(0.020, 0.030)
+    asked = Asked(top=2, rounds=2, seed=5)
+    patience = Patience(launch.slowdown, seconds=600.0)
+    found = tune(folder, asked, launch=launch, patience=patience)
+    first, second, *rest = [i for turn in turns(range(2), 2, seed=5) for i in turn]
+    assert launch.order == [first, second, second, *rest]
+    assert len({each["run_folder"] for each in launch.options}) == 5
+    assert [row.measured.rounds for row in found.candidates] == [[0.020] * 2, [0.030] * 2]
+    assert not any("apart" in note for note in found.notes)
+
+
+def test_runs_that_stay_slowed_down_are_told_of(folder: Path) -> None:
+    launch = Pretended(0.020, 0.030)
+    found = tune(folder, Asked(top=2), launch=launch, patience=Patience(lambda: 6.0))
+    assert len(launch.order) == 4
+    told = [note for note in found.notes if "apart" in note]
+    assert len(told) == 1
+    assert told[0].startswith("in 4 of 4 runs")
 
 
 def test_where_the_model_is_right_the_plan_stays_as_it_was(folder: Path) -> None:

@@ -10,7 +10,7 @@ from planner.cost.model import Request
 from planner.cost.reuse import of_batches, of_frequencies, of_independent
 from planner.solver.dynamic import Curve
 from planner.solver.kinds.kind import Ask, Kind, LeftOut, Question
-from planner.solver.placing import Capacity, Placed, capacity, row_costs
+from planner.solver.placing import Capacity, Memories, Placed
 from planner.solver.placing_cache import place_behind_caches
 from planner.workload import Hotness
 
@@ -54,27 +54,28 @@ class Caches(Kind):
         """Bytes besides: slots and rows of the host share them."""
         return room
 
+    def looks_at(self, hotness: Hotness) -> Hotness:
+        """Every vertex: batches are drawn, and read by id."""
+        return hotness.everything
+
     def place(
-        self, ask: Question, request: Request, candidate: Candidate, hotness: Hotness
-    ) -> Placed | None:
+        self, ask: Question, request: Request, candidate: Candidate, hotness: Hotness,
+        memories: Memories,
+    ) -> Placed | None:  # fmt: skip
         """Slots of the caches beside what the host holds."""
-        whole = hotness.everything  # batches are drawn, and read by id
-        return place_behind_caches(
-            request,
-            candidate,
-            whole,
-            _curve(ask, request, candidate, whole),
-            shared_host=ask.settings.shared_host,
-        )
+        curve = _curve(ask, request, candidate, hotness, memories)
+        return place_behind_caches(request, candidate, hotness, curve, memories)
 
 
-def _curve(ask: Question, request: Request, candidate: Candidate, hotness: Hotness) -> Curve:
+def _curve(
+    ask: Question, request: Request, candidate: Candidate, hotness: Hotness, memories: Memories
+) -> Curve:
     """From a rank's successive batches; from frequencies where none were drawn.
 
     Nor are they drawn where the cache could not win, and nobody asked for it, if it never missed.
     """
     unseen = partial(of_frequencies, hotness.features, hotness.num_batches)
-    if ask.draws is None or _cannot_win(ask, request, candidate, hotness):
+    if ask.draws is None or _cannot_win(ask, request, candidate, memories):
         return unseen
     found = ask.draws.batches(candidate.num_ranks, candidate.kappa)
     if isinstance(found, str):
@@ -84,11 +85,10 @@ def _curve(ask: Question, request: Request, candidate: Candidate, hotness: Hotne
     return partial(of_independent if alone else of_batches, found, hotness.features.size)
 
 
-def _cannot_win(ask: Question, request: Request, candidate: Candidate, hotness: Hotness) -> bool:
+def _cannot_win(ask: Question, request: Request, candidate: Candidate, memories: Memories) -> bool:
     """Whether the host holds every row and hands one out sooner than any cache would."""
-    room = capacity(request, candidate, shared_host=ask.settings.shared_host)
-    if room.host_rows is not None or ask.settings.policy == candidate.policy:
+    if memories.room.host_rows is not None or ask.settings.policy == candidate.policy:
         return False
-    costs = row_costs(request, candidate, hotness, room)
+    costs = memories.costs
     look_up = look_up_seconds(request.machine, candidate, request.graph.num_nodes, 0.0)
     return costs.host <= costs.local + look_up

@@ -12,15 +12,13 @@ from planner.cost.model import Request
 from planner.placement.policy import Parts
 from planner.solver.floor import reads_floor
 from planner.solver.kinds.kind import Ask, Kind, LeftOut, Question
-from planner.solver.placing import Placed, capacity, chooser, place_rows
-from planner.solver.policies import NEEDS_DEGREE
+from planner.solver.placing import Memories, Placed, chooser, memories_of, place_rows
+from planner.solver.policies import BY_HEAT, NEEDS_DEGREE
 from planner.solver.spreading import of_all, spread_placement
 from planner.workload import Hotness
 
 POLICIES = ("song-jiang", "joint", "degree", "random", "naive")
 """Placements that auto tries beside none, the plain ones first: equal times keep the plainer."""
-BY_HEAT = ("none", "song-jiang", "joint", "legion", "gnnlab")
-"""Placements that look at nothing but how hot a vertex is."""
 
 
 class FixedRows(Kind):
@@ -48,10 +46,11 @@ class FixedRows(Kind):
         return replace(candidate, policy="")
 
     def place(
-        self, ask: Question, request: Request, candidate: Candidate, hotness: Hotness
-    ) -> Placed | None:
+        self, ask: Question, request: Request, candidate: Candidate, hotness: Hotness,
+        memories: Memories,
+    ) -> Placed | None:  # fmt: skip
         """By the named policy."""
-        return place_rows(request, candidate, hotness, **_known(ask, candidate))
+        return place_rows(request, candidate, hotness, memories, **_known(ask, candidate))
 
     def spread(
         self, ask: Question, request: Request, candidate: Candidate, placed: Placed,
@@ -63,8 +62,10 @@ class FixedRows(Kind):
         if candidate.policy in BY_HEAT:
             whole = spread_placement(placed, hotness)
         else:
-            every = hotness.everything
-            whole = chooser(request, candidate, every, **_known(ask, candidate))(every.features)
+            every, shared_host = hotness.everything, ask.settings.shared_host
+            memories = memories_of(request, candidate, every, shared_host=shared_host)
+            choose = chooser(request, candidate, every, memories, **_known(ask, candidate))
+            whole = choose(every.features)
         return of_all(request, placed, whole, hotness)
 
     def floor(
@@ -72,24 +73,23 @@ class FixedRows(Kind):
         hotness: Hotness,
     ) -> float | None:  # fmt: skip
         """By weak duality, at these costs and capacities."""
-        room = capacity(request, candidate, shared_host=ask.settings.shared_host)
+        del ask, request, candidate
+        room, costs = placed.memories.room, placed.memories.costs
         cliques = placed.placement.cliques
         own = hotness.most_places(room.own_rows)
         on_host = None if room.host_rows is None else hotness.most_places(room.host_rows)
-        return reads_floor(hotness, placed.costs, own, on_host, cliques)
+        return reads_floor(hotness, costs, own, on_host, cliques)
 
 
 class _Known(TypedDict):
-    """What policies may look at besides heat, and whether the host may hold rows."""
+    """What policies may look at besides heat."""
 
-    shared_host: bool
     out_degree: NDArray[np.int64] | None
     parts: Parts | None
 
 
 def _known(ask: Question, candidate: Candidate) -> _Known:
     return _Known(
-        shared_host=ask.settings.shared_host,
         out_degree=ask.out_degree() if candidate.policy in NEEDS_DEGREE else None,
         parts=ask.parts,
     )

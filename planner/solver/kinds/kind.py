@@ -19,7 +19,7 @@ from planner.machine import MachineModel
 from planner.placement.policy import Parts
 from planner.settings import PlanSettings
 from planner.solver.drawn import Draws
-from planner.solver.placing import Capacity, Placed
+from planner.solver.placing import Capacity, Memories, Placed
 from planner.workload import Hotness, WorkloadProfile
 
 
@@ -141,11 +141,16 @@ class Kind(ABC):
         """What placements of this kind depend on of the room there is: whole rows."""
         return room.own_rows, room.host_rows
 
+    def looks_at(self, hotness: Hotness) -> Hotness:
+        """What this kind places by: vertices that may stand for others, or every one."""
+        return hotness
+
     def place(
-        self, ask: Question, request: Request, candidate: Candidate, hotness: Hotness
-    ) -> Placed | None:
+        self, ask: Question, request: Request, candidate: Candidate, hotness: Hotness,
+        memories: Memories,
+    ) -> Placed | None:  # fmt: skip
         """The candidate's rows, where this kind places them."""
-        del ask, request, candidate, hotness
+        del ask, request, candidate, hotness, memories
         return None
 
     def spread(

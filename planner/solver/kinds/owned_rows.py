@@ -7,7 +7,7 @@ from planner.candidate import Candidate
 from planner.cost.model import Request
 from planner.solver.cooperative import OWNED, place_shared, shared_floor
 from planner.solver.kinds.kind import Ask, Kind, LeftOut, Question
-from planner.solver.placing import Placed, capacity
+from planner.solver.placing import Memories, Placed
 from planner.workload import Hotness
 
 
@@ -30,17 +30,22 @@ class OwnedRows(Kind):
         """One bound holds for keeping rows and for none."""
         return replace(candidate, policy="")
 
+    def looks_at(self, hotness: Hotness) -> Hotness:
+        """Every vertex: owners are dealt by id."""
+        return hotness.everything
+
     def place(
-        self, ask: Question, request: Request, candidate: Candidate, hotness: Hotness
-    ) -> Placed | None:
+        self, ask: Question, request: Request, candidate: Candidate, hotness: Hotness,
+        memories: Memories,
+    ) -> Placed | None:  # fmt: skip
         """What fits of each owner's hottest."""
-        whole = hotness.everything  # owners are dealt by id
-        return place_shared(request, candidate, whole, shared_host=ask.settings.shared_host)
+        del ask
+        return place_shared(request, candidate, hotness, memories)
 
     def floor(
         self, ask: Question, request: Request, candidate: Candidate, placed: Placed,
         hotness: Hotness,
     ) -> float | None:  # fmt: skip
         """Each rank with its share of the hottest rows."""
-        room = capacity(request, candidate, shared_host=ask.settings.shared_host)
-        return shared_floor(hotness.everything, placed.costs, room.own_rows, candidate.num_ranks)
+        del ask, request
+        return shared_floor(hotness, placed.memories, candidate.num_ranks)

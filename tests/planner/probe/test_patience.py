@@ -51,7 +51,7 @@ def test_what_was_slowed_down_meanwhile_is_timed_again() -> None:
     machine = Machine([1.0, 6.0, 1.0])  # before, after; before, after
     patience = machine.patience(seconds=10.0)
     assert patience.timed(machine.work) == 2.0
-    assert (patience.timed_seconds, patience.lost_seconds) == (2.0, 1.0)
+    assert (patience.timed_seconds, patience.lost_seconds) == (1.0, 1.0)
 
 
 def test_patience_ends_and_what_there_is_is_taken() -> None:
@@ -75,6 +75,16 @@ def test_patience_grows_with_what_was_timed() -> None:
     assert patience.num_disturbed == 1
     assert machine.now - before <= 1.0 + 1.0 + 0.5 + 2 * PAUSE_SECONDS
     assert patience.lost_seconds > 0.0
+
+
+def test_what_was_timed_in_vain_gives_no_patience() -> None:
+    machine = Machine([1.0, 1.0] + [1.0, 6.0] * 20)  # only ever slow at the end
+    patience = machine.patience(share=1.0)
+    patience.timed(machine.work)
+    patience.timed(machine.work)
+    # One second kept and the one at hand allow two in vain; the third is kept as it is.
+    assert (machine.now, patience.lost_seconds, patience.timed_seconds) == (4.0, 2.0, 2.0)
+    assert patience.num_disturbed == 1
 
 
 def test_who_has_none_times_once() -> None:

@@ -6,7 +6,7 @@ import pytest
 from planner.candidate import Candidate, PlacedRows, RankRows
 from planner.placement.costs import RowCosts
 from planner.solver.choose import Priced, choose, why_it_lost
-from planner.solver.placing import Placed
+from planner.solver.placing import Capacity, Memories, Placed
 from planner.solver.policies import place
 from runtime.plan import Interval, Prediction, Threads
 
@@ -41,7 +41,8 @@ def priced(
     placement = place("none", np.ones(4, np.float32), costs, [0, 0])
     each = RankRows(rows={}, working_rows={}, shares={}, own_rows=own)
     rows = PlacedRows(policy=policy, ranks=[each], host_rows=4)
-    placed = Placed(placement=placement, costs=costs, rows=rows)
+    memories = Memories(room=Capacity(own_rows=0, host_rows=None), costs=costs)
+    placed = Placed(placement=placement, memories=memories, rows=rows)
     return Priced(candidate=candidate, placed=placed, prediction=prediction)
 
 

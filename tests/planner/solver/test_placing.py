@@ -8,8 +8,9 @@ import pytest
 from planner.candidate import RankRows
 from planner.cost.budget import Budgets
 from planner.cost.model import fixed_parts, predict
-from planner.solver.placing import code_bytes, place_rows
+from planner.solver.placing import code_bytes
 from tests.planner.cost.test_model import NODES, candidate, request
+from tests.support.placing import rows_placed
 from tests.support.profiles import hotness
 
 
@@ -21,7 +22,7 @@ def left_to_the_disk(requests: float, moved: float) -> RankRows:
     batches = [replace(b, disk_requests=requests, disk_bytes=moved) for b in asked.profile.batches]
     asked = replace(asked, profile=replace(asked.profile, batches=batches))
     p = np.linspace(0.2, 0.0, NODES, dtype=np.float32)
-    found = place_rows(asked, one, hotness(1000, p), shared_host=False, out_degree=None)
+    found = rows_placed(asked, one, hotness(1000, p), host=False)
     return found.rows.ranks[0]
 
 
@@ -40,7 +41,7 @@ def test_buffers_for_the_rows_of_peers_come_out_of_a_ranks_own() -> None:
     budget = beside + 10_000_000
     asked = request(budgets=Budgets(device_bytes=budget))
     p = np.linspace(0.2, 0.0, NODES, dtype=np.float32)
-    found = place_rows(asked, two, hotness(1000, p), shared_host=False, out_degree=None)
+    found = rows_placed(asked, two, hotness(1000, p), host=False)
     assert found.rows.ranks[0].rows["peer"] > 0
     used = predict(asked, two, found.rows).memory_bytes["rank0"]
     assert 0 < used.parts["rows of peers"] < 10_000_000

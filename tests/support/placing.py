@@ -1,0 +1,22 @@
+"""Rows placed as a plan places them."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.candidate import Candidate
+from planner.cost.model import Request
+from planner.solver.placing import Placed, memories_of, place_rows
+from planner.workload import Hotness
+
+
+def rows_placed(
+    asked: Request,
+    candidate: Candidate,
+    hotness: Hotness,
+    *,
+    host: bool,
+    degrees: NDArray[np.int64] | None = None,
+) -> Placed:
+    """By the candidate's policy, in the memories it has; `host`: whether the host may map rows."""
+    memories = memories_of(asked, candidate, hotness, shared_host=host)
+    return place_rows(asked, candidate, hotness, memories, out_degree=degrees)
