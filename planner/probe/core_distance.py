@@ -7,8 +7,8 @@ reads from afar, and threads meet more slowly: on a 2-core machine a line took 2
 very same steps on two threads 7.7 or 11.7 ms, where steps on one thread took 11.
 
 So timings that are compared must be taken in one of the two states. To know which costs less than a
-millisecond; which pairs of cores are near on this machine is remembered, since one far all along
-looks like any other.
+millisecond; what looks have found is remembered, since cores that are far all along look like any
+others.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ import json
 import math
 import threading
 import time
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,9 @@ makes half as much again."""
 MOST_SPINS = 4_000_000
 """Looks at the line in one try, some 10 ms, after which someone else is held to have the core."""
 MOST_PAIRS = 8
+NEAR_SHARE = 0.25
+"""Of looks that find cores near each other, where they are so for a time worth waiting for."""
+MOST_LOOKS = 4_000
 LINE_BYTES = 128
 """Two lines: they are fetched in pairs."""
 
@@ -130,36 +133,70 @@ def _try(one: int, other: int) -> float:
 
 
 class CoreDistance:
-    """How far apart cores are, beside the nearest they have ever been.
+    """How far apart cores are, beside where they are near.
 
-    Cores are paired with the next one this process may use, `MOST_PAIRS` pairs evenly spread over
-    the machine. A process with one core, or on a system that keeps no thread to a core, has none.
+    Near is what a quarter of all looks found, those of earlier days among them: one glimpse of two
+    cores that share what they rarely share does not make every other moment a bad one. Cores are
+    paired with the next one this process may use, `MOST_PAIRS` pairs evenly spread over the
+    machine. A process with one core, or on a system that keeps no thread to a core, has none.
     """
 
-    def __init__(self, nearest: Mapping[str, float] | None = None) -> None:
+    def __init__(
+        self,
+        seen: Mapping[str, Mapping[str, int]] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         """Cores this process may use now.
 
         Args:
-            nearest: of an earlier `nearest`; pairs that are not in it are new.
+            seen: of an earlier `seen`; pairs that are not in it are new.
+            clock: seconds; looks that follow each other within one are written down once.
         """
         cores = usable_core_ids()
         pairs = list(zip(cores[::2], cores[1::2], strict=False))
         self._pairs = pairs[:: -(-len(pairs) // MOST_PAIRS) or 1]
-        self.nearest = dict(nearest or {})
-        """Least seconds of a line ever, by pair."""
+        self.seen = {pair: dict(looks) for pair, looks in (seen or {}).items()}
+        """How often a line took so many nanoseconds, to two digits, by pair."""
+        self._clock, self._written = clock, dict[str, float]()
 
     def slowdown(self) -> float:
-        """Seconds of a line over the least ever, of the pair that is farthest apart; 1: no pair."""
+        """Seconds of a line over those of near cores, of the pair that is farthest; 1: no pair."""
         found = [self._slowdown(one, other) for one, other in self._pairs]
         return max(found, default=1.0)
 
     def _slowdown(self, one: int, other: int) -> float:
         seconds, name = line_seconds(one, other), f"{one}-{other}"
-        least = min(seconds, self.nearest.get(name, math.inf))
-        if math.isinf(least):
+        if math.isfinite(seconds):
+            self._write(name, seconds)
+        if name not in self.seen:
             return math.inf  # the cores have been busy whenever they were looked at
-        self.nearest[name] = least
-        return seconds / least
+        return seconds / near_seconds(self.seen[name])
+
+    def _write(self, name: str, seconds: float) -> None:
+        if self._clock() < self._written.get(name, -math.inf) + 1.0:
+            return  # who waits looks often, and would hold what it waits for to end for the rule
+        self._written[name] = self._clock()
+        looks = self.seen.setdefault(name, {})
+        nanoseconds = f"{float(f'{seconds * 1e9:.2g}'):g}"
+        looks[nanoseconds] = looks.get(nanoseconds, 0) + 1
+        if sum(looks.values()) > MOST_LOOKS:  # what is long ago counts for less
+            self.seen[name] = {each: -(-times // 2) for each, times in looks.items()}
+
+
+def near_seconds(looks: Mapping[str, int]) -> float:
+    """Seconds of a line that a quarter of all looks found, or less.
+
+    >>> near_seconds({"82": 60, "35": 2, "160": 38})
+    8.2e-08
+    """
+    counted = sorted((float(nanoseconds), times) for nanoseconds, times in looks.items())
+    wanted = NEAR_SHARE * sum(times for _, times in counted)
+    below = 0
+    for nanoseconds, times in counted:
+        below += times
+        if below >= wanted:
+            return nanoseconds * 1e-9
+    return math.inf
 
 
 @contextlib.contextmanager
@@ -172,19 +209,23 @@ def core_distance(folder: Path) -> Generator[CoreDistance]:
     before = remembered(folder)
     found = CoreDistance(before)
     yield found
-    if found.nearest != before:
-        write_text_atomically(_file(folder), json.dumps(found.nearest))
+    if found.seen != before:
+        write_text_atomically(_file(folder), json.dumps(found.seen))
 
 
-def remembered(folder: Path) -> dict[str, float]:
-    """How near each pair of cores has been; nothing where nobody has looked.
+def remembered(folder: Path) -> dict[str, dict[str, int]]:
+    """What looks at each pair of cores have found; nothing where nobody has looked.
 
     Args:
         folder: of `core_distance`.
     """
     try:
         kept = json.loads(_file(folder).read_text())
-        return {str(pair): float(each) for pair, each in kept.items()}
+        return {
+            str(pair): {f"{float(each):g}": int(times) for each, times in looks.items()}
+            for pair, looks in kept.items()
+            if looks
+        }
     except (OSError, ValueError, AttributeError, TypeError):
         return {}
 

@@ -100,15 +100,15 @@ def _cores() -> Finding:
 
 
 def _core_distance() -> Finding:
-    nearest = remembered(cache_path())
-    slower = CoreDistance(nearest).slowdown()
+    before = remembered(cache_path())
+    slower = CoreDistance(before).slowdown()
     if slower < SLOWER:
-        found = "as near as ever seen" if nearest else "seen for the first time"
+        found = "near each other" if before else "seen for the first time"
         return Finding(check="distance of cores", level="ok", found=found)
     return Finding(
         check="distance of cores",
         level="note",
-        found=f"a line between two cores takes {slower:.1f} times its least",
+        found=f"a line between two cores takes {slower:.1f} times what it takes from near",
         advice="others use the cores, or the host has moved them apart: steps on several threads "
         "take up to half as long again",
     )

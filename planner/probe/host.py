@@ -85,8 +85,8 @@ def distance_notes(patience: Patience) -> list[str]:
     kept = f"; {patience.num_disturbed} points were taken so" if patience.num_disturbed else ""
     return [
         f"cores: for {patience.lost_seconds:.0f} s of the probe a line between two cores took "
-        f"twice its least or more: the host moves this machine's cores apart at times{kept}. Steps "
-        "on several threads then take up to half as long again as predicted"
+        f"twice as long as from near: the host moves this machine's cores apart at times{kept}. "
+        "Steps on several threads then take up to half as long again as predicted"
     ]
 
 

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from typing import TypeVar
 
 SLOWER = 2.0
-"""Times the least from which the machine is held to be in another state: a line between cores that
-share a cache and ones that do not differs sixfold, chance by less than two."""
+"""Times what it takes from near from which the machine is held to be in another state: a line
+between cores that share a cache and ones that do not differs sixfold, chance by less than two."""
 PAUSE_SECONDS = 0.2
 WAITED = 1.0
 """Most seconds a profile loses, over those that were timed."""

@@ -151,7 +151,7 @@ def measure_case(
     with tempfile.TemporaryDirectory() as folder:
         plans = [write(option, Path(folder) / str(i)) for i, option in enumerate(options)]
         with core_distance(cache_folder()) as distance:
-            disturbed = {"nearest": distance.nearest, "patience": patience_seconds}
+            disturbed = {"seen": distance.seen, "patience": patience_seconds}
             found = run(case, options, Path(folder), effort, disturbed)
     names = [str(i) for i, _ in enumerate(options)]
     taken = [[one["turns"][name] for one in found if name in one["turns"]] for name in names]

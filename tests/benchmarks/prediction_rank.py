@@ -78,7 +78,7 @@ def main(arguments: list[str]) -> None:
     slower: dict[str, list[float]] = {name: [] for name in opened}
     patience = undisturbed()
     if int(rank) == 0:
-        patience = Patience(CoreDistance(asked["nearest"]).slowdown, seconds=asked["patience"])
+        patience = Patience(CoreDistance(asked["seen"]).slowdown, seconds=asked["patience"])
     for number, order in enumerate(asked["rounds"]):
         for name in order:
             job = asked["jobs"][name]
