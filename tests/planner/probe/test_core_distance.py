@@ -73,7 +73,7 @@ def test_cores_that_were_always_taken_are_no_least(monkeypatch) -> None:
     assert cores.seen == {"0-1": {"20": 1}}
 
 
-def looked_at(monkeypatch, nanoseconds: list[float], step_seconds: float = 1.0) -> CoreDistance:
+def looked_at(monkeypatch, nanoseconds: list[int], step_seconds: float = 1.0) -> CoreDistance:
     """Two cores that were found so far apart, one look every `step_seconds`."""
     found, now = iter(nanoseconds), iter(count * step_seconds for count in range(10**6))
     monkeypatch.setattr(module, "usable_core_ids", lambda: [0, 1])
