@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from planner.compare import Comparison
+from planner.compare import PRICED_AS_NEIGHBOR, Comparison
 from planner.errors import SettingsError
 from planner.machine import MachineModel
 from planner.machine_table import Table
@@ -172,10 +172,15 @@ def drifted(known: Calibration, ratios: Mapping[str, float], graph: str) -> list
 
 
 def calibrated(search: Search, factors: Mapping[str, float]) -> Search:
-    """The search with every stage's rates multiplied by its factor; what has none stays."""
+    """The search with every stage's rates multiplied by its factor; what has none stays.
+
+    So does another sampler that has taught none yet: what neighbour sampling takes of its rates
+    says nothing of seconds that the profile timed with that sampler.
+    """
     request = search.request
-    own = factors.get(f"sample.{request.sampler}")
-    priced = factors if own is None else {**factors, "sample": own}
+    priced = dict(factors)
+    if request.sampler not in PRICED_AS_NEIGHBOR:
+        priced["sample"] = factors.get(f"sample.{request.sampler}", 1.0)
     return replace(
         search,
         request=replace(

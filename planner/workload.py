@@ -116,6 +116,8 @@ class ModelTiming:
     """Seconds to add edge weights to a mean batch (loader's last stage)."""
     sample_seconds: float = 0.0
     """Seconds in which one thread of each rank samples a mean batch; 0: not measured."""
+    sample_spread: float = 0.0
+    """Relative half-width (90%) of `sample_seconds`."""
     beside: dict[str, Beside] = field(default_factory=dict[str, Beside])
     """A loader thread and the model beside each other, by what the thread does (sample, gather,
     disk), on a core of its own; empty: not measured."""

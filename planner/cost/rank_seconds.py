@@ -115,9 +115,13 @@ def rank_seconds(
     edge, vertex = edge_rate(machine, graph, candidate), vertex_rate(machine, graph, candidate)
     edges, vertices = sum(e.mean for e in batch.edges), batch.vertices[-1].mean
     sample = sample_seconds(edges, vertices, edge.seconds, vertex.seconds)
-    crowding = _crowding(machine, graph, candidate, batch)
+    sample_spread = max(edge.spread, vertex.spread)
     if timing.sample_seconds > 0:
+        crowding = _crowding(machine, graph, candidate, batch)
         sample = timing.sample_seconds * crowding
+        # The rates' own uncertainty enters where they are used, for several samplers of a rank.
+        borrowed = sample_spread if crowding != 1.0 else 0.0
+        sample_spread = _join(timing.sample_spread, borrowed)
     by_source = {
         k: _on_this_graph(row_rate(machine, k, rows, row_bytes, candidate), k, timing)
         for k in sorted(rows.rows)
@@ -182,7 +186,7 @@ def rank_seconds(
         early=early,
         apart=from_disk * disk_apart(machine, rows, row_bytes, candidate) if disk > 0 else 0.0,
         spreads={
-            "sample": max(edge.spread, vertex.spread),
+            "sample": sample_spread,
             "gather": max((r.spread for r in by_source.values()), default=0.0),
             "exchange_ids": asked.spread,
             "exchange_rows": sent.spread,

@@ -6,13 +6,17 @@ a batch, E edges and V distinct vertices, is fitted as
 
     T = E * sample_edge + V * sample_vertex,      both >= 0, least squares of relative errors
 
-per size and number of readers. The residual is part of the tables' spread. The graphs are the
-probe's own: no constant is ever fitted on the graph being planned for.
+per size and number of readers. The two costs are uncertain together: a batch's edges and vertices
+grow alike, so that one cost may rise eightfold while the other falls and all batches take as long.
+So both tables have the spread of the seconds that they give for those batches, after they were
+made monotone. The graphs are the probe's own: no constant is ever fitted on the graph being planned
+for.
 """
 
 import itertools
 import time
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +57,7 @@ class Drawn:
 def measure(context: ProbeContext) -> dict[str, Table]:
     """Tables `sample_edge` and `sample_vertex`."""
     sizes, readers = context.sizes, context.readers()
-    costs: list[tuple[Measurement, Measurement]] = []
+    drawn: list[Drawn] = []
     topology_bytes: list[float] = []
     for num_nodes in sizes.graph_nodes:
         folders = [context.scratch / f"{kind}-{num_nodes}" for kind in KINDS]
@@ -67,19 +71,46 @@ def measure(context: ProbeContext) -> dict[str, Table]:
         context.team.run(f"{MODULE}:open_task", ranks=1, folders=folders)  # compiles
         context.team.run(f"{MODULE}:open_task", ranks=max(readers), folders=folders)
         topology_bytes.append(float(made[0]))
-        costs += [_fit(_draw(context, n)) for n in readers]
+        drawn += [_draw(context, n) for n in readers]
         context.team.run(f"{MODULE}:close_task", ranks=max(readers))
     axes = {"topology_bytes": topology_bytes, "readers": readers}
-    edges, vertices = zip(*costs, strict=True)
+    edges, vertices = zip(*(_fit(each) for each in drawn), strict=True)
     tables = context.table("sample_edge", "seconds_per_edge", axes, edges, rising=list(axes))
     table_bytes = [RELABEL_BYTES * n for n in sizes.graph_nodes]
-    return tables | context.table(
+    tables |= context.table(
         "sample_vertex",
         "seconds_per_vertex",
         {"table_bytes": table_bytes, "readers": readers},
         vertices,
         rising=["table_bytes", "readers"],
     )
+    spread = spread_of_seconds(drawn, tables["sample_edge"].values, tables["sample_vertex"].values)
+    return {name: replace(table, spread=spread) for name, table in tables.items()}
+
+
+def spread_of_seconds(
+    drawn: Sequence[Drawn], per_edge: Sequence[float], per_vertex: Sequence[float]
+) -> float:
+    """Relative error of the seconds that two tables give together for the batches they came from.
+
+    Root mean square over a point's batches, with their repeats' spread; the upper quartile over
+    points, as other tables have it.
+
+    Args:
+        drawn: batches of each point of the tables.
+        per_edge: seconds per edge, by point.
+        per_vertex: seconds per distinct vertex, by point.
+    """
+    errors = [
+        np.hypot(_error(each, np.array([edge, vertex])), each.spread)
+        for each, edge, vertex in zip(drawn, per_edge, per_vertex, strict=True)
+    ]
+    return float(np.percentile(errors, 75))
+
+
+def _error(drawn: Drawn, costs: NDArray[np.float64]) -> float:
+    relative = drawn.counts @ costs / drawn.seconds - 1.0
+    return float(np.sqrt(np.mean(relative**2)))
 
 
 def _draw(context: ProbeContext, num_readers: int) -> Drawn:

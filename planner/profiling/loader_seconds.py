@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
+from planner.profiling.serving import half_width
 from planner.workload import AfterWait, Beside, Handing
 from runtime.cores import keep_thread_to
 from runtime.plan import Sampler
@@ -92,6 +93,8 @@ class LoadingAnswer:
     """What lies between the stages of a step."""
     disk_start_seconds: float = 0.0
     """Median of reading a single row by the same thread; 0: no rows."""
+    sample_spread: float = 0.0
+    """Relative half-width (90%) of `sample_seconds`, from its repeats."""
 
 
 Work = Callable[[], float]
@@ -104,6 +107,8 @@ class Turns:
 
     work: float
     step: float
+    work_spread: float = 0.0
+    """Relative half-width (90%) of `work`, from its repeats."""
 
 
 def in_turns(work: Work, step: Callable[[], object]) -> Turns:
@@ -119,7 +124,11 @@ def in_turns(work: Work, step: Callable[[], object]) -> Turns:
     while len(found) < TIMED_BATCHES and time.perf_counter() < until:
         found.append(turn())
     steps, works = zip(*found, strict=True)
-    return Turns(work=statistics.median(works), step=statistics.median(steps))
+    return Turns(
+        work=statistics.median(works),
+        step=statistics.median(steps),
+        work_spread=half_width(list(works)),
+    )
 
 
 def after_wait(waited: Turns, others: Turns) -> AfterWait:

@@ -142,6 +142,7 @@ def with_loading(
     return replace(
         timing,
         sample_seconds=found.sample_seconds,
+        sample_spread=found.sample_spread,
         beside=found.beside,
         after_wait=found.after_wait,
         gather_factors={} if machine is None else loading_factors(machine, found, ranks),

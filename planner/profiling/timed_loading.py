@@ -68,4 +68,5 @@ def time_loading(bench: Bench, asked: LoadingRequest, loader: Loader) -> Loading
         disk=timed_disk(read, turns["disk"]) if "disk" in turns else None,
         handing=handed,
         disk_start_seconds=turns[DISK_START].work if DISK_START in turns else 0.0,
+        sample_spread=turns["sample"].work_spread,
     )

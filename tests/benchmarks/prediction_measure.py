@@ -2,9 +2,9 @@
 
 A virtual machine's host moves its cores apart for seconds or minutes, and steps on two threads are
 half as long again meanwhile (planner/probe/core_distance.py). So turns are short, those that were
-disturbed are taken again while patience lasts and left out otherwise, what all candidates of a
-round still have in common is taken out of it (`less_rounds`), and several rounds make a repeat,
-which is what intervals are held against.
+disturbed are taken again while patience lasts and left out otherwise, and what is made of the rest
+is said in `prediction_rounds.py`. Several rounds make a repeat, which is what intervals are held
+against: all of them, slow ones too.
 """
 
 import json
@@ -44,6 +44,15 @@ from runtime.report import over_ranks
 from runtime.train.minibatch import STEP
 from tests.benchmarks.common import RandomReadLimit, steady
 from tests.benchmarks.prediction_cases import RATE_BITS_PER_SECOND, Case
+from tests.benchmarks.prediction_rounds import (
+    MOST_ROUNDS,
+    Turns,
+    less_rounds,
+    rounds_in_common,
+    standard_error,
+    steady_rounds,
+    undisturbed_turns,
+)
 from tests.hosts import Hosts
 from tests.support.ranks import free_port
 
@@ -91,8 +100,6 @@ POLICIES = {
     "link": ("none", "naive", "random", "degree", "song-jiang", "joint"),
 }
 PORT = 29520
-LEAST_QUIET = 0.4
-"""Of a candidate's turns, from which the others are left out."""
 Seconds = dict[str, list[float]]
 """Of one turn of one rank: each step's, whole and by stage."""
 
@@ -120,22 +127,6 @@ class Option:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class Turns:
-    """Step seconds of one candidate, by turn."""
-
-    taken: list[NDArray[np.float64]]
-    alike: list[NDArray[np.float64]]
-    """Without what rounds have in common."""
-    kept: NDArray[np.bool_]
-    """Turns that count, shape (turns,)."""
-
-    def median(self) -> float:
-        """Median over turns of each turn's median."""
-        medians = [np.median(turn) for turn in self.alike]
-        return float(np.median(np.array(medians)[self.kept]))
-
-
 def measure_case(
     case: Case,
     graph: Graph,
@@ -158,7 +149,9 @@ def measure_case(
     slower = [found[0]["slower"][name] for name in names]
     kept = undisturbed_turns(slower)
     seconds = [windows(plan, ranks) for plan, ranks in zip(plans, taken, strict=True)]
-    shared = rounds_in_common([[float(np.median(turn)) for turn in each] for each in seconds], kept)
+    medians = [[float(np.median(turn)) for turn in each] for each in seconds]
+    shared = rounds_in_common(medians, kept)
+    steady_ones = steady_rounds(shared, kept)
     limits.append(limit.measure())
     noise = noise_between(before, host_state())
     return {
@@ -171,12 +164,20 @@ def measure_case(
         "factors": dict(factors),
         "chosen": chosen,
         "candidates": [
-            line(option, plan, ranks, Turns(each, less_rounds(each, shared), keep), effort.repeats)
+            line(
+                option,
+                plan,
+                ranks,
+                Turns(each, less_rounds(each, shared), keep, steady_ones),
+                effort.repeats,
+            )
             for option, plan, ranks, each, keep in zip(
                 options, plans, taken, seconds, kept, strict=True
             )
         ],
         "rounds_in_common": shared.tolist(),
+        "rounds_left_out": int((~steady_ones).sum()),
+        "standard_error": standard_error(medians, slower),
         "disturbed": float(np.mean(np.array(slower) >= SLOWER)),
         "load": noise.load_before,
         "steal": noise.steal_fraction,
@@ -266,16 +267,20 @@ def run(
         str(i): {
             "plan": str(folder / str(i)),
             "ranks": option.priced.candidate.num_ranks,
+            "stack": option.priced.candidate.bulk,
             "steps": steps_of(option.priced.seconds, effort, option.priced.candidate.bulk),
         }
         for i, option in enumerate(options)
     }
+    planned = rounds_of(jobs, options, effort)
     asked = {
         "jobs": jobs,
         "rounds": [
             [str(i) for i in turn]
-            for turn in turns(range(len(jobs)), rounds_of(jobs, options, effort), seed=0)
+            for turn in turns(range(len(jobs)), MOST_ROUNDS * planned, seed=0)
         ],
+        "planned": planned,
+        "repeats": effort.repeats,
         "discard": effort.discard,
         "warm_up": effort.warm_up,
         "between_hosts": case.tier == "link",
@@ -326,48 +331,6 @@ def windows(plan: Plan, ranks: list[list[Seconds]]) -> list[NDArray[np.float64]]
     return [np.array(window_means(turn[STEP], plan.strategy.bulk_batches)) for turn in ranks[0]]
 
 
-def undisturbed_turns(slower: Sequence[Sequence[float]]) -> NDArray[np.bool_]:
-    """Which turns count: shape (candidates, rounds); all, where a candidate has too few others.
-
-    Args:
-        slower: slowdown of the machine about each turn, by candidate and round.
-    """
-    quiet = np.array(slower) < SLOWER
-    return quiet if quiet.mean(axis=1).min() >= LEAST_QUIET else np.ones_like(quiet)
-
-
-def rounds_in_common(
-    medians: Sequence[Sequence[float]], kept: NDArray[np.bool_]
-) -> NDArray[np.float64]:
-    """How much longer than usual everything took in each round: shape (rounds,), median 1.
-
-    Args:
-        medians: step seconds of each candidate, by round.
-        kept: turns that count.
-
-    >>> every = np.ones((2, 3), bool)
-    >>> rounds_in_common([[1.0, 2.0, 1.0], [3.0, 6.0, 3.0]], every).round(6).tolist()
-    [1.0, 2.0, 1.0]
-    """
-    logs = np.ma.array(np.log(np.array(medians)), mask=~kept)
-    logs = logs - np.ma.median(logs, axis=1)[:, None]
-    shared = np.ma.median(logs, axis=0).filled(0.0)  # a round without turns that count
-    common: NDArray[np.float64] = np.exp(shared - np.median(shared))
-    return common
-
-
-def less_rounds(
-    turns: Sequence[NDArray[np.float64]], shared: NDArray[np.float64]
-) -> list[NDArray[np.float64]]:
-    """A candidate's steps without what its rounds have in common (a block design).
-
-    Args:
-        turns: step seconds of a candidate, by round.
-        shared: of `rounds_in_common`.
-    """
-    return [turn / factor for turn, factor in zip(turns, shared, strict=True)]
-
-
 def steps_of(seconds: float, effort: Effort, stack: int) -> int:
     """Steps of one turn of a candidate: whole stacks, where batches are drawn so."""
     wanted = round(effort.turn_seconds / seconds)
@@ -386,7 +349,7 @@ def line(
     option: Option,
     plan: Plan,
     ranks: list[list[Seconds]],
-    turns: "Turns",
+    turns: Turns,
     repeats: int,
 ) -> dict[str, Any]:
     """One candidate: predicted and measured, kept apart.
@@ -403,7 +366,8 @@ def line(
         [turns.taken[i] for i in block if turns.kept[i]]
         for block in np.array_split(np.arange(len(turns.taken)), repeats)
     ]
-    ranks = [[turn for turn, keep in zip(r, turns.kept, strict=True) if keep] for r in ranks]
+    counts = turns.kept & turns.steady
+    ranks = [[turn for turn, keep in zip(r, counts, strict=True) if keep] for r in ranks]
     names = sorted({name for turn in ranks[0] for name in turn if name != STEP})
     predicted = plan.prediction
     raw = predicted

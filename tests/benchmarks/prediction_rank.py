@@ -4,7 +4,8 @@ python -m tests.benchmarks.prediction_rank RANK SIZE ADDRESS PORT JOBS.json OUT.
 
 Every plan keeps its loader, model and pages between rounds; before each turn threads and cores are
 set as the worker sets them. A plan of one rank runs on rank 0 while the others wait. A turn during
-which cores were far apart is taken again, as long as patience lasts.
+which cores were far apart is taken again, as long as patience lasts. After the planned rounds more
+are taken, as long as there are any and medians are not sure enough.
 """
 
 import json
@@ -12,11 +13,14 @@ import os
 import sys
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch.distributed as dist
 
 from planner.probe.core_distance import CoreDistance
 from planner.probe.patience import Patience, undisturbed
+from planner.windows import window_means
 from runtime.comm.collectives import Communicator
 from runtime.cores import batch_threads, pin_to, usable_core_ids
 from runtime.device import flush_denormals
@@ -25,6 +29,7 @@ from runtime.models.memory import keep_freed_memory
 from runtime.plan import load_plan
 from runtime.process import use_threads
 from runtime.train.minibatch import STEP
+from tests.benchmarks.prediction_rounds import PRECISE, standard_error
 from tests.support.cooperative import open_rank
 
 
@@ -51,6 +56,16 @@ class Job:
             str(name): [float(each) for each in meter.seconds(str(name), skip_steps=skip)]
             for name in (STEP, *meter.stages(skip_steps=skip))
         }
+
+
+def medians(
+    found: dict[str, list[dict[str, list[float]]]], asked: dict[str, Any]
+) -> list[list[float]]:
+    """Step seconds of each plan, by turn: of its windows, where batches are drawn in stacks."""
+    return [
+        [float(np.median(window_means(turn[STEP], asked["jobs"][name]["stack"]))) for turn in taken]
+        for name, taken in found.items()
+    ]
 
 
 def main(arguments: list[str]) -> None:
@@ -80,6 +95,10 @@ def main(arguments: list[str]) -> None:
     if int(rank) == 0:
         patience = Patience(CoreDistance(asked["seen"]).slowdown, seconds=asked["patience"])
     for number, order in enumerate(asked["rounds"]):
+        if number >= asked["planned"] and number % asked["repeats"] == 0:
+            sure = int(rank) == 0 and standard_error(medians(found, asked), [*slower.values()])
+            if comm.broadcast_object(sure) <= PRECISE:
+                break
         for name in order:
             job = asked["jobs"][name]
             discard = asked["discard"] + (asked["warm_up"] if number == 0 else 0)

@@ -3,11 +3,13 @@
 import numpy as np
 import pytest
 
-from tests.benchmarks.prediction_measure import (
+from tests.benchmarks.prediction_measure import stage_seconds
+from tests.benchmarks.prediction_rounds import (
     Turns,
     less_rounds,
     rounds_in_common,
-    stage_seconds,
+    standard_error,
+    steady_rounds,
     undisturbed_turns,
 )
 
@@ -54,6 +56,29 @@ def test_turns_of_cores_far_apart_are_left_out_where_enough_others_remain() -> N
     medians = [[1.0, 1.6, 1.0, 1.0, 1.0], [2.0, 2.0, 3.2, 2.0, 3.2]]
     assert rounds_in_common(medians, kept) == pytest.approx(np.ones(5))
     turns = [np.full(3, seconds) for seconds in medians[1]]
-    assert Turns(turns, turns, kept[1]).median() == 2.0
+    assert Turns(turns, turns, kept[1], np.ones(5, bool)).median() == 2.0
     # One candidate met hardly anything else: then all are compared as they were.
     assert undisturbed_turns([[6.0, 6.0, 1.0], [1.0, 1.0, 1.0]]).all()
+
+
+def test_slow_rounds_are_left_out_where_enough_others_remain() -> None:
+    every = np.ones((2, 5), bool)
+    shared = np.array([1.0, 1.3, 0.97, 1.05, 1.12])
+    assert steady_rounds(shared, every).tolist() == [True, False, True, True, False]
+    medians = [np.array([seconds]) for seconds in (1.0, 9.0, 1.2, 1.1, 9.0)]
+    assert Turns(medians, medians, every[0], steady_rounds(shared, every)).median() == 1.1
+    # Of one candidate too few turns would be left.
+    every[1] = [False, True, False, False, True]
+    assert steady_rounds(shared, every).all()
+
+
+def test_medians_grow_surer_with_turns_and_what_rounds_share_is_no_doubt() -> None:
+    rng = np.random.default_rng(1)
+    own = np.exp(rng.normal(0.0, 0.06, size=(5, 400)))
+    alike = np.where(rng.random(400) < 0.3, 1.08, 1.0)
+    for rounds in (25, 100, 400):
+        found = standard_error((own * alike)[:, :rounds].tolist(), [[1.0] * rounds] * 5)
+        # 1.25 x 6% / sqrt(n), less what five candidates' median takes out; the worst of five.
+        assert found == pytest.approx(1.25 * 0.06 / rounds**0.5, rel=0.5)
+    steady = np.outer([1.0, 2.0], alike)
+    assert standard_error(steady.tolist(), [[1.0] * 400] * 2) == pytest.approx(0.0, abs=1e-12)

@@ -187,11 +187,16 @@ def test_other_samplers_and_gathers_from_disk_teach_factors_of_their_own(
 def test_a_samplers_own_factor_scales_sampling_for_that_sampler_alone(small_graph: Graph) -> None:
     search = pipeline.search_for(small_graph, SETTINGS, machine())
     factors = {"sample": 1.5, "sample.labor": 3.0}
-    labor = replace(search, request=replace(search.request, sampler="labor"))
+    timing = {k: replace(t, sample_seconds=2e-3) for k, t in search.request.profile.timing.items()}
+    profile = replace(search.request.profile, timing=timing)
     values = search.request.machine.tables["sample_edge"].values
-    for each, factor in ((search, 1.5), (labor, 3.0)):
-        scaled = calibrated(each, factors).request.machine.tables["sample_edge"].values
+    for sampler, factor in (("neighbor", 1.5), ("labor", 3.0), ("ladies", 1.0)):
+        asked = replace(search.request, sampler=sampler, profile=profile)
+        found = calibrated(replace(search, request=asked), factors).request
+        scaled = found.machine.tables["sample_edge"].values
         assert scaled == pytest.approx([factor * v for v in values])
+        for each in found.profile.timing.values():
+            assert each.sample_seconds == pytest.approx(factor * 2e-3)
 
 
 def test_compare_learns_and_a_damaged_file_is_said(

@@ -114,6 +114,53 @@ def test_a_sampler_timed_on_the_graph_is_priced_by_that_and_slowed_by_its_ranks_
     assert found.provenance["sample"].startswith("measured: ladies sampling of this graph")
 
 
+def test_sampling_is_as_sure_as_its_own_timing_and_as_the_rates_where_they_are_used() -> None:
+    def asked(rates: float, timed: float | None) -> Request:
+        """Rates and a timing of those spreads; two samplers at once take twice as long each."""
+        edge = Table(
+            unit="seconds",
+            axes=["topology_bytes", "readers"],
+            spread=rates,
+            points=[[1.0], [1.0, 2.0]],
+            values=[10e-9, 20e-9],
+        )
+        vertex = replace(edge, axes=["table_bytes", "readers"])
+        tables = {"sample_edge": edge, "sample_vertex": vertex}
+        plain = request()
+        timing = {
+            key: replace(each, sample_seconds=4e-3, sample_spread=timed)
+            if timed is not None
+            else each
+            for key, each in plain.profile.timing.items()
+        }
+        return replace(
+            plain,
+            machine=plain.machine.with_tables(tables),
+            profile=replace(plain.profile, timing=timing),
+        )
+
+    def of_sampling(rates: float, timed: float | None, loaders: int = 0) -> float:
+        """Half-width of sampling alone: what the interval has more than with exact numbers."""
+        shape, placed = candidate(loaders=loaders), rows(host=1_000.0)
+        unsure = predict(asked(rates, timed), shape, placed)
+        exact = predict(asked(0.0, None if timed is None else 0.0), shape, placed)
+        step = unsure.step_seconds
+        halves = [(p.step_seconds.high - p.step_seconds.value) for p in (unsure, exact)]
+        return (
+            (halves[0] ** 2 - halves[1] ** 2) ** 0.5
+            / step.value
+            / (unsure.stages["sample"] / step.value)
+        )
+
+    assert of_sampling(7.5, 0.05) == pytest.approx(0.05)
+    assert of_sampling(7.5, 0.05, loaders=1) == pytest.approx(0.05)
+    # By the rates alone.
+    assert of_sampling(7.5, None) == pytest.approx(7.5)
+    # Several samplers slow each other down by the rates: (.4^2 + .3^2)^.5; and three threads on two
+    # cores are three times as unsure.
+    assert of_sampling(0.4, 0.3, loaders=2) == pytest.approx(3.0 * 0.5)
+
+
 def test_training_stages_are_the_step() -> None:
     for found in (candidate(), candidate(loaders=1), candidate(ranks=2)):
         stages = price(found, rows(found.num_ranks, host=10_000.0)).stages

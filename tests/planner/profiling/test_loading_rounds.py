@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+import pytest
+
 from planner.profiling.loader_seconds import LoadingAnswer, TimedDisk, TimedGather
 from planner.profiling.loading_rounds import middle_loading
 from planner.workload import AfterWait, Beside, Handing
@@ -35,9 +37,27 @@ def test_each_number_is_the_middle_of_its_own_rounds() -> None:
     mixed = [replace(rounds[0], sample_seconds=0.0005), *rounds[1:]]
     found = middle_loading(mixed)
     assert found.sample_seconds == 0.001
-    assert replace(found, sample_seconds=0.002, beside={}) == replace(answer(2.0), beside={})
-    # Of what is beside steps, the round that slowed them least, work and all.
+    spread = found.sample_spread
+    expected = replace(answer(2.0), beside={}, sample_spread=spread)
+    assert replace(found, sample_seconds=0.002, beside={}) == expected
+    # Of steps beside work, the round that slowed them least.
     assert found.beside == answer(1.0).beside
+
+
+def test_work_beside_steps_is_the_middle_of_its_rounds_whichever_slowed_steps_least() -> None:
+    works = ((1.25, 1.0), (0.95, 1.1), (0.9, 1.2))
+    rounds = [
+        replace(answer(1.0), beside={"disk": Beside(work=work, step=step)}) for work, step in works
+    ]
+    assert middle_loading(rounds).beside == {"disk": Beside(work=0.95, step=1.0)}
+
+
+def test_the_spread_of_sampling_is_of_its_repeats_or_of_its_rounds() -> None:
+    alike = [replace(answer(1.0), sample_spread=each) for each in (0.3, 0.02, 0.04)]
+    assert middle_loading(alike).sample_spread == 0.04
+    # 0.8, 1.0 and 1.1 of the middle one: half of 0.3.
+    apart = [replace(answer(each), sample_spread=0.02) for each in (0.8, 1.0, 1.1)]
+    assert middle_loading(apart).sample_spread == pytest.approx(0.15)
 
 
 def test_what_was_not_timed_stays_so() -> None:
