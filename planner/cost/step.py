@@ -21,6 +21,9 @@ from runtime.stages import Stage
 
 LOADER = ("seeds", "sample", "exchange_ids", "gather", "exchange_rows", "copy", "batch")
 """Stages of the loader, by the names under which a run meters them."""
+FORWARD_SHARE = 1 / 3
+"""Of a forward and backward pass: backward multiplies by the weights and by the inputs, forward by
+one of the two."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,7 +72,11 @@ def step_seconds(
     straggling = _straggling(candidate, ranks)
     # Who left the exchange of rows first, or had its rows from the disk, waits for the others here.
     all_reduce = slowest.all_reduce + straggling + slowed.early
-    trainer = slowed.forward_backward + slowest.halo_exchange + all_reduce + slowest.optimizer
+    halo = slowest.halo_exchange
+    if halo > 0.0:
+        met = min(straggling, _met_in_forward(ranks))
+        halo, all_reduce = halo + met, all_reduce - met
+    trainer = slowed.forward_backward + halo + all_reduce + slowest.optimizer
     # What no stage has is metered while the training thread waits for its batch, most of it.
     stages_of_training, trainer = trainer, trainer + slowest.between
     cores = _core_seconds(candidate, ranks)
@@ -94,7 +101,7 @@ def step_seconds(
         **{k: v for k, v in slowed.loader.items() if v > 0 or k in ("sample", "gather")},
         Stage.WAIT.value: max(0.0, seconds - stages_of_training),
         Stage.FORWARD_BACKWARD.value: slowed.forward_backward,
-        **({Stage.HALO_EXCHANGE.value: halo} if (halo := slowest.halo_exchange) > 0 else {}),
+        **({Stage.HALO_EXCHANGE.value: halo} if halo > 0 else {}),
         Stage.ALL_REDUCE.value: all_reduce,
         Stage.OPTIMIZER.value: slowest.optimizer,
     }
@@ -225,6 +232,13 @@ def _straggling(candidate: Candidate, ranks: Sequence[RankSeconds]) -> float:
         for w, r in zip(waits, ranks, strict=True)
     ]
     return expected_maximum(means, sigmas) - max(means)
+
+
+def _met_in_forward(ranks: Sequence[RankSeconds]) -> float:
+    """Of the wait for the slowest rank, what ranks that share a batch wait in the forward pass."""
+    means = [r.forward_backward for r in ranks]
+    wait = expected_maximum(means, [r.trainer_sigma for r in ranks]) - max(means)
+    return FORWARD_SHARE * wait
 
 
 def _core_seconds(candidate: Candidate, ranks: Sequence[RankSeconds]) -> dict[str, float]:
