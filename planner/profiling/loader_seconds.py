@@ -7,6 +7,7 @@ way round a step waits for the lock whenever the loader's thread, or one that re
 has it, and is put off its core where they have none of their own.
 """
 
+import functools
 import statistics
 import threading
 import time
@@ -111,11 +112,20 @@ class Turns:
     """Relative half-width (90%) of `work`, from its repeats."""
 
 
-def in_turns(work: Work, step: Callable[[], object]) -> Turns:
-    """Some work and a step one after the other, by the same thread."""
+def in_turns(
+    work: Work, step: Callable[[], object], before: Callable[[], object] | None = None
+) -> Turns:
+    """A step and some work one after the other, by the same thread.
+
+    Args:
+        work: of a loader.
+        step: of the model.
+        before: what a loader does before that work, untimed.
+    """
+    loading = work if before is None else functools.partial(_after, before, work)
 
     def turn() -> tuple[float, float]:
-        return seconds_of(step), work()
+        return seconds_of(step), loading()
 
     for _ in range(WARM_TURNS):
         turn()
@@ -148,6 +158,7 @@ def all_beside(
     *,
     alone: Mapping[str, float],
     unbroken: Collection[str] = (),
+    before: Mapping[str, Callable[[], object]] | None = None,
 ) -> dict[str, Beside]:
     """Each kind of work, by a thread of its own, and the steps beside each other.
 
@@ -161,13 +172,23 @@ def all_beside(
         cores: what the thread keeps to, by kind; none: wherever the system puts it.
         alone: seconds of each kind of work between two steps.
         unbroken: kinds that are longer than steps, as a rule.
+        before: what a loader does before, by kind, where `alone` follows it as well; untimed.
     """
-    found = dict[str, Beside]()
+    found, firsts = dict[str, Beside](), before or {}
     for kind, work in works.items():
         kept = (cores.get(kind, ()),)
         with ThreadPoolExecutor(1, initializer=keep_thread_to, initargs=kept) as loader:
-            found[kind] = _beside(work, step, loader, alone[kind], unbroken=kind in unbroken)
+            first = firsts.get(kind)
+            begun = work if first is None else functools.partial(_after, first, work)
+            found[kind] = _beside(
+                work, step, loader, alone[kind], begun=None if kind in unbroken else begun
+            )
     return found
+
+
+def _after(before: Callable[[], object], work: Work) -> float:
+    before()
+    return work()
 
 
 def _beside(
@@ -176,9 +197,12 @@ def _beside(
     loader: ThreadPoolExecutor,
     alone: float,
     *,
-    unbroken: bool,
+    begun: Work | None,
 ) -> Beside:
-    """Medians over rounds, in each of which steps are alone, and then are not."""
+    """Medians over rounds, in each of which steps are alone, and then are not.
+
+    `begun` is the work as one does it that begins a batch with a step; None: without a pause.
+    """
 
     def timed_step() -> float:
         return seconds_of(step)
@@ -199,8 +223,8 @@ def _beside(
         finally:
             stop.set()
         work_beside = working.result()
-        if not unbroken:
-            work_beside = _repeat(lambda: _begun_with(step, loader.submit(work)), stretch)
+        if begun is not None:
+            work_beside = _repeat(lambda: _begun_with(step, loader.submit(begun)), stretch)
         rounds.append(Beside(work=work_beside / alone, step=steps / step_alone))
     return Beside(
         work=statistics.median(each.work for each in rounds),

@@ -1,5 +1,6 @@
 """Tests for planner/profiling/loader_seconds.py and loader_work.py."""
 
+import itertools
 import os
 import threading
 import time
@@ -63,6 +64,33 @@ def test_work_between_steps_is_timed_alone() -> None:
     assert found.work >= 0.002
     assert 0.001 <= found.step < found.work
     assert order == ["step", "work"] * (WARM_TURNS + TIMED_BATCHES)
+
+
+def test_what_a_loader_does_before_is_done_between_and_is_not_timed() -> None:
+    order: list[str] = []
+
+    def work() -> float:
+        order.append("work")
+        return 0.5
+
+    def step() -> None:
+        order.append("step")
+
+    found = in_turns(work, step, lambda: order.append("before"))
+    assert order[:6] == ["step", "before", "work"] * 2
+    assert (found.work, found.work_spread) == (0.5, 0.0)
+    order.clear()
+    beside = all_beside(
+        {"gather": work}, step, {}, alone={"gather": 0.25}, before={"gather": lambda: pause(0.002)}
+    )
+    assert beside["gather"].work == 2.0
+
+
+def test_the_spread_of_work_is_of_its_repeats() -> None:
+    seconds = itertools.cycle([1.0, 2.0, 3.0, 4.0])
+    found = in_turns(lambda: next(seconds), lambda: None)
+    # Quartiles 1.75 and 3.25 of 16 repeats around 2.5: 1.645 x 1.25 x 1.112 / 4 / 2.5, by hand.
+    assert found.work_spread == pytest.approx(0.2287, abs=1e-3)
 
 
 def test_long_steps_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
