@@ -23,7 +23,7 @@ from planner.workload import BatchProfile, Combination, ModelTiming, WorkloadPro
 from runtime import codec
 from runtime.graph.dataset import Graph
 
-VERSION = 41
+VERSION = 42
 """Rises when a profile means something else than before."""
 
 DRAWN = 0.05

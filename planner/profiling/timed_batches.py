@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,13 +25,43 @@ def timed_batch(request: TimingRequest, scale: float, seed: int) -> MiniBatch:
     if request.task == "link":
         shape, negatives = request.shape.scaled(scale), request.workload.links.num_negatives
         batch.y = torch.as_tensor(synthetic_links(shape, negatives, seed))
-    elif request.task == "multilabel":
-        shape = (batch.num_seeds, request.num_classes)
-        batch.y = torch.randint(0, 2, shape, generator=generator)
     else:
-        classes = 2 if request.task == "binary" else request.num_classes
-        batch.y = torch.randint(0, classes, (batch.num_seeds,), generator=generator)
+        batch.y = _some_labels(request, batch, generator)
     return batch
+
+
+def drawn_batch(
+    request: TimingRequest, batch: MiniBatch, out: NDArray[np.float32] | None, seed: int
+) -> MiniBatch:
+    """A batch that a loader has drawn, ready for a step: with edge weights, rows and some labels.
+
+    Args:
+        request: of nodes; links have labels of their own.
+        batch: as it was drawn.
+        out: where the loader puts rows, float32 [rows, feature_dim]; None: it reads none.
+        seed: of the labels.
+    """
+    import torch
+
+    from runtime.models.weights import fill_weights
+
+    fill_weights(batch, request.workload, some_degrees(batch))  # in place
+    generator = torch.Generator().manual_seed(seed)
+    size = batch.n_id.size
+    rows = torch.randn(size, request.in_dim) if out is None else torch.as_tensor(out)
+    if size > len(rows):
+        rows = rows.repeat(-(-size // len(rows)), 1)
+    return replace(batch, x=rows[:size], y=_some_labels(request, batch, generator))
+
+
+def _some_labels(request: TimingRequest, batch: MiniBatch, generator: Any) -> Any:
+    import torch
+
+    if request.task == "multilabel":
+        shape = (batch.num_seeds, request.num_classes)
+        return torch.randint(0, 2, shape, generator=generator)
+    classes = 2 if request.task == "binary" else request.num_classes
+    return torch.randint(0, classes, (batch.num_seeds,), generator=generator)
 
 
 def on_rows(batches: Sequence[MiniBatch], out: NDArray[np.float32]) -> list[MiniBatch]:

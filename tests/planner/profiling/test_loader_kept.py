@@ -10,7 +10,8 @@ from planner.profiling.bench import Bench
 from planner.profiling.draw import drawer
 from planner.profiling.loader_kept import KeptLoaders, Loader
 from planner.profiling.loader_seconds import LoadingRequest
-from planner.profiling.timed_model import WARMUP_STEPS, TimedModel
+from planner.profiling.timed_batches import drawn_batch
+from planner.profiling.timed_model import DRAWN_WARMUP, WARMUP_STEPS, TimedModel
 from runtime.graph.dataset import Graph
 from runtime.plan import Sampler, Workload
 from runtime.sampling.minibatch import MiniBatch
@@ -85,9 +86,50 @@ def test_each_timed_step_follows_a_batch_on_rows_that_it_has_read(
     wanted = replace(request(), in_dim=small_graph.feature_dim)
     bench = Bench(wanted)
     found = TimedModel(bench, loader).run()
-    assert len(drawn) == WARMUP_STEPS + wanted.steps * len(wanted.scales)
+    before_sizes = WARMUP_STEPS + wanted.steps * len(wanted.scales)
+    assert len(drawn) == before_sizes + DRAWN_WARMUP + wanted.steps
     assert min(found.forward_backward) > 0
     rows = loader.reading(1).out
     assert all(
         np.shares_memory(batch.x.numpy(), rows) for of_scale in bench.batches for batch in of_scale
     )
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_all_sizes_are_scaled_by_what_the_graphs_own_batches_take(
+    small_graph: Graph, monkeypatch: pytest.MonkeyPatch, shared: bool
+) -> None:
+    loader = Loader(asked(small_graph, 1), WORK, rank=0)
+    loading = replace(asked(small_graph, 1), shared=shared)
+    bench = Bench(replace(request(), in_dim=small_graph.feature_dim, loading=loading))
+    drawn, labels = list[MiniBatch](), list[int]()
+    synthetic = {id(b.blocks): 10.0 * s for s, of in enumerate(bench.batches, 1) for b in of}
+    step = bench.step
+
+    def priced(batch: MiniBatch) -> tuple[float, float, float]:
+        step(batch)  # it has to be one that the model can take
+        if id(batch.blocks) in synthetic:
+            return synthetic[id(batch.blocks)], 1.0, 0.0
+        drawn.append(batch)
+        labels.extend(batch.y.tolist())
+        return 16.0, 1.0, 0.0
+
+    monkeypatch.setattr(bench, "step", priced)
+    found = TimedModel(bench, loader).run()
+    # Sizes take 10, 20 and 30; the mean one is the second, and took 16 where it was the graph's.
+    expected = [10.0, 20.0, 30.0] if shared else [8.0, 16.0, 24.0]
+    assert found.forward_backward == pytest.approx(expected)
+    assert bool(drawn) is not shared
+    rows = loader.reading(1).out
+    for batch in drawn:
+        assert batch.num_seeds == WORK.batch_size
+        assert np.shares_memory(batch.x.numpy(), rows)
+        assert len(batch.x) == batch.n_id.size
+    assert set(labels) <= set(range(bench.request.num_classes))
+
+
+def test_rows_of_a_batch_larger_than_their_room_are_met_again(small_graph: Graph) -> None:
+    loader, wanted = Loader(asked(small_graph, 1), WORK, rank=0), request()
+    batch, few = loader.sample(), np.ones((3, small_graph.feature_dim), np.float32)
+    assert drawn_batch(wanted, batch, few, 0).x.shape == (batch.n_id.size, few.shape[1])
+    assert drawn_batch(wanted, batch, None, 0).x.shape == (batch.n_id.size, wanted.in_dim)
