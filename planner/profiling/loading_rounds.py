@@ -12,8 +12,12 @@ from planner.profiling.loader_seconds import LoadingAnswer
 from planner.workload import AfterWait, Beside, Handing
 
 
+ALIKE = 1.005
+"""Rounds whose steps differ by less were slowed down equally."""
+
+
 def middle_loading(rounds: Sequence[LoadingAnswer]) -> LoadingAnswer:
-    """Medians over the rounds, of each number by itself; of steps beside work the quieter round.
+    """Medians over the rounds, of each number by itself; of work beside steps the quieter rounds.
 
     Args:
         rounds: of the same request, so of the same batches; at least one.
@@ -40,7 +44,7 @@ def middle_loading(rounds: Sequence[LoadingAnswer]) -> LoadingAnswer:
         disk=None if first.disk is None else replace(first.disk, seconds=statistics.median(disks)),
         handing=_middle_handing(handed) if handed else None,
         disk_start_seconds=middle(lambda each: each.disk_start_seconds),
-        # Rounds are minutes apart, and differ by more than the repeats of one of them.
+        # Rounds have others between them, and differ by more than the repeats of one do.
         sample_spread=max(
             middle(lambda each: each.sample_spread),
             half_range([each.sample_seconds for each in rounds]),
@@ -59,27 +63,28 @@ def half_range(values: Sequence[float]) -> float:
 
 
 def quieter(rounds: Sequence[dict[str, Beside]]) -> dict[str, Beside]:
-    """Of each kind of work the median over rounds, and of its steps those slowed down least.
+    """Of each kind of work, the rounds whose steps were slowed down least; of these the median.
 
     Now and then one has steps three times as long, which the run of the same graph did not, and
-    which was not seen again in ten repeats. Work that is a disk's took .8 and 1.25 of what it takes
-    between steps, in rounds whose steps were alike: the round of the least steps is a random one.
+    which was not seen again in ten repeats; work is longer then as well. A disk's work slows no
+    step down, and takes .81 to 1.25 of what it takes between steps in one round or another: the
+    first of several such rounds is a random one.
 
-    >>> one, two = Beside(work=1.3, step=3.5), Beside(work=1.1, step=1.2)
-    >>> quieter([{"disk": one}, {"disk": two}])
-    {'disk': Beside(work=1.2, step=1.2)}
+    >>> one, two, three = (Beside(work=w, step=s) for w, s in ((1.3, 3.5), (1.2, 1.0), (0.8, 1.0)))
+    >>> quieter([{"disk": one}, {"disk": two}, {"disk": three}])
+    {'disk': Beside(work=1.0, step=1.0)}
     """
     found = dict[str, list[Beside]]()
     for each in rounds:
         for kind, times in each.items():
             found.setdefault(kind, []).append(times)
-    return {
-        kind: Beside(
-            work=statistics.median(each.work for each in times),
-            step=min(each.step for each in times),
-        )
-        for kind, times in found.items()
-    }
+    return {kind: _least_slowed(times) for kind, times in found.items()}
+
+
+def _least_slowed(rounds: Sequence[Beside]) -> Beside:
+    least = min(each.step for each in rounds)
+    alike = [each.work for each in rounds if each.step <= ALIKE * least]
+    return Beside(work=statistics.median(alike), step=least)
 
 
 def _middle_wait(found: Sequence[AfterWait]) -> AfterWait:

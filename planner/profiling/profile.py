@@ -23,7 +23,7 @@ from planner.workload import BatchProfile, Combination, ModelTiming, WorkloadPro
 from runtime import codec
 from runtime.graph.dataset import Graph
 
-VERSION = 42
+VERSION = 43
 """Rises when a profile means something else than before."""
 
 DRAWN = 0.05

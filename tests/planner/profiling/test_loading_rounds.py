@@ -40,16 +40,21 @@ def test_each_number_is_the_middle_of_its_own_rounds() -> None:
     spread = found.sample_spread
     expected = replace(answer(2.0), beside={}, sample_spread=spread)
     assert replace(found, sample_seconds=0.002, beside={}) == expected
-    # Of steps beside work, the round that slowed them least.
+    # Of what is beside steps, the round that slowed them least, work and all.
     assert found.beside == answer(1.0).beside
 
 
-def test_work_beside_steps_is_the_middle_of_its_rounds_whichever_slowed_steps_least() -> None:
-    works = ((1.25, 1.0), (0.95, 1.1), (0.9, 1.2))
-    rounds = [
-        replace(answer(1.0), beside={"disk": Beside(work=work, step=step)}) for work, step in works
-    ]
-    assert middle_loading(rounds).beside == {"disk": Beside(work=0.95, step=1.0)}
+def test_work_beside_steps_is_of_the_rounds_that_slowed_steps_least() -> None:
+    def beside(*works: tuple[float, float]) -> Beside:
+        rounds = [
+            replace(answer(1.0), beside={"disk": Beside(work=work, step=step)})
+            for work, step in works
+        ]
+        return middle_loading(rounds).beside["disk"]
+
+    assert beside((0.9, 1.0), (1.25, 1.1), (1.3, 1.2)) == Beside(work=0.9, step=1.0)
+    # Where all slowed them alike, none is better than another.
+    assert beside((1.25, 1.0), (0.81, 1.0), (0.97, 1.004)) == Beside(work=0.97, step=1.0)
 
 
 def test_the_spread_of_sampling_is_of_its_repeats_or_of_its_rounds() -> None:
