@@ -7,7 +7,7 @@ def compute_seconds(timing: ModelTiming, *, ranks: int, threads: int, scale: flo
     """Seconds of one forward and backward while all ranks compute.
 
     Args:
-        timing: the real model on synthetic blocks of the profiled shapes.
+        timing: the real model on batches of the profiled shapes.
         ranks: processes that compute at once.
         threads: compute threads of each.
         scale: size of the batch over the mean batch; the table is interpolated in log-log space.

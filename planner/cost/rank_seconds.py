@@ -201,8 +201,8 @@ def rank_seconds(
             "exchange_rows": sent.provenance,
             "seeds": "measured: the training nodes' own shares, among the model's steps",
             "batch": "measured: edge weights of synthetic batches, labels of the graph's own",
-            "forward_backward": "measured: the model on synthetic blocks of the profiled sizes, "
-            "each step after this graph's own sampling and gathering",
+            "forward_backward": "measured: the model on this graph's own batches (links: on blocks "
+            "of the profiled sizes), each step after its sampling and gathering",
             "all_reduce": reduced.words,
             "optimizer": "measured: the optimizer on this model",
         },

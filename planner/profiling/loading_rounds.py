@@ -11,7 +11,6 @@ from dataclasses import replace
 from planner.profiling.loader_seconds import LoadingAnswer
 from planner.workload import AfterWait, Beside, Handing
 
-
 ALIKE = 1.005
 """Rounds whose steps differ by less were slowed down equally."""
 

@@ -30,7 +30,7 @@ from runtime.models.memory import with_huge_pages
 
 STOP_SECONDS = 5.0
 TIMING = "planner.profiling.timing_process"
-"""What a member runs where nothing else is said: the model on synthetic blocks."""
+"""What a member runs where nothing else is said: the model."""
 
 
 class _Member:

@@ -1,4 +1,4 @@
-"""One timing process: runs the real model on synthetic blocks when told to.
+"""One timing process: runs the real model on batches when told to.
 
 `python -m planner.profiling.timing_process` speaks the lines of planner.profiling.serving. What it
 builds imports torch, and only when asked to build.
