@@ -24,7 +24,7 @@ from planner.cache_folder import cache_folder
 from planner.calibrate import refit
 from planner.compare import absolute_percentage_error, compare
 from planner.errors import SettingsError
-from planner.probe.core_distance import core_distance
+from planner.probe.disturbance import disturbance
 from planner.probe.patience import WAITED, Patience
 from planner.progress import Progress, silent
 from planner.record import load_record, save_record
@@ -83,8 +83,8 @@ def tune(
     with contextlib.ExitStack() as stack:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gnnplan-tune-")))
         if patience is None:
-            distance = stack.enter_context(core_distance(cache_folder()))
-            patience = Patience(distance.slowdown, share=WAITED)
+            disturbed = stack.enter_context(disturbance(cache_folder()))
+            patience = Patience(disturbed.level, share=WAITED)
         bench = Bench(scratch, asked, launch or _launcher(), progress or silent)
         for each in listed:
             bench.add(each.name, *assemble(search, explored, each))
@@ -242,7 +242,7 @@ def _learn(
     if patience.num_disturbed:
         notes.append(
             f"in {patience.num_disturbed} of {len(runs)} runs the host had moved this machine's "
-            "cores apart: steps on several threads took longer there; tune again"
+            "cores apart, or others shared them: steps took longer there; tune again"
         )
     short = sum(not report.step_seconds.enough for report in runs)
     if short:

@@ -22,7 +22,7 @@ from planner.fullgraph.parts import connected, cut_graph
 from planner.fullgraph.request import Case, PartAnswer, PartRequest
 from planner.fullgraph.variance import Variance, measure_variance
 from planner.machine import MachineModel
-from planner.probe.core_distance import core_distance
+from planner.probe.disturbance import disturbance
 from planner.probe.patience import WAITED, Patience
 from planner.profiling.cache import cache_folder
 from planner.profiling.launching import with_launcher
@@ -138,8 +138,8 @@ def profile_cuts(
         )
     if missing:
         size = max(cut.ranks for cut in missing)
-        with core_distance(root_folder()) as distance, Team(size, MODULE) as team:
-            patience = Patience(distance.slowdown, share=WAITED)
+        with disturbance(root_folder()) as disturbed, Team(size, MODULE) as team:
+            patience = Patience(disturbed.level, share=WAITED)
             for i, cut in enumerate(missing):
                 say(f"timing {cut.name}", i / len(missing))
                 made = _make(graph, settings, cut, cases_of(cut, draws), team, patience)

@@ -11,13 +11,9 @@ millisecond; what looks have found is remembered, since cores that are far all a
 others.
 """
 
-import contextlib
-import json
 import math
 import threading
 import time
-from collections.abc import Callable, Generator, Mapping
-from pathlib import Path
 from typing import Any
 
 import numba
@@ -26,9 +22,8 @@ from llvmlite import ir  # pyright: ignore[reportMissingTypeStubs]
 from numba.core import types
 from numba.extending import intrinsic
 
-from runtime.codec import write_text_atomically
+from planner.probe.looks import Looks
 from runtime.cores import keep_thread_to, usable_core_ids
-from runtime.device import machine_fingerprint
 
 TRIPS = 2_000
 """There and back."""
@@ -40,9 +35,9 @@ makes half as much again."""
 MOST_SPINS = 4_000_000
 """Looks at the line in one try, some 10 ms, after which someone else is held to have the core."""
 MOST_PAIRS = 8
-NEAR_SHARE = 0.25
-"""Of looks that find cores near each other, where they are so for a time worth waiting for."""
-MOST_LOOKS = 4_000
+FAR = 2.0
+"""Times what it takes from near from which cores are far apart: a line between cores that share a
+cache and ones that do not differs sixfold, chance by less than two."""
 LINE_BYTES = 128
 """Two lines: they are fetched in pairs."""
 
@@ -135,100 +130,26 @@ def _try(one: int, other: int) -> float:
 class CoreDistance:
     """How far apart cores are, beside where they are near.
 
-    Near is what a quarter of all looks found, those of earlier days among them: one glimpse of two
-    cores that share what they rarely share does not make every other moment a bad one. Cores are
-    paired with the next one this process may use, `MOST_PAIRS` pairs evenly spread over the
-    machine. A process with one core, or on a system that keeps no thread to a core, has none.
+    Near is what a quarter of all looks found (`Looks`). Cores are paired with the next one this
+    process may use, `MOST_PAIRS` pairs evenly spread over the machine. A process with one core, or
+    on a system that keeps no thread to a core, has none.
     """
 
-    def __init__(
-        self,
-        seen: Mapping[str, Mapping[str, int]] | None = None,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, looks: Looks | None = None) -> None:
         """Cores this process may use now.
 
         Args:
-            seen: of an earlier `seen`; pairs that are not in it are new.
-            clock: seconds; looks that follow each other within one are written down once.
+            looks: at them before this; None: there were none.
         """
         cores = usable_core_ids()
         pairs = list(zip(cores[::2], cores[1::2], strict=False))
         self._pairs = pairs[:: -(-len(pairs) // MOST_PAIRS) or 1]
-        self.seen = {pair: dict(looks) for pair, looks in (seen or {}).items()}
-        """How often a line took so many nanoseconds, to two digits, by pair."""
-        self._clock, self._written = clock, dict[str, float]()
+        self._looks = looks or Looks()
 
     def slowdown(self) -> float:
         """Seconds of a line over those of near cores, of the pair that is farthest; 1: no pair."""
-        found = [self._slowdown(one, other) for one, other in self._pairs]
+        found = [
+            self._looks.slowdown(f"{one}-{other}", line_seconds(one, other))
+            for one, other in self._pairs
+        ]
         return max(found, default=1.0)
-
-    def _slowdown(self, one: int, other: int) -> float:
-        seconds, name = line_seconds(one, other), f"{one}-{other}"
-        if math.isfinite(seconds):
-            self._write(name, seconds)
-        if name not in self.seen:
-            return math.inf  # the cores have been busy whenever they were looked at
-        return seconds / near_seconds(self.seen[name])
-
-    def _write(self, name: str, seconds: float) -> None:
-        if self._clock() < self._written.get(name, -math.inf) + 1.0:
-            return  # who waits looks often, and would hold what it waits for to end for the rule
-        self._written[name] = self._clock()
-        looks = self.seen.setdefault(name, {})
-        nanoseconds = f"{float(f'{seconds * 1e9:.2g}'):g}"
-        looks[nanoseconds] = looks.get(nanoseconds, 0) + 1
-        if sum(looks.values()) > MOST_LOOKS:  # what is long ago counts for less
-            self.seen[name] = {each: -(-times // 2) for each, times in looks.items()}
-
-
-def near_seconds(looks: Mapping[str, int]) -> float:
-    """Seconds of a line that a quarter of all looks found, or less.
-
-    >>> near_seconds({"82": 60, "35": 2, "160": 38})
-    8.2e-08
-    """
-    counted = sorted((float(nanoseconds), times) for nanoseconds, times in looks.items())
-    wanted = NEAR_SHARE * sum(times for _, times in counted)
-    below = 0
-    for nanoseconds, times in counted:
-        below += times
-        if below >= wanted:
-            return nanoseconds * 1e-9
-    return math.inf
-
-
-@contextlib.contextmanager
-def core_distance(folder: Path) -> Generator[CoreDistance]:
-    """The distance of cores, which remembers in a folder how near they have been.
-
-    Args:
-        folder: of what is kept between runs; a file there that is damaged is begun anew.
-    """
-    before = remembered(folder)
-    found = CoreDistance(before)
-    yield found
-    if found.seen != before:
-        write_text_atomically(_file(folder), json.dumps(found.seen))
-
-
-def remembered(folder: Path) -> dict[str, dict[str, int]]:
-    """What looks at each pair of cores have found; nothing where nobody has looked.
-
-    Args:
-        folder: of `core_distance`.
-    """
-    try:
-        kept = json.loads(_file(folder).read_text())
-        return {
-            str(pair): {f"{float(each):g}": int(times) for each, times in looks.items()}
-            for pair, looks in kept.items()
-            if looks
-        }
-    except (OSError, ValueError, AttributeError, TypeError):
-        return {}
-
-
-def _file(folder: Path) -> Path:
-    return folder / f"cores-{machine_fingerprint()}.json"

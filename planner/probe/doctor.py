@@ -15,9 +15,10 @@ from typing import Literal
 
 from planner.cache_folder import cache_path
 from planner.machine import MachineModel
-from planner.probe.core_distance import CoreDistance, remembered
+from planner.probe.core_distance import FAR, CoreDistance
+from planner.probe.core_sharing import SHARED, CoreSharing
+from planner.probe.looks import Looks, remembered
 from planner.probe.nvml import Inventory, inventory
-from planner.probe.patience import SLOWER
 from planner.probe.topology import Fault, changes, faults
 
 LEAST_SHARED_MEMORY_BYTES = 1 << 30
@@ -46,6 +47,7 @@ def examine(machine: MachineModel | None = None) -> list[Finding]:
         _torch(),
         _cores(),
         _core_distance(),
+        _core_sharing(),
         _memory(),
         *_gpus(),
         *_topology(machine),
@@ -101,8 +103,8 @@ def _cores() -> Finding:
 
 def _core_distance() -> Finding:
     before = remembered(cache_path())
-    slower = CoreDistance(before).slowdown()
-    if slower < SLOWER:
+    slower = CoreDistance(Looks(before)).slowdown()
+    if slower < FAR:
         found = "near each other" if before else "seen for the first time"
         return Finding(check="distance of cores", level="ok", found=found)
     return Finding(
@@ -111,6 +113,21 @@ def _core_distance() -> Finding:
         found=f"a line between two cores takes {slower:.1f} times what it takes from near",
         advice="others use the cores, or the host has moved them apart: steps on several threads "
         "take up to half as long again",
+    )
+
+
+def _core_sharing() -> Finding:
+    before = remembered(cache_path())
+    slower = CoreSharing(Looks(before)).slowdown()
+    if slower < SHARED:
+        found = "as alone as they are at their best" if before else "seen for the first time"
+        return Finding(check="sharing of cores", level="ok", found=found)
+    return Finding(
+        check="sharing of cores",
+        level="note",
+        found=f"copying rows within a core's cache takes {slower:.1f} times what it takes alone",
+        advice="somebody outside this machine uses the same real core: steps take a quarter "
+        "longer meanwhile; plan and measure in a quieter hour",
     )
 
 

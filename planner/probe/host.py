@@ -74,8 +74,8 @@ def pace_notes(slower: float) -> list[str]:
     ]
 
 
-def distance_notes(patience: Patience) -> list[str]:
-    """What the reader must know of cores that were far apart for a while.
+def disturbance_notes(patience: Patience) -> list[str]:
+    """What the reader must know of cores that were far apart, or shared, for a while.
 
     Args:
         patience: of the probe.
@@ -85,8 +85,8 @@ def distance_notes(patience: Patience) -> list[str]:
     kept = f"; {patience.num_disturbed} points were taken so" if patience.num_disturbed else ""
     return [
         f"cores: for {patience.lost_seconds:.0f} s of the probe a line between two cores took "
-        f"twice as long as from near: the host moves this machine's cores apart at times{kept}. "
-        "Steps on several threads then take up to half as long again as predicted"
+        "twice as long as from near, or others shared a core: the host moves this machine's cores "
+        f"at times{kept}. Steps on several threads then take up to half as long again as predicted"
     ]
 
 

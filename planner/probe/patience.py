@@ -8,9 +8,8 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-SLOWER = 2.0
-"""Times what it takes from near from which the machine is held to be in another state: a line
-between cores that share a cache and ones that do not differs sixfold, chance by less than two."""
+DISTURBED = 1.0
+"""Level of a disturbance from which the machine is held to be in another state."""
 PAUSE_SECONDS = 0.2
 WAITED = 1.0
 """Most seconds a profile loses, over those that were timed."""
@@ -25,7 +24,7 @@ class Patience:
 
     def __init__(
         self,
-        slowdown: Callable[[], float],
+        level: Callable[[], float],
         *,
         seconds: float = 0.0,
         share: float = 0.0,
@@ -35,21 +34,21 @@ class Patience:
         """Some patience.
 
         Args:
-            slowdown: of the machine now, as `CoreDistance.slowdown`.
+            level: of what disturbs the machine now, as `Disturbance.level`.
             seconds: to lose at most, and
             share: of the seconds that were timed so far, on top.
             clock: monotonic seconds.
             sleep: waits for so many.
         """
-        self._slowdown, self._clock, self._sleep = slowdown, clock, sleep
+        self._level, self._clock, self._sleep = level, clock, sleep
         self._seconds, self._share = seconds, share
         self.lost_seconds = 0.0
         """Waited, or timed in vain."""
         self.timed_seconds = 0.0
         """Of timings that were kept: those in vain do not lengthen the patience with themselves."""
         self.num_disturbed = 0
-        """Timings that were kept though they were slowed down."""
-        self._begun, self._before = 0.0, 1.0
+        """Timings that were kept though they were disturbed."""
+        self._begun, self._before = 0.0, 0.0
 
     @property
     def is_left(self) -> bool:
@@ -59,25 +58,25 @@ class Patience:
     def begin(self) -> None:
         """Wait for the machine, as long as patience lasts; what follows is timed."""
         begun = self._clock()
-        while (found := self._slowdown()) >= SLOWER and self.is_left:
+        while (found := self._level()) >= DISTURBED and self.is_left:
             self._sleep(PAUSE_SECONDS)
             self.lost_seconds += self._clock() - begun
             begun = self._clock()
         self._before, self._begun = found, self._clock()
 
     def end(self) -> float:
-        """What was timed is; the slower of the machine's slowdowns before and after it."""
+        """What was timed is; the higher of the levels before and after it."""
         self._begun = self._clock() - self._begun
         self.timed_seconds += self._begun
-        return max(self._before, self._slowdown())
+        return max(self._before, self._level())
 
-    def again(self, slower: float) -> bool:
-        """Whether what has just ended was slowed down, and patience for timing it again is left.
+    def again(self, level: float) -> bool:
+        """Whether what has just ended was disturbed, and patience for timing it again is left.
 
         Args:
-            slower: what `end` returned.
+            level: what `end` returned.
         """
-        if slower < SLOWER:
+        if level < DISTURBED:
             return False
         if not self.is_left:
             self.num_disturbed += 1
@@ -101,4 +100,4 @@ class Patience:
 
 def undisturbed() -> Patience:
     """For a machine that nobody looks at: everything is timed once."""
-    return Patience(lambda: 1.0)
+    return Patience(lambda: 0.0)

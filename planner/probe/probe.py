@@ -28,7 +28,7 @@ from planner.machine import (
 )
 from planner.probe import collectives, disk, gpu, host, links, memory, overlap, sampling
 from planner.probe.context import ProbeContext, ProgressCallback
-from planner.probe.core_distance import core_distance
+from planner.probe.disturbance import disturbance
 from planner.probe.gpu_machine import with_gpus
 from planner.probe.hosts import measure_hosts
 from planner.probe.hosts_machine import join_hosts
@@ -109,14 +109,14 @@ def probe_with(sizes: ProbeSizes, *, progress: ProgressCallback | None = None) -
     try:
         started = time.perf_counter()
         report("starting processes", 0.0)
-        with core_distance(cache_folder()) as distance, Team(min(sizes.max_team, wanted)) as team:
+        with disturbance(cache_folder()) as disturbed, Team(min(sizes.max_team, wanted)) as team:
             context = ProbeContext(
                 team=team,
                 sizes=sizes,
                 cores=facts["cores"],
                 scratch=scratch,
                 deadline=started + sizes.retry_seconds,
-                patience=Patience(distance.slowdown, share=WAITED),
+                patience=Patience(disturbed.level, share=WAITED),
             )
             collectives.join(context)
             tables = _start_table(context, time.perf_counter() - started)
@@ -137,7 +137,7 @@ def probe_with(sizes: ProbeSizes, *, progress: ProgressCallback | None = None) -
     notes = context.notes + host.numa_notes(facts)
     notes += host.load_notes(before, host.read_load(), facts["cores"])
     notes += host.pace_notes(statistics.fmean(paces))
-    notes += host.distance_notes(context.patience)
+    notes += host.disturbance_notes(context.patience)
     report("done", 1.0)
     machine = _assemble(facts, sizes, tables, noise, memories, notes, gpus)
     return with_gpus(machine, measured)

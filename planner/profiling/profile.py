@@ -7,7 +7,7 @@ from planner.cache_folder import cache_folder
 from planner.cost.cooperative import part_of, part_profile
 from planner.errors import SettingsError
 from planner.machine import MachineModel
-from planner.probe.core_distance import core_distance
+from planner.probe.disturbance import disturbance
 from planner.probe.patience import WAITED, Patience
 from planner.profiling import cache
 from planner.profiling.batches import MOST_SAMPLED, draw_all, draw_sharing
@@ -145,8 +145,8 @@ def _make(
     drawing, timing = portion(progress, 0.0, DRAWN), portion(progress, DRAWN, 1.0)
     drawn = [_Drawn(graph, each, drawing) for each in wanted]
     most = max(c.ranks for each in wanted for c in each.combinations)
-    with core_distance(cache_folder()) as distance, Team(most) as team:
-        patience = Patience(distance.slowdown, share=WAITED)
+    with disturbance(cache_folder()) as disturbed, Team(most) as team:
+        patience = Patience(disturbed.level, share=WAITED)
         timed = [t for each in drawn for t in each.timed]
         found = iter(time_all(graph, timed, team, timing, patience))
         return [

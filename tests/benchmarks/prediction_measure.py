@@ -1,10 +1,10 @@
 """One configuration of `prediction`: its candidates planned, then run in turn by real ranks.
 
-A virtual machine's host moves its cores apart for seconds or minutes, and steps on two threads are
-half as long again meanwhile (planner/probe/core_distance.py). So turns are short, those that were
-disturbed are taken again while patience lasts and left out otherwise, and what is made of the rest
-is said in `prediction_rounds.py`. Several rounds make a repeat, which is what intervals are held
-against: all of them, slow ones too.
+A virtual machine's host moves its cores apart for seconds or minutes, or gives others a part of
+them, and steps are up to half as long again meanwhile (planner/probe/disturbance.py). So turns are
+short, those that were disturbed are taken again while patience lasts and left out otherwise, and
+what is made of the rest is said in `prediction_rounds.py`. Several rounds make a repeat, which is
+what intervals are held against: all of them, slow ones too.
 """
 
 import json
@@ -27,8 +27,8 @@ from planner.compare import factor_names, in_stacks
 from planner.cost.model import fixed_parts, row_bytes
 from planner.machine import MachineModel
 from planner.pipeline import search_for, searches_for
-from planner.probe.core_distance import core_distance
-from planner.probe.patience import SLOWER
+from planner.probe.disturbance import disturbance
+from planner.probe.patience import DISTURBED
 from planner.settings import PlanSettings
 from planner.solver.candidates_gpu import machine_candidates
 from planner.solver.choose import Priced, choose
@@ -141,13 +141,13 @@ def measure_case(
     before, limits = host_state(), [limit.measure()]
     with tempfile.TemporaryDirectory() as folder:
         plans = [write(option, Path(folder) / str(i)) for i, option in enumerate(options)]
-        with core_distance(cache_folder()) as distance:
-            disturbed = {"seen": distance.seen, "patience": patience_seconds}
+        with disturbance(cache_folder()) as before_turns:
+            disturbed = {"seen": before_turns.looks.seen, "patience": patience_seconds}
             found = run(case, options, Path(folder), effort, disturbed)
     names = [str(i) for i, _ in enumerate(options)]
     taken = [[one["turns"][name] for one in found if name in one["turns"]] for name in names]
-    slower = [found[0]["slower"][name] for name in names]
-    kept = undisturbed_turns(slower)
+    levels = [found[0]["levels"][name] for name in names]
+    kept = undisturbed_turns(levels)
     seconds = [windows(plan, ranks) for plan, ranks in zip(plans, taken, strict=True)]
     medians = [[float(np.median(turn)) for turn in each] for each in seconds]
     shared = rounds_in_common(medians, kept)
@@ -177,8 +177,8 @@ def measure_case(
         ],
         "rounds_in_common": shared.tolist(),
         "rounds_left_out": int((~steady_ones).sum()),
-        "standard_error": standard_error(medians, slower),
-        "disturbed": float(np.mean(np.array(slower) >= SLOWER)),
+        "standard_error": standard_error(medians, levels),
+        "disturbed": float(np.mean(np.array(levels) >= DISTURBED)),
         "load": noise.load_before,
         "steal": noise.steal_fraction,
         "steady": steady(*limits),
@@ -262,7 +262,7 @@ def run(
     effort: Effort,
     disturbed: Mapping[str, Any],
 ) -> list[dict[str, Any]]:
-    """What every rank measured, by candidate; `disturbed` says how near cores are, and patience."""
+    """What every rank measured, by candidate; `disturbed` holds looks so far, and patience."""
     jobs = {
         str(i): {
             "plan": str(folder / str(i)),

@@ -18,7 +18,8 @@ from typing import Any
 import numpy as np
 import torch.distributed as dist
 
-from planner.probe.core_distance import CoreDistance
+from planner.probe.disturbance import Disturbance
+from planner.probe.looks import Looks
 from planner.probe.patience import Patience, undisturbed
 from planner.windows import window_means
 from runtime.comm.collectives import Communicator
@@ -90,13 +91,13 @@ def main(arguments: list[str]) -> None:
         elif int(rank) == 0:
             opened[name] = Job(Path(job["plan"]), alone)
     found: dict[str, list[dict[str, list[float]]]] = {name: [] for name in opened}
-    slower: dict[str, list[float]] = {name: [] for name in opened}
+    levels: dict[str, list[float]] = {name: [] for name in opened}
     patience = undisturbed()
     if int(rank) == 0:
-        patience = Patience(CoreDistance(asked["seen"]).slowdown, seconds=asked["patience"])
+        patience = Patience(Disturbance(Looks(asked["seen"])).level, seconds=asked["patience"])
     for number, order in enumerate(asked["rounds"]):
         if number >= asked["planned"] and number % asked["repeats"] == 0:
-            sure = int(rank) == 0 and standard_error(medians(found, asked), [*slower.values()])
+            sure = int(rank) == 0 and standard_error(medians(found, asked), [*levels.values()])
             if comm.broadcast_object(sure) <= PRECISE:
                 break
         for name in order:
@@ -108,16 +109,16 @@ def main(arguments: list[str]) -> None:
                 turn = None
                 if name in opened:
                     turn = opened[name].turn(job["steps"] + discard, discard, cores)
-                slow = patience.end()
-                if not comm.broadcast_object(patience.again(slow)):
+                level = patience.end()
+                if not comm.broadcast_object(patience.again(level)):
                     break
             if turn is not None:
                 found[name].append(turn)
-                slower[name].append(slow)
+                levels[name].append(level)
     comm.barrier()
     for job in opened.values():
         job.loader.close()
-    Path(out).write_text(json.dumps({"turns": found, "slower": slower}))
+    Path(out).write_text(json.dumps({"turns": found, "levels": levels}))
     if int(size) > 1:
         dist.destroy_process_group()
 

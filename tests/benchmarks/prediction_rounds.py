@@ -1,10 +1,10 @@
 """What `prediction` makes of turns: plans in turn, round after round, on a machine that swings.
 
-A candidate's step is the median over its turns, of those that count: cores were near each other,
-and the round as a whole was no slower than rounds are. What all candidates of a round still have in
-common is taken out of it (a block design). Rounds go on until the medians are sure enough to tell
-candidates apart that differ by a twentieth, or until there are twice as many as planned: what
-decides is how far turns scatter, and nothing else.
+A candidate's step is the median over its turns, of those that count: cores were near each other
+and not shared, and the round as a whole was no slower than rounds are. What all candidates of a
+round still have in common is taken out of it (a block design). Rounds go on until the medians are
+sure enough to tell candidates apart that differ by a twentieth, or until there are twice as many as
+planned: what decides is how far turns scatter, and nothing else.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.probe.patience import SLOWER
+from planner.probe.patience import DISTURBED
 
 LEAST_QUIET = 0.4
 """Of a candidate's turns, from which the others are left out."""
@@ -35,7 +35,7 @@ class Turns:
     alike: list[NDArray[np.float64]]
     """Without what rounds have in common."""
     kept: NDArray[np.bool_]
-    """Turns whose cores were near each other, shape (turns,)."""
+    """Turns that nothing is known to have disturbed, shape (turns,)."""
     steady: NDArray[np.bool_]
     """Turns of rounds that were no slower than others, shape (turns,)."""
 
@@ -45,16 +45,16 @@ class Turns:
         return float(np.median(np.array(medians)[self.kept & self.steady]))
 
 
-def undisturbed_turns(slower: Sequence[Sequence[float]]) -> NDArray[np.bool_]:
-    """Turns with cores near each other; all, where a candidate has too few others.
+def undisturbed_turns(levels: Sequence[Sequence[float]]) -> NDArray[np.bool_]:
+    """Turns with cores near each other and not shared; all, where a candidate has too few others.
 
     Args:
-        slower: slowdown of the machine about each turn, by candidate and round.
+        levels: of what disturbed the machine about each turn, by candidate and round.
 
     Returns:
         Shape (candidates, rounds).
     """
-    quiet = np.array(slower) < SLOWER
+    quiet = np.array(levels) < DISTURBED
     return quiet if quiet.mean(axis=1).min() >= LEAST_QUIET else np.ones_like(quiet)
 
 
@@ -102,20 +102,20 @@ def less_rounds(
     return [turn / factor for turn, factor in zip(turns, shared, strict=True)]
 
 
-def standard_error(medians: Sequence[Sequence[float]], slower: Sequence[Sequence[float]]) -> float:
+def standard_error(medians: Sequence[Sequence[float]], levels: Sequence[Sequence[float]]) -> float:
     """Relative standard error of the least sure candidate's step.
 
     The median of n turns varies 1.25 times as much as their mean; their scatter is IQR / 1.349.
 
     Args:
         medians: step seconds of each candidate, by round.
-        slower: slowdown of the machine about each turn, by candidate and round.
+        levels: of what disturbed the machine about each turn, by candidate and round.
 
     >>> one = [1.0, 1.1, 0.9, 1.0, 1.1, 0.9, 1.0, 1.1, 0.9]
-    >>> round(standard_error([one, [2.0] * 9, [3.0] * 9], [[1.0] * 9] * 3), 3)
+    >>> round(standard_error([one, [2.0] * 9, [3.0] * 9], [[0.0] * 9] * 3), 3)
     0.062
     """
-    kept = undisturbed_turns(slower)
+    kept = undisturbed_turns(levels)
     shared = rounds_in_common(medians, kept)
     kept = kept & steady_rounds(shared, kept)
     logs = np.log(np.array(medians) / shared)

@@ -50,15 +50,15 @@ def test_what_disturbs_one_candidate_alone_stays_its_own() -> None:
 
 
 def test_turns_of_cores_far_apart_are_left_out_where_enough_others_remain() -> None:
-    slower = [[1.0, 6.0, 1.1, 1.0, 1.0], [1.0, 1.0, 6.0, 1.0, 6.0]]
-    kept = undisturbed_turns(slower)
+    levels = [[0.5, 3.0, 0.6, 0.5, 0.5], [0.5, 0.5, 3.0, 0.5, 3.0]]
+    kept = undisturbed_turns(levels)
     assert kept.tolist() == [[True, False, True, True, True], [True, True, False, True, False]]
     medians = [[1.0, 1.6, 1.0, 1.0, 1.0], [2.0, 2.0, 3.2, 2.0, 3.2]]
     assert rounds_in_common(medians, kept) == pytest.approx(np.ones(5))
     turns = [np.full(3, seconds) for seconds in medians[1]]
     assert Turns(turns, turns, kept[1], np.ones(5, bool)).median() == 2.0
     # One candidate met hardly anything else: then all are compared as they were.
-    assert undisturbed_turns([[6.0, 6.0, 1.0], [1.0, 1.0, 1.0]]).all()
+    assert undisturbed_turns([[3.0, 3.0, 0.5], [0.5, 0.5, 0.5]]).all()
 
 
 def test_slow_rounds_are_left_out_where_enough_others_remain() -> None:
@@ -77,7 +77,7 @@ def test_medians_grow_surer_with_turns_and_what_rounds_share_is_no_doubt() -> No
     own = np.exp(rng.normal(0.0, 0.06, size=(5, 400)))
     alike = np.where(rng.random(400) < 0.3, 1.08, 1.0)
     for rounds in (25, 100, 400):
-        found = standard_error((own * alike)[:, :rounds].tolist(), [[1.0] * rounds] * 5)
+        found = standard_error((own * alike)[:, :rounds].tolist(), [[0.5] * rounds] * 5)
         # 1.25 x 6% / sqrt(n), less what five candidates' median takes out; the worst of five.
         assert found == pytest.approx(1.25 * 0.06 / rounds**0.5, rel=0.5)
     steady = np.outer([1.0, 2.0], alike)

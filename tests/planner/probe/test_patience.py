@@ -4,17 +4,17 @@ from collections.abc import Sequence
 
 import pytest
 
-from planner.probe.host import distance_notes
+from planner.probe.host import disturbance_notes
 from planner.probe.patience import PAUSE_SECONDS, Patience, undisturbed
 
 
 class Machine:
-    """A machine whose clock moves when it is told to, slowed down as a list says."""
+    """A machine whose clock moves when it is told to, disturbed as a list says."""
 
-    def __init__(self, slowdowns: Sequence[float]) -> None:
-        self.now, self.found = 0.0, list(slowdowns)
+    def __init__(self, levels: Sequence[float]) -> None:
+        self.now, self.found = 0.0, list(levels)
 
-    def slowdown(self) -> float:
+    def level(self) -> float:
         """The next of the list; the last for ever."""
         return self.found.pop(0) if len(self.found) > 1 else self.found[0]
 
@@ -29,18 +29,18 @@ class Machine:
 
     def patience(self, **how: float) -> Patience:
         """With this machine."""
-        return Patience(self.slowdown, clock=lambda: self.now, sleep=self.sleep, **how)
+        return Patience(self.level, clock=lambda: self.now, sleep=self.sleep, **how)
 
 
 def test_on_a_steady_machine_everything_is_timed_once() -> None:
-    machine = Machine([1.0, 1.9])
+    machine = Machine([0.5, 0.95])
     patience = machine.patience(seconds=10.0)
     assert [patience.timed(machine.work) for _ in range(3)] == [1.0, 2.0, 3.0]
     assert (patience.timed_seconds, patience.lost_seconds) == (3.0, 0.0)
 
 
 def test_it_waits_for_the_machine_before_timing() -> None:
-    machine = Machine([6.0, 6.0, 1.0])
+    machine = Machine([3.0, 3.0, 0.5])
     patience = machine.patience(seconds=10.0)
     assert patience.timed(machine.work) == pytest.approx(1.0 + 2 * PAUSE_SECONDS)
     assert patience.lost_seconds == pytest.approx(2 * PAUSE_SECONDS)
@@ -48,14 +48,14 @@ def test_it_waits_for_the_machine_before_timing() -> None:
 
 
 def test_what_was_slowed_down_meanwhile_is_timed_again() -> None:
-    machine = Machine([1.0, 6.0, 1.0])  # before, after; before, after
+    machine = Machine([0.5, 3.0, 0.5])  # before, after; before, after
     patience = machine.patience(seconds=10.0)
     assert patience.timed(machine.work) == 2.0
     assert (patience.timed_seconds, patience.lost_seconds) == (1.0, 1.0)
 
 
 def test_patience_ends_and_what_there_is_is_taken() -> None:
-    machine = Machine([6.0])
+    machine = Machine([3.0])
     patience = machine.patience(seconds=1.0)
     found = patience.timed(machine.work)
     assert patience.num_disturbed == 1
@@ -66,7 +66,7 @@ def test_patience_ends_and_what_there_is_is_taken() -> None:
 
 
 def test_patience_grows_with_what_was_timed() -> None:
-    machine = Machine([1.0, 1.0, 6.0])
+    machine = Machine([0.5, 0.5, 3.0])
     patience = machine.patience(share=0.5)
     patience.timed(machine.work)  # undisturbed
     before = machine.now
@@ -78,7 +78,7 @@ def test_patience_grows_with_what_was_timed() -> None:
 
 
 def test_what_was_timed_in_vain_gives_no_patience() -> None:
-    machine = Machine([1.0, 1.0] + [1.0, 6.0] * 20)  # only ever slow at the end
+    machine = Machine([0.5, 0.5] + [0.5, 3.0] * 20)  # only ever slow at the end
     patience = machine.patience(share=1.0)
     patience.timed(machine.work)
     patience.timed(machine.work)
@@ -88,7 +88,7 @@ def test_what_was_timed_in_vain_gives_no_patience() -> None:
 
 
 def test_who_has_none_times_once() -> None:
-    machine = Machine([6.0])
+    machine = Machine([3.0])
     patience = machine.patience()
     assert patience.timed(machine.work) == 1.0
     assert patience.num_disturbed == 1
@@ -96,12 +96,12 @@ def test_who_has_none_times_once() -> None:
 
 
 def test_the_reader_is_told_of_cores_that_were_far_apart() -> None:
-    quiet = Machine([1.0]).patience(seconds=5.0)
+    quiet = Machine([0.5]).patience(seconds=5.0)
     quiet.timed(lambda: None)
-    assert distance_notes(quiet) == []
-    machine = Machine([6.0])
+    assert disturbance_notes(quiet) == []
+    machine = Machine([3.0])
     patience = machine.patience(seconds=3.0)
     patience.timed(machine.work)
-    (note,) = distance_notes(patience)
+    (note,) = disturbance_notes(patience)
     assert note.startswith("cores: for 3 s of the probe")
     assert "1 points were taken so" in note

@@ -1,0 +1,48 @@
+"""What disturbs the machine: cores apart, cores shared."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from planner.probe import core_distance, core_sharing
+from planner.probe.disturbance import Disturbance, disturbance
+from planner.probe.patience import DISTURBED
+
+
+@pytest.mark.parametrize(
+    ("line_seconds", "copy_seconds", "disturbed"),
+    [(2.1e-8, 5.1e-5, False), (3.9e-8, 5.9e-5, False), (4.1e-8, 5e-5, True), (2e-8, 6.1e-5, True)],
+)
+def test_cores_apart_or_shared_disturb(monkeypatch, line_seconds, copy_seconds, disturbed) -> None:
+    for module in (core_distance, core_sharing):
+        monkeypatch.setattr(module, "usable_core_ids", lambda: [0, 1])
+    monkeypatch.setattr(core_distance, "line_seconds", lambda one, other: 2e-8)
+    monkeypatch.setattr(core_sharing, "copy_seconds", lambda core: 5e-5)
+    found = Disturbance()
+    assert found.level() < DISTURBED
+    monkeypatch.setattr(core_distance, "line_seconds", lambda one, other: line_seconds)
+    monkeypatch.setattr(core_sharing, "copy_seconds", lambda core: copy_seconds)
+    assert (found.level() >= DISTURBED) is disturbed
+
+
+def test_both_are_remembered_in_one_file(monkeypatch, tmp_path: Path) -> None:
+    for module in (core_distance, core_sharing):
+        monkeypatch.setattr(module, "usable_core_ids", lambda: [0, 1])
+    monkeypatch.setattr(core_distance, "line_seconds", lambda one, other: 2e-8)
+    monkeypatch.setattr(core_sharing, "copy_seconds", lambda core: 5e-5)
+    with disturbance(tmp_path) as found:
+        found.level()
+    (path,) = tmp_path.glob("cores-*.json")
+    assert json.loads(path.read_text()) == {
+        "0-1": {"20": 1}, "0": {"50000": 1}, "1": {"50000": 1},
+    }  # fmt: skip
+    monkeypatch.setattr(core_sharing, "copy_seconds", lambda core: 7e-5)
+    with disturbance(tmp_path) as found:
+        assert found.level() == pytest.approx(1.4 / 1.2)
+
+
+def test_a_machine_without_cores_to_keep_to_is_never_disturbed(monkeypatch) -> None:
+    for module in (core_distance, core_sharing):
+        monkeypatch.setattr(module, "usable_core_ids", list)
+    assert Disturbance().level() < DISTURBED
