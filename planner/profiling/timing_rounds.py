@@ -54,7 +54,7 @@ def time_all(
         wanted: batch sizes, of one request or of several that are to be compared.
         team: processes.
         progress: told what is going on.
-        patience: with cores that are far apart for a while.
+        patience: with cores that are far apart, or shared, for a while.
 
     Returns:
         Of each batch size what the model and what loading takes.
