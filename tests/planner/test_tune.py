@@ -150,13 +150,13 @@ def test_runs_that_the_machine_slowed_down_are_run_again(folder: Path) -> None:
             found = super().__call__(plan_folder, **options)
             return run_of(load_plan(plan_folder), found.step_samples[0] * self.now)
 
-        def slowdown(self) -> float:
+        def level(self) -> float:
             found, self.now = self.now, 1.0  # over when it has been looked at
-            return found
+            return found / 2  # disturbed from twice on
 
     launch = Slowed(0.020, 0.030)
     asked = Asked(top=2, rounds=2, seed=5)
-    patience = Patience(launch.slowdown, seconds=600.0)
+    patience = Patience(launch.level, seconds=600.0)
     found = tune(folder, asked, launch=launch, patience=patience)
     first, second, *rest = [i for turn in turns(range(2), 2, seed=5) for i in turn]
     assert launch.order == [first, second, second, *rest]
@@ -167,7 +167,7 @@ def test_runs_that_the_machine_slowed_down_are_run_again(folder: Path) -> None:
 
 def test_runs_that_stay_slowed_down_are_told_of(folder: Path) -> None:
     launch = Pretended(0.020, 0.030)
-    found = tune(folder, Asked(top=2), launch=launch, patience=Patience(lambda: 6.0))
+    found = tune(folder, Asked(top=2), launch=launch, patience=Patience(lambda: 3.0))
     assert len(launch.order) == 4
     told = [note for note in found.notes if "apart" in note]
     assert len(told) == 1

@@ -13,9 +13,9 @@ from runtime.cores import usable_core_ids
 
 
 def test_copies_are_those_of_the_places() -> None:
-    rows = np.arange(20, dtype=np.float32).reshape(5, 4)
+    rows = np.arange(320, dtype=np.float32).reshape(5, 64)
     places = np.array([3, 0, 4, 1, 2, 2])
-    into = np.zeros((4, 4), np.float32)
+    into = np.zeros((4, 64), np.float32)
     module._copy_rows(rows, places, into)
     # Of six copies into four places the last ones stay.
     assert np.array_equal(into, rows[[2, 2, 4, 1]])
