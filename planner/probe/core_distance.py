@@ -6,8 +6,8 @@ load, no stolen time, and each core is as fast as ever. But what one thread has 
 reads from afar, and threads meet more slowly: on a 2-core machine a line took 25 or 160 ns, and the
 very same steps on two threads 7.7 or 11.7 ms, where steps on one thread took 11.
 
-So timings that are compared must be taken in one of the two states. To know which costs less than a
-millisecond; what looks have found is remembered, since cores that are far all along look like any
+So timings that are compared must be taken in one of the two states. To know which costs 2 to 3
+milliseconds; what looks have found is remembered, since cores that are far all along look like any
 others.
 """
 

@@ -2,13 +2,15 @@
 
 A virtual core is one thread of a real one, and who has the other thread of it takes part of what it
 can do. What waits for memory, as gathers from afar do, hardly feels it; what keeps a core's units
-busy does. On a 2-core virtual machine these copies took 52.5 us on most looks, .3% more on three
-quarters of them, and 72 when shared, with little in between; the same training steps on two threads
-took 4.96 ms while cores were near and nobody shared them, 6.09 when one was shared (654 and 195
-looks of 2.5 minutes), 8.1 when they were apart. It comes and goes within a second, or stays for
-minutes. `pace.py` sees only what changes while it looks; here what is usual is remembered.
+busy does. On a 2-core virtual machine these copies took 52.5 us on most looks of some hours, .3%
+more on three quarters of them, and 63 to 81 when shared, with little in between; in other hours two
+looks in three found a core shared. The same training steps on two threads took 4.96 ms while cores
+were near and nobody shared them, 6.09 when one was shared (654 and 195 looks of 2.5 minutes), 8.1
+when they were apart. It comes and goes within a second, or stays for minutes. `pace.py` sees only
+what changes while it looks; here what is usual is remembered.
 """
 
+import functools
 import threading
 import time
 from typing import Any
@@ -29,7 +31,7 @@ TRIES = 4
 MOST_CORES = 16
 SHARED = 1.2
 """Times what it takes alone from which a core is held to be shared: alone it varies by .3%, and
-a neighbour makes it 1.35 times as long."""
+a neighbour makes it 1.2 to 1.55 times as long."""
 
 _jit: Any = numba.njit(cache=True, nogil=True)
 
@@ -55,14 +57,20 @@ def _copy_rows(
             into[i & last, j] = rows[place, j]
 
 
+@functools.cache
+def _work() -> tuple[NDArray[np.float32], NDArray[np.int64], NDArray[np.float32]]:
+    """Rows, places and room of `_copy_rows`, once in a process."""
+    places = np.random.default_rng(0).integers(0, ROWS, COPIED)
+    return np.ones((ROWS, COLUMNS), np.float32), places, np.empty((128, COLUMNS), np.float32)
+
+
 def copy_seconds(core: int) -> float:
     """Seconds that the copies take on a core.
 
     Args:
         core: number of a core this process may use.
     """
-    rows, into = np.ones((ROWS, COLUMNS), np.float32), np.empty((128, COLUMNS), np.float32)
-    places = np.random.default_rng(0).integers(0, ROWS, COPIED)
+    rows, places, into = _work()
     took = list[float]()
 
     def copy() -> None:

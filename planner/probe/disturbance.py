@@ -13,7 +13,7 @@ from planner.probe.looks import Looks, remembering
 
 
 class Disturbance:
-    """Of the cores this process may use; a look takes about a millisecond on two of them."""
+    """Of the cores this process may use; a look takes 3 to 5 ms on two of them."""
 
     def __init__(self, looks: Looks | None = None) -> None:
         """Cores this process may use now.

@@ -9,6 +9,7 @@ import resource
 import shutil
 import sys
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -102,33 +103,55 @@ def _cores() -> Finding:
 
 
 def _core_distance() -> Finding:
-    before = remembered(cache_path())
-    slower = CoreDistance(Looks(before)).slowdown()
-    if slower < FAR:
-        found = "near each other" if before else "seen for the first time"
-        return Finding(check="distance of cores", level="ok", found=found)
-    return Finding(
-        check="distance of cores",
-        level="note",
-        found=f"a line between two cores takes {slower:.1f} times what it takes from near",
+    return _beside_good(
+        "distance of cores",
+        lambda looks: CoreDistance(looks).slowdown(),
+        FAR,
+        good="near each other",
+        bad="a line between two cores takes {:.1f} times what it takes from near",
         advice="others use the cores, or the host has moved them apart: steps on several threads "
         "take up to half as long again",
     )
 
 
 def _core_sharing() -> Finding:
-    before = remembered(cache_path())
-    slower = CoreSharing(Looks(before)).slowdown()
-    if slower < SHARED:
-        found = "as alone as they are at their best" if before else "seen for the first time"
-        return Finding(check="sharing of cores", level="ok", found=found)
-    return Finding(
-        check="sharing of cores",
-        level="note",
-        found=f"copying rows within a core's cache takes {slower:.1f} times what it takes alone",
+    return _beside_good(
+        "sharing of cores",
+        lambda looks: CoreSharing(looks).slowdown(),
+        SHARED,
+        good="as alone as they are at their best",
+        bad="copying rows within a core's cache takes {:.1f} times what it takes alone",
         advice="somebody outside this machine uses the same real core: steps take a quarter "
         "longer meanwhile; plan and measure in a quieter hour",
     )
+
+
+def _beside_good(
+    check: str,
+    slowdown: Callable[[Looks], float],
+    limit: float,
+    *,
+    good: str,
+    bad: str,
+    advice: str,
+) -> Finding:
+    """One look beside what earlier ones found; nothing is written down.
+
+    Args:
+        check: what is looked at.
+        slowdown: over the good moments among earlier looks.
+        limit: slowdown from which it is noted.
+        good: what is found below the limit.
+        bad: what is found from the limit on, with a place for the slowdown.
+        advice: from the limit on.
+    """
+    before = remembered(cache_path())
+    looks = Looks(before)
+    slower = slowdown(looks)
+    if slower >= limit:
+        return Finding(check=check, level="note", found=bad.format(slower), advice=advice)
+    seen = looks.seen.keys() <= before.keys()
+    return Finding(check=check, level="ok", found=good if seen else "seen for the first time")
 
 
 def _memory() -> Finding:

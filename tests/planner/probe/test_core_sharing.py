@@ -66,3 +66,28 @@ def test_doctor_says_when_cores_are_shared(monkeypatch, tmp_path: Path, seconds,
     if level == "note":
         assert "1.4 times what it takes alone" in found.found
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_doctor_has_seen_sharing_for_the_first_time_where_only_distances_are_known(
+    monkeypatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("GNNPLAN_CACHE", str(tmp_path))
+    monkeypatch.setattr(module, "usable_core_ids", lambda: [0])
+    monkeypatch.setattr(module, "copy_seconds", lambda core: 5e-5)
+    with remembering(tmp_path) as looks:
+        looks.slowdown("0-1", 5e-8)
+    (found,) = [each for each in examine() if each.check == "sharing of cores"]
+    assert (found.level, found.found) == ("ok", "seen for the first time")
+    with remembering(tmp_path) as looks:
+        looks.slowdown("0", 5e-5)
+    (found,) = [each for each in examine() if each.check == "sharing of cores"]
+    assert found.found == "as alone as they are at their best"
+
+
+def test_what_is_copied_is_made_once(monkeypatch) -> None:
+    monkeypatch.setattr(module, "keep_thread_to", lambda cores: None)
+    copied = list[int]()
+    monkeypatch.setattr(module, "_copy_rows", lambda *arrays: copied.extend(map(id, arrays)))
+    for core in (0, 1):
+        copy_seconds(core)
+    assert len(set(copied)) == 3
