@@ -44,6 +44,7 @@ def rank_parts(
     process: ProcessCost,
     batch_row_bytes: int,
     code_bytes: int,
+    steps_per_epoch: int,
 ) -> dict[str, int]:
     """Private bytes of one rank before it copies any feature row.
 
@@ -55,12 +56,13 @@ def rank_parts(
         process: what importing the libraries costs.
         batch_row_bytes: bytes of one feature row in a batch (float32).
         code_bytes: bytes of one entry of the rank's location table.
+        steps_per_epoch: batches of a rank in an epoch.
     """
     vertices = memory.tail(batch.vertices[-1], batch.num_batches, TRAINING_BATCHES)
     edges = memory.tail(batch.block_edges[0], batch.num_batches, TRAINING_BATCHES)
     scale = vertices / batch.vertices[-1].mean if batch.vertices[-1].mean > 0 else 1.0
-    # The one in use, and those that are ready or being filled meanwhile.
-    buffers = 1 + (candidate.prefetch_depth if candidate.threads.sample else 0)
+    ahead = candidate.prefetch_depth if candidate.threads.sample else 0
+    buffers = memory.live_batches(ahead, steps_per_epoch)
     return {
         "context": process.resident_bytes,
         "model and optimizer": memory.model_bytes(timing.num_parameters),

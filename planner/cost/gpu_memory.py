@@ -25,6 +25,7 @@ def gpu_parts(
     code_bytes: int,
     budgets: Budgets,
     *,
+    steps_per_epoch: int,
     captured_bytes: int = 0,
 ) -> dict[str, int]:
     """Bytes of one GPU before it keeps any feature row.
@@ -39,6 +40,7 @@ def gpu_parts(
         batch_row_bytes: bytes of one feature row in a batch (float32).
         code_bytes: bytes of one entry of the location table.
         budgets: the user's limits; the reserve is a share of what may be used.
+        steps_per_epoch: batches of a rank in an epoch.
         captured_bytes: of the buffers of the graph that samples.
 
     Source: formulas.md 8.10 [A10]; two ids of 8 bytes per drawn edge while a batch is drawn, and a
@@ -47,7 +49,8 @@ def gpu_parts(
     vertices = memory.tail(batch.vertices[-1], batch.num_batches, TRAINING_BATCHES)
     edges = memory.tail(batch.block_edges[0], batch.num_batches, TRAINING_BATCHES)
     scale = vertices / batch.vertices[-1].mean if batch.vertices[-1].mean > 0 else 1.0
-    buffers = 1 + (candidate.prefetch_depth if candidate.threads.sample else 0)
+    ahead = candidate.prefetch_depth if candidate.threads.sample else 0
+    buffers = memory.live_batches(ahead, steps_per_epoch)
     stack = {"stack of batches": candidate.bulk_bytes} if candidate.bulk > 1 else dict[str, int]()
     return stack | {
         "context": int(machine.table("gpu_context").at(ranks=float(candidate.num_ranks))),

@@ -80,6 +80,21 @@ def sampling_bytes(
     return round(max(1, loader_threads) * each)
 
 
+def live_batches(ahead: int, steps_per_epoch: int) -> int:
+    """Batches alive at once: the one in use, and those that are ready or being filled meanwhile.
+
+    An epoch's loader makes none of the next epoch, so there are never more than an epoch has.
+
+    Args:
+        ahead: batches made ahead; 0: the training thread makes its own.
+        steps_per_epoch: of one rank.
+
+    >>> live_batches(2, 100), live_batches(4, 3), live_batches(0, 3)
+    (3, 3, 1)
+    """
+    return min(1 + ahead, steps_per_epoch)
+
+
 def batch_bytes(tail_vertices: float, tail_edges: float, row_bytes: int, buffers: int) -> int:
     """The ring of batches: rows, ids and edges of each buffer at the tail.
 
@@ -87,7 +102,7 @@ def batch_bytes(tail_vertices: float, tail_edges: float, row_bytes: int, buffers
         tail_vertices: input vertices of the largest batch.
         tail_edges: edges of its outermost block.
         row_bytes: bytes of one feature row in the batch.
-        buffers: batches alive at once: the prefetch depth and the one in use.
+        buffers: batches alive at once (`live_batches`).
 
     >>> batch_bytes(100.0, 1000.0, 400, 3)
     134400

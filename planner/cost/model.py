@@ -93,15 +93,16 @@ def fixed_parts(
     """Bytes of a rank's own memory before it keeps any feature row."""
     batch, timing = batch_and_timing(request, candidate)
     graph, in_batch = request.graph, 4 * request.graph.feature_dim
+    steps = steps_per_epoch(graph.num_train, request.workload.batch_size)
     if candidate.kind == "cuda":
         machine = request.machine
         limits = request.budgets
         return gpu_parts(
             candidate, graph, batch, timing, machine, rank, in_batch, code_bytes, limits,
-            captured_bytes=captured_bytes(request, candidate),
+            steps_per_epoch=steps, captured_bytes=captured_bytes(request, candidate),
         )  # fmt: skip
     process = request.profile.process or ProcessCost(start_seconds=0.0, resident_bytes=0)
-    parts = rank_parts(candidate, graph, batch, timing, process, in_batch, code_bytes)
+    parts = rank_parts(candidate, graph, batch, timing, process, in_batch, code_bytes, steps)
     parts |= choice_parts(candidate, batch, graph.num_nodes, graph.feature_dim)
     return parts | joined_parts(request, candidate)
 

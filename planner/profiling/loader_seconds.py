@@ -103,7 +103,7 @@ Work = Callable[[], float]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Turns:
+class InTurns:
     """Median seconds of what was done in turns."""
 
     work: float
@@ -114,7 +114,7 @@ class Turns:
 
 def in_turns(
     work: Work, step: Callable[[], object], before: Callable[[], object] | None = None
-) -> Turns:
+) -> InTurns:
     """A step and some work one after the other, by the same thread.
 
     Args:
@@ -134,14 +134,14 @@ def in_turns(
     while len(found) < TIMED_BATCHES and time.perf_counter() < until:
         found.append(turn())
     steps, works = zip(*found, strict=True)
-    return Turns(
+    return InTurns(
         work=statistics.median(works),
         step=statistics.median(steps),
         work_spread=half_width(list(works)),
     )
 
 
-def after_wait(waited: Turns, others: Turns) -> AfterWait:
+def after_wait(waited: InTurns, others: InTurns) -> AfterWait:
     """By how much steps after a wait are longer than after other work.
 
     Args:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.cost.disk import counted_runs
-from planner.profiling.loader_seconds import TimedDisk, TimedGather, Turns, Work, seconds_of
+from planner.profiling.loader_seconds import InTurns, TimedDisk, TimedGather, Work, seconds_of
 from runtime.features.counters import Counters
 from runtime.features.disk import Disk
 from runtime.features.gather import gather_rows
@@ -117,7 +117,7 @@ def _gathering(
     )
 
 
-def timed_gather(gathered: Gathering, turns: Turns) -> TimedGather:
+def timed_gather(gathered: Gathering, turns: InTurns) -> TimedGather:
     """What gathering took in turns with steps."""
     return TimedGather(
         seconds=turns.work,
@@ -174,7 +174,7 @@ def disk_work(
         disk.close()
 
 
-def timed_disk(read: DiskWork, turns: Turns) -> TimedDisk | None:
+def timed_disk(read: DiskWork, turns: InTurns) -> TimedDisk | None:
     """What reading took in turns with steps; None where it was not from the disk itself."""
     if read.requests <= 0:
         return None

@@ -30,6 +30,7 @@ from runtime.plan import Workload
 from runtime.sampling.minibatch import MiniBatch
 from runtime.sampling.neighbor import NeighborSampler
 from runtime.sampling.rng import Purpose
+from runtime.train.evaluation_room import MOST_CHUNK_BYTES
 from runtime.train.layer_table import LayerTable
 
 Reader = Callable[[NDArray[np.int64], NDArray[np.float32]], object]
@@ -59,7 +60,8 @@ def evaluate(
     workload: Workload,
     fanouts: list[int] | None = None,
     comm: Communicator | None = None,
-    chunk_bytes: int = 256 << 20,
+    chunk_bytes: int = MOST_CHUNK_BYTES,
+    table_bytes: int | None = None,
     epoch: int = 0,
     scratch: Path | None = None,
 ) -> Score:
@@ -79,8 +81,10 @@ def evaluate(
         comm: The ranks; None: this process alone.
         chunk_bytes: Bound on one chunk's gathered input; a single vertex with more neighbours than
             that passes it.
+        table_bytes: Most bytes of a layer's output in a rank's own memory; a larger one is a file.
+            None: any.
         epoch: Part of the stream of sampled draws.
-        scratch: Folder of the shared layer outputs; the system's temporary folder if None.
+        scratch: Folder of layer outputs in files; the system's temporary folder if None.
 
     Raises:
         DatasetError: the graph has no labels or no features.
@@ -98,6 +102,7 @@ def evaluate(
         metric=metric,
         device=next((p.device for p in model.parameters()), torch.device("cpu")),
         chunk_bytes=chunk_bytes,
+        table_bytes=table_bytes,
         scratch=scratch,
     )
     run.run(ids, fanouts, epoch)
@@ -135,7 +140,8 @@ class Evaluation:
     comm: Communicator | None
     metric: Metric
     device: torch.device
-    chunk_bytes: int = 256 << 20
+    chunk_bytes: int = MOST_CHUNK_BYTES
+    table_bytes: int | None = None
     scratch: Path | None
 
     def run(self, ids: NDArray[np.int64], fanouts: list[int] | None, epoch: int = 0) -> bool:
@@ -206,11 +212,13 @@ class Evaluation:
             following: LayerTable | None = None
             parts = split_by_edges(rows, graph.indptr, self.size)
             width = graph.feature_dim if table is None else table.rows.shape[1]
-            last = layer == num_layers - 1
+            out_width, last = self._width_after(layer, width), layer == num_layers - 1
             if not last:
-                out_width = self._width_after(layer, width)
-                following = LayerTable(graph.num_nodes, out_width, self.comm, self.scratch)
-            for chunk in chunks(parts[self.rank], graph.indptr, self.chunk_bytes // (4 * width)):
+                following = LayerTable(
+                    graph.num_nodes, out_width, self.comm, self.scratch, self.table_bytes
+                )
+            most_edges = self.chunk_bytes // (4 * max(width, out_width))
+            for chunk in chunks(parts[self.rank], graph.indptr, most_edges):
                 batch = fill(neighbourhoods.batch(chunk))
                 x = self._inputs(batch.n_id, table)
                 block = torch_block(batch.blocks[0]).to(self.device)

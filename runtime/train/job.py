@@ -29,6 +29,7 @@ from runtime.report import (
 )
 from runtime.train.epochs_file import Mark
 from runtime.train.evaluate import evaluate
+from runtime.train.evaluation_room import evaluation_room
 from runtime.train.fullgraph import FullGraphEpochs
 from runtime.train.links import evaluate_links
 from runtime.train.locality import FactorControl, factor_control
@@ -157,6 +158,7 @@ class Job:
         """Score of all ranks together on nodes or links, and how many of them it rests on."""
         if len(ids) == 0:
             return None, 0
+        room = evaluation_room(self.plan, self.loop.comm.rank)
         score = (evaluate_links if self.plan.graph.task == "link" else evaluate)(
             self.loop.model,
             self.loader.graph,
@@ -165,6 +167,8 @@ class Job:
             workload=self.plan.workload,
             fanouts=self.config.eval_fanouts,
             comm=self.loop.comm,
+            chunk_bytes=room.chunk_bytes,
+            table_bytes=room.table_bytes,
         )
         return score.value, score.count
 

@@ -21,6 +21,7 @@ from runtime.models.metrics import metric_of
 from runtime.plan import Workload
 from runtime.sampling.negative import NegativeSampler
 from runtime.train.evaluate import Evaluation, Score, reader_of, split_by_edges
+from runtime.train.evaluation_room import MOST_CHUNK_BYTES
 from runtime.train.layer_table import LayerTable
 
 EVALUATION_EPOCH = 1 << 31
@@ -54,6 +55,8 @@ def evaluate_links(
     workload: Workload,
     fanouts: list[int] | None = None,
     comm: Communicator | None = None,
+    chunk_bytes: int = MOST_CHUNK_BYTES,
+    table_bytes: int | None = None,
     scratch: Path | None = None,
 ) -> Score:
     """MRR of links among `workload.links.eval_negatives` uniform negatives each.
@@ -68,6 +71,8 @@ def evaluate_links(
         workload: Names the model's weights, layers, seed and links.
         fanouts: Encode by sampling with these, first hop first; None: full neighbourhoods.
         comm: The ranks; None: this process alone.
+        chunk_bytes: See `evaluate`.
+        table_bytes: See `evaluate`.
         scratch: See `evaluate`.
 
     Raises:
@@ -90,8 +95,10 @@ def evaluate_links(
         comm=comm,
         metric=metric,
         device=next((p.device for p in model.parameters()), torch.device("cpu")),
+        chunk_bytes=chunk_bytes,
+        table_bytes=table_bytes,
         scratch=scratch,
-        table=LayerTable(graph.num_nodes, workload.hidden, comm, scratch),
+        table=LayerTable(graph.num_nodes, workload.hidden, comm, scratch, table_bytes),
     )
     layered = run.run(nodes, fanouts)
     parts = (
@@ -102,7 +109,7 @@ def evaluate_links(
     run.table.exchange(parts)
     h = torch.from_numpy(np.asarray(run.table.rows))
     mine = torch.from_numpy(links[run.rank :: run.size])
-    size = max(1, _CHUNK_BYTES // (4 * workload.hidden * links.shape[1]))
+    size = max(1, min(_CHUNK_BYTES, chunk_bytes) // (4 * workload.hidden * links.shape[1]))
     with torch.no_grad():
         for chunk in mine.split(size):
             metric.update(h, chunk)

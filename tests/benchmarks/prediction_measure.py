@@ -13,40 +13,32 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.assemble import assemble
 from planner.cache_folder import cache_folder
-from planner.calibrate import calibrated
 from planner.compare import factor_names, in_stacks
-from planner.cost.model import fixed_parts, row_bytes
 from planner.machine import MachineModel
-from planner.pipeline import search_for, searches_for
 from planner.probe.disturbance import disturbance
 from planner.probe.patience import DISTURBED
-from planner.settings import PlanSettings
-from planner.solver.candidates_gpu import machine_candidates
-from planner.solver.choose import Priced, choose
-from planner.solver.placing import code_bytes
-from planner.solver.search import Explored, Search
-from planner.tune_candidates import distinct, turns
+from planner.tune_candidates import turns
 from planner.windows import window_means
 from runtime.graph.dataset import Graph
 from runtime.models.memory import with_huge_pages
-from runtime.plan import Plan, save_plan
+from runtime.plan import Plan
 from runtime.process import host_state, noise_between
 from runtime.report import over_ranks
 from runtime.train.minibatch import STEP
 from tests.benchmarks.common import RandomReadLimit, steady
 from tests.benchmarks.prediction_cases import RATE_BITS_PER_SECOND, Case
+from tests.benchmarks.prediction_options import Option, options_of, write
 from tests.benchmarks.prediction_rounds import (
     MOST_ROUNDS,
-    Turns,
+    TakenTurns,
     less_rounds,
     rounds_in_common,
     standard_error,
@@ -93,38 +85,9 @@ QUICK = Effort(
     warm_up=0,
 )
 """Shows that everything runs; its figures mean nothing."""
-POLICIES = {
-    "ram": ("none",),
-    "samplers": ("none",),
-    "disk": ("none", "random", "degree", "joint"),
-    "link": ("none", "naive", "random", "degree", "song-jiang", "joint"),
-}
 PORT = 29520
 Seconds = dict[str, list[float]]
 """Of one turn of one rank: each step's, whole and by stage."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Option:
-    """One candidate of one search; `raw` is that search without factors."""
-
-    search: Search
-    raw: Search
-    priced: Priced
-
-    @property
-    def key(self) -> dict[str, Any]:
-        """What tells it from others of its configuration."""
-        candidate = self.priced.candidate
-        return {
-            "policy": candidate.policy,
-            "ranks": candidate.num_ranks,
-            "compute": candidate.threads.compute,
-            "loaders": candidate.threads.sample,
-            "ahead": candidate.prefetch_depth,
-            "sampler": self.search.settings.sampler,
-            "stack": candidate.bulk,
-        }
 
 
 def measure_case(
@@ -168,7 +131,7 @@ def measure_case(
                 option,
                 plan,
                 ranks,
-                Turns(each, less_rounds(each, shared), keep, steady_ones),
+                TakenTurns(each, less_rounds(each, shared), keep, steady_ones),
                 effort.repeats,
             )
             for option, plan, ranks, each, keep in zip(
@@ -183,76 +146,6 @@ def measure_case(
         "steal": noise.steal_fraction,
         "steady": steady(*limits),
     }
-
-
-def options_of(
-    case: Case, graph: Graph, machine: MachineModel, factors: Mapping[str, float]
-) -> tuple[list[Option], int]:
-    """Distinct candidates of a configuration, and the place of the one the planner chooses."""
-    budget = None
-    if case.share < 1.0:
-        budget = device_budget(case, graph, machine)
-    found: list[Option] = []
-    choices: list[Option] = []
-    requests = case.settings(budget_bytes=budget)
-    searches = searches_for(graph, requests, machine)
-    for settings, raw in zip(requests, searches, strict=True):
-        if case.tier == "link":
-            raw = over_the_link(raw)
-        search = calibrated(raw, factors) if factors else raw
-        priced = search.run()
-        wanted = [choose(priced, machine.noise), *grid(case, search, settings, machine)]
-        kept = distinct([p for p in wanted if not p.overflow])
-        mine = [Option(search=search, raw=raw, priced=p) for p in kept]
-        choices.append(mine[0])
-        found += mine
-    best = min(choices, key=lambda option: option.priced.seconds)
-    return found, next(i for i, option in enumerate(found) if option is best)
-
-
-def over_the_link(search: Search) -> Search:
-    """Gradients at the link's rates: the profile timed its sums between two ranks of one host."""
-    profile = search.request.profile
-    timing = {key: replace(each, all_reduce=None) for key, each in profile.timing.items()}
-    request = replace(search.request, profile=replace(profile, timing=timing))
-    return replace(search, request=request)
-
-
-def grid(case: Case, search: Search, settings: PlanSettings, machine: MachineModel) -> list[Priced]:
-    """Every split of the threads, and every policy of the tier on the best of them."""
-    splits = [
-        search.price(c)
-        for c in machine_candidates(settings, machine, ("none",))
-        if c.threads.sample == 0 or c.prefetch_depth == 2
-    ]
-    best = min(splits, key=lambda p: p.seconds)
-    others = [
-        search.price(replace(best.candidate, policy=policy))
-        for policy in POLICIES[case.tier]
-        if policy != "none"
-    ]
-    return [*splits, *others]
-
-
-def device_budget(case: Case, graph: Graph, machine: MachineModel) -> int:
-    """Bytes of a rank that holds its own state and `share` of all rows."""
-    needs, stored = list[int](), 0
-    for settings in case.settings():
-        search = search_for(graph, settings, machine)
-        codes = code_bytes(graph.num_nodes)
-        needs += [
-            sum(fixed_parts(search.request, candidate, 0, codes).values())
-            for candidate in machine_candidates(settings, machine, ("none",))
-        ]
-        stored = row_bytes(search.request.graph)
-    return max(needs) + int(case.share * graph.num_nodes) * stored
-
-
-def write(option: Option, folder: Path) -> Plan:
-    """The plan folder that the ranks run."""
-    alone = Explored(priced=[option.priced], left_out=[])
-    plan, arrays = assemble(option.search, alone, option.priced)
-    return save_plan(plan, arrays, folder)
 
 
 def run(
@@ -349,7 +242,7 @@ def line(
     option: Option,
     plan: Plan,
     ranks: list[list[Seconds]],
-    turns: Turns,
+    turns: TakenTurns,
     repeats: int,
 ) -> dict[str, Any]:
     """One candidate: predicted and measured, kept apart.

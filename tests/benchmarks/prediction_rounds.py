@@ -28,7 +28,7 @@ MOST_ROUNDS = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Turns:
+class TakenTurns:
     """Step seconds of one candidate, by turn."""
 
     taken: list[NDArray[np.float64]]

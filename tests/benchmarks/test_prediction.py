@@ -5,7 +5,7 @@ import pytest
 
 from tests.benchmarks.prediction_measure import stage_seconds
 from tests.benchmarks.prediction_rounds import (
-    Turns,
+    TakenTurns,
     less_rounds,
     rounds_in_common,
     standard_error,
@@ -56,7 +56,7 @@ def test_turns_of_cores_far_apart_are_left_out_where_enough_others_remain() -> N
     medians = [[1.0, 1.6, 1.0, 1.0, 1.0], [2.0, 2.0, 3.2, 2.0, 3.2]]
     assert rounds_in_common(medians, kept) == pytest.approx(np.ones(5))
     turns = [np.full(3, seconds) for seconds in medians[1]]
-    assert Turns(turns, turns, kept[1], np.ones(5, bool)).median() == 2.0
+    assert TakenTurns(turns, turns, kept[1], np.ones(5, bool)).median() == 2.0
     # One candidate met hardly anything else: then all are compared as they were.
     assert undisturbed_turns([[3.0, 3.0, 0.5], [0.5, 0.5, 0.5]]).all()
 
@@ -66,7 +66,7 @@ def test_slow_rounds_are_left_out_where_enough_others_remain() -> None:
     shared = np.array([1.0, 1.3, 0.97, 1.05, 1.12])
     assert steady_rounds(shared, every).tolist() == [True, False, True, True, False]
     medians = [np.array([seconds]) for seconds in (1.0, 9.0, 1.2, 1.1, 9.0)]
-    assert Turns(medians, medians, every[0], steady_rounds(shared, every)).median() == 1.1
+    assert TakenTurns(medians, medians, every[0], steady_rounds(shared, every)).median() == 1.1
     # Of one candidate too few turns would be left.
     every[1] = [False, True, False, False, True]
     assert steady_rounds(shared, every).all()

@@ -157,9 +157,12 @@ def test_memory_of_gpus_and_hosts_by_hand():
     machine = load_preset("siton")
     chosen = candidate(machine, 2, topology="replicated")
     parts = [
-        gpu_parts(chosen, GRAPH, batch_profile(100), timing(100, 2), machine, r, ROW, 4, Budgets())
+        gpu_parts(
+            chosen, GRAPH, batch_profile(100), timing(100, 2), machine, r, ROW, 4, Budgets(),
+            steps_per_epoch=100,
+        )
         for r in range(2)
-    ]
+    ]  # fmt: skip
     topology = 8 * 1_000_001 + 4 * 10_000_000
     assert parts[0]["topology"] == topology
     assert parts[0]["reserve"] == round(0.05 * 42_949_672_960)

@@ -309,6 +309,18 @@ def test_prefetched_batches_need_their_buffers() -> None:
     assert ahead == 3 * inline  # the one in use, and two ahead of it
 
 
+def test_no_more_batches_are_alive_than_an_epoch_has() -> None:
+    def batches(num_train: int, loaders: int) -> int:
+        short = replace(request(), graph=replace(GRAPH, num_train=num_train))
+        found = predict(short, candidate(loaders=loaders), rows(host=1e4))
+        return found.memory_bytes["rank0"].parts["batches"]
+
+    alone = batches(10_000, 0)
+    # Two ahead and the one in use; an epoch of two steps never has three, and one of one only one.
+    alive = [batches(num_train, 1) for num_train in (10_000, 3 * BATCH, 2 * BATCH, BATCH)]
+    assert alive == pytest.approx([3 * alone, 3 * alone, 2 * alone, alone], abs=2)
+
+
 class TestMemory:
     """[A10] of formulas.md 8.10 and the sum that is shown."""
 

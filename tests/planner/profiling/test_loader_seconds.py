@@ -17,7 +17,7 @@ from planner.profiling.loader_seconds import (
     LEAST_BATCHES,
     TIMED_BATCHES,
     WARM_TURNS,
-    Turns,
+    InTurns,
     after_wait,
     all_beside,
     in_turns,
@@ -234,7 +234,7 @@ def test_reads_of_the_disk_are_counted_as_the_tier_cuts_them(
     rows = 5 * 4096 // small_graph.row_bytes
     near, far = np.arange(rows), np.array([0, small_graph.num_nodes - 1])
     # Rows side by side are one request, of their blocks; two far apart are one of a block each.
-    turns = Turns(work=6e-5, step=1e-3)
+    turns = InTurns(work=6e-5, step=1e-3)
     with disk_work(small_graph, [near], room(small_graph, [near])) as read:
         assert set(read.works) == {"disk", "disk_start"}
         assert all(0 < work() < 1 for work in read.works.values())
@@ -251,7 +251,7 @@ def test_reads_of_the_disk_are_counted_as_the_tier_cuts_them(
 def test_a_disk_that_gives_no_direct_reads_is_not_timed(
     small_graph: Graph, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    batches, turns = [np.arange(9)], Turns(work=6e-5, step=1e-3)
+    batches, turns = [np.arange(9)], InTurns(work=6e-5, step=1e-3)
     monkeypatch.setattr("runtime.features.direct.open_file", _without_direct)
     with disk_work(small_graph, batches, room(small_graph, batches)) as read:
         assert timed_disk(read, turns) is None
@@ -332,7 +332,7 @@ def test_rows_of_batches_are_gathered_in_turn(
         assert seen == [[5, 3, 8], [1, 2], [5, 3, 8]]
     assert not np.shares_memory(tables[0], small_graph.x)
     assert np.shares_memory(tables[-1], small_graph.x)
-    timed = timed_gather(every["gather"], Turns(work=0.5, step=1.0))
+    timed = timed_gather(every["gather"], InTurns(work=0.5, step=1.0))
     assert (timed.seconds, timed.rows) == (0.5, 2.5)
 
 
@@ -361,7 +361,7 @@ def test_a_graph_without_rows_has_only_its_sampler(small_graph: Graph) -> None:
 
 
 def test_steps_after_a_wait_are_never_shorter() -> None:
-    waited, others = Turns(work=0.02, step=0.012), Turns(work=0.001, step=0.010)
+    waited, others = InTurns(work=0.02, step=0.012), InTurns(work=0.001, step=0.010)
     assert after_wait(waited, others).seconds == pytest.approx(0.002)
     assert after_wait(waited, others).wait_seconds == 0.02
     assert after_wait(others, waited).seconds == 0.0

@@ -1,0 +1,127 @@
+"""Evaluation takes no more memory than the plan leaves: smaller chunks, outputs in files."""
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from runtime.graph.dataset import Graph
+from runtime.graph.generate_links import generate_links
+from runtime.models.build import build_model
+from runtime.plan import Links, MemoryUse, Plan, Workload
+from runtime.train.evaluate import evaluate
+from runtime.train.evaluation_room import (
+    LEAST_CHUNK_BYTES,
+    MOST_CHUNK_BYTES,
+    EvaluationRoom,
+    evaluation_room,
+)
+from runtime.train.layer_table import LayerTable
+from runtime.train.links import evaluate_links
+from tests.support.plans import make_plan
+
+MB = 10**6
+SETTINGS = Workload(model="sage", num_layers=3, hidden=16, fanouts=[3] * 3, seed=4)
+
+
+def memory(total: int, headroom: int, **parts: int) -> MemoryUse:
+    return MemoryUse(parts=parts, total=total, capacity=total + headroom, headroom=headroom)
+
+
+def with_memories(plan: Plan, kind: str = "cpu", **memories: MemoryUse) -> Plan:
+    devices = [replace(device, kind=kind) for device in plan.strategy.devices]
+    return replace(
+        plan,
+        strategy=replace(plan.strategy, devices=devices),
+        prediction=replace(plan.prediction, memory_bytes=memories),
+    )
+
+
+def test_room_is_what_activations_give_back_and_half_of_what_is_free(small_graph, tmp_path):
+    one = make_plan(small_graph, tmp_path / "one")
+    tight = with_memories(
+        one, rank0=memory(900 * MB, 100 * MB, activations=30 * MB), host0=memory(MB, 200 * MB)
+    )
+    assert evaluation_room(tight, 0) == EvaluationRoom(
+        chunk_bytes=(50 + 30) * MB // 4, table_bytes=50 * MB // 2
+    )
+    full = with_memories(one, rank0=memory(MB, 0), host0=memory(MB, 200 * MB))
+    assert evaluation_room(full, 0) == EvaluationRoom(chunk_bytes=LEAST_CHUNK_BYTES, table_bytes=0)
+    large = with_memories(one, rank0=memory(MB, 10**11), host0=memory(MB, 10**11))
+    assert evaluation_room(large, 0).chunk_bytes == MOST_CHUNK_BYTES
+    assert evaluation_room(one, 0) == EvaluationRoom(chunk_bytes=MOST_CHUNK_BYTES, table_bytes=None)
+
+
+def test_ranks_share_what_their_host_has_free(small_graph, tmp_path):
+    two = make_plan(small_graph, tmp_path / "two", ranks=2)
+    rank = memory(MB, 500 * MB)
+    shared = with_memories(two, rank0=rank, rank1=rank, host0=memory(MB, 200 * MB))
+    assert evaluation_room(shared, 1).table_bytes == 200 * MB // 2 // 2 // 2
+    apart = with_memories(
+        two, rank0=rank, rank1=rank, host0=memory(MB, 200 * MB), host1=memory(MB, 400 * MB)
+    )
+    assert evaluation_room(apart, 1).table_bytes == 200 * MB // 2 // 2
+
+
+def test_chunks_of_a_gpu_are_bounded_by_it_and_tables_by_its_host(small_graph, tmp_path):
+    plan = make_plan(small_graph, tmp_path / "one")
+    gpu = with_memories(
+        plan,
+        kind="cuda",
+        rank0=memory(MB, 60 * MB, activations=20 * MB),
+        host0=memory(MB, 1000 * MB),
+    )
+    assert evaluation_room(gpu, 0) == EvaluationRoom(
+        chunk_bytes=80 * MB // 4, table_bytes=500 * MB // 2
+    )
+
+
+def test_a_table_that_has_no_room_is_a_file_which_nobody_sees(tmp_path):
+    small, large = (LayerTable(100, 8, None, tmp_path, most) for most in (3200, 3199))
+    assert not isinstance(small.rows, np.memmap)
+    assert isinstance(large.rows, np.memmap)
+    large.rows[99] = 1.0
+    assert large.rows.sum() == 8.0
+    assert list(tmp_path.iterdir()) == []
+    large.close()
+
+
+def test_a_table_stays_in_memory_where_the_disk_is_full(tmp_path, monkeypatch):
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=6399))
+    assert not isinstance(LayerTable(100, 8, None, tmp_path, 0).rows, np.memmap)
+
+
+def test_scores_are_the_same_in_little_room(small_graph: Graph, tmp_path: Path):
+    model = build_model(SETTINGS, 16, 5, "multiclass")
+    ids = small_graph.test_idx
+    roomy = evaluate(model, small_graph, None, ids, workload=SETTINGS)
+    tight = evaluate(
+        model, small_graph, None, ids, workload=SETTINGS, chunk_bytes=1 << 14, table_bytes=0,
+        scratch=tmp_path,
+    )  # fmt: skip
+    assert tight == roomy
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_links_are_scored_the_same_in_little_room(tmp_path: Path):
+    graph = generate_links(
+        tmp_path / "g",
+        num_nodes=600,
+        degree=12.0,
+        feature_dim=16,
+        num_communities=5,
+        train_fraction=0.25,
+        homophily=0.9,
+        seed=3,
+    )
+    workload = Workload(hidden=8, fanouts=[3, 3], links=Links(eval_negatives=20), seed=5)
+    model = build_model(workload, graph.feature_dim, 0, "link")
+    roomy = evaluate_links(model, graph, None, graph.test_idx, workload=workload)
+    tight = evaluate_links(
+        model, graph, None, graph.test_idx, workload=workload, chunk_bytes=1 << 14, table_bytes=0
+    )
+    assert tight.count == roomy.count
+    assert tight.value == pytest.approx(roomy.value, rel=1e-6)
