@@ -12,6 +12,7 @@ import torch
 
 from planner import pipeline
 from planner.cli import main
+from planner.cost.memory import live_batches
 from planner.errors import PlanDoesNotFit, SettingsError
 from planner.explain import explain, render
 from planner.pipeline import plan
@@ -52,9 +53,10 @@ def budget(graph: Graph, out: Path, machine: str, devices: int, rows: int) -> in
     made = make(graph, out, machine, devices=devices, policy="none")
     parts = made.prediction.memory_bytes
     ahead = made.strategy.prefetch_depth if made.strategy.threads.sample else 0
+    buffers = live_batches(ahead, made.prediction.steps_per_epoch)
     fixed = max(
         sum(parts[f"rank{g}"].parts.values())
-        - parts[f"rank{g}"].parts["batches"] * ahead // (1 + ahead)
+        - parts[f"rank{g}"].parts["batches"] * (buffers - 1) // buffers
         for g in range(devices)
     )
     reserve = max(parts[f"rank{g}"].parts["reserve"] for g in range(devices))
