@@ -39,7 +39,7 @@ def _kernels(gpus: int) -> Finding:
 def _locking() -> Finding:
     import torch
 
-    from runtime.features.device_rows import PinError, lock, unlock
+    from runtime.features.host_memory import PinError, lock, unlock
 
     memory = torch.empty(TRIED_BYTES, dtype=torch.uint8)
     try:

@@ -12,8 +12,8 @@ import torch
 from runtime.buffers import BufferRing
 from runtime.comm.collectives import Communicator
 from runtime.errors import DatasetError, PlanError
-from runtime.features.device_rows import PinError
 from runtime.features.device_store import DeviceFeatureStore
+from runtime.features.host_memory import PinError
 from runtime.features.store import AbstractFeatureStore, open_store
 from runtime.features.typed import TypedFeatureStore
 from runtime.graph.dataset import Graph

@@ -17,8 +17,8 @@ import torch
 from runtime.comm.collectives import Communicator
 from runtime.fallback import has_triton, warn_once
 from runtime.features.abstract import AbstractFeatureStore
-from runtime.features.device_rows import PinError
 from runtime.features.device_store import DeviceFeatureStore
+from runtime.features.host_memory import PinError
 from runtime.graph.dataset import Graph
 from runtime.loader_device_sampler import refusal
 from runtime.plan import Plan

@@ -156,7 +156,7 @@ def _plain(name: str, answer: Any) -> Any:
         return [{} for _ in answer]  # how many; who they are is nobody's business
     if isinstance(answer, str | bytes) or answer is None:
         return _scalar(answer)
-    if hasattr(answer, "__iter__"):
+    if hasattr(answer, "__len__"):  # lists, and arrays of ctypes, which have no __iter__
         return [int(each) for each in answer]
     return _scalar(answer)
 

@@ -20,7 +20,7 @@ from runtime.features import tiers as building
 from runtime.features.device_cache import DeviceCache
 from runtime.features.device_exchange import DeviceExchange
 from runtime.features.device_room import as_much_as_fits, rows_of_room, without_rows
-from runtime.features.device_rows import DeviceRows, lock, on_device, on_host, word_multiple
+from runtime.features.device_rows import DeviceRows, on_device, on_host, word_multiple
 from runtime.features.device_staging import Staged
 from runtime.features.device_store import DeviceFeatureStore
 from runtime.features.gather_triton import DeviceTable
@@ -217,15 +217,13 @@ class _Opening:
         if self.pooled:
             wanted = any(self.comm.all_gather_objects(used))
             if wanted:
-                table = share_host_rows(self.graph.x, self.mates[0], self.comm, used=used)
+                table = share_host_rows(
+                    self.graph.x, self.mates[0], self.comm, self.device, used=used
+                )
         if not used:
             return None
         assert self.graph.x is not None
-        if table is None:
-            return on_host(np.asarray(self.graph.x), self.device)
-        whole = table.as_strided((table.shape[0] * table.stride(0),), (1,))
-        lock(whole, self.device)
-        return table
+        return on_host(np.asarray(self.graph.x), self.device) if table is None else table
 
     def _cache(self, number: int) -> DeviceCache | None:
         """The plan's dynamic cache, with as many slots as find room."""

@@ -1,11 +1,9 @@
 """Rows where a GPU addresses them: padded to 16 bytes, in its memory or page-locked on the host.
 
 A row that begins at a multiple of 16 bytes is read and written in words of 16 bytes, whatever its
-length: the words at its end reach into a gap that belongs to nobody. Page-locking takes exactly the
-bytes asked for (torch's own allocator rounds up to a power of two, twice a large table at worst).
+length: the words at its end reach into a gap that belongs to nobody.
 """
 
-import mmap
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,19 +12,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from runtime.errors import GnnplanError
+from runtime.features.host_memory import HostMemory
 
 WORD_BYTES = 16
 """Widest access of one lane."""
 _COPY_BYTES = 64 << 20
 """Rows are copied into place in parts of this size: a mapped dataset is not read as a whole."""
-_ALREADY = 712
-"""cudaErrorHostMemoryAlreadyRegistered."""
-
-
-class PinError(GnnplanError):
-    """Host memory cannot be page-locked here; the text says how much was asked and what to do."""
-
 
 @dataclass(frozen=True, slots=True)
 class DeviceRows:
@@ -92,38 +83,12 @@ def on_host(rows: NDArray[Any], device: torch.device) -> Tensor:
     """
     dtype = torch.from_numpy(np.empty(0, rows.dtype)).dtype
     stride_bytes = word_multiple(rows.shape[1] * dtype.itemsize)
-    room = mmap.mmap(-1, max(stride_bytes * rows.shape[0], 1))
-    whole = torch.frombuffer(
-        room, dtype=dtype, count=rows.shape[0] * stride_bytes // dtype.itemsize
-    )
+    room = HostMemory.anonymous(stride_bytes * rows.shape[0])
+    whole = room.tensor(dtype, rows.shape[0] * stride_bytes // dtype.itemsize)
     table = whole.view(rows.shape[0], stride_bytes // dtype.itemsize)[:, : rows.shape[1]]
-    lock(whole, device)
+    room.lock(device)
     _fill(table, rows)
     return table
-
-
-def lock(memory: Tensor, device: torch.device) -> None:
-    """Page-lock a contiguous tensor of the host for good; nothing where the device is the CPU.
-
-    Raises:
-        PinError: the system does not let so much memory be locked.
-    """
-    if device.type != "cuda" or memory.numel() == 0:
-        return
-    torch.cuda.init()
-    library: Any = torch.cuda.cudart()
-    code = int(library.cudaHostRegister(memory.data_ptr(), memory.nbytes, 0))
-    if code not in (0, _ALREADY):
-        raise PinError(
-            f"{memory.nbytes / 1e9:.2f} GB of host memory cannot be page-locked (CUDA error "
-            f"{code}); raise the limit (ulimit -l unlimited, docker --ulimit memlock=-1)"
-        )
-
-
-def unlock(memory: Tensor) -> None:
-    """Undo `lock`."""
-    library: Any = torch.cuda.cudart()
-    library.cudaHostUnregister(memory.data_ptr())
 
 
 def _fill(table: Tensor, rows: NDArray[Any]) -> None:

@@ -5,7 +5,6 @@ its peer's memory by CUDA IPC and reads it over the link between them (or in pla
 share a GPU). Whoever maps needs the owner alive: ranks of a job live and end together.
 """
 
-import mmap
 import os
 import tempfile
 from dataclasses import dataclass, field, replace
@@ -19,6 +18,7 @@ from torch import Tensor
 from runtime.comm.collectives import Communicator
 from runtime.errors import GnnplanError
 from runtime.features.device_rows import padded_rows, word_multiple
+from runtime.features.host_memory import HostMemory
 
 SHARED_MEMORY = Path("/dev/shm")
 
@@ -123,8 +123,8 @@ def _mapped(offer: _Offer, device: torch.device) -> Tensor:
     return peer
 
 
-def create_segment(num_bytes: int) -> tuple[str, Tensor]:
-    """A file in shared memory and its bytes; the caller removes the name.
+def create_segment(num_bytes: int) -> tuple[str, HostMemory]:
+    """A file in shared memory and its mapping; the caller removes the name.
 
     Raises:
         OSError: there is not so much of it.
@@ -134,7 +134,7 @@ def create_segment(num_bytes: int) -> tuple[str, Tensor]:
     try:
         # Taken now: a hole that cannot be filled would end the process at the first write.
         os.posix_fallocate(handle, 0, num_bytes)
-        return path, _bytes_of(handle, num_bytes)
+        return path, HostMemory.of_file(handle, num_bytes)
     except OSError:
         Path(path).unlink()
         raise
@@ -142,51 +142,60 @@ def create_segment(num_bytes: int) -> tuple[str, Tensor]:
         os.close(handle)
 
 
-def attach_segment(path: str, num_bytes: int) -> Tensor:
-    """The bytes of a segment that another process made.
+def attach_segment(path: str, num_bytes: int) -> HostMemory:
+    """The mapping of a segment that another process made.
 
     Raises:
         OSError: it is gone.
     """
     handle = os.open(path, os.O_RDWR)
     try:
-        return _bytes_of(handle, num_bytes)
+        return HostMemory.of_file(handle, num_bytes)
     finally:
         os.close(handle)
 
 
-def share_host_rows(rows: Any, leader: int, comm: Communicator, *, used: bool) -> Tensor | None:
+def share_host_rows(
+    rows: Any, leader: int, comm: Communicator, device: torch.device, *, used: bool
+) -> Tensor | None:
     """The host's rows, copied once by one of its ranks and mapped by all; collective.
 
     Args:
         rows: the dataset's [num_nodes, feature_dim], read by the leader alone.
         leader: the rank of this host that copies.
         comm: all ranks of the plan.
+        device: this rank's, for which its mapping is page-locked.
         used: whether this rank reads any; the leader copies in any case.
 
     Returns:
         Padded rows, or None where the host's shared memory is too small.
+
+    Raises:
+        PinError: the system does not let so much memory be locked.
     """
     dtype = torch.from_numpy(np.empty(0, rows.dtype)).dtype
     num_bytes = rows.shape[0] * _stride_bytes(rows.shape[1], dtype)
-    path, table = "", None
+    path, room = "", None
     if comm.rank == leader:
         try:
             path, room = create_segment(num_bytes)
         except OSError:
             path = ""
         else:
-            table = _as_rows(room, rows.shape[1], dtype)
-            _copy(rows, table)
+            _copy(rows, _as_rows(room, rows.shape[1], dtype))
     found = comm.all_gather_objects(path)[leader]
     try:
         if found and comm.rank != leader and used:
-            table = _as_rows(attach_segment(found, num_bytes), rows.shape[1], dtype)
+            room = attach_segment(found, num_bytes)
         comm.barrier()
     finally:
         if path:
             Path(path).unlink()
-    return table
+    if room is None:
+        return None
+    if used:
+        room.lock(device)
+    return _as_rows(room, rows.shape[1], dtype)
 
 
 def _copy(rows: Any, table: Tensor) -> None:
@@ -195,12 +204,9 @@ def _copy(rows: Any, table: Tensor) -> None:
         table[first : first + step] = torch.from_numpy(np.array(rows[first : first + step]))
 
 
-def _bytes_of(handle: int, num_bytes: int) -> Tensor:
-    return torch.frombuffer(mmap.mmap(handle, num_bytes), dtype=torch.uint8)
-
-
-def _as_rows(room: Tensor, width: int, dtype: torch.dtype) -> Tensor:
-    return room.view(dtype).view(-1, _stride_bytes(width, dtype) // dtype.itemsize)[:, :width]
+def _as_rows(room: HostMemory, width: int, dtype: torch.dtype) -> Tensor:
+    whole = room.tensor(dtype, len(room) // dtype.itemsize)
+    return whole.view(-1, _stride_bytes(width, dtype) // dtype.itemsize)[:, :width]
 
 
 def _stride_bytes(width: int, dtype: torch.dtype) -> int:

@@ -25,7 +25,7 @@ from tests.support.plans import make_plan
 pytest.importorskip("triton")
 
 from runtime import loader_device_place, loader_device_sample
-from runtime.features import device_rows
+from runtime.features import host_memory
 from runtime.features.device_store import DeviceFeatureStore
 from runtime.loader_device_batch import DeviceMiniBatch
 from runtime.sampling.neighbor_captured import CapturedNeighborSampler
@@ -201,12 +201,12 @@ def test_a_host_that_locks_no_memory_gathers_and_draws_itself(
     tiny_graph: Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(memory: torch.Tensor, device: torch.device) -> None:
-        raise device_rows.PinError("0.01 GB of host memory cannot be page-locked (CUDA error 2)")
+        raise host_memory.PinError("0.01 GB of host memory cannot be page-locked (CUDA error 2)")
 
     def no_topology(*args: Any, **settings: Any) -> None:
         raise RuntimeError("CUDA error: out of memory")
 
-    monkeypatch.setattr(device_rows, "lock", refuse)
+    monkeypatch.setattr(host_memory, "lock", refuse)
     monkeypatch.setattr(loader_device_sample, "open_device_sampler", no_topology)
     forget_warnings()
     with pytest.warns(SlowerPathWarning) as said:

@@ -47,6 +47,7 @@ def make_plan(
     sample_threads: int = 0,
     prefetch_depth: int = 2,
     compute_threads: int = 1,
+    capture: int = 0,
     learning_rate: float = 3e-3,
     seed: int = 0,
     pipeline: list[str] | None = None,
@@ -73,7 +74,7 @@ def make_plan(
         features=placement,
         topology=topology or TopologyPlacement(),
         devices=_devices([0] * ranks if hosts is None else hosts),
-        threads=Threads(compute=compute_threads, sample=sample_threads),
+        threads=Threads(compute=compute_threads, sample=sample_threads, capture=capture),
         prefetch_depth=prefetch_depth,
         pipeline=pipeline or ["seeds", "sample", "gather", "batch"],
     )

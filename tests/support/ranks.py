@@ -2,7 +2,8 @@
 
 A rank that is spawned imports torch and torch_geometric first, three seconds of one core each;
 forked from a server without threads it starts in a tenth of a second, and is as much a process of
-its own.
+its own. With a GPU ranks are spawned all the same: CUDA does not start in what is forked from a
+process that has asked for it, and some imports do.
 """
 
 import multiprocessing
@@ -11,6 +12,7 @@ import socket
 from collections.abc import Callable
 from typing import Any
 
+import torch
 import torch.multiprocessing as mp
 
 IMPORTED = ["numba", "pytest", "torch.distributed", "runtime.worker"]
@@ -32,10 +34,11 @@ def run_on_ranks(body: Callable[..., None], arguments: tuple[Any, ...], ranks: i
         arguments: as the ranks get them; anything that can be pickled.
         ranks: processes.
     """
+    method = "spawn" if torch.cuda.is_available() else "forkserver"
     multiprocessing.set_forkserver_preload(IMPORTED)
     environment = dict(os.environ)  # the server's own is that of its start
     start: Any = mp.start_processes  # type: ignore[attr-defined] # not among its stated exports
-    start(_on_rank, (environment, body, arguments), nprocs=ranks, start_method="forkserver")
+    start(_on_rank, (environment, body, arguments), nprocs=ranks, start_method=method)
 
 
 def _on_rank(

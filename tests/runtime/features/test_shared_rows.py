@@ -72,7 +72,7 @@ def test_the_hosts_rows_are_copied_once_and_mapped_by_those_who_read_them() -> N
     x = np.random.default_rng(0).standard_normal((40, 3)).astype(np.float32)
 
     def rank(comm: Communicator) -> bool:
-        table = share_host_rows(x, 0, comm, used=comm.rank != 1)
+        table = share_host_rows(x, 0, comm, torch.device("cpu"), used=comm.rank != 1)
         if comm.rank == 1:
             assert table is None
         else:
@@ -95,7 +95,7 @@ def test_shared_memory_that_is_too_small_shares_nothing(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(shared_rows, "create_segment", full)
     x = np.ones((4, 2), np.float32)
-    found = run_in_process(2, lambda comm: share_host_rows(x, 0, comm, used=True))
+    found = run_in_process(2, lambda comm: share_host_rows(x, 0, comm, torch.device("cpu"), used=True))
     assert found == [None, None]
 
 

@@ -27,6 +27,9 @@ from runtime.train.streams import AbstractMark, AbstractStreams, HostStreams, st
 from tests.support.plans import make_plan
 
 STEPS = 4
+without_gpu = pytest.mark.skipif(
+    torch.cuda.is_available(), reason="the recorder stands for streams on the CPU"
+)
 
 
 class Mark(AbstractMark):
@@ -158,7 +161,7 @@ def watched(graph: Graph, folder: Path, streams: Recorder, **settings: Any) -> P
 
 @pytest.mark.parametrize("cached", [False, True])
 @pytest.mark.parametrize("threads", [0, 1, 3])
-@pytest.mark.skipif(torch.cuda.is_available(), reason="the recorder stands for streams on the CPU")
+@without_gpu
 def test_batches_on_lanes_are_ordered_kept_and_equal_to_the_serial_ones(
     threads: int, cached: bool, tiny_graph: Graph, tmp_path: Path
 ) -> None:
@@ -181,6 +184,7 @@ def test_batches_on_lanes_are_ordered_kept_and_equal_to_the_serial_ones(
     loader.close()
 
 
+@without_gpu
 @pytest.mark.parametrize(
     ("kind", "words"), [(Deaf, "may not have made"), (Forgetful, "used again too early")]
 )
