@@ -19,6 +19,7 @@ WORD_BYTES = 16
 _COPY_BYTES = 64 << 20
 """Rows are copied into place in parts of this size: a mapped dataset is not read as a whole."""
 
+
 @dataclass(frozen=True, slots=True)
 class DeviceRows:
     """Rows that the device can address, and the kind of their source."""

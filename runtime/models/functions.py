@@ -1,9 +1,11 @@
 """Differentiable aggregation over a TorchBlock, alone or fused with the dense layer behind it.
 
-CPU tensors of float32 take the numba loops of `kernels`; anything else (a GPU, float64) takes the
-same formula in torch operations, which is also what the tests compare with.
+CPU tensors of float32 take the numba loops of `kernels`, a GPU's the kernels of `aggregate_triton`;
+anything else (float64, a GPU without Triton or asked for one order of all sums) takes the same
+formula in torch operations, which is also what the tests compare with.
 """
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -11,13 +13,19 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from runtime.fallback import has_triton
 from runtime.models import dense
 from runtime.models.adjacency import TorchBlock
 from runtime.models.kernels import aggregate_rows, mask_and_column_sums, source_gradient
 
 _NO_WEIGHT: NDArray[np.float32] = np.empty(0, np.float32)
-PER_ELEMENT = 14
-"""Multiply-adds of a product that take as long as summing one element of a row."""
+PER_ELEMENT = {"cpu": 14, "cuda": 28}
+"""Multiply-adds of a product that take as long as summing one element of a row, by device.
+
+Of a GPU derived from data sheets: an H200 multiplies and adds 33.5e12 float32 a second, and reads
+1.2e12.
+"""
+_HALVES = (torch.float16, torch.bfloat16)
 
 
 def runs_on_kernels(x: Tensor) -> bool:
@@ -25,6 +33,17 @@ def runs_on_kernels(x: Tensor) -> bool:
     on_host = x.device.type == "cpu" and x.dtype == torch.float32
     # Mixed precision is torch's: the loops know float32 alone.
     return on_host and not torch.is_autocast_enabled("cpu")
+
+
+def runs_on_device(x: Tensor) -> bool:
+    """Whether the GPU's kernels apply to this tensor."""
+    if x.device.type != "cuda" or x.dtype not in (torch.float32, *_HALVES):
+        return False
+    # Atomic additions have no order: who asks torch for one gets torch's own sums.
+    return _has_triton() and not torch.are_deterministic_algorithms_enabled()
+
+
+_has_triton = functools.cache(has_triton)
 
 
 def _weight_array(block: TorchBlock) -> NDArray[np.float32]:
@@ -57,7 +76,7 @@ def aggregate_plain(x: Tensor, block: TorchBlock) -> Tensor:
 
 def wide(x: Tensor) -> Tensor:
     """The tensor in float32 where it has half of it: sums over many edges are taken so."""
-    return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
+    return x.float() if x.dtype in _HALVES else x
 
 
 def _gradient_of_sources(block: TorchBlock, grad: Tensor, width: int, *, with_root: bool) -> Tensor:
@@ -92,9 +111,13 @@ def aggregate(x: Tensor, block: TorchBlock) -> Tensor:
     Returns:
         Shape (num_dst, d).
     """
-    if not runs_on_kernels(x):
-        return aggregate_plain(x, block)
-    return _Aggregate.apply(x, block)
+    if runs_on_kernels(x):
+        return _Aggregate.apply(x, block)
+    if runs_on_device(x):
+        from runtime.models import functions_device
+
+        return functions_device.aggregate(x, block)
+    return aggregate_plain(x, block)
 
 
 def _masked(grad: Tensor, out: Tensor | None, num_rows: int) -> tuple[Tensor, Tensor]:
@@ -210,9 +233,15 @@ def aggregate_linear(
     """
     trains = torch.is_grad_enabled() and weight.requires_grad
     out_width, in_width = weight.shape
-    if runs_on_kernels(x) and not transforms_first(
+    on_device = runs_on_device(x) and x.dtype == torch.float32
+    on_device = on_device and not torch.is_autocast_enabled("cuda")
+    if (on_device or runs_on_kernels(x)) and not transforms_first(
         block, in_width, out_width, trains=trains, inner=x.requires_grad
     ):
+        if on_device:
+            from runtime.models import functions_device
+
+            return functions_device.aggregate_dense(x, weight, root, bias, block, relu=relu)
         return _AggregateDense.apply(x, weight, root, bias, block, relu)
     out = aggregate(linear(x, weight, None), block)
     if root is not None:
@@ -246,7 +275,7 @@ def transforms_first(
     if trains:
         products, sums = 2 + inner, 1 + inner
     product = products * in_width * out_width
-    element = PER_ELEMENT * block.num_edges
+    element = PER_ELEMENT.get(block.indptr.device.type, PER_ELEMENT["cpu"]) * block.num_edges
     after = block.num_dst * product + sums * element * in_width
     before = block.num_src * product + (1 + trains) * element * out_width
     return before < after

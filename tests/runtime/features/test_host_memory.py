@@ -1,4 +1,4 @@
-"""Page-locked host memory: unlocked before it is unmapped, so that its address can be used again."""
+"""Page-locked host memory is unlocked before it is unmapped: its address can be used again."""
 
 import os
 from collections.abc import Callable

@@ -95,7 +95,8 @@ def test_shared_memory_that_is_too_small_shares_nothing(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(shared_rows, "create_segment", full)
     x = np.ones((4, 2), np.float32)
-    found = run_in_process(2, lambda comm: share_host_rows(x, 0, comm, torch.device("cpu"), used=True))
+    device = torch.device("cpu")
+    found = run_in_process(2, lambda comm: share_host_rows(x, 0, comm, device, used=True))
     assert found == [None, None]
 
 

@@ -1,0 +1,138 @@
+"""Sums of neighbours' rows over a block's edges, and their gradient, as kernels of a GPU.
+
+One warp sums one destination's rows, several edges at a time, and reads every row once: nothing of
+the size of the edges is written. Forward, sums are taken in a fixed order. Back, each destination
+adds its gradient to its sources' by atomic additions, whose order is the device's: gradients of two
+runs may differ in their last bits.
+"""
+
+from typing import Any, no_type_check
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from runtime.models.adjacency import TorchBlock
+
+_MOST_COLUMNS = 256
+_ELEMENTS = 2048
+"""Numbers that a warp has under way at once: 64 of each lane."""
+_MOST_EDGES = 32
+
+
+@triton.jit
+@no_type_check
+def _sum_kernel(
+    indptr, indices, weight, x, out,
+    WIDTH: tl.constexpr, X_STRIDE: tl.constexpr, OUT_STRIDE: tl.constexpr, WEIGHTED: tl.constexpr,
+    ROOT: tl.constexpr, EDGES: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    inside = column < WIDTH
+    first, last = tl.load(indptr + row), tl.load(indptr + row + 1)
+    total = tl.zeros((COLUMNS,), tl.float32)
+    for start in range(first, last, EDGES):
+        edge = start + tl.arange(0, EDGES)
+        live = edge < last
+        source = tl.load(indices + edge, mask=live, other=0).to(tl.int64)
+        place = x + source[:, None] * X_STRIDE + column[None, :]
+        rows = tl.load(place, mask=live[:, None] & inside[None, :], other=0.0).to(tl.float32)
+        if WEIGHTED:
+            rows *= tl.load(weight + edge, mask=live, other=0.0)[:, None]
+        total += tl.sum(rows, axis=0)
+    if not WEIGHTED:
+        total /= tl.maximum(last - first, 1).to(tl.float32)
+    target = out + row * OUT_STRIDE + column
+    tl.store(target, total.to(out.dtype.element_ty), mask=inside)
+    if ROOT:
+        tl.store(target + WIDTH, tl.load(x + row * X_STRIDE + column, mask=inside), mask=inside)
+
+
+@triton.jit
+@no_type_check
+def _spread_kernel(
+    indptr, indices, weight, grad, out,
+    WIDTH: tl.constexpr, GRAD_STRIDE: tl.constexpr, WEIGHTED: tl.constexpr, ROOT: tl.constexpr,
+    EDGES: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    inside = column < WIDTH
+    first, last = tl.load(indptr + row), tl.load(indptr + row + 1)
+    place = grad + row * GRAD_STRIDE + column
+    if ROOT:
+        own = tl.load(place + WIDTH, mask=inside, other=0.0).to(tl.float32)
+        tl.atomic_add(out + row * WIDTH + column, own, mask=inside, sem="relaxed")
+    given = tl.load(place, mask=inside, other=0.0).to(tl.float32)
+    if not WEIGHTED:
+        given /= tl.maximum(last - first, 1).to(tl.float32)
+    for start in range(first, last, EDGES):
+        edge = start + tl.arange(0, EDGES)
+        live = edge < last
+        source = tl.load(indices + edge, mask=live, other=0).to(tl.int64)
+        share = tl.broadcast_to(given[None, :], (EDGES, COLUMNS))
+        if WEIGHTED:
+            share *= tl.load(weight + edge, mask=live, other=0.0)[:, None]
+        target = out + source[:, None] * WIDTH + column[None, :]
+        tl.atomic_add(target, share, mask=live[:, None] & inside[None, :], sem="relaxed")
+
+
+def sum_rows(x: Tensor, block: TorchBlock, *, with_root: bool = False) -> Tensor:
+    """sum_j w_j x_j over each destination's edges, or their mean where the block has no weights.
+
+    Args:
+        x: (num_src, d) of float32, float16 or bfloat16; summed in float32.
+        block: the adjacency, where `x` is.
+        with_root: put each destination's own row behind its sum.
+
+    Returns:
+        (num_dst, d), or (num_dst, 2 d) with the root; of x's dtype.
+    """
+    x = x if x.stride(1) == 1 else x.contiguous()
+    width = x.shape[1]
+    out = x.new_empty((block.num_dst, 2 * width if with_root else width))
+    if out.numel():
+        grid, tile = _tiles(block.num_dst, width)
+        _sum_kernel[grid](
+            block.indptr, block.indices, _weights(block), x, out,
+            WIDTH=width, X_STRIDE=x.stride(0), OUT_STRIDE=out.stride(0),
+            WEIGHTED=block.weight is not None, ROOT=with_root, num_warps=1, **tile,
+        )  # fmt: skip
+    return out
+
+
+def spread_rows(grad: Tensor, block: TorchBlock, width: int, *, with_root: bool = False) -> Tensor:
+    """The gradient of `sum_rows` with respect to x, from that of its result.
+
+    Args:
+        grad: (num_dst, width), or (num_dst, 2 width) with the root.
+        block: the adjacency.
+        width: columns of x.
+        with_root: as given to `sum_rows`.
+
+    Returns:
+        float32 (num_src, width).
+    """
+    grad = grad if grad.stride(1) == 1 else grad.contiguous()
+    out = torch.zeros((block.num_src, width), dtype=torch.float32, device=grad.device)
+    if grad.numel():
+        grid, tile = _tiles(block.num_dst, width)
+        _spread_kernel[grid](
+            block.indptr, block.indices, _weights(block), grad, out,
+            WIDTH=width, GRAD_STRIDE=grad.stride(0), WEIGHTED=block.weight is not None,
+            ROOT=with_root, num_warps=1, **tile,
+        )  # fmt: skip
+    return out
+
+
+def _weights(block: TorchBlock) -> Tensor:
+    """The block's weights; where it has none, anything: they are not read."""
+    return block.indptr if block.weight is None else block.weight
+
+
+def _tiles(num_rows: int, width: int) -> tuple[tuple[int, int], dict[str, Any]]:
+    columns = min(triton.next_power_of_2(width), _MOST_COLUMNS)
+    edges = min(_ELEMENTS // columns, _MOST_EDGES)
+    return (num_rows, triton.cdiv(width, columns)), {"EDGES": edges, "COLUMNS": columns}
