@@ -156,6 +156,33 @@ def test_a_capped_grid_strides_over_the_whole_batch(
     case.check(fresh_ids(80, 29), torch.float32, max_programs=programs)
 
 
+@pytest.mark.parametrize("wide", [False, True])
+@pytest.mark.parametrize("programs", [1, 3, 64])
+def test_rows_read_in_the_order_of_their_places_are_the_same(
+    programs: int, wide: bool, kernel_device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from runtime.features import gather_triton
+
+    monkeypatch.setattr(gather_triton, "REACH_BYTES", -1)
+    monkeypatch.setattr(gather_triton, "_LEAST_SORTED", 2)
+    case = Case(kernel_device, num_nodes=90, width=12, dtypes=DTYPES, wide=wide)
+    case.check(fresh_ids(90, 300), torch.float32, max_programs=programs)
+
+
+def test_only_much_memory_of_the_host_is_read_in_order(
+    kernel_device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from runtime.features import gather_triton
+    from runtime.features.gather_triton import DeviceRows, DeviceTable
+    from runtime.features.location import encode
+
+    monkeypatch.setattr(gather_triton, "REACH_BYTES", 10 * 16)
+    codes = encode(np.zeros(11, np.uint8), np.arange(11))
+    for kind, rows, sorts in (("host", 10, False), ("host", 11, True), ("own", 11, False)):
+        table = torch.zeros((rows, 4), device=kernel_device)
+        assert DeviceTable(codes, {0: DeviceRows(kind, table)}, kernel_device)._sorts == sorts
+
+
 @pytest.mark.usefixtures("shuffled")
 def test_the_order_of_programs_changes_neither_rows_nor_counters(
     kernel_device: torch.device,
