@@ -6,6 +6,7 @@ A subclass draws the edges of a hop's rows. The host waits once per hop, for the
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import numpy as np
@@ -116,17 +117,22 @@ class AbstractDeviceHops(ABC):
             SamplerError: seeds are no list of node ids, one is out of range, or occurs twice.
         """
         seeds = check_seeds(seeds)
-        hops, nodes = self._hops(seeds, self.streams.streams(epoch, step, self.num_hops))
-        return as_device_batch(
-            self.blocks_of(hops, nodes),
-            nodes,
-            [hop.num_edges for hop in hops],
-            seeds,
-            (epoch, step),
-            input_id,
-            global_num_seeds,
-            self.dialect,
-        )
+        with self._alone():
+            hops, nodes = self._hops(seeds, self.streams.streams(epoch, step, self.num_hops))
+            return as_device_batch(
+                self.blocks_of(hops, nodes),
+                nodes,
+                [hop.num_edges for hop in hops],
+                seeds,
+                (epoch, step),
+                input_id,
+                global_num_seeds,
+                self.dialect,
+            )
+
+    def _alone(self) -> AbstractContextManager[object]:
+        """Held while a batch is made: what hops leave in buffers of their own is copied in it."""
+        return nullcontext()
 
     def _hops(
         self, seeds: NDArray[np.int64], streams: HopStreams

@@ -20,13 +20,22 @@ def seeds_on_device(
         SamplerError: a seed is out of range, or occurs twice in its batch.
     """
     for seeds in batches:
-        ordered = np.sort(seeds)
-        inside = seeds.size == 0 or (ordered[0] >= 0 and ordered[-1] < num_nodes)
-        if not inside or (ordered[1:] == ordered[:-1]).any():
-            raise _bad_seed(seeds, num_nodes)
+        refuse_bad_seeds(seeds, num_nodes)
     ends = np.cumsum([0, *(seeds.shape[0] for seeds in batches)])
     nodes = np.concatenate([np.zeros(0, np.int64), *batches])
     return torch.from_numpy(nodes).to(device), torch.from_numpy(ends).to(device)
+
+
+def refuse_bad_seeds(seeds: NDArray[np.int64], num_nodes: int) -> None:
+    """Check one batch's seeds.
+
+    Raises:
+        SamplerError: one is out of range, or occurs twice.
+    """
+    ordered = np.sort(seeds)
+    inside = seeds.size == 0 or (ordered[0] >= 0 and ordered[-1] < num_nodes)
+    if not inside or (ordered[1:] == ordered[:-1]).any():
+        raise _bad_seed(seeds, num_nodes)
 
 
 def _bad_seed(seeds: NDArray[np.int64], num_nodes: int) -> SamplerError:

@@ -8,6 +8,7 @@ with other seeds and streams. Without CUDA the same steps run one by one.
 
 import threading
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +22,7 @@ from runtime.sampling.capture_room import known_bounds, may_capture
 from runtime.sampling.choose_triton import choose_some, row_bounds
 from runtime.sampling.dependent import HopStreams
 from runtime.sampling.device_hops import Hop
-from runtime.sampling.device_seeds import seeds_on_device
+from runtime.sampling.device_seeds import refuse_bad_seeds
 from runtime.sampling.device_topology import DeviceTopology
 from runtime.sampling.minibatch import Dialect
 from runtime.sampling.neighbor_triton import DeviceNeighborSampler, Method, room
@@ -131,12 +132,14 @@ class CapturedNeighborSampler(DeviceNeighborSampler):
     ) -> tuple[list[Hop], list[Tensor]]:
         if seeds.shape[0] != self.batch_size:
             return super()._hops(seeds, streams)
-        held, _ = seeds_on_device([seeds], self.num_nodes, self.device)
-        with self._lock:
-            self._seeds.copy_(held)
-            self._streams.copy_(torch.tensor([signed(s) for s in streams.first]))
-            self._run()
-            return self._results()
+        refuse_bad_seeds(seeds, self.num_nodes)
+        self._seeds.copy_(torch.from_numpy(np.array(seeds)))
+        self._streams.copy_(torch.tensor([signed(s) for s in streams.first]))
+        self._run()
+        return self._results()
+
+    def _alone(self) -> AbstractContextManager[object]:
+        return self._lock
 
     def prepare(self) -> None:
         """Capture the graph now, from any seeds, before other threads use the device.
@@ -208,22 +211,31 @@ class CapturedNeighborSampler(DeviceNeighborSampler):
             self._nodes.scatter_(0, torch.where(place < fresh, known + place, spare), new)
 
     def _results(self) -> tuple[list[Hop], list[Tensor]]:
-        """The hops cut to size and copied, and the nodes each added; the one wait."""
+        """The hops cut to size, and the nodes each added; the one wait.
+
+        Parts of the buffers: a batch's ids, and nested blocks, are joined from them and so copied;
+        blocks that stand alone are copied here.
+        """
         ends = self._ends.tolist()
         hops: list[Hop] = []
-        nodes = [self._seeds.clone()]
+        nodes = [self._seeds]
+        alone = self.dialect is Dialect.EVERY_HOP
         num_known, num_rows = self.batch_size, self.batch_size
         for buffers, num_edges, num_new in zip(self._buffers, ends[::2], ends[1::2], strict=True):
             rows = num_known if self.dialect is Dialect.EVERY_HOP else num_rows
             hops.append(
                 Hop(
-                    row_ptr=buffers.row_ptr[: rows + 1].clone(),
-                    positions=buffers.positions[:num_edges].clone(),
-                    local=buffers.local[:num_edges].clone(),
+                    row_ptr=_part(buffers.row_ptr, rows + 1, copied=alone),
+                    positions=_part(buffers.positions, num_edges, copied=alone and self.edge_ids),
+                    local=_part(buffers.local, num_edges, copied=alone),
                     weight=None,
                     num_edges=num_edges,
                 )
             )
-            nodes.append(buffers.new[:num_new].clone())
+            nodes.append(buffers.new[:num_new])
             num_known, num_rows = num_known + num_new, num_new
         return hops, nodes
+
+
+def _part(buffer: Tensor, count: int, *, copied: bool) -> Tensor:
+    return buffer[:count].clone() if copied else buffer[:count]

@@ -97,7 +97,8 @@ class CudaStreams(AbstractStreams):
     """A GPU's: one CUDA stream per lane."""
 
     def __init__(self, device: torch.device) -> None:
-        self._device = device
+        # By number: torch looks a device's number up anew each time it is named otherwise.
+        self._index = torch.cuda.current_device() if device.index is None else device.index
         self._lanes: dict[str, torch.cuda.Stream] = {}
         self._lock = threading.Lock()
 
@@ -109,7 +110,7 @@ class CudaStreams(AbstractStreams):
     def _entered(self, lane: str) -> Iterator[None]:
         with self._lock:
             if lane not in self._lanes:
-                self._lanes[lane] = torch.cuda.Stream(self._device)
+                self._lanes[lane] = torch.cuda.Stream(self._index)
             stream = self._lanes[lane]
         with torch.cuda.stream(stream):
             yield
@@ -121,11 +122,11 @@ class CudaStreams(AbstractStreams):
     def wait(self, mark: AbstractMark) -> None:
         """See `AbstractStreams.wait`."""
         assert isinstance(mark, _CudaMark)
-        torch.cuda.current_stream(self._device).wait_event(mark.event)
+        torch.cuda.current_stream(self._index).wait_event(mark.event)
 
     def keep(self, tensors: Iterable[Tensor]) -> None:
         """See `AbstractStreams.keep`."""
-        stream = torch.cuda.current_stream(self._device)
+        stream = torch.cuda.current_stream(self._index)
         for tensor in tensors:
             if tensor.device.type == "cuda":
                 tensor.record_stream(stream)

@@ -32,7 +32,11 @@ def test_devices_that_are_not_there_are_not_asked(monkeypatch: pytest.MonkeyPatc
     def refuse(_seed: int) -> None:
         raise AssertionError("torch.manual_seed formats a traceback for every kind of device")
 
+    own, other = torch.Generator(), torch.Generator()
     monkeypatch.setattr(torch, "manual_seed", refuse)
+    monkeypatch.setattr(torch.cuda, "default_generators", (other, own))
     seed_dropout(0, 0, 0, 0, CPU)
-    with pytest.raises(AssertionError):
-        seed_dropout(0, 0, 0, 0, torch.device("cuda"))
+    untouched = other.initial_seed()
+    seed_dropout(0, 0, 0, 0, torch.device("cuda", 1))
+    assert own.initial_seed() == torch.default_generator.initial_seed()
+    assert other.initial_seed() == untouched != own.initial_seed()
