@@ -43,7 +43,7 @@ class Curve:
 
     def __init__(self, bench: Bench, graph: Graph) -> None:
         self.bench, self.graph = bench, graph
-        seeds, batch = bench_seeds(graph), bench.sizes.batch
+        seeds, batch = bench_seeds(graph), bench.sizes.curve_batch
         count = min(bench.sizes.curve_batches, max(len(seeds) // batch, 1))
         self.batches = [seeds[i * batch : (i + 1) * batch] for i in range(count)]
         features = torch.from_numpy(np.array(graph.x))
@@ -61,7 +61,7 @@ class Curve:
         sizes, graph = self.bench.sizes, self.graph
         workload = Workload(
             model="sage", num_layers=len(sizes.fanouts), hidden=sizes.hidden,
-            fanouts=list(sizes.fanouts), batch_size=sizes.batch, learning_rate=3e-3, seed=0,
+            fanouts=list(sizes.fanouts), batch_size=sizes.curve_batch, learning_rate=3e-3, seed=0,
         )  # fmt: skip
         model: nn.Module = build_model(
             workload, graph.feature_dim, graph.num_classes, str(graph.task)

@@ -7,7 +7,6 @@ the line says so. Both take the same batch size; an epoch longer than the steps 
 """
 
 import dataclasses
-import gc
 import importlib
 import importlib.util
 import sys
@@ -92,7 +91,6 @@ def measure_epoch(bench: Bench) -> None:
     with tempfile.TemporaryDirectory() as folder:
         ours, stages, used, steps = _ours(bench, graph, Path(folder))
     theirs, feeder, their_steps = _pyg(bench, graph)
-    gc.collect()  # PyG's loader lies in a cycle, and its workers wait seconds for one another
     num_steps = -(-len(graph.train_idx) // bench.sizes.batch)
     extra: dict[str, Any] = {
         "steps": num_steps, "steps_measured": steps, "baseline_steps_measured": their_steps,

@@ -41,6 +41,8 @@ class Sizes:
     """Most steps of an epoch that are taken; the rest is scaled."""
     warm_steps: int
     curve_batches: int
+    curve_batch: int
+    """Seeds of a step of the curve: so many that the device and not the host's Python is busy."""
     shares: tuple[float, ...]
     """Shares of the cache that adjacency lists get."""
     cache_share: float
@@ -49,7 +51,7 @@ class Sizes:
 
 
 FULL = Sizes(
-    widths=(1, 4, 16, 32, 64, 100, 128, 256, 1024),
+    widths=(1, 16, 64, 100, 128, 256, 1024),
     gather_bytes=1 << 28,
     table_bytes=1 << 31,
     reads=1 << 24,
@@ -58,13 +60,14 @@ FULL = Sizes(
     hidden=256,
     fanouts=(15, 10, 5),
     batch=1024,
-    bulk=64,
+    bulk=256,
     layer_sizes=(4096, 4096),
     repeats=7,
     calls=5,
     epoch_steps=200,
     warm_steps=10,
-    curve_batches=6,
+    curve_batches=4,
+    curve_batch=16384,
     shares=tuple(i / 10 for i in range(11)),
     cache_share=0.2,
     workers=16,
@@ -86,6 +89,7 @@ TINY = Sizes(
     epoch_steps=2,
     warm_steps=1,
     curve_batches=1,
+    curve_batch=4,
     shares=(0.0, 0.5),
     cache_share=0.3,
     workers=0,
