@@ -8,6 +8,8 @@ GPU_TESTS := $(shell grep -rl --include='test_*.py' -e kernel_device -e torch.cu
 SANITIZER := compute-sanitizer --target-processes all --error-exitcode 9
 # CUDA graphs want the allocator that hides accesses beyond a tensor, so they go without it apart.
 GRAPHS := captured or one_graph
+# What CUDA is asked for to see it refused is an error to the sanitizer.
+REFUSED := refused_locking
 # A few minutes each at most on 2 quiet cores; gpu says in one line that there is no GPU. Not among them,
 # with minutes that are estimates:
 #   10 to 60 minutes: cooperative, full_graph_plan, learning, learning_samplers, matrix, memory_plans,
@@ -72,7 +74,7 @@ gpu: $(STAMP)  ## kernels on this machine's GPU: their tests, then compute-sanit
 	$(TEST_ENV) $(BIN)/python -m pytest -q $(GPU_TESTS)
 	for tool in memcheck racecheck; do \
 	  PYTORCH_NO_CUDA_MEMORY_CACHING=1 $(TEST_ENV) $(SANITIZER) --tool $$tool $(BIN)/python -m pytest -q \
-	    -m "not slow and not distributed" -k "not ($(GRAPHS))" $(GPU_TESTS) || exit 1; \
+	    -m "not slow and not distributed" -k "not ($(GRAPHS) or $(REFUSED))" $(GPU_TESTS) || exit 1; \
 	  $(TEST_ENV) $(SANITIZER) --tool $$tool $(BIN)/python -m pytest -q \
 	    -m "not slow and not distributed" -k "$(GRAPHS)" $(GPU_TESTS) || exit 1; \
 	done

@@ -98,7 +98,7 @@ def sum_rows(x: Tensor, block: TorchBlock, *, with_root: bool = False) -> Tensor
         _sum_kernel[grid](
             block.indptr, block.indices, _weights(block), x, out,
             WIDTH=width, X_STRIDE=x.stride(0), OUT_STRIDE=out.stride(0),
-            WEIGHTED=block.weight is not None, ROOT=with_root, num_warps=1, **tile,
+            WEIGHTED=block.weight is not None, ROOT=with_root, **tile,
         )  # fmt: skip
     return out
 
@@ -122,7 +122,7 @@ def spread_rows(grad: Tensor, block: TorchBlock, width: int, *, with_root: bool 
         _spread_kernel[grid](
             block.indptr, block.indices, _weights(block), grad, out,
             WIDTH=width, GRAD_STRIDE=grad.stride(0), WEIGHTED=block.weight is not None,
-            ROOT=with_root, num_warps=1, **tile,
+            ROOT=with_root, **tile,
         )  # fmt: skip
     return out
 
@@ -135,4 +135,8 @@ def _weights(block: TorchBlock) -> Tensor:
 def _tiles(num_rows: int, width: int) -> tuple[tuple[int, int], dict[str, Any]]:
     columns = min(triton.next_power_of_2(width), _MOST_COLUMNS)
     edges = min(_ELEMENTS // columns, _MOST_EDGES)
-    return (num_rows, triton.cdiv(width, columns)), {"EDGES": edges, "COLUMNS": columns}
+    return (num_rows, triton.cdiv(width, columns)), {
+        "EDGES": edges,
+        "COLUMNS": columns,
+        "num_warps": 1,
+    }

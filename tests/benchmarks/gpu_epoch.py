@@ -35,11 +35,12 @@ class Utilisation:
 
     def __init__(self) -> None:
         self._seen: list[int] = []
-        self._stop = threading.Event()
+        self._ready, self._stop = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
 
     def __enter__(self) -> "Utilisation":
         self._thread.start()
+        self._ready.wait()  # loading the driver's library holds up every other thread
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -51,10 +52,14 @@ class Utilisation:
         try:
             nvml.nvmlInit()
             handle = nvml.nvmlDeviceGetHandleByIndex(0)
+            nvml.nvmlDeviceGetUtilizationRates(handle)
+            self._ready.set()
             while not self._stop.wait(0.1):
                 self._seen.append(int(nvml.nvmlDeviceGetUtilizationRates(handle).gpu))
         except nvml.NVMLError as error:
             print(f"utilisation unknown: {error}", file=sys.stderr)
+        finally:
+            self._ready.set()
 
     @property
     def share(self) -> float | None:

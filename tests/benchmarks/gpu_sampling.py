@@ -27,7 +27,8 @@ def measure_sampling(bench: Bench) -> Spread:
             return reads
         topology = _topology(graph, bench, pinned=place == "pinned")
         _neighbours(bench, graph, topology, place, (one, many), reads)
-        _labor(bench, graph, topology, place, (one, many))
+        stacked = seeds[: bench.sizes.labor_bulk * bench.sizes.batch]
+        _labor(bench, graph, topology, place, (one, stacked))
     if bench.allows("sample_layers", 20):
         _layers(bench, graph, seeds)
     return reads

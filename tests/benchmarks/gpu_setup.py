@@ -34,6 +34,8 @@ class Sizes:
     batch: int
     bulk: int
     """Batches' worth of seeds drawn at once in bulk mode."""
+    labor_bulk: int
+    """The same for LABOR, which soon scans every list."""
     layer_sizes: tuple[int, ...]
     repeats: int
     calls: int
@@ -61,13 +63,14 @@ FULL = Sizes(
     fanouts=(15, 10, 5),
     batch=1024,
     bulk=256,
+    labor_bulk=64,
     layer_sizes=(4096, 4096),
     repeats=7,
     calls=5,
     epoch_steps=200,
     warm_steps=10,
     curve_batches=4,
-    curve_batch=16384,
+    curve_batch=32768,
     shares=tuple(i / 10 for i in range(11)),
     cache_share=0.2,
     workers=16,
@@ -83,6 +86,7 @@ TINY = Sizes(
     fanouts=(2, 2, 2),
     batch=4,
     bulk=2,
+    labor_bulk=2,
     layer_sizes=(5, 5),
     repeats=1,
     calls=1,

@@ -163,7 +163,7 @@ def test_rows_read_in_the_order_of_their_places_are_the_same(
 ) -> None:
     from runtime.features import gather_triton
 
-    monkeypatch.setattr(gather_triton, "REACH_BYTES", -1)
+    monkeypatch.setattr(gather_triton, "_reads_far", lambda codes, sources: True)
     monkeypatch.setattr(gather_triton, "_LEAST_SORTED", 2)
     case = Case(kernel_device, num_nodes=90, width=12, dtypes=DTYPES, wide=wide)
     case.check(fresh_ids(90, 300), torch.float32, max_programs=programs)
@@ -181,6 +181,12 @@ def test_only_much_memory_of_the_host_is_read_in_order(
     for kind, rows, sorts in (("host", 10, False), ("host", 11, True), ("own", 11, False)):
         table = torch.zeros((rows, 4), device=kernel_device)
         assert DeviceTable(codes, {0: DeviceRows(kind, table)}, kernel_device)._sorts == sorts
+    # Much memory, but few of the nodes lie there: 4 of 100, then 5.
+    table = torch.zeros((100, 4), device=kernel_device)
+    sources = {0: DeviceRows("own", table), 1: DeviceRows("host", table)}
+    for far, sorts in ((4, False), (5, True)):
+        codes = encode((np.arange(100) < far).astype(np.uint8), np.arange(100))
+        assert DeviceTable(codes, sources, kernel_device)._sorts == sorts
 
 
 @pytest.mark.usefixtures("shuffled")

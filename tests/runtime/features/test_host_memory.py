@@ -82,18 +82,20 @@ def test_an_address_that_is_mapped_again_is_read_as_it_is_now() -> None:
     from runtime.features.gather_triton import DeviceRows, DeviceTable
     from runtime.features.location import encode
 
-    seen = set[int]()
+    seen, again = set[int](), 0
     codes = encode(np.zeros(1000, np.uint8), np.arange(1000))
     ids = torch.arange(1000, device=CUDA)
-    for turn in range(8):
+    for turn in range(100):
         table = on_host(np.full((1000, 32), turn, np.float32), CUDA)
+        again += table.data_ptr() in seen
         seen.add(table.data_ptr())
         rows = DeviceTable(codes, {0: DeviceRows("host", table)}, CUDA)
         out = torch.full((1000, 32), -1.0, device=CUDA)
         rows.gather(ids, out, rows.new_counts())
         assert bool((out == turn).all())
         del table, rows
-    assert len(seen) < 8  # some address was used again: that is what is tested
+    if not again:
+        pytest.skip("the system mapped no address again")
 
 
 @pytest.mark.gpu

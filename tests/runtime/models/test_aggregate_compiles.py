@@ -32,6 +32,7 @@ for rows in ("*fp32", "*bf16"):
     for width in (100, 256):
         for flags in (False, True):
             shape = a._tiles(10, width)[1] | {"WIDTH": width, "WEIGHTED": flags, "ROOT": flags}
+            assert shape.pop("num_warps") == 1
             found = compiled(
                 a._sum_kernel, rows, shape | {"X_STRIDE": width, "OUT_STRIDE": 2 * width}
             )
