@@ -13,6 +13,8 @@ from runtime.features.location import MAX_SOURCES, SOURCE_BITS, SOURCE_MASK
 BITS: Any = tl.constexpr(SOURCE_BITS)
 MASK: Any = tl.constexpr(SOURCE_MASK)
 TABLE: Any = tl.constexpr(MAX_SOURCES)
+PACKED_SOURCES, PACKED_TURNS = 64 // 16, (1 << 16) - 1
+"""Most sources, and turns of a program, that one number per row can count in fields of 16 bits."""
 
 
 @triton.jit
@@ -29,12 +31,14 @@ def gather_kernel(
     ids, order, codes, places, out, counts, count, num_nodes,
     WIDTH: tl.constexpr, READ: tl.constexpr, STRIDE: tl.constexpr, UNIT: tl.constexpr,
     ALIGN: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, LANES: tl.constexpr,
-    ORDERED: tl.constexpr, APART: tl.constexpr,
+    ORDERED: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
     """One launch of `DeviceTable.gather`, for the sources of one dtype."""
     columns, lanes = tl.arange(0, COLUMNS), tl.arange(0, LANES)
-    # Few sources are counted row by row and added up at the end; many in every turn.
-    seen = tl.zeros((ROWS, LANES), tl.int32) if APART else tl.zeros((LANES,), tl.int64)
+    # Few sources are counted row by row, each in a field of one number; many are added up in every
+    # turn, for which a program's threads wait for one another.
+    one = tl.full((ROWS,), 1, tl.int64)
+    seen = tl.zeros((ROWS,), tl.int64) if PACKED else tl.zeros((LANES,), tl.int64)
     bad = tl.zeros((ROWS,), tl.int32)
     step = tl.num_programs(0).to(tl.int64) * ROWS
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
@@ -71,10 +75,16 @@ def gather_kernel(
             tl.store(target + column, value.to(out.dtype.element_ty), mask=written)
         bad += (asked & ((node < 0) | (node >= num_nodes))).to(tl.int32)
         bad += (known & (base != 0) & ((slot < 0) | (slot >= limit))).to(tl.int32)
-        found = (number[:, None] == lanes[None, :]) & held[:, None]
-        seen += found.to(tl.int32) if APART else tl.sum(found.to(tl.int64), axis=0)
+        if PACKED:
+            seen += tl.where(held, one << (tl.where(held, number, 0) * 16), 0)
+        else:
+            found = (number[:, None] == lanes[None, :]) & held[:, None]
+            seen += tl.sum(found.to(tl.int64), axis=0)
         row, place, place_next = row + step, place_next, place_ahead
         node, node_next, code = node_next, node_ahead, code_next
-    total = tl.sum(seen.to(tl.int64), axis=0) if APART else seen
+    total = seen
+    if PACKED:
+        fields = (seen[:, None] >> (lanes[None, :] * 16)) & 0xFFFF
+        total = tl.sum(fields, axis=0)
     tl.atomic_add(counts + lanes, total, mask=total > 0)
     tl.atomic_add(counts + TABLE, tl.sum(bad.to(tl.int64), axis=0))

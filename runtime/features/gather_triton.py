@@ -29,7 +29,11 @@ from runtime.features.device_rows import (
     owns_padding,
     word_multiple,
 )
-from runtime.features.gather_kernel_triton import gather_kernel
+from runtime.features.gather_kernel_triton import (
+    PACKED_SOURCES,
+    PACKED_TURNS,
+    gather_kernel,
+)
 from runtime.features.location import MAX_SOURCES, SOURCE_MASK, Codes
 
 COUNTS = MAX_SOURCES + 1
@@ -40,8 +44,6 @@ _TILE = 4096
 H200 rows of 512 bytes were gathered at 1.66 TB/s, at 1.51 with half of it, 1.42 with twice."""
 _MAX_ROWS = 256
 _MAX_COLUMNS = 1024
-_MOST_APART = 2048
-"""Rows times sources up to which a turn counts without adding up."""
 REACH_BYTES = 1 << 30
 """Host memory that a GPU reads at random without looking up addresses: on an H200 rows of 512 bytes
 came at 50 GB/s from 1 GiB, at 28 from 2 GiB, and at 51 from there in the order of their places."""
@@ -99,7 +101,7 @@ class DeviceTable:
             for dtype in sorted({s.table.dtype for s in sources.values()}, key=str)
         ]
         self._sorts = _reads_far(codes, self.sources)
-        self._shift = max(int(codes.max(initial=0)).bit_length() - 15, 0)
+        self._programs = default_programs(device)
 
     def new_counts(self) -> Tensor:
         """Counters for `gather`: int64 (257,) of zeros on the device."""
@@ -125,17 +127,13 @@ class DeviceTable:
         if ids.numel() == 0 or self.feature_dim == 0:
             return
         order = self._order(ids) if self._sorts and ids.numel() >= _LEAST_SORTED else None
-        programs = max_programs or default_programs(self.device)
+        programs = max_programs or self._programs
         for group in self._groups:
             self._launch(group, ids, order, out, counts, programs)
 
     def _order(self, ids: Tensor) -> Tensor:
-        """Places of ids in the order of their rows' places; of ids outside the graph, anywhere.
-
-        Of a place the 15 leading bits count: that is near enough, and sorted in two passes of four.
-        """
-        codes = self.codes[ids.clamp(0, self.num_nodes - 1)]
-        return (codes >> self._shift).to(torch.int16).sort().indices
+        """Places of ids in the order of their rows' places; of ids outside the graph, anywhere."""
+        return self.codes[ids.clamp(0, self.num_nodes - 1)].sort().indices
 
     def _launch(
         self,
@@ -161,13 +159,14 @@ class DeviceTable:
             width, read, stride = (n * size // of_torch.itemsize for n in (width, read, stride))
         columns = min(triton.next_power_of_2(read), _MAX_COLUMNS)
         rows = min(max(_TILE // columns, 1), _MAX_ROWS)
-        grid = (min(triton.cdiv(ids.numel(), rows), programs),)
+        turns = triton.cdiv(ids.numel(), rows)
+        grid = (min(turns, programs),)
+        packed = group.lanes <= PACKED_SOURCES and triton.cdiv(turns, grid[0]) <= PACKED_TURNS
         gather_kernel[grid](
             ids, ids if order is None else order, self.codes, group.places, target, counts,
             ids.numel(), self.num_nodes,
             WIDTH=width, READ=read, STRIDE=stride, UNIT=unit, ALIGN=group.align, ROWS=rows,
-            COLUMNS=columns, LANES=group.lanes, ORDERED=order is not None,
-            APART=rows * group.lanes <= _MOST_APART,
+            COLUMNS=columns, LANES=group.lanes, ORDERED=order is not None, PACKED=packed,
         )  # fmt: skip
 
     def _check_call(self, ids: Tensor, out: Tensor, counts: Tensor) -> None:

@@ -189,6 +189,18 @@ def test_only_much_memory_of_the_host_is_read_in_order(
         assert DeviceTable(codes, sources, kernel_device)._sorts == sorts
 
 
+@pytest.mark.parametrize("sources", [3, 5])
+@pytest.mark.parametrize("turns", [0, 1, 1000])
+def test_rows_are_counted_alike_in_fields_and_turn_by_turn(
+    turns: int, sources: int, kernel_device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from runtime.features import gather_triton
+
+    monkeypatch.setattr(gather_triton, "PACKED_TURNS", turns)
+    case = Case(kernel_device, num_nodes=80, width=1024, dtypes=[torch.float32] * sources)
+    case.check(fresh_ids(80, 70), torch.float32, max_programs=3)
+
+
 @pytest.mark.usefixtures("shuffled")
 def test_the_order_of_programs_changes_neither_rows_nor_counters(
     kernel_device: torch.device,
