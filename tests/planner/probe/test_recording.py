@@ -70,11 +70,13 @@ def test_recording_a_replay_gives_the_same_recording(name: str):
     assert again["pci"] == found["pci"]
 
 
-def test_masks_are_recorded_whatever_holds_them():
+def test_masks_are_recorded_whatever_holds_them(monkeypatch: pytest.MonkeyPatch):
     # pynvml answers with an array of ctypes: it has a length, and no __iter__.
     replay = load_replay(FOLDER / "h200-virtual-machine.json")
     answer = (ctypes.c_ulong * 2)(3, 0)
-    replay.nvmlDeviceGetCpuAffinity = lambda handle, words: answer
+    monkeypatch.setattr(
+        replay, "nvmlDeviceGetCpuAffinity", lambda handle, words: answer, raising=False
+    )
     recorder = Recorder(replay, replay.devices)
     assert recorder.nvmlDeviceGetCpuAffinity("device:0", 2) is answer
     found = recorder.recording(name="", real=False, source="")["calls"]
