@@ -164,7 +164,7 @@ def gpu_step_times(
     total, words = float(seconds.sum(axis=2).max(axis=0).sum()), "in line"
     if plan.strategy.threads.sample:
         total, words = (
-            _ahead(plan, machine, candidate, work, seconds),
+            _ahead(plan, machine, candidate, work, seconds, timing.host_seconds),
             "on lanes, ahead of training",
         )
     means: list[float] = seconds.mean(axis=(0, 1)).tolist()
@@ -189,6 +189,7 @@ def _ahead(
     candidate: Candidate,
     work: Sequence[Sequence[BatchWork]],
     seconds: NDArray[np.float64],
+    started: float,
 ) -> float:
     """Seconds of all steps where batches are made ahead."""
     launch = machine.table("gpu_kernel").at(ranks=float(candidate.num_ranks))
@@ -212,7 +213,9 @@ def _ahead(
     ]
     depth = plan.strategy.prefetch_depth
     hidden = hidden_share(machine, candidate)
-    return lanes_total(seconds, np.array(near), np.array(starts), depth=depth, hidden=hidden)
+    return lanes_total(
+        seconds, np.array(near), np.array(starts), depth=depth, hidden=hidden, started=started
+    )
 
 
 def _candidate(plan: Plan, ways: Ways) -> Candidate:

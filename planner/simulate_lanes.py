@@ -58,6 +58,7 @@ def lanes_total(
     *,
     depth: int,
     hidden: float = 0.0,
+    started: float = 0.0,
 ) -> float:
     """Seconds of all steps: lanes run ahead by the depth, each step ends with its slowest rank.
 
@@ -68,8 +69,10 @@ def lanes_total(
         launches: [ranks, steps], of the loader's kernels' starts.
         depth: batches made ahead.
         hidden: share of an all-reduce that compute was measured to hide.
+        started: seconds of starting a step's kernels on the training thread.
 
-    Source: formulas.md 8.2 [A2]: the recursion, and what the GPU and its links take together.
+    Source: formulas.md 8.2 [A2]: the recursion, and what the GPU, its links and the host's
+    interpreter take together.
     """
     sample, gather = seconds[:, :, 0], seconds[:, :, 1:4].sum(axis=2)
     training = seconds[:, :, 4:].sum(axis=2)
@@ -87,4 +90,5 @@ def lanes_total(
     on_gpu = (near + batch + compute + (1 - hidden) * exchange).sum(axis=1).max()
     reads = np.maximum(sample + gather - near - batch - launches, 0.0)
     on_links = (reads + exchange).sum(axis=1).max()
-    return float(max(*ends, on_gpu, on_links))
+    on_host = (launches + started).sum(axis=1).max()
+    return float(max(*ends, on_gpu, on_links, on_host))

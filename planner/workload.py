@@ -114,6 +114,8 @@ class ModelTiming:
     for each other included; axes: ranks, threads. None: one rank, or not measured."""
     batch_seconds: float = 0.0
     """Seconds to add edge weights to a mean batch (loader's last stage)."""
+    host_seconds: float = 0.0
+    """Of a step on a GPU: seconds in which its training thread starts kernels."""
     sample_seconds: float = 0.0
     """Seconds in which one thread of each rank samples a mean batch; 0: not measured."""
     sample_spread: float = 0.0

@@ -2,10 +2,12 @@
 
 Sampling has a stream, gathering and what follows it has one, and training has one. What they use
 binds them besides: links carry one read or exchange at a time, and whatever needs the GPU's own
-memory or processors is taken to hide nothing of each other. An exchange between ranks needs both,
-but for the share of it that compute was measured to hide (modelling.md 5). Where a probe measured
-how a gather and compute slow each other down, that is applied too; the words of a prediction say
-which of these were.
+memory or processors is taken to hide nothing of each other. Kernels of all lanes are started by one
+process, whose threads share the interpreter's lock: on an H200 a loader thread beside training made
+steps no shorter where starting kernels was most of both (3.68 ms beside each other, 3.63 in line,
+of which the GPU worked one). An exchange between ranks needs links and GPU, but for the share of it
+that compute was measured to hide (modelling.md 5). Where a probe measured how a gather and compute
+slow each other down, that is applied too; the words of a prediction say which of these were.
 """
 
 from dataclasses import dataclass
@@ -30,6 +32,8 @@ class Lanes:
     compute does not hide."""
     on_links: float
     """What keeps the links to other memories busy, an exchange among it."""
+    on_host: float = 0.0
+    """Of all three: in which kernels are started."""
 
     @property
     def loader(self) -> float:
@@ -45,6 +49,7 @@ class Lanes:
             "training": self.training,
             "GPU": self.on_gpu,
             "links": self.on_links,
+            "host": self.on_host,
         }
         return max(found, key=lambda name: found[name])
 
@@ -80,6 +85,7 @@ def lanes_of(candidate: Candidate, machine: MachineModel, rank: RankSeconds) -> 
         training=slowed,
         on_gpu=rank.on_gpu + compute + shown * exchange,
         on_links=rank.on_links + exchange,
+        on_host=rank.on_host,
     )
 
 
@@ -108,14 +114,15 @@ def slowdowns(machine: MachineModel) -> tuple[float, float]:
 def lanes_period(candidate: Candidate, rank: RankSeconds, lanes: Lanes) -> float:
     """Seconds between two steps: the busiest lane or shared part, batches in flight, and chance.
 
-    max( lanes, on_gpu, on_links, (s + g + t) / (d + 1) ), and the stalls of varying batches
+    max( lanes, on_gpu, on_links, on_host, (s + g + t) / (d + 1) ), and the stalls of varying
+    batches
 
     Args:
         candidate: d batches ahead.
         rank: how much its batches vary.
         lanes: from `lanes_of`.
 
-    Source: formulas.md 8.2 [A2], with the GPU and its links as shared resources.
+    Source: formulas.md 8.2 [A2], with the GPU, its links and the host's interpreter shared.
     """
     three = [lanes.sample, lanes.gather, lanes.training]
     sigma, mean = max(rank.loader_sigma, rank.trainer_sigma), rank.loader + rank.forward_backward
@@ -127,4 +134,4 @@ def lanes_period(candidate: Candidate, rank: RankSeconds, lanes: Lanes) -> float
     )
     # Claimed at most d ahead of the consumer, whose own batch is one more.
     regular = period(three, in_flight=candidate.prefetch_depth + 1)
-    return max(regular, stalled, lanes.on_gpu, lanes.on_links)
+    return max(regular, stalled, lanes.on_gpu, lanes.on_links, lanes.on_host)

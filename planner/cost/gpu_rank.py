@@ -123,6 +123,7 @@ def gpu_rank_seconds(
         },
         on_gpu=near,
         on_links=max(0.0, loader - near - launches),
+        on_host=launches + timing.host_seconds,
         provenance=_words(candidate, list(read), reduced.words, sampler),
     )
 

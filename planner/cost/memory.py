@@ -92,7 +92,7 @@ def live_batches(ahead: int, steps_per_epoch: int) -> int:
     >>> live_batches(2, 100), live_batches(4, 3), live_batches(0, 3)
     (3, 3, 1)
     """
-    return min(1 + ahead, steps_per_epoch)
+    return max(1, min(1 + ahead, steps_per_epoch))
 
 
 def batch_bytes(tail_vertices: float, tail_edges: float, row_bytes: int, buffers: int) -> int:

@@ -63,6 +63,8 @@ class RankSeconds:
     """Of the loader's stages: seconds that a GPU's own memory is busy."""
     on_links: float = 0.0
     """Of the loader's stages: seconds that links from other memories to a GPU are busy."""
+    on_host: float = 0.0
+    """Of all stages: seconds in which threads of this process start kernels, one at a time."""
     beside: dict[str, Beside] = field(default_factory=dict[str, Beside])
     """How a loader thread and the model slow each other down, by the thread's work; what was not
     measured is slowed down by the machine's rates of a gather."""

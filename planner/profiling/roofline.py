@@ -193,6 +193,9 @@ def roofline_timing(
         + LOSS_KERNELS * rate.kernel
         for shapes in (_shapes(batch, widths, scale) for scale in scales)
     ]
+    one_by_one = [
+        op for s in _shapes(batch, widths, 1.0) for op in layer_operations(workload.model, s)
+    ]
     parameters = num_parameters(workload.model, widths)
     update = Operation(flops=10.0 * parameters, moved_bytes=4.0 * OPTIMIZER_PASSES * parameters)
     one = [[float(ranks)], [1.0]]
@@ -215,6 +218,7 @@ def roofline_timing(
             provenance="derived",
         ),
         num_parameters=parameters,
+        host_seconds=(len(one_by_one) + LOSS_KERNELS + OPTIMIZER_KERNELS) * rate.kernel,
         activation_bytes=_activation_bytes(workload.model, _shapes(batch, widths, 1.0)),
         batch_seconds=sum(
             rate.seconds(elementwise(edges.mean, 1, passes=3)) for edges in batch.block_edges

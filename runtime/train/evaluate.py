@@ -212,7 +212,9 @@ class Evaluation:
             following: LayerTable | None = None
             parts = split_by_edges(rows, graph.indptr, self.size)
             width = graph.feature_dim if table is None else table.rows.shape[1]
-            out_width, last = self._width_after(layer, width), layer == num_layers - 1
+            last = layer == num_layers - 1
+            # The last layer's outputs are scored and gone: nobody asks how wide they are.
+            out_width = width if last else self._width_after(layer, width)
             if not last:
                 following = LayerTable(
                     graph.num_nodes, out_width, self.comm, self.scratch, self.table_bytes

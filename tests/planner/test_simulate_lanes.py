@@ -21,10 +21,11 @@ def total(
     launches: float = 0.0,
     depth: int = 2,
     hidden: float = 0.0,
+    started: float = 0.0,
 ) -> float:
     shape = (len(ranks), STEPS)
     each = np.full(shape, near), np.full(shape, launches)
-    return lanes_total(np.stack(ranks), *each, depth=depth, hidden=hidden)
+    return lanes_total(np.stack(ranks), *each, depth=depth, hidden=hidden, started=started)
 
 
 def test_the_first_batch_fills_the_lanes_and_training_binds() -> None:
@@ -40,6 +41,11 @@ def test_a_long_lane_or_what_lanes_share_binds() -> None:
     # Its links have 3 + 8 - 1 ms, less what only starts kernels.
     long = stages(gather=8, forward_backward=0, optimizer=0)
     assert total(long, launches=0.5e-3) == pytest.approx(3 * 9.5e-3)
+
+
+def test_one_interpreter_starts_the_kernels_of_all_lanes() -> None:
+    # 5 ms of starts for the loader and 4 for training: more than training's 6 ms.
+    assert total(stages(), launches=5e-3, started=4e-3) == pytest.approx(3 * 9e-3)
 
 
 def test_an_exchange_keeps_the_gpu_but_for_what_compute_hides_and_its_links() -> None:

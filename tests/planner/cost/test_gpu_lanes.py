@@ -54,6 +54,13 @@ def test_in_line_stages_add_up_and_ahead_the_busiest_part_binds(machine: Machine
     assert step_seconds(AHEAD, machine, [rank(on_gpu=0.0)]).bottleneck == "forward_backward"
 
 
+def test_one_interpreter_starts_the_kernels_of_all_lanes(machine: MachineModel) -> None:
+    found = step_seconds(AHEAD, machine, [rank(on_host=7.5e-3)])
+    assert (found.seconds, found.bottleneck) == (pytest.approx(7.5e-3), "host")
+    # In line a stage's kernels are started while it lasts: nothing comes on top.
+    assert seconds(machine, LINE, on_host=7.5e-3) == pytest.approx(13e-3)
+
+
 def test_batches_in_flight_bound_three_long_lanes() -> None:
     three = Lanes(sample=8e-3, gather=8e-3, training=8e-3, on_gpu=0.0, on_links=0.0)
     # 24 ms over depth + 1 batches.
@@ -112,6 +119,7 @@ def test_what_the_gpu_and_its_links_do_is_all_that_the_loader_does_but_starts(
     found = gpu_ranks(machine, chosen, placed, batch_profile(100), timing(100, 1), ROW)[0]
     # Kernels: 2 for the places read, 12 and 13 for each of 2 hops, 2 copies; 10 us each.
     assert found.on_gpu + found.on_links == pytest.approx(found.loader - 42e-5)
+    assert found.on_host == pytest.approx(42e-5)  # a model timed on cores starts none
     # Own rows at 60% of the memory's rate, all 1000 vertices' rows written at 85%.
     hbm = 4.8e12
     own = 500 * 512 / (hbm * 0.6) + 1000 * 512 / (hbm * 0.85) + 3 * 2000 * 32 / (hbm * 0.6)

@@ -82,6 +82,12 @@ def test_no_batch_takes_less_than_the_starts_of_its_kernels():
     assert found > 23 * 10e-6
 
 
+def test_the_host_starts_every_kernel_of_a_step():
+    found = timing("h200x1")
+    # Two sage layers of 7 and 10 kernels, the loss's 6 and the update's 12, of 10 us each.
+    assert found.host_seconds == pytest.approx(35 * 10e-6)
+
+
 def test_a_model_of_unknown_work_is_refused_in_one_line():
     with pytest.raises(SettingsError, match="expected model sage, gcn, gat") as caught:
         timing("siton", model="rgcn")
