@@ -118,12 +118,12 @@ def test_stages_of_a_rank_by_hand():
     found = gpu_ranks(machine, chosen, placed, batch_profile(100), timing(100, 1), ROW)[0]
     pcie, hbm = 16 * 3.938e9 * 0.75, 4.8e12
     # 1000 rows over PCIe, 1000 rows written at 85% of the memory's rate, one kernel.
-    assert found.gather == pytest.approx(1000 * 512 / pcie + 1000 * 512 / (hbm * 0.85) + 1e-5)
+    assert found.gather == pytest.approx(1000 * 512 / pcie + 1000 * 512 / (hbm * 0.85) + 2e-5)
     # 2000 drawn edges of 64 B, 400 expanded vertices' offsets of 64 B, 3 hash reads of 32 B
-    # for every edge, 12 kernels and 13 for each of 2 hops.
-    sample = 2400 * 64 / pcie + 3 * 2000 * 32 / (hbm * 0.6) + 38e-5
+    # for every edge, 12 kernels and 13 for each of 2 hops, of 20 us each.
+    sample = 2400 * 64 / pcie + 3 * 2000 * 32 / (hbm * 0.6) + 76e-5
     assert found.sample == pytest.approx(sample)
-    assert found.copy == pytest.approx(2e-5 + 1600 / (16 * 3.938e9 * 0.82))
+    assert found.copy == pytest.approx(4e-5 + 1600 / (16 * 3.938e9 * 0.82))
     assert found.all_reduce == 0.0
     assert all("measured" not in words for words in found.provenance.values())
 

@@ -73,7 +73,7 @@ FAULTS: dict[str, tuple[Callable[[Recording], None], str]] = {
     "halved PCIe width": (halved_width, "pcie"),
     "swapped NUMA": (swapped_numa, "numa"),
 }
-WITHOUT_NVLINKS = {"mig", "pcie-only", "two-numa-nodes"}
+WITHOUT_NVLINKS = {"h200-virtual-machine", "mig", "pcie-only", "two-numa-nodes"}
 """MIG hides links; the two others have none."""
 
 
