@@ -12,7 +12,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from planner.candidate import Candidate, RankRows
-from planner.cost.exchanges import Exchanges, all_to_all, around_asked, around_rows, asked
+from planner.cost.exchanges import (
+    Exchanges,
+    all_to_all,
+    around_asked,
+    around_rows,
+    asked,
+    handed_over,
+    late_all_to_all,
+)
 from planner.cost.rank_seconds import RankSeconds, rank_seconds, step_jitter
 from planner.cost.rates import Rate, lookup, ranks_here, readers
 from planner.machine import MachineModel
@@ -240,8 +248,9 @@ def cooperative_rank(
         candidate, graph, relabelled, timing, machine, rows, row_bytes, shared=shared,
         sampler=sampler,
     )  # fmt: skip
-    hops = [_message(machine, candidate, n * hidden * FLOAT_BYTES) for n in part.remote[:-1]]
-    meeting = _meeting_seconds(machine, candidate)
+    halo = sum(
+        _there_and_back(machine, candidate, n * hidden * FLOAT_BYTES) for n in part.remote[:-1]
+    )
     packed = lookup(
         machine,
         "gather",
@@ -257,7 +266,7 @@ def cooperative_rank(
     return replace(
         base,
         gather=gather,
-        halo_exchange=2 * sum(r.seconds + meeting for r in hops),
+        halo_exchange=halo,
         forward_backward=base.forward_backward + copies,
         # What varies from batch to batch all ranks have in common: it is the hash that parts them.
         loader_sigma=loader * (variation**2 + jitter**2) ** 0.5,
@@ -281,6 +290,18 @@ def cooperative_rank(
     )
 
 
+def _there_and_back(machine: MachineModel, candidate: Candidate, sent_bytes: float) -> float:
+    """Seconds of exchanging hidden rows, and their gradients, without waiting for a slower rank.
+
+    The rows follow the longest stretch of a step in which ranks do not meet, the gradients a short
+    one.
+    """
+    size = handed_over(candidate, sent_bytes)
+    met = all_to_all(machine, candidate, size).seconds + _meeting_seconds(machine, candidate)
+    late = late_all_to_all(machine, candidate, size)
+    return met + (met if late is None else late.seconds)
+
+
 def _meeting_seconds(machine: MachineModel, candidate: Candidate) -> float:
     """What ranks that computed wait for each other, beyond an exchange of next to nothing.
 
@@ -292,8 +313,7 @@ def _meeting_seconds(machine: MachineModel, candidate: Candidate) -> float:
 
 def _message(machine: MachineModel, candidate: Candidate, sent_bytes: float) -> Rate:
     """One all-to-all in which every rank sends so much to the others together."""
-    ranks = candidate.num_ranks
-    return all_to_all(machine, candidate, sent_bytes * ranks / (ranks - 1))
+    return all_to_all(machine, candidate, handed_over(candidate, sent_bytes))
 
 
 def _copy_seconds(machine: MachineModel, candidate: Candidate, part: Part, hidden: int) -> float:

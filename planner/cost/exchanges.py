@@ -86,7 +86,7 @@ def exchange_rates(
     if rows <= 0 or ranks == 1:
         nothing = Rate(seconds=0.0, spread=0.0, provenance="derived: no rows of peers are read")
         return nothing, nothing
-    each = _handed_over(candidate, rows)
+    each = handed_over(candidate, rows)
     back = all_to_all(machine, candidate, each * row_bytes)
     return asked(machine, candidate, rows), back
 
@@ -107,8 +107,8 @@ def crossing(candidate: Candidate, rows: float) -> float:
     return rows * hosts / (hosts - 1) * (ranks - 1) / ranks if hosts > 1 else 0.0
 
 
-def _handed_over(candidate: Candidate, rows: float) -> float:
-    """Rows in the tables' sense, a rank's own share included, of so many for other ranks."""
+def handed_over(candidate: Candidate, rows: float) -> float:
+    """Rows (or bytes) in the tables' sense, its own share included, of so many for other ranks."""
     return rows * candidate.num_ranks / max(1, candidate.num_ranks - 1)
 
 
@@ -118,7 +118,7 @@ def asked(machine: MachineModel, candidate: Candidate, num_ids: float) -> Rate:
     A rank sends so many ids to others together. With loader threads the ranks' loaders are in step
     already.
     """
-    hosts, size = candidate.hosts, ID_BYTES * _handed_over(candidate, num_ids)
+    hosts, size = candidate.hosts, ID_BYTES * handed_over(candidate, num_ids)
     name = "all_to_all_asked" if hosts == 1 else "hosts_all_to_all_asked"
     if candidate.threads.sample == 0 and name in machine.tables:
         if hosts == 1:
@@ -137,7 +137,7 @@ def early_seconds(
     It waits as long where the ranks meet next, in the all-reduce: the step is not shorter for it.
     0 with loader threads, which meet elsewhere, and where it was not measured.
     """
-    return _with_exchange(machine, candidate, "early", _handed_over(candidate, rows) * row_bytes)
+    return _with_exchange(machine, candidate, "early", handed_over(candidate, rows) * row_bytes)
 
 
 def after_seconds(
@@ -149,7 +149,7 @@ def after_seconds(
 
     Source: modelling.md 4 and 15: gloo and the network cost the ranks' cores time.
     """
-    return _with_exchange(machine, candidate, "after", _handed_over(candidate, rows) * row_bytes)
+    return _with_exchange(machine, candidate, "after", handed_over(candidate, rows) * row_bytes)
 
 
 def around_asked(machine: MachineModel, candidate: Candidate, num_ids: float) -> float:
@@ -157,13 +157,13 @@ def around_asked(machine: MachineModel, candidate: Candidate, num_ids: float) ->
 
     0 with loader threads, and where it was not measured.
     """
-    size = ID_BYTES * _handed_over(candidate, num_ids)
+    size = ID_BYTES * handed_over(candidate, num_ids)
     return _with_exchange(machine, candidate, "around_ids", size)
 
 
 def around_rows(machine: MachineModel, candidate: Candidate, rows: float, row_bytes: int) -> float:
     """As `around_asked`, of the exchange of so many rows."""
-    size = _handed_over(candidate, rows) * row_bytes
+    size = handed_over(candidate, rows) * row_bytes
     return _with_exchange(machine, candidate, "around_rows", size)
 
 
@@ -197,6 +197,21 @@ def all_to_all(machine: MachineModel, candidate: Candidate, each_bytes: float) -
     if ranks == 1:
         return across
     return together(across, lookup(machine, name, bytes=each_bytes / hosts, ranks=ranks))
+
+
+def late_all_to_all(machine: MachineModel, candidate: Candidate, each_bytes: float) -> Rate | None:
+    """As `all_to_all`, long after the ranks last met; None where that was not measured.
+
+    Threads that waited long are asleep: between layers of 10 ms, 400 KB took .48 ms and not .28.
+    With loader threads other exchanges keep them awake.
+    """
+    ranks, hosts = ranks_here(candidate), candidate.hosts
+    name = "all_to_all_hidden" if hosts == 1 else "hosts_all_to_all_hidden"
+    if candidate.threads.sample > 0 or name not in machine.tables or (hosts > 1 and ranks > 1):
+        return None
+    if hosts == 1:
+        return lookup(machine, name, bytes=each_bytes, ranks=ranks)
+    return lookup(machine, name, bytes=each_bytes, hosts=hosts)
 
 
 def hosts_all_reduce(machine: MachineModel, candidate: Candidate, num_bytes: float) -> Rate:

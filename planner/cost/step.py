@@ -21,9 +21,10 @@ from runtime.stages import Stage
 
 LOADER = ("seeds", "sample", "exchange_ids", "gather", "exchange_rows", "copy", "batch")
 """Stages of the loader, by the names under which a run meters them."""
-FORWARD_SHARE = 1 / 3
-"""Of a forward and backward pass: backward multiplies by the weights and by the inputs, forward by
-one of the two."""
+BEFORE_HIDDEN = 1 / 2
+"""Of a forward and backward pass, what lies before the exchange of hidden rows: the forward pass of
+the first layer. It has most of the edges, and its backward pass is as long: features need no
+gradient."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,11 +72,12 @@ def step_seconds(
     slowed = _slowed(candidate, machine, slowest)
     straggling = _straggling(candidate, ranks)
     # Who left the exchange of rows first, or had its rows from the disk, waits for the others here.
-    all_reduce = slowest.all_reduce + straggling + slowed.early
     halo = slowest.halo_exchange
     if halo > 0.0:
-        met = min(straggling, _met_in_forward(ranks))
-        halo, all_reduce = halo + met, all_reduce - met
+        # Ranks that meet in between wait twice, each time for who was slower since they last met.
+        halo += BEFORE_HIDDEN**0.5 * _waited_in_a_pass(ranks)
+        straggling *= (1.0 - BEFORE_HIDDEN) ** 0.5
+    all_reduce = slowest.all_reduce + straggling + slowed.early
     trainer = slowed.forward_backward + halo + all_reduce + slowest.optimizer
     # What no stage has is metered while the training thread waits for its batch, most of it.
     stages_of_training, trainer = trainer, trainer + slowest.between
@@ -234,11 +236,10 @@ def _straggling(candidate: Candidate, ranks: Sequence[RankSeconds]) -> float:
     return expected_maximum(means, sigmas) - max(means)
 
 
-def _met_in_forward(ranks: Sequence[RankSeconds]) -> float:
-    """Of the wait for the slowest rank, what ranks that share a batch wait in the forward pass."""
+def _waited_in_a_pass(ranks: Sequence[RankSeconds]) -> float:
+    """What ranks that share a batch would wait for the slowest of a whole pass [A1]."""
     means = [r.forward_backward for r in ranks]
-    wait = expected_maximum(means, [r.trainer_sigma for r in ranks]) - max(means)
-    return FORWARD_SHARE * wait
+    return expected_maximum(means, [r.trainer_sigma for r in ranks]) - max(means)
 
 
 def _core_seconds(candidate: Candidate, ranks: Sequence[RankSeconds]) -> dict[str, float]:

@@ -26,6 +26,7 @@ from planner.probe.stepped import (
     AROUND_ROWS,
     CALLS,
     COMPUTED,
+    HIDDEN,
     PLAIN,
     SHORT,
     after,
@@ -71,10 +72,11 @@ def measure(context: ProbeContext) -> dict[str, Table]:
 
 
 def _stepped(context: ProbeContext) -> dict[str, Table]:
-    """Tables `*_stepped`, `all_to_all_asked`, `_early`, `_after`, `_around_*`, `step_jitter`."""
+    """Tables `*_stepped`, `step_jitter`, and of an all-to-all what else a step tells of it."""
     sizes, counts = context.sizes.exchange_bytes, context.ranks(least=2)
     axes = {"bytes": sizes, "ranks": counts}
-    names = ("all_to_all", "all_reduce", "asked", "early", "after", "around_ids", "around_rows")
+    names = ("all_to_all", "all_reduce", "asked", "early", "after", "around_ids", "around_rows",
+             "hidden")  # fmt: skip
     found: dict[str, list[Measurement]] = {name: [] for name in names}
     jitters: dict[int, list[float]] = {ranks: [] for ranks in counts}
     for num_bytes, ranks in itertools.product(sizes, counts):
@@ -92,6 +94,7 @@ def _stepped(context: ProbeContext) -> dict[str, Table]:
         found["after"].append(after(computed, moments[:, :, PLAIN]))
         found["around_ids"].append(around(moments[:, :, AROUND_IDS]))
         found["around_rows"].append(around(moments[:, :, AROUND_ROWS]))
+        found["hidden"].append(exchanged(moments[:, :, HIDDEN]).seconds)
         calls = {name: exchanged(moments[:, :, i]) for i, name in enumerate(CALLS)}
         found["all_to_all"].append(calls["all_to_all"].seconds)
         found["all_reduce"].append(calls["all_reduce"].seconds)
@@ -105,6 +108,7 @@ def _stepped(context: ProbeContext) -> dict[str, Table]:
     tables |= context.table("all_to_all_early", "seconds", axes, found["early"])
     tables |= context.table("all_to_all_after", "seconds", axes, found["after"], rising=["bytes"])
     tables |= context.table("all_to_all_around_rows", "seconds", axes, found["around_rows"])
+    tables |= context.table("all_to_all_hidden", "seconds", axes, found["hidden"], rising=["bytes"])
     spread = [summarize(jitters[ranks]) for ranks in counts]
     asked = {"bytes": asked_sizes(sizes), "ranks": counts}
     tables |= context.table("all_to_all_asked", "seconds", asked, found["asked"], rising=["bytes"])

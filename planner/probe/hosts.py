@@ -27,6 +27,7 @@ from planner.probe.stepped import (
     AROUND_ROWS,
     CALLS,
     COMPUTED,
+    HIDDEN,
     PLAIN,
     SHORT,
     after,
@@ -71,7 +72,8 @@ class HostRates:
     stepped: dict[str, list[Measurement]] = field(default_factory=dict[str, list[Measurement]])
     """The same between two stretches of compute, over (exchange_bytes, host_counts): `*_stepped`,
     `all_to_all_early`, how much before the last host the mean one leaves, and `all_to_all_after`,
-    what the compute that follows takes longer; `all_to_all_around_rows`, what is not metered."""
+    what the compute that follows takes longer; `all_to_all_around_rows`, what is not metered, and
+    `all_to_all_hidden`, an exchange long after the hosts met."""
     asked: dict[str, list[Measurement]] = field(default_factory=dict[str, list[Measurement]])
     """Seconds of the counts and ids that go ahead, over (asked_sizes(exchange_bytes), hosts):
     `all_to_all_asked`, and `all_to_all_around_ids`, what is not metered."""
@@ -277,7 +279,7 @@ class _Schedule:
         from runtime.comm.collectives import Communicator
 
         names = ("all_to_all_stepped", "all_reduce_stepped", "all_to_all_early", "all_to_all_after",
-                 "all_to_all_around_rows")  # fmt: skip
+                 "all_to_all_around_rows", "all_to_all_hidden")  # fmt: skip
         found: dict[str, list[Measurement]] = {name: [] for name in names}
         asked: dict[str, list[Measurement]] = {"all_to_all_asked": [], "all_to_all_around_ids": []}
         rows = self._sizes.exchange_burst_rows
@@ -307,6 +309,7 @@ class _Schedule:
                 longer = after(moments[:, :, COMPUTED], moments[:, :, PLAIN])
                 found["all_to_all_after"].append(longer)
                 found["all_to_all_around_rows"].append(around(moments[:, :, AROUND_ROWS]))
+                found["all_to_all_hidden"].append(exchanged(moments[:, :, HIDDEN]).seconds)
                 calls = {name: exchanged(moments[:, :, i]) for i, name in enumerate(CALLS)}
                 found["all_to_all_stepped"].append(calls["all_to_all"].seconds)
                 found["all_reduce_stepped"].append(calls["all_reduce"].seconds)

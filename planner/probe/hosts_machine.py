@@ -51,7 +51,8 @@ def join_hosts(machines: list[MachineModel], rates: HostRates) -> MachineModel:
 
     Tables of host 0 keep their names, other hosts' begin with their prefix. New tables:
     `message.<a>.<b>` (bytes), `hosts_all_reduce`, `hosts_all_to_all`, their `_stepped` ones and
-    `hosts_all_to_all_asked`, `_early`, `_after`, `_around_ids`, `_around_rows` (bytes, hosts).
+    `hosts_all_to_all_asked`, `_early`, `_after`, `_around_ids`, `_around_rows`, `_hidden` (bytes,
+    hosts).
 
     Args:
         machines: each host's own model.

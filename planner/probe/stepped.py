@@ -1,8 +1,9 @@
 """Exchanges as a training step has them, within a host and between hosts.
 
     update, sample -> counts, ids -> gather -> rows -> compute -> gradients
+    the same with next to no rows                   -> compute -> hidden rows -> gradients
 
-Counts, ids and rows are all-to-alls, gradients an all-reduce.
+Counts, ids and rows are all-to-alls, gradients an all-reduce. The two steps take turns.
 
 Called again and again, an exchange finds its threads awake and its connections busy; between two
 stretches of compute it does not, and long ones have more than one speed: gloo's all-to-all runs
@@ -38,9 +39,10 @@ SHORT = 12
 """Update and sampling, and the gather between ids and rows, each take about this part of the
 compute."""
 
-COMPUTED, PLAIN, AROUND_IDS, AROUND_ROWS = range(len(CALLS), len(CALLS) + 4)
-"""Places among a step's moments: the compute after the rows, that after next to none, and what the
-exchange of ids, and that of rows, took besides what their stages meter."""
+COMPUTED, PLAIN, AROUND_IDS, AROUND_ROWS, HIDDEN = range(len(CALLS), len(CALLS) + 5)
+"""Places among a step's moments: the compute after the rows, that after next to none, what the
+exchange of ids, and that of rows, took besides what their stages meter, and an exchange of as many
+bytes of hidden rows after that compute, long after the ranks met."""
 
 
 @runtime_checkable
@@ -72,7 +74,7 @@ class Exchanges(Protocol):
 Moments = list[list[tuple[float, float]]]
 """Of one rank, by step: entry and exit of each of `CALLS`, then of the compute, then of that of a
 step right after it in which next to no rows are exchanged, then 0 and what lies around the exchange
-of ids, and 0 and what lies around that of rows."""
+of ids, 0 and what lies around that of rows, and of that other step's exchange of hidden rows."""
 
 
 def middle_mean(samples: Sequence[float] | NDArray[np.float64]) -> float:
@@ -258,19 +260,20 @@ def take_steps(
         each = [data.shape[0] // ranks] * ranks
         exchanging.all_to_all_rows(data, each, each, out=into)
 
-    def step(into: torch.Tensor, data: torch.Tensor) -> list[tuple[float, float]]:
+    def step(into: torch.Tensor, data: torch.Tensor, *, hidden: bool) -> list[tuple[float, float]]:
         short()
         asked, around_ids = metered(lambda: exchanging.all_to_all_ids(ids, counts))
         short()
         rows, around_rows = metered(lambda: exchange(into, data))
         computed = timed(compute)
+        met = metered(lambda: exchange(received, sent))[0] if hidden else (0.0, 0.0)
         reduced = timed(lambda: reducing.all_reduce_sum(gradient))
-        return [asked, rows, reduced, computed, (0.0, around_ids), (0.0, around_rows)]
+        return [asked, rows, reduced, computed, (0.0, around_ids), (0.0, around_rows), met]
 
     out: Moments = []
     for _ in range(WARM_STEPS + steps):
-        full, plain = step(received, sent), step(*least)
-        out.append([*full[:PLAIN], plain[COMPUTED], *full[PLAIN:]])
+        full, plain = step(received, sent, hidden=False), step(*least, hidden=True)
+        out.append([*full[:PLAIN], plain[COMPUTED], *full[PLAIN:-1], plain[-1]])
     return out[WARM_STEPS:]
 
 

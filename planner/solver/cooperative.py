@@ -17,7 +17,14 @@ from planner.cost.model import Request
 from planner.placement.evaluate import Evaluation, evaluate
 from planner.placement.order import hotness_order
 from planner.placement.policy import Placement
-from planner.solver.placing import KINDS, Capacity, Memories, Placed, code_bytes
+from planner.solver.placing import (
+    KINDS,
+    Capacity,
+    Memories,
+    Placed,
+    code_bytes,
+    disk_requests,
+)
 from planner.workload import Hotness
 from runtime.sampling.cooperative_owner import Owners
 
@@ -77,7 +84,7 @@ def place_shared(
     )
     shares = cross_validated(hotness.first_half, hotness.second_half, reads)
     ranks = [
-        _rank_rows(np.where(owner == g, p, np.float32(0)), kept[g], shares[g])
+        _rank_rows(request, np.where(owner == g, p, np.float32(0)), kept[g], on_host, shares[g])
         for g in range(candidate.num_ranks)
     ]
     rows = PlacedRows(
@@ -138,17 +145,28 @@ def _on_host(
 
 
 def _rank_rows(
-    p: NDArray[np.float32], own: NDArray[np.int64], share: NDArray[np.float64]
+    request: Request,
+    p: NDArray[np.float32],
+    own: NDArray[np.int64],
+    on_host: NDArray[np.bool_] | None,
+    share: NDArray[np.float64],
 ) -> RankRows:
-    """Rows of one rank by source, and what they are spread over."""
+    """Rows of one rank by source, and what they are spread over; p is 0 on others' vertices."""
     elsewhere = p.copy()
     elsewhere[own] = 0
     spread = dict.fromkeys(KINDS, touched_rows(elsewhere)) | {"own": touched_rows(p[own])}
     found = {kind: float(s) for kind, s in zip(KINDS, share, strict=True) if s > 0}
     total = float(p.sum(dtype=np.float64))
+    asked = (1.0, 0.0)
+    if "disk" in found:
+        if on_host is not None:
+            elsewhere[on_host] = 0
+        asked = disk_requests(request, request.workload.batch_size, elsewhere)
     return RankRows(
         rows={kind: total * s for kind, s in found.items()},
         working_rows={kind: spread[kind] for kind in found},
         shares=found,
         own_rows=len(own),
+        disk_requests=asked[0],
+        disk_request_bytes=asked[1],
     )

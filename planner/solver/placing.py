@@ -290,12 +290,7 @@ def _clique_of(placement: Placement, rank: int) -> tuple[int, ...]:
 def _disk_requests(
     request: Request, placement: Placement, holders: tuple[int, ...], hotness: Hotness
 ) -> tuple[float, float]:
-    """Requests per row, and their mean bytes, for rows that neither those ranks nor the host has.
-
-    (1, 0) where there are none. What is left of a batch is taken to lie together as much as whole
-    batches do: as counted, over as expected of independent rows.
-    """
-    batch = request.profile.batch(hotness.seeds_per_rank)
+    """As `disk_requests`, for rows that neither those ranks nor the host has."""
     near = np.zeros(hotness.features.size, np.bool_)
     if placement.on_host is not None:
         near[placement.on_host] = True
@@ -303,8 +298,23 @@ def _disk_requests(
         near[placement.own[rank]] = True
     far = hotness.everything.features.copy()  # rows that lie together: of all, whoever stands here
     far[Spread(hotness).mask(near)] = 0
+    return disk_requests(request, hotness.seeds_per_rank, far)
+
+
+def disk_requests(request: Request, seeds: int, far: NDArray[np.float32]) -> tuple[float, float]:
+    """Requests per row that is read from disk, and their mean bytes; (1, 0) where none is.
+
+    What is left of a batch is taken to lie together as much as whole batches do: as counted, over
+    as expected of independent rows.
+
+    Args:
+        request: whose graph and profile.
+        seeds: of the batches that the rows are read for.
+        far: chance that a batch reads each row from disk, shape (num_nodes,).
+    """
     reads, moved = expected_runs(far, row_bytes(request.graph))
     if reads <= 0:
         return 1.0, 0.0
+    batch = request.profile.batch(seeds)
     reads, moved = reads * batch.disk_requests, moved * batch.disk_bytes
     return reads / float(far.sum(dtype=np.float64)), moved / reads

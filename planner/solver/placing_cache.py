@@ -1,5 +1,7 @@
 """A candidate's feature rows where ranks keep caches that fill themselves, and nothing else."""
 
+from dataclasses import replace
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -13,10 +15,18 @@ from planner.solver.dynamic import (
     Masks,
     cached_rows,
     gather_seconds,
+    missed_law,
     splits,
     with_working_rows,
 )
-from planner.solver.placing import KINDS, Memories, Placed, code_bytes, shares_of
+from planner.solver.placing import (
+    KINDS,
+    Memories,
+    Placed,
+    code_bytes,
+    disk_requests,
+    shares_of,
+)
 from planner.solver.policies import place
 from planner.workload import Hotness
 
@@ -66,6 +76,7 @@ def place_behind_caches(
         in_host = nodes if split.host_rows is None else split.host_rows
         tried.append((placement, with_working_rows(rows, touched), in_host))
     placement, rows, in_host = min(tried, key=lambda each: gather_seconds(each[1], costs))
+    rows = _with_requests(request, placement, rows, hotness)
     placed = PlacedRows(
         policy=candidate.policy,
         ranks=[rows] * candidate.num_ranks,
@@ -73,6 +84,23 @@ def place_behind_caches(
         code_bytes=code_bytes(nodes),
     )
     return Placed(placement=placement, memories=memories, rows=placed)
+
+
+def _with_requests(
+    request: Request,
+    placement: Placement,
+    rows: RankRows,
+    hotness: Hotness,
+) -> RankRows:
+    """The same rows, and how many of those that the cache misses one read of the disk brings."""
+    if rows.rows.get("disk", 0.0) <= 0.0:
+        return rows
+    law = hotness.features.copy()
+    if placement.on_host is not None:
+        law[placement.on_host] = 0
+    missed = missed_law(law, rows.rows["disk"])
+    each, size = disk_requests(request, hotness.seeds_per_rank, missed)
+    return replace(rows, disk_requests=each, disk_request_bytes=size)
 
 
 def _only(p: NDArray[np.float32], mask: NDArray[np.bool_] | None) -> NDArray[np.float32]:

@@ -30,6 +30,7 @@ BETWEEN = (
     "all_to_all_after",
     "all_to_all_around_ids",
     "all_to_all_around_rows",
+    "all_to_all_hidden",
     "all_to_all_asked",
 )
 """Tables that the link replaces."""

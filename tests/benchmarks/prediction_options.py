@@ -13,6 +13,7 @@ from planner.pipeline import search_for, searches_for
 from planner.settings import PlanSettings
 from planner.solver.candidates_gpu import machine_candidates
 from planner.solver.choose import Priced, choose
+from planner.solver.cooperative import OWNED
 from planner.solver.placing import code_bytes
 from planner.solver.search import Explored, Search
 from planner.tune_candidates import distinct
@@ -85,7 +86,11 @@ def over_the_link(search: Search) -> Search:
 
 
 def grid(case: Case, search: Search, settings: PlanSettings, machine: MachineModel) -> list[Priced]:
-    """Every split of the threads, and every policy of the tier on the best of them."""
+    """Every split of the threads, and every policy of the tier on the best of them.
+
+    Where ranks can share a batch, they do so in one more: what they exchange between two layers is
+    measured nowhere else.
+    """
     splits = [
         search.price(c)
         for c in machine_candidates(settings, machine, ("none",))
@@ -93,11 +98,11 @@ def grid(case: Case, search: Search, settings: PlanSettings, machine: MachineMod
     ]
     best = min(splits, key=lambda p: p.seconds)
     others = [
-        search.price(replace(best.candidate, policy=policy))
-        for policy in POLICIES[case.tier]
-        if policy != "none"
+        replace(best.candidate, policy=policy) for policy in POLICIES[case.tier] if policy != "none"
     ]
-    return [*splits, *others]
+    if best.candidate.num_ranks > 1 and case.tier not in ("ram", "samplers"):
+        others.append(replace(best.candidate, policy=OWNED, batching="cooperative"))
+    return [*splits, *(search.price(candidate) for candidate in others)]
 
 
 def device_budget(case: Case, graph: Graph, machine: MachineModel) -> int:

@@ -1,10 +1,16 @@
 """The seconds of ranks that share a batch, from round rates."""
 
+from collections.abc import Mapping
+from dataclasses import replace
+
 import pytest
 
 from planner.candidate import RankRows
 from planner.cost.cooperative import Part, cooperative_rank
+from planner.cost.exchanges import late_all_to_all
 from planner.cost.rank_seconds import RankSeconds
+from planner.machine import MachineModel
+from runtime.plan import Threads
 from tests.planner.cost.test_model import GRAPH, candidate
 from tests.support.machines import constant, machine
 from tests.support.profiles import batch_profile, timing
@@ -21,9 +27,14 @@ PART = Part(
 ROWS = RankRows(rows={"own": 4_000.0}, working_rows={"own": 1e5}, shares={"own": 1.0})
 
 
+def model_with(seconds: Mapping[str, float]) -> MachineModel:
+    """A machine of those tables of collectives, whatever they carry."""
+    return machine().with_tables({k: constant("seconds", AXES, v) for k, v in seconds.items()})
+
+
 def priced(**seconds: float) -> RankSeconds:
     """Two ranks, with what the machine's tables of collectives hold whatever they carry."""
-    model = machine().with_tables({k: constant("seconds", AXES, v) for k, v in seconds.items()})
+    model = model_with(seconds)
     batch, model_seconds = batch_profile(500), timing(500, 2)
     two = candidate(ranks=2)
     return cooperative_rank(
@@ -41,6 +52,14 @@ def test_ranks_meet_at_every_exchange_of_hidden_rows() -> None:
     # messages take 2: 3 ms are the wait for who computes longer, at each of the two.
     assert halo(all_to_all_stepped=1e-3) == pytest.approx(2e-3)
     assert halo(all_to_all_stepped=1e-3, all_to_all_asked=5e-3) == pytest.approx(2e-3 + 2 * 3e-3)
+
+
+def test_hidden_rows_go_there_long_after_the_ranks_met_and_their_gradients_soon_come_back() -> None:
+    slow = {"all_to_all_stepped": 1e-3, "all_to_all_hidden": 4e-3}
+    assert halo(**slow) == pytest.approx(1e-3 + 4e-3)
+    # Between two exchanges of a loader thread nobody sleeps.
+    beside = replace(candidate(ranks=2), threads=Threads(compute=1, sample=1, gather=1))
+    assert late_all_to_all(model_with(slow), beside, 4096.0) is None
 
 
 def test_a_meeting_is_no_shorter_than_its_messages() -> None:

@@ -10,7 +10,12 @@ import numpy as np
 import pytest
 
 from planner.candidate import Candidate
-from planner.cost.exchanges import early_seconds, exchange_rates, hosts_all_reduce
+from planner.cost.exchanges import (
+    early_seconds,
+    exchange_rates,
+    hosts_all_reduce,
+    late_all_to_all,
+)
 from planner.errors import MachineError
 from planner.machine import MachineModel, load_machine, save_machine
 from planner.probe.hosts import HostRates
@@ -86,6 +91,7 @@ def test_the_rate_of_the_link_between_two_hosts_is_found(tmp_path: Path) -> None
     )
     between = {"hosts_all_reduce_stepped", "hosts_all_to_all_stepped", "hosts_all_to_all_early"}
     between |= {"hosts_all_to_all_around_ids", "hosts_all_to_all_around_rows"}
+    between |= {"hosts_all_to_all_hidden"}
     assert between | {"hosts_all_to_all_after", "hosts_all_to_all_asked"} <= set(model.tables)
     # Half of 4 MiB goes to the other host: 16.8 ms, less what the shapers let through at once. With
     # clocks apart by more than that, entries would lie behind exits.
@@ -202,6 +208,7 @@ def test_what_was_measured_between_compute_is_what_steps_are_priced_by() -> None
             "all_to_all_stepped": [summarize([5e-3])],
             "all_reduce_stepped": [summarize([7e-3])],
             "all_to_all_early": [summarize([1e-3])],
+            "all_to_all_hidden": [summarize([6e-3])],
         },
         asked={"all_to_all_asked": [summarize([2e-3])]},
     )
@@ -212,6 +219,9 @@ def test_what_was_measured_between_compute_is_what_steps_are_priced_by() -> None
     assert asked.seconds == pytest.approx(2e-3)
     assert sent.seconds == pytest.approx(5e-3)
     assert early_seconds(model, two, 100.0, 400) == pytest.approx(1e-3)
+    late = late_all_to_all(model, two, 4096.0)
+    assert late is not None
+    assert late.seconds == pytest.approx(6e-3)
     assert hosts_all_reduce(model, two, 4096).seconds == pytest.approx(7e-3)
     plain = joined(replace(rates, stepped={}, asked={}))
     assert hosts_all_reduce(plain, two, 4096).seconds == pytest.approx(2e-3)

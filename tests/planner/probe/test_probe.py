@@ -60,7 +60,7 @@ def check_tables(machine: MachineModel) -> None:
         suffixes = ("", "_p90", "_idle", "_stepped", "_core_seconds")
         expected |= {operation + suffix for suffix in suffixes}
     expected |= {"all_to_all_asked", "all_to_all_early", "all_to_all_after", "step_jitter"}
-    expected |= {"all_to_all_around_ids", "all_to_all_around_rows"}
+    expected |= {"all_to_all_around_ids", "all_to_all_around_rows", "all_to_all_hidden"}
     assert expected | {"compute_slowdown", "process_start"} <= set(machine.tables)
     for name, table in machine.tables.items():
         assert np.all(np.isfinite(table.values)), name

@@ -14,6 +14,7 @@ from planner.probe.stepped import (
     AROUND_IDS,
     AROUND_ROWS,
     CALLS,
+    HIDDEN,
     WARM_STEPS,
     after,
     around,
@@ -117,13 +118,17 @@ def test_a_step_is_that_of_training() -> None:
         lambda: done.append("compute"), lambda: done.append("short"),
     )  # fmt: skip
     asked, summed = ("x", "ids", 64), ("g", "sum", 4096)
-    plain = [asked, ("x", "rows", 8), summed]  # a row's number for each rank
+    # A number for each rank as rows; then hidden rows, as many as the other step's.
+    plain = [asked, ("x", "rows", 8), ("x", "rows", 4096), summed]
     assert calls == [asked, ("x", "rows", 4096), summed, *plain] * (3 + WARM_STEPS)
     assert done == ["short", "short", "compute"] * 2 * (3 + WARM_STEPS)
-    assert np.array(moments).shape == (3, len(CALLS) + 4, 2)
+    assert np.array(moments).shape == (3, len(CALLS) + 5, 2)
     asking, rows, reduced, computed, after_least, *_ = np.array(moments).transpose(1, 0, 2)
     # Of the 3 ms and more that an exchange takes, 2 are metered.
     assert (asking[:, 1] - asking[:, 0]).tolist() == pytest.approx([0.002] * 3)
+    hidden = np.array(moments)[:, HIDDEN]
+    assert (hidden[:, 1] - hidden[:, 0]).tolist() == pytest.approx([0.002] * 3)
+    assert np.all(after_least[:, 1] <= hidden[:, 0])
     for place in (AROUND_IDS, AROUND_ROWS):
         assert 0.001 <= around(np.array(moments)[None, :, place]).value < 0.025
     assert np.all(reduced[:, 1] <= after_least[:, 0])

@@ -152,10 +152,10 @@ def test_a_shared_batch_reads_each_row_once_and_pays_for_exchanges(
     assert reads[1] < reads[0]
     # Two hops: ids thrice counts and ids, one all-to-all of rows, two of hidden rows: 1 ms each.
     assert shared.prediction.stages["exchange_ids"] == pytest.approx(4e-3)
-    # Of the wait for the slower rank a third is in the forward pass, the rest where both meet last.
+    # They wait for the slower one there, and as long where they meet last.
     waits = [shared.prediction.stages[k] - 2e-3 for k in ("halo_exchange", "all_reduce")]
-    assert 0.0 < waits[0] < 0.02e-3
-    assert waits[1] == pytest.approx(2 * waits[0], rel=0.03)
+    assert 0.0 < waits[0] < 0.04e-3
+    assert waits[1] == pytest.approx(waits[0], rel=0.03)
     assert shared.prediction.memory_bytes["rank0"].parts["exchange"] > 0
     chosen, plan = written(found, cooperative, tmp_path / "p")
     assert "cooperative batches" in chosen.name

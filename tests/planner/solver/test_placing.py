@@ -4,12 +4,14 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from planner.candidate import RankRows
 from planner.cost.budget import Budgets
-from planner.cost.model import fixed_parts, predict
-from planner.solver.placing import code_bytes
-from tests.planner.cost.test_model import NODES, candidate, request
+from planner.cost.model import fixed_parts, predict, row_bytes
+from planner.solver.cooperative import place_shared
+from planner.solver.placing import Capacity, code_bytes, memories_of
+from tests.planner.cost.test_model import GRAPH, NODES, candidate, request
 from tests.support.placing import rows_placed
 from tests.support.profiles import hotness
 
@@ -33,6 +35,31 @@ def test_requests_and_bytes_of_the_disk_are_those_that_whole_batches_were_counte
     assert together.disk_requests == pytest.approx(0.5 * apart.disk_requests)
     # Half the requests for four fifths of the bytes: 1.6 times as many in each.
     assert together.disk_request_bytes == pytest.approx(1.6 * apart.disk_request_bytes)
+
+
+def shared_rows(p: NDArray[np.float32]) -> list[RankRows]:
+    """Of two ranks that share a batch and have room for nothing but their own state."""
+    two = replace(candidate(ranks=2), policy="none", batching="cooperative")
+    asked = request(budgets=Budgets(device_bytes=1))
+    room = Capacity(own_rows=0, host_rows=0)
+    memories = memories_of(asked, replace(two, batching="independent"), hotness(1000, p),
+                           shared_host=False)  # fmt: skip
+    found = place_shared(asked, two, hotness(1000, p), replace(memories, room=room))
+    return found.rows.ranks
+
+
+def test_an_owner_reads_its_neighbouring_rows_of_a_shared_batch_together() -> None:
+    # Owners are dealt by a hash: of rows that all are read, every other one is a rank's, so that
+    # about half of them have the next one in the same request or the one after.
+    every = np.ones(NODES, np.float32)
+    for rank in shared_rows(every):
+        assert rank.rows["disk"] == pytest.approx(NODES / 2, rel=0.02)
+        assert rank.disk_requests < 0.2
+        assert rank.disk_request_bytes > 10 * row_bytes(GRAPH)
+    apart = np.zeros(NODES, np.float32)
+    apart[::200] = 1.0
+    for rank in shared_rows(apart):
+        assert rank.disk_requests == pytest.approx(1.0)
 
 
 def test_buffers_for_the_rows_of_peers_come_out_of_a_ranks_own() -> None:

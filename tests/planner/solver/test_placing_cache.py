@@ -1,0 +1,58 @@
+"""What caches that fill themselves leave to the disk."""
+
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import pytest
+from hypothesis import given, strategies as st
+from numpy.typing import NDArray
+
+from planner.candidate import RankRows
+from planner.cost.budget import SLOT_BYTES, Budgets
+from planner.cost.model import row_bytes
+from planner.cost.reuse import of_frequencies
+from planner.solver.dynamic import missed_law
+from planner.solver.placing import Capacity, memories_of
+from planner.solver.placing_cache import place_behind_caches
+from tests.planner.cost.test_model import GRAPH, NODES, candidate, request
+from tests.support.profiles import hotness
+
+
+@given(share=st.floats(0.01, 0.99), seed=st.integers(0, 5))
+def test_missed_rows_add_up_and_the_hot_are_missed_least(share: float, seed: int) -> None:
+    p = np.random.default_rng(seed).uniform(0.0, 1.0, 2000).astype(np.float32) ** 3
+    law = missed_law(p, share * float(p.sum()))
+    assert float(law.sum()) == pytest.approx(share * float(p.sum()), rel=0.02)
+    assert np.all(law <= p)
+    hot, cold = p > 0.5, (p > 0.0) & (p < 0.1)
+    assert law[hot].sum() / p[hot].sum() < law[cold].sum() / p[cold].sum()
+
+
+def test_a_cache_that_saves_nothing_or_everything() -> None:
+    p = np.array([0.5, 0.0, 0.25], np.float32)
+    assert missed_law(p, 1.0).tolist() == p.tolist()
+    assert missed_law(p, 0.0).tolist() == [0.0, 0.0, 0.0]
+
+
+def behind_a_cache(p: NDArray[np.float32]) -> RankRows:
+    """Of one rank whose cache has few slots; the host maps none."""
+    one = replace(candidate(), policy="lru")
+    asked = request(budgets=Budgets(device_bytes=1))
+    found = memories_of(asked, candidate(), hotness(1000, p), shared_host=False)
+    slots = 300 * (row_bytes(GRAPH) + SLOT_BYTES)
+    memories = replace(found, room=Capacity(own_rows=0, host_rows=0, own_bytes=slots))
+    curve = partial(of_frequencies, p, 10)
+    return place_behind_caches(asked, one, hotness(1000, p), curve, memories).rows.ranks[0]
+
+
+def test_rows_that_lie_together_are_read_together_past_a_cache() -> None:
+    near, apart = np.zeros(NODES, np.float32), np.zeros(NODES, np.float32)
+    near[:20_000] = 0.5
+    apart[::100] = 0.5
+    together, alone = behind_a_cache(near), behind_a_cache(apart)
+    assert together.rows["disk"] > 0
+    assert together.disk_requests < 0.2
+    assert together.disk_request_bytes > 10 * row_bytes(GRAPH)
+    assert alone.rows["disk"] > 0
+    assert alone.disk_requests == pytest.approx(1.0, rel=0.01)
