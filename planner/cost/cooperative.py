@@ -19,7 +19,7 @@ from planner.cost.exchanges import (
     around_rows,
     asked,
     handed_over,
-    late_all_to_all,
+    hidden_and_back,
 )
 from planner.cost.rank_seconds import RankSeconds, rank_seconds, step_jitter
 from planner.cost.rates import Rate, lookup, ranks_here, readers
@@ -248,9 +248,7 @@ def cooperative_rank(
         candidate, graph, relabelled, timing, machine, rows, row_bytes, shared=shared,
         sampler=sampler,
     )  # fmt: skip
-    halo = sum(
-        _there_and_back(machine, candidate, n * hidden * FLOAT_BYTES) for n in part.remote[:-1]
-    )
+    halo = _halo_seconds(machine, candidate, [n * hidden * FLOAT_BYTES for n in part.remote[:-1]])
     packed = lookup(
         machine,
         "gather",
@@ -290,16 +288,29 @@ def cooperative_rank(
     )
 
 
-def _there_and_back(machine: MachineModel, candidate: Candidate, sent_bytes: float) -> float:
+def _halo_seconds(
+    machine: MachineModel, candidate: Candidate, sent_bytes: Sequence[float]
+) -> float:
     """Seconds of exchanging hidden rows, and their gradients, without waiting for a slower rank.
 
-    The rows follow the longest stretch of a step in which ranks do not meet, the gradients a short
-    one.
+    The rows of the first layer follow the longest stretch of a step in which ranks do not meet, all
+    others a short one.
+
+    Args:
+        machine: what was measured of exchanges.
+        candidate: the ranks.
+        sent_bytes: bytes that a rank sends to others of each hop's block, the outermost last; the
+            first layer's rows are the outermost block's.
     """
-    size = handed_over(candidate, sent_bytes)
-    met = all_to_all(machine, candidate, size).seconds + _meeting_seconds(machine, candidate)
-    late = late_all_to_all(machine, candidate, size)
-    return met + (met if late is None else late.seconds)
+    meeting, total = _meeting_seconds(machine, candidate), 0.0
+    for hop, sent in enumerate(sent_bytes, 1):
+        size = handed_over(candidate, sent)
+        measured = hidden_and_back(machine, candidate, size) if hop == len(sent_bytes) else None
+        if measured is None:
+            total += 2 * (all_to_all(machine, candidate, size).seconds + meeting)
+        else:
+            total += measured.seconds
+    return total
 
 
 def _meeting_seconds(machine: MachineModel, candidate: Candidate) -> float:

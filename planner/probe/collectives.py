@@ -24,6 +24,7 @@ from planner.probe.context import ProbeContext
 from planner.probe.stepped import (
     AROUND_IDS,
     AROUND_ROWS,
+    BACK,
     CALLS,
     COMPUTED,
     HIDDEN,
@@ -36,6 +37,7 @@ from planner.probe.stepped import (
     jitter,
     one_core_each,
     take_steps,
+    there_and_back,
 )
 from planner.probe.timing import Measurement, robust_spread, summarize, wait_until
 from planner.probe.worker import State
@@ -94,7 +96,7 @@ def _stepped(context: ProbeContext) -> dict[str, Table]:
         found["after"].append(after(computed, moments[:, :, PLAIN]))
         found["around_ids"].append(around(moments[:, :, AROUND_IDS]))
         found["around_rows"].append(around(moments[:, :, AROUND_ROWS]))
-        found["hidden"].append(exchanged(moments[:, :, HIDDEN]).seconds)
+        found["hidden"].append(there_and_back(moments[:, :, HIDDEN], moments[:, :, BACK]))
         calls = {name: exchanged(moments[:, :, i]) for i, name in enumerate(CALLS)}
         found["all_to_all"].append(calls["all_to_all"].seconds)
         found["all_reduce"].append(calls["all_reduce"].seconds)

@@ -25,6 +25,7 @@ from planner.probe.sizes import MIB
 from planner.probe.stepped import (
     AROUND_IDS,
     AROUND_ROWS,
+    BACK,
     CALLS,
     COMPUTED,
     HIDDEN,
@@ -36,6 +37,7 @@ from planner.probe.stepped import (
     one_compute_thread,
     one_core_each,
     take_steps,
+    there_and_back,
 )
 from planner.probe.timing import Measurement, summarize
 from planner.progress import silent
@@ -73,7 +75,7 @@ class HostRates:
     """The same between two stretches of compute, over (exchange_bytes, host_counts): `*_stepped`,
     `all_to_all_early`, how much before the last host the mean one leaves, and `all_to_all_after`,
     what the compute that follows takes longer; `all_to_all_around_rows`, what is not metered, and
-    `all_to_all_hidden`, an exchange long after the hosts met."""
+    `all_to_all_hidden`, an exchange long after the hosts met and one soon after it."""
     asked: dict[str, list[Measurement]] = field(default_factory=dict[str, list[Measurement]])
     """Seconds of the counts and ids that go ahead, over (asked_sizes(exchange_bytes), hosts):
     `all_to_all_asked`, and `all_to_all_around_ids`, what is not metered."""
@@ -309,7 +311,9 @@ class _Schedule:
                 longer = after(moments[:, :, COMPUTED], moments[:, :, PLAIN])
                 found["all_to_all_after"].append(longer)
                 found["all_to_all_around_rows"].append(around(moments[:, :, AROUND_ROWS]))
-                found["all_to_all_hidden"].append(exchanged(moments[:, :, HIDDEN]).seconds)
+                found["all_to_all_hidden"].append(
+                    there_and_back(moments[:, :, HIDDEN], moments[:, :, BACK])
+                )
                 calls = {name: exchanged(moments[:, :, i]) for i, name in enumerate(CALLS)}
                 found["all_to_all_stepped"].append(calls["all_to_all"].seconds)
                 found["all_reduce_stepped"].append(calls["all_reduce"].seconds)

@@ -1,7 +1,7 @@
 """Exchanges as a training step has them, within a host and between hosts.
 
     update, sample -> counts, ids -> gather -> rows -> compute -> gradients
-    the same with next to no rows                   -> compute -> hidden rows -> gradients
+    the same with next to no rows    -> compute -> hidden rows, back -> gradients
 
 Counts, ids and rows are all-to-alls, gradients an all-reduce. The two steps take turns.
 
@@ -39,10 +39,11 @@ SHORT = 12
 """Update and sampling, and the gather between ids and rows, each take about this part of the
 compute."""
 
-COMPUTED, PLAIN, AROUND_IDS, AROUND_ROWS, HIDDEN = range(len(CALLS), len(CALLS) + 5)
+COMPUTED, PLAIN, AROUND_IDS, AROUND_ROWS, HIDDEN, BACK = range(len(CALLS), len(CALLS) + 6)
 """Places among a step's moments: the compute after the rows, that after next to none, what the
-exchange of ids, and that of rows, took besides what their stages meter, and an exchange of as many
-bytes of hidden rows after that compute, long after the ranks met."""
+exchange of ids, and that of rows, took besides what their stages meter, an exchange of as many
+bytes of hidden rows after that compute, long after the ranks met, and soon after it another one, of
+their gradients."""
 
 
 @runtime_checkable
@@ -74,7 +75,8 @@ class Exchanges(Protocol):
 Moments = list[list[tuple[float, float]]]
 """Of one rank, by step: entry and exit of each of `CALLS`, then of the compute, then of that of a
 step right after it in which next to no rows are exchanged, then 0 and what lies around the exchange
-of ids, 0 and what lies around that of rows, and of that other step's exchange of hidden rows."""
+of ids, 0 and what lies around that of rows, and of that other step's exchanges of hidden rows and
+of their gradients."""
 
 
 def middle_mean(samples: Sequence[float] | NDArray[np.float64]) -> float:
@@ -122,6 +124,18 @@ def exchanged(moments: NDArray[np.float64]) -> Exchanged:
     return Exchanged(
         seconds=settle_middle(last - entries.max(axis=0)),
         early=settle_middle(last - exits.mean(axis=0)),
+    )
+
+
+def there_and_back(there: NDArray[np.float64], back: NDArray[np.float64]) -> Measurement:
+    """Seconds of two exchanges of a step together, each from its last entry to its last exit.
+
+    Args:
+        there: entry and exit of the first, shape (ranks, steps, 2).
+        back: of the second.
+    """
+    return settle_middle(
+        sum(m[:, :, 1].max(axis=0) - m[:, :, 0].max(axis=0) for m in (there, back))
     )
 
 
@@ -266,14 +280,19 @@ def take_steps(
         short()
         rows, around_rows = metered(lambda: exchange(into, data))
         computed = timed(compute)
-        met = metered(lambda: exchange(received, sent))[0] if hidden else (0.0, 0.0)
+        there = back = (0.0, 0.0)
+        if hidden:
+            there = metered(lambda: exchange(received, sent))[0]
+            short()
+            back = metered(lambda: exchange(received, sent))[0]
         reduced = timed(lambda: reducing.all_reduce_sum(gradient))
-        return [asked, rows, reduced, computed, (0.0, around_ids), (0.0, around_rows), met]
+        around = ((0.0, around_ids), (0.0, around_rows))
+        return [asked, rows, reduced, computed, *around, there, back]
 
     out: Moments = []
     for _ in range(WARM_STEPS + steps):
         full, plain = step(received, sent, hidden=False), step(*least, hidden=True)
-        out.append([*full[:PLAIN], plain[COMPUTED], *full[PLAIN:-1], plain[-1]])
+        out.append([*full[:PLAIN], plain[COMPUTED], *full[PLAIN:-2], *plain[-2:]])
     return out[WARM_STEPS:]
 
 

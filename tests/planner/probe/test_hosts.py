@@ -13,8 +13,8 @@ from planner.candidate import Candidate
 from planner.cost.exchanges import (
     early_seconds,
     exchange_rates,
+    hidden_and_back,
     hosts_all_reduce,
-    late_all_to_all,
 )
 from planner.errors import MachineError
 from planner.machine import MachineModel, load_machine, save_machine
@@ -219,7 +219,7 @@ def test_what_was_measured_between_compute_is_what_steps_are_priced_by() -> None
     assert asked.seconds == pytest.approx(2e-3)
     assert sent.seconds == pytest.approx(5e-3)
     assert early_seconds(model, two, 100.0, 400) == pytest.approx(1e-3)
-    late = late_all_to_all(model, two, 4096.0)
+    late = hidden_and_back(model, two, 4096.0)
     assert late is not None
     assert late.seconds == pytest.approx(6e-3)
     assert hosts_all_reduce(model, two, 4096).seconds == pytest.approx(7e-3)

@@ -13,6 +13,7 @@ from planner.cost.straggler import kappa
 from planner.probe.stepped import (
     AROUND_IDS,
     AROUND_ROWS,
+    BACK,
     CALLS,
     HIDDEN,
     WARM_STEPS,
@@ -23,6 +24,7 @@ from planner.probe.stepped import (
     middle_mean,
     one_compute_thread,
     take_steps,
+    there_and_back,
 )
 from runtime.comm.collectives import Traffic
 
@@ -118,17 +120,19 @@ def test_a_step_is_that_of_training() -> None:
         lambda: done.append("compute"), lambda: done.append("short"),
     )  # fmt: skip
     asked, summed = ("x", "ids", 64), ("g", "sum", 4096)
-    # A number for each rank as rows; then hidden rows, as many as the other step's.
-    plain = [asked, ("x", "rows", 8), ("x", "rows", 4096), summed]
+    # A number for each rank as rows; then hidden rows and back, as many as the other step's.
+    plain = [asked, ("x", "rows", 8), *[("x", "rows", 4096)] * 2, summed]
     assert calls == [asked, ("x", "rows", 4096), summed, *plain] * (3 + WARM_STEPS)
-    assert done == ["short", "short", "compute"] * 2 * (3 + WARM_STEPS)
-    assert np.array(moments).shape == (3, len(CALLS) + 5, 2)
+    one = ["short", "short", "compute"]
+    assert done == [*one, *one, "short"] * (3 + WARM_STEPS)
+    assert np.array(moments).shape == (3, len(CALLS) + 6, 2)
     asking, rows, reduced, computed, after_least, *_ = np.array(moments).transpose(1, 0, 2)
     # Of the 3 ms and more that an exchange takes, 2 are metered.
     assert (asking[:, 1] - asking[:, 0]).tolist() == pytest.approx([0.002] * 3)
-    hidden = np.array(moments)[:, HIDDEN]
-    assert (hidden[:, 1] - hidden[:, 0]).tolist() == pytest.approx([0.002] * 3)
-    assert np.all(after_least[:, 1] <= hidden[:, 0])
+    there, back = np.array(moments)[:, HIDDEN], np.array(moments)[:, BACK]
+    assert there_and_back(there[None], back[None]).value == pytest.approx(0.004)
+    assert np.all(after_least[:, 1] <= there[:, 0])
+    assert np.all(there[:, 1] <= back[:, 0])
     for place in (AROUND_IDS, AROUND_ROWS):
         assert 0.001 <= around(np.array(moments)[None, :, place]).value < 0.025
     assert np.all(reduced[:, 1] <= after_least[:, 0])
