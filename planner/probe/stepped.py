@@ -134,9 +134,8 @@ def there_and_back(there: NDArray[np.float64], back: NDArray[np.float64]) -> Mea
         there: entry and exit of the first, shape (ranks, steps, 2).
         back: of the second.
     """
-    return settle_middle(
-        sum(m[:, :, 1].max(axis=0) - m[:, :, 0].max(axis=0) for m in (there, back))
-    )
+    first, second = (m[:, :, 1].max(axis=0) - m[:, :, 0].max(axis=0) for m in (there, back))
+    return settle_middle(first + second)
 
 
 def jitter(moments: NDArray[np.float64], kappa: float) -> float:

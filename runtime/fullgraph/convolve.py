@@ -10,66 +10,9 @@ from runtime.errors import InputError
 from runtime.fullgraph.crossing import Crossing
 from runtime.fullgraph.exchange import Exchange, Pending
 from runtime.fullgraph.outside import AbstractOutside
-from runtime.models import dense
 from runtime.models.attention import attention
-from runtime.models.functions import linear, runs_on_kernels
-from runtime.models.kernels import mask_and_column_sums
-
-
-class _AggregateDense(torch.autograd.Function):
-    """relu([sum a h, h] [W, W_root]^T + b) over inner and outside neighbours, as in one process."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, weight: Tensor, root: Tensor | None, bias: Tensor | None,
-        outside: AbstractOutside, relu: bool,
-    ) -> Tensor:  # fmt: skip
-        joined = weight if root is None else torch.cat([weight, root], dim=1)
-        inputs = joined_inputs(x, outside, with_root=root is not None)
-        out = dense.linear(inputs, joined, bias, relu=relu)[: x.shape[0]]
-        ctx.outside, ctx.width, ctx.with_root = outside, x.shape[1], root is not None
-        ctx.save_for_backward(inputs, joined, out if relu else None)
-        return out
-
-    @staticmethod
-    def backward(ctx: Any, *grad_outputs: Any) -> Any:
-        inputs, joined, out = ctx.saved_tensors
-        masked, sums = _before_relu(grad_outputs[0], out, inputs.shape[0])
-        grad_joined = dense.weight_gradient(masked, inputs)
-        grad_x = None
-        if ctx.needs_input_grad[0]:
-            grad_inputs = dense.linear(masked, joined.t(), None)[: grad_outputs[0].shape[0]]
-            del masked
-            grad_x = ctx.outside.gradient(grad_inputs, ctx.width, with_root=ctx.with_root)
-        grad_root = grad_joined[:, ctx.width :] if ctx.with_root else None
-        grad_bias = sums if ctx.needs_input_grad[3] else None
-        return grad_x, grad_joined[:, : ctx.width], grad_root, grad_bias, None, None
-
-
-def joined_inputs(x: Tensor, outside: AbstractOutside, *, with_root: bool) -> Tensor:
-    """[sum a h, h] (or the sum alone), with zero rows up to `dense.padded_rows`."""
-    num = x.shape[0]
-    rows = dense.padded_rows(num) if runs_on_kernels(x) else num
-    inputs = x.new_empty(rows, (2 if with_root else 1) * x.shape[1])
-    inputs[num:].zero_()
-    outside.aggregate(x.detach(), inputs, with_root=with_root)
-    return inputs
-
-
-def _before_relu(grad: Tensor, out: Tensor | None, num_rows: int) -> tuple[Tensor, Tensor]:
-    """The gradient before the rectifier in a buffer of `num_rows` rows, and its column sums."""
-    masked = grad.new_empty(num_rows, grad.shape[1])
-    masked[grad.shape[0] :].zero_()
-    if out is None:
-        masked[: grad.shape[0]] = grad
-        return masked, grad.sum(0)
-    if runs_on_kernels(grad):
-        sums = grad.new_empty(grad.shape[1])
-        arrays = [t.contiguous().numpy() for t in (grad, out)]
-        mask_and_column_sums(*arrays, masked.numpy(), sums.numpy())
-        return masked, sums
-    torch.mul(grad, out > 0, out=masked[: grad.shape[0]])
-    return masked, masked.sum(0)
+from runtime.models.functions import linear
+from runtime.models.fused import aggregate_dense
 
 
 def weights_of(conv: nn.Module) -> tuple[Tensor, Tensor | None, Tensor | None]:
@@ -84,11 +27,11 @@ def weights_of(conv: nn.Module) -> tuple[Tensor, Tensor | None, Tensor | None]:
 def convolve(conv: nn.Module, x: Tensor, outside: AbstractOutside, *, relu: bool) -> Tensor:
     """A SAGE or GCN layer on the inner rows, shape (n_in, in) to (n_in, out). Collective."""
     weight, root, bias = weights_of(conv)
-    return _AggregateDense.apply(x, weight, root, bias, outside, relu)
+    return aggregate_dense(x, weight, root, bias, outside, relu=relu)
 
 
 def convolve_known(conv: nn.Module, inputs: Tensor, num_inner: int, *, relu: bool) -> Tensor:
-    """A SAGE or GCN layer whose `joined_inputs` are known; nothing crosses."""
+    """A SAGE or GCN layer whose `Sums.rows` are known; nothing crosses."""
     weight, root, bias = weights_of(conv)
     joined = weight if root is None else torch.cat([weight, root], dim=1)
     return linear(inputs, joined, bias, relu=relu)[:num_inner]

@@ -8,7 +8,7 @@ from torch_geometric.nn import GATConv
 
 from runtime.comm.collectives import Communicator
 from runtime.errors import PlanError
-from runtime.fullgraph.convolve import attend, convolve, convolve_known, joined_inputs
+from runtime.fullgraph.convolve import attend, convolve, convolve_known
 from runtime.fullgraph.crossing import Crossing, edge_weights
 from runtime.fullgraph.draws import AbstractMasks, EpochDraws
 from runtime.fullgraph.exchange import Exchange
@@ -119,7 +119,7 @@ class FullGraphModel:
             return
         outside = self._slices or Boundary(whole, self.exchange)
         with torch.no_grad():
-            self._known = joined_inputs(x, outside, with_root=self.name == "sage")
+            self._known = outside.rows(x.detach(), with_root=self.name == "sage")
 
     def layers(self, epoch: int) -> list[Crossing]:
         """The epoch's draws. Collective where edges are sampled."""

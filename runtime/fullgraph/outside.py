@@ -4,7 +4,7 @@ An `AbstractOutside` knows one way to bring the other parts' rows in. The weight
 backward needs none of the received rows: they live only while they are added.
 """
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 
 import numpy as np
 import torch
@@ -13,15 +13,35 @@ from torch import Tensor
 from runtime.fullgraph.crossing import Crossing
 from runtime.fullgraph.exchange import Exchange
 from runtime.fullgraph.kernels import add_rows
+from runtime.models import dense
 from runtime.models.adjacency import TorchBlock
-from runtime.models.functions import aggregate_plain, runs_on_kernels
+from runtime.models.backends import runs_on_kernels
+from runtime.models.functions import aggregate_plain
+from runtime.models.fused import Sums
 from runtime.models.kernels import aggregate_rows, source_gradient
 
 
-class AbstractOutside(ABC):
-    """Weighted sums over a layer's neighbours, inner and outside, and their gradients."""
+class AbstractOutside(Sums):
+    """Weighted sums over a layer's neighbours, inner and outside, and their gradients.
+
+    Every call is collective.
+    """
 
     num_inner: int
+
+    @property
+    def num_dst(self) -> int:
+        """Inner rows."""
+        return self.num_inner
+
+    def rows(self, x: Tensor, *, with_root: bool) -> Tensor:
+        """[sum a h, h], or the sum alone, with zero rows up to `dense.padded_rows`."""
+        num = x.shape[0]
+        padded = dense.padded_rows(num) if runs_on_kernels(x) else num
+        out = x.new_empty(padded, (2 if with_root else 1) * x.shape[1])
+        out[num:].zero_()
+        self.aggregate(x, out, with_root=with_root)
+        return out
 
     @abstractmethod
     def aggregate(self, x: Tensor, out: Tensor, *, with_root: bool) -> None:
@@ -31,16 +51,6 @@ class AbstractOutside(ABC):
             x: inner rows, shape (n_in, d).
             out: shape (at least n_in, d or 2 d).
             with_root: also copy the node's own row.
-        """
-
-    @abstractmethod
-    def gradient(self, grad: Tensor, width: int, *, with_root: bool) -> Tensor:
-        """Gradient of the inner rows, what other ranks send back included; shape (n_in, width).
-
-        Args:
-            grad: of `out`, shape (n_in, width or 2 width).
-            width: d.
-            with_root: as in `aggregate`.
         """
 
 

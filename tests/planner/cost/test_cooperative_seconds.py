@@ -32,7 +32,7 @@ def model_with(seconds: Mapping[str, float]) -> MachineModel:
     return machine().with_tables({k: constant("seconds", AXES, v) for k, v in seconds.items()})
 
 
-def priced(part: Part = PART, **seconds: float) -> RankSeconds:
+def priced(part: Part, seconds: Mapping[str, float]) -> RankSeconds:
     """Two ranks, with what the machine's tables of collectives hold whatever they carry."""
     model = model_with(seconds)
     batch, model_seconds = batch_profile(500), timing(500, 2)
@@ -44,7 +44,7 @@ def priced(part: Part = PART, **seconds: float) -> RankSeconds:
 
 def halo(**seconds: float) -> float:
     """Seconds of exchanging hidden rows."""
-    return priced(**seconds).halo_exchange
+    return priced(PART, seconds).halo_exchange
 
 
 def test_ranks_meet_at_every_exchange_of_hidden_rows() -> None:
@@ -56,7 +56,7 @@ def test_ranks_meet_at_every_exchange_of_hidden_rows() -> None:
 
 def test_hidden_rows_and_their_gradients_take_what_was_measured_of_both() -> None:
     slow = {"all_to_all_stepped": 1e-3, "all_to_all_hidden": 4e-3}
-    assert halo(**slow) == pytest.approx(4e-3)  # both ways
+    assert priced(PART, slow).halo_exchange == pytest.approx(4e-3)  # both ways
     # Between two exchanges of a loader thread nobody sleeps.
     beside = replace(candidate(ranks=2), threads=Threads(compute=1, sample=1, gather=1))
     assert hidden_and_back(model_with(slow), beside, 4096.0) is None
@@ -71,7 +71,7 @@ def test_of_three_layers_the_first_ones_rows_alone_follow_a_long_stretch() -> No
         drawn=[*PART.drawn, 5_000.0],
         expanded=[*PART.expanded, 2_500.0],
     )
-    found = priced(deep, all_to_all_stepped=1e-3, all_to_all_hidden=4e-3)
+    found = priced(deep, {"all_to_all_stepped": 1e-3, "all_to_all_hidden": 4e-3})
     assert found.halo_exchange == pytest.approx(2 * 1e-3 + 4e-3)
 
 
@@ -81,15 +81,16 @@ def test_a_meeting_is_no_shorter_than_its_messages() -> None:
 
 def test_what_lies_around_exchanges_is_in_sampling_and_in_the_gather() -> None:
     # Ids are asked for after each of two hops, while sampling; rows once, while gathering.
-    plain = priced()
-    found = priced(all_to_all_around_ids=0.2e-3, all_to_all_around_rows=0.1e-3)
+    plain = priced(PART, {})
+    found = priced(PART, {"all_to_all_around_ids": 0.2e-3, "all_to_all_around_rows": 0.1e-3})
     assert found.sample - plain.sample == pytest.approx(2 * 0.2e-3)
     assert found.gather - plain.gather == pytest.approx(0.1e-3)
     assert found.loader - plain.loader == pytest.approx(5e-4)
 
 
 def test_the_model_is_slower_after_the_rows_of_others_and_the_first_to_leave_waits() -> None:
-    plain, found = priced(), priced(all_to_all_after=0.4e-3, all_to_all_early=0.05e-3)
+    plain = priced(PART, {})
+    found = priced(PART, {"all_to_all_after": 0.4e-3, "all_to_all_early": 0.05e-3})
     assert found.forward_backward - plain.forward_backward == pytest.approx(0.4e-3)
     assert (plain.early, found.early) == (0.0, pytest.approx(0.05e-3))
     assert found.exchange_ids == plain.exchange_ids > 0

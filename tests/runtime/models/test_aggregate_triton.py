@@ -5,9 +5,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from runtime.models import functions
+from runtime.models import backends, functions
 from runtime.models.adjacency import TorchBlock
 from runtime.models.functions import aggregate_plain, linear
+from runtime.models.fused import aggregate, aggregate_dense
 
 pytest.importorskip("triton")
 
@@ -52,12 +53,13 @@ def test_sums_and_their_gradient_are_torchs(
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_halves_are_summed_in_float32(dtype: torch.dtype, kernel_device: torch.device) -> None:
-    from runtime.models.functions_device import aggregate
+    from runtime.models.block_sums_device import DeviceSums
 
     block = block_of([400, 0, 5], 9, kernel_device)
+    sums = DeviceSums(block)
     x = torch.rand((9, 20), device=kernel_device).to(dtype).requires_grad_()
     twin = x.detach().float().requires_grad_()
-    found, expected = aggregate(x, block), aggregate_plain(twin, block)
+    found, expected = aggregate(x, sums), aggregate_plain(twin, block)
     assert found.dtype == dtype
     torch.testing.assert_close(found, expected.to(dtype))
     found.sum().backward()
@@ -98,7 +100,7 @@ def test_blocks_without_rows_or_edges(degrees: list[int], kernel_device: torch.d
 def test_a_layer_and_all_its_gradients_are_torchs(
     weighted: bool, with_root: bool, relu: bool, kernel_device: torch.device
 ) -> None:
-    from runtime.models.functions_device import aggregate_dense
+    from runtime.models.block_sums_device import DeviceSums
 
     block = block_of(DEGREES, 11, kernel_device, weighted=weighted)
 
@@ -112,7 +114,8 @@ def test_a_layer_and_all_its_gradients_are_torchs(
 
     mine, theirs = inputs(), inputs()
     root = mine["root"] if with_root else None
-    found = aggregate_dense(mine["x"], mine["weight"], root, mine["bias"], block, relu=relu)
+    sums = DeviceSums(block)
+    found = aggregate_dense(mine["x"], mine["weight"], root, mine["bias"], sums, relu=relu)
     plain = linear(aggregate_plain(theirs["x"], block), theirs["weight"], theirs["bias"])
     if with_root:
         plain = plain + theirs["x"][: block.num_dst] @ theirs["root"].t()
@@ -138,10 +141,10 @@ def test_the_order_of_sum_and_product_is_the_devices(kernel_device: torch.device
 def test_on_a_gpu_layers_take_the_kernels_unless_one_order_is_asked_for() -> None:
     device = torch.device("cuda")
     x = torch.rand((4, 3), device=device)
-    assert functions.runs_on_device(x)
-    assert not functions.runs_on_device(x.double())
+    assert backends.runs_on_device(x)
+    assert not backends.runs_on_device(x.double())
     torch.use_deterministic_algorithms(True)
     try:
-        assert not functions.runs_on_device(x)
+        assert not backends.runs_on_device(x)
     finally:
         torch.use_deterministic_algorithms(False)
