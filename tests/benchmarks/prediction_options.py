@@ -24,7 +24,7 @@ from tests.benchmarks.prediction_cases import Case
 POLICIES = {
     "ram": ("none",),
     "samplers": ("none",),
-    "disk": ("none", "random", "degree", "joint"),
+    "disk": ("none", "random", "degree", "joint", "lru"),
     "link": ("none", "naive", "random", "degree", "song-jiang", "joint"),
 }
 
@@ -49,6 +49,7 @@ class Option:
             "ahead": candidate.prefetch_depth,
             "sampler": self.search.settings.sampler,
             "stack": candidate.bulk,
+            "batching": candidate.batching,
         }
 
 
@@ -86,22 +87,21 @@ def over_the_link(search: Search) -> Search:
 
 
 def grid(case: Case, search: Search, settings: PlanSettings, machine: MachineModel) -> list[Priced]:
-    """Every split of the threads, and every policy of the tier on the best of them.
+    """Every split of the threads, and on the best of them every policy of the tier.
 
-    Where ranks can share a batch, they do so in one more: what they exchange between two layers is
-    measured nowhere else.
+    Where there are two ranks, they share a batch in one more: what they exchange between two layers
+    is measured nowhere else.
     """
     splits = [
         search.price(c)
         for c in machine_candidates(settings, machine, ("none",))
         if c.threads.sample == 0 or c.prefetch_depth == 2
     ]
-    best = min(splits, key=lambda p: p.seconds)
-    others = [
-        replace(best.candidate, policy=policy) for policy in POLICIES[case.tier] if policy != "none"
-    ]
-    if best.candidate.num_ranks > 1 and case.tier not in ("ram", "samplers"):
-        others.append(replace(best.candidate, policy=OWNED, batching="cooperative"))
+    best = min(splits, key=lambda p: p.seconds).candidate
+    others = [replace(best, policy=policy) for policy in POLICIES[case.tier] if policy != "none"]
+    if best.num_ranks > 1:
+        kept = OWNED if others else "none"
+        others.append(replace(best, policy=kept, batching="cooperative"))
     return [*splits, *(search.price(candidate) for candidate in others)]
 
 

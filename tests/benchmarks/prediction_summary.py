@@ -117,7 +117,8 @@ def pair(each: Line) -> None:
 def words(one: Line) -> str:
     stack = f" by {one['stack']}" if one.get("stack", 1) > 1 else ""
     threads = f"{one['compute']}+{one['loaders']}"
-    return f"{one['policy']} {one['ranks']}x({threads}) {one['sampler']}{stack}"
+    shared = " shared" if one.get("batching") == "cooperative" else ""
+    return f"{one['policy']} {one['ranks']}x({threads}) {one['sampler']}{stack}{shared}"
 
 
 def errors(reported: Sequence[Line], everyone: Sequence[Line], facts: dict[str, Any]) -> None:
