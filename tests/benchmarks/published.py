@@ -58,8 +58,8 @@ WHY_PAPERS = (
     "node's four cards at their peak rate; what the list holds twice is sent twice (formulas 4.4)"
 )
 WHY_SHARE = (
-    "a kernel is counted with 20 us, as one interpreter was measured to start it on an H200's host; "
-    "passes over P at the memory's full rate"
+    "a kernel is counted with 20 us, as one interpreter was measured to start it on an H200's host;"
+    " passes over P at the memory's full rate"
 )
 Emit = Callable[..., Any]
 
