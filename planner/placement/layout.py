@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.placement.network import Network
-from planner.placement.reads import CROSS, HOST, PEER, Heat, mark_holders, nearest_places
+from planner.placement.reads import CROSS, Heat, first_misread, mark_holders, nearest_places
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -42,6 +42,12 @@ class Kind:
         if isinstance(self.size, np.ndarray):
             return self.size[ids].astype(np.int64)
         return np.full(len(ids), self.size, np.int64)
+
+    def bytes_of(self, ids: NDArray[np.int64]) -> int:
+        """Of some items together."""
+        if isinstance(self.size, np.ndarray):
+            return int(self.size[ids].sum(dtype=np.int64))
+        return self.size * len(ids)
 
     def total_bytes(self) -> int:
         """Of all items."""
@@ -165,11 +171,11 @@ def used_bytes(instance: Instance, layout: Layout) -> tuple[list[int], int]:
     host = 0
     for kind, held in zip(instance.kinds, layout.held, strict=True):
         for g, ids in enumerate(held.own):
-            devices[g] += int(kind.sizes(ids).sum())
+            devices[g] += kind.bytes_of(ids)
         host += (
             kind.total_bytes()
             if held.on_host is None
-            else int(kind.sizes(np.flatnonzero(held.on_host)).sum())
+            else kind.bytes_of(np.flatnonzero(held.on_host))
         )
     return devices, host
 
@@ -189,17 +195,12 @@ def check_layout(instance: Instance, layout: Layout) -> None:
     for t, (kind, held) in enumerate(zip(instance.kinds, layout.held, strict=True)):
         marks = [mark_holders([held.own[g] for g in c], kind.num_items) for c in instance.cliques]
         for c, codes in enumerate(held.elsewhere):
-            present: dict[int, NDArray[np.bool_] | None] = {
-                PEER: marks[c] >= 0,
-                CROSS: _others(marks, c),
-                HOST: held.on_host,
-            }
-            for place, has in present.items():
-                wrong = None if has is None else np.flatnonzero((codes == place) & ~has)
-                if wrong is not None and len(wrong):
-                    raise ValueError(
-                        f"kind {t}, clique {c}: item {wrong[0]} is read where it does not lie"
-                    )
+            across = _others(marks, c) if len(marks) > 1 else None
+            wrong = first_misread(codes, marks[c], held_across=across, on_host=held.on_host)
+            if wrong >= 0:
+                raise ValueError(
+                    f"kind {t}, clique {c}: item {wrong} is read where it does not lie"
+                )
 
 
 def _others(marks: Sequence[NDArray[np.int16]], clique: int) -> NDArray[np.bool_]:

@@ -168,6 +168,44 @@ def nearest_places(
             if a & flag and seconds[place] < seconds[best]:
                 best = place
         choice[a] = best
-    across = np.zeros(0, np.bool_) if held_across is None else held_across
-    host = np.zeros(0, np.bool_) if on_host is None else on_host
-    return np.asarray(_nearest(held, across, host, choice))
+    return np.asarray(_nearest(held, *_present(held_across, on_host), choice))
+
+
+@numba.njit(cache=True, nogil=True)
+@typing.no_type_check
+def _misread(
+    codes: np.ndarray, held: np.ndarray, held_across: np.ndarray, on_host: np.ndarray
+) -> int:
+    across, everywhere = held_across.size > 0, on_host.size == 0
+    for v in range(codes.size):
+        place = codes[v]
+        if (
+            (place == PEER and held[v] < 0)
+            or (place == CROSS and not (across and held_across[v]))
+            or (place == HOST and not (everywhere or on_host[v]))
+        ):
+            return v
+    return -1
+
+
+def first_misread(
+    elsewhere: NDArray[np.uint8],
+    held: NDArray[np.int16],
+    *,
+    held_across: NDArray[np.bool_] | None = None,
+    on_host: NDArray[np.bool_] | None = None,
+) -> int:
+    """The first item that is read from a place that lacks it, or -1.
+
+    Args:
+        elsewhere: place by id, shape [N].
+        held: as for `nearest_places`, like what follows.
+        held_across: whether a device of another clique holds the item.
+        on_host: whether host memory has it.
+    """
+    return int(_misread(elsewhere, held, *_present(held_across, on_host)))
+
+
+def _present(*by_place: NDArray[np.bool_] | None) -> tuple[NDArray[np.bool_], ...]:
+    """Arrays for kernels: an empty one for None."""
+    return tuple(np.zeros(0, np.bool_) if has is None else has for has in by_place)

@@ -82,14 +82,17 @@ def _stepped(context: ProbeContext) -> dict[str, Table]:
     found: dict[str, list[Measurement]] = {name: [] for name in names}
     jitters: dict[int, list[float]] = {ranks: [] for ranks in counts}
     for num_bytes, ranks in itertools.product(sizes, counts):
+        # A ratio of compute times would carry a restless moment into every plan.
         moments = np.array(
-            context.team.run_together(
-                f"{MODULE}:step_task",
-                ranks=ranks,
-                num_ranks=ranks,
-                num_bytes=num_bytes,
-                steps=_steps(context, ranks),
-                burst_rows=context.sizes.exchange_burst_rows,
+            context.patience.timed(
+                lambda ranks=ranks, num_bytes=num_bytes: context.team.run_together(
+                    f"{MODULE}:step_task",
+                    ranks=ranks,
+                    num_ranks=ranks,
+                    num_bytes=num_bytes,
+                    steps=_steps(context, ranks),
+                    burst_rows=context.sizes.exchange_burst_rows,
+                )
             )
         )
         computed = moments[:, :, COMPUTED]

@@ -151,18 +151,26 @@ def with_loading(
     )
 
 
-def middle(rounds: Sequence[Sequence[TimingAnswer]]) -> list[TimingAnswer]:
-    """The ranks' answers of the round in the middle; their exchange that of the least round.
+def quickest_but_one(rounds: Sequence[Sequence[TimingAnswer]]) -> list[TimingAnswer]:
+    """The ranks' answers of that round; their exchange that of the least round.
 
     An exchange of a quarter of a megabyte between processes of one host has two speeds, .7 and 2.3
     ms were seen, of which a run of more steps keeps the faster.
     """
-    ordered = sorted(rounds, key=lambda found: sum(sum(a.forward_backward) for a in found))
+    ordered = sorted(rounds, key=_computed)
     fast = min(rounds, key=lambda found: float(np.median(added(found))))
-    return [
-        replace(a, all_reduce=b.all_reduce)
-        for a, b in zip(ordered[len(ordered) // 2], fast, strict=True)
-    ]
+    return [replace(a, all_reduce=b.all_reduce) for a, b in zip(ordered[:2][-1], fast, strict=True)]
+
+
+def is_apart(rounds: Sequence[Sequence[TimingAnswer]], ratio: float) -> bool:
+    """Whether the quickest round but one took more than so many times what the quickest did."""
+    first, second = sorted(map(_computed, rounds))[:2]
+    return second > ratio * first
+
+
+def _computed(found: Sequence[TimingAnswer]) -> float:
+    """Seconds of forward and backward over all scales and ranks."""
+    return sum(sum(answer.forward_backward) for answer in found)
 
 
 def added(found: Sequence[TimingAnswer]) -> NDArray[np.float64]:

@@ -7,9 +7,10 @@ from planner.probe.patience import Patience
 from planner.profiling.loader_seconds import LoadingAnswer
 from planner.profiling.loading_rounds import middle_loading
 from planner.profiling.model_seconds import (
+    is_apart,
     loading_request,
-    middle,
     model_timing,
+    quickest_but_one,
     timing_request,
 )
 from planner.profiling.team import Team
@@ -20,9 +21,15 @@ from planner.workload import BatchProfile, Combination, ModelTiming
 from runtime.graph.dataset import Graph
 
 ROUNDS = 3
-"""Times that everything is timed, ranks, threads and loading in turn; the round in the
-middle is kept: one that something else on the machine disturbed is left out, and so is the
-luckiest, which no run of more steps keeps up."""
+"""Times that everything is timed, ranks, threads and loading in turn; of the model the quickest
+round but one is kept: those that something else on the machine disturbed are left out, and so is
+the luckiest, which no run of more steps keeps up."""
+MOST_ROUNDS = 6
+"""Of the model, where rounds differ."""
+APART = 1.08
+"""The quickest round but one over the quickest, from which both cannot be undisturbed. Neighbours
+stay for minutes: of three rounds of one sampler two took 1.38 times what its steps did, and
+its candidates were held to be the slowest of seven, which were the fastest."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,7 +54,7 @@ def time_all(
     """Time all batch sizes: the model at every number of threads, and loading, in rounds.
 
     A round goes through everything: a machine that gets slower for a minute meets all alike, and
-    leaves which of them is the fastest as it is.
+    leaves which of them is the fastest as it is. Models whose rounds differ have some more.
 
     Args:
         graph: the dataset.
@@ -65,17 +72,18 @@ def time_all(
     timed = [_Rounds(graph, each) for each in wanted]
     steps = ROUNDS * sum(len(each.ordered) for each in timed)
     done = 0
-    for _ in range(ROUNDS):
+    for number in range(MOST_ROUNDS):
         for each in timed:
-            for combination in each.ordered:
+            for combination in each.ordered if number < ROUNDS else each.apart():
                 if progress is not None:
                     ranks, threads = combination.ranks, combination.threads
                     words = f"timing {each.what}, {ranks} ranks x {threads} threads"
-                    progress(words, done / steps)
+                    progress(words, min(1.0, done / steps))
                 each.time(team, combination, patience)
                 done += 1
-            each.load(team, patience)
-    return [each.middle() for each in timed]
+            if number < ROUNDS:
+                each.load(team, patience)
+    return [each.kept() for each in timed]
 
 
 class _Rounds:
@@ -108,9 +116,13 @@ class _Rounds:
         ranks = self.ordered[0].ranks
         self._loads.append(patience.timed(lambda: team.load(self._loading, ranks)))
 
-    def middle(self) -> tuple[ModelTiming, LoadingAnswer]:
-        """The rounds in the middle."""
-        timing = model_timing([(c, middle(found)) for c, found in self._steps.items()])
+    def apart(self) -> list[Combination]:
+        """Those whose two quickest rounds differ."""
+        return [c for c, rounds in self._steps.items() if is_apart(rounds, APART)]
+
+    def kept(self) -> tuple[ModelTiming, LoadingAnswer]:
+        """Of the model the quickest rounds but one, of loading those in the middle."""
+        timing = model_timing([(c, quickest_but_one(found)) for c, found in self._steps.items()])
         # Libraries warm up once in a process: in whichever answer that was.
         every = [a for found in self._steps.values() for answers in found for a in answers]
         warmup = max(answer.warmup_seconds for answer in every)

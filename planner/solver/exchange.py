@@ -121,7 +121,7 @@ class _State:
             for g, ids in enumerate(held.own):
                 self.own[g, self.ends[t] + ids] = True
                 self.reads[g, span] = kind.heat[kind.laws[g]] * kind.read_bytes
-                self.free[g] -= int(kind.sizes(ids).sum())
+                self.free[g] -= kind.bytes_of(ids)
             for c, codes in enumerate(held.elsewhere):
                 self.code[c, span] = codes
             self.far[span] = 3 if held.on_host is None else np.where(held.on_host, 3, 4)

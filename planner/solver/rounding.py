@@ -17,7 +17,7 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.placement.layout import Instance
+from planner.placement.layout import Instance, Kind
 from planner.placement.reads import CROSS, OWN, PEER
 from planner.solver.buckets import Buckets, densities, density_order
 from planner.solver.groups import CliqueClass, Groups
@@ -78,6 +78,12 @@ def round_kind(
         else:
             _unlike(instance, groups, each, shares, members, single)
     return Chosen(replicated=replicated, dealt=dealt, single=single)
+
+
+def _joined(parts: list[NDArray[np.int64]]) -> NDArray[np.int64]:
+    """The parts after each other; without a copy where one is all, so that equal lists stay one."""
+    some = [part for part in parts if part.size] or parts[:1]
+    return some[0] if len(some) == 1 else np.concatenate(some)
 
 
 @numba.njit(cache=True, nogil=True)
@@ -152,8 +158,8 @@ def _alike(
             at = (middle - start) % 1.0
             more[0].append(ids[at < whole[b]])
             more[1].append(ids[(at >= whole[b]) & (at < whole[b] + part[b])])
-        replicated[c] = np.concatenate([base_whole, *more[0]])
-        dealt[c] = np.concatenate([base_part, *more[1]])
+        replicated[c] = _joined([base_whole, *more[0]])
+        dealt[c] = _joined([base_part, *more[1]])
 
 
 def _unlike(
@@ -183,7 +189,7 @@ def _unlike(
             parts[i].append(ids[at < own[i, b] - SHARE])
             start += float(own[i, b])
     for i, g in enumerate(clique):
-        single[g] = np.concatenate(parts[i])
+        single[g] = _joined(parts[i])
 
 
 @numba.njit(cache=True, nogil=True)
@@ -198,21 +204,33 @@ def _that_fit(sizes: np.ndarray, free: int) -> np.ndarray:
     return taken
 
 
+def _sizes(kind: Kind, ids: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Bytes of each of the items, or one number where all are equal."""
+    return kind.sizes(ids if isinstance(kind.size, np.ndarray) else ids[:1])
+
+
+def _first_that_fit(kind: Kind, ids: NDArray[np.int64], free: int) -> NDArray[np.int64]:
+    """Of items that together pass so many bytes, those that are taken, first come first served."""
+    if not isinstance(kind.size, np.ndarray):
+        return ids[: free // kind.size]
+    return ids[np.asarray(_that_fit(kind.sizes(ids), free))]
+
+
 @numba.njit(cache=True, nogil=True)
 @typing.no_type_check
-def _deal(sizes: np.ndarray, free: np.ndarray, serpentine: bool) -> np.ndarray:
-    """Device of each item or -1; free [n] is reduced."""
+def _deal(num: int, sizes: np.ndarray, free: np.ndarray, serpentine: bool) -> np.ndarray:
+    """Device of each of `num` items or -1; free [n] is reduced."""
     n = free.size
-    device = np.full(sizes.size, -1, np.int16)
+    device = np.full(num, -1, np.int16)
     turn = 0
-    for i in range(sizes.size):
-        best = -1
+    for i in range(num):
+        best, size = -1, sizes[i if sizes.size > 1 else 0]
         if serpentine:
             for _ in range(2 * n):
                 lap, at = turn // n, turn % n
                 g = at if lap % 2 == 0 else n - 1 - at
                 turn += 1
-                if free[g] >= sizes[i]:
+                if free[g] >= size:
                     best = g
                     break
         else:
@@ -220,12 +238,20 @@ def _deal(sizes: np.ndarray, free: np.ndarray, serpentine: bool) -> np.ndarray:
             for g in range(1, n):
                 if free[g] > free[best]:
                     best = g
-            if free[best] < sizes[i]:
+            if free[best] < size:
                 best = -1
         if best >= 0:
-            free[best] -= sizes[i]
+            free[best] -= size
             device[i] = best
     return device
+
+
+@numba.njit(cache=True, nogil=True)
+@typing.no_type_check
+def _add_reads(reads: np.ndarray, heat: np.ndarray, ids: np.ndarray, factor: float) -> None:
+    """To the reads of each item its heat times a factor."""
+    for i in range(ids.size):
+        reads[i] += factor * heat[ids[i]]
 
 
 @numba.njit(cache=True, nogil=True)
@@ -234,15 +260,15 @@ def _deal_evenly(
     sizes: np.ndarray, reads: np.ndarray, free: np.ndarray, busy: np.ndarray
 ) -> np.ndarray:
     """Device of each item or -1; free [n] is reduced, busy [n], bytes read of the dealt, grows."""
-    device = np.full(sizes.size, -1, np.int16)
-    for i in range(sizes.size):
-        best = -1
+    device = np.full(reads.size, -1, np.int16)
+    for i in range(reads.size):
+        best, size = -1, sizes[i if sizes.size > 1 else 0]
         for g in range(free.size):
-            fits = free[g] >= sizes[i]
+            fits = free[g] >= size
             if fits and (best < 0 or (busy[g], -free[g]) < (busy[best], -free[best])):
                 best = g
         if best >= 0:
-            free[best] -= sizes[i]
+            free[best] -= size
             busy[best] += reads[i]
             device[i] = best
     return device
@@ -281,36 +307,39 @@ def fill(
         [[] for _ in range(instance.num_devices)] for _ in instance.kinds
     ]
 
-    def give(t: int, g: int, ids: NDArray[np.int64]) -> None:
-        sizes = instance.kinds[t].sizes(ids)
-        kept = np.asarray(_that_fit(sizes, int(free[g])))
-        free[g] -= int(sizes[kept].sum())
-        parts[t][g].append(ids[kept])
-
     order = sorted(
         range(len(instance.kinds)),
         key=lambda t: isinstance(instance.kinds[t].size, np.ndarray) == rows_first,
     )
     for t in order:
+        kind = instance.kinds[t]
         for c, clique in enumerate(instance.cliques):
-            for g in clique:
-                give(t, g, chosen[t].replicated[c])
-                give(t, g, chosen[t].single[g])
+            for ids, devices in (
+                (chosen[t].replicated[c], clique),
+                *((chosen[t].single[g], (g,)) for g in clique),
+            ):
+                needed = kind.bytes_of(ids)
+                for g in devices:
+                    fits = needed <= free[g]
+                    kept = ids if fits else _first_that_fit(kind, ids, int(free[g]))
+                    free[g] -= needed if fits else kind.bytes_of(kept)
+                    parts[t][g].append(kept)
     busy = np.zeros(instance.num_devices)
     for t in order:
         kind = instance.kinds[t]
         for c, clique in enumerate(instance.cliques):
             ids, mine = chosen[t].dealt[c], list(clique)
-            sizes, room, read = kind.sizes(ids), free[mine], busy[mine]
+            sizes, room, read = _sizes(kind, ids), free[mine], busy[mine]
             if evenly:
                 reads = np.zeros(len(ids), np.float32)
                 for law, count in Counter(kind.laws[g] for g in mine).items():
-                    reads += float(count * kind.read_bytes) * kind.heat[law, ids]
+                    factor = kind.heat.dtype.type(count * kind.read_bytes)
+                    _add_reads(reads, kind.heat[law], ids, factor)
                 dealt = _deal_evenly(sizes, reads, room, read)
             else:
-                dealt = _deal(sizes, room, not isinstance(kind.size, np.ndarray))
+                dealt = _deal(len(ids), sizes, room, not isinstance(kind.size, np.ndarray))
             free[mine], busy[mine] = room, read
             by_device, ends = cast(_Dealt, _by_device(ids, dealt, len(mine)))
             for g, part in zip(clique, np.split(by_device, ends[:-1]), strict=True):
                 parts[t][g].append(part)
-    return [[np.concatenate(mine) for mine in of_kind] for of_kind in parts]
+    return [[_joined(mine) for mine in of_kind] for of_kind in parts]

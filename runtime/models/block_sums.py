@@ -13,8 +13,8 @@ from runtime.models.kernels import aggregate_rows, source_gradient
 _NO_WEIGHT: NDArray[np.float32] = np.empty(0, np.float32)
 
 
-class HostSums(Sums):
-    """float32 rows in host memory."""
+class BlockSums(Sums):
+    """Over a block whose rows one rank has, wherever they lie."""
 
     def __init__(self, block: TorchBlock) -> None:
         self.block = block
@@ -23,6 +23,10 @@ class HostSums(Sums):
     def num_dst(self) -> int:
         """Destinations of the block."""
         return self.block.num_dst
+
+
+class HostSums(BlockSums):
+    """float32 rows in host memory."""
 
     def rows(self, x: Tensor, *, with_root: bool) -> Tensor:
         """With rows of zeros up to `dense.padded_rows`."""

@@ -2,21 +2,12 @@
 
 from torch import Tensor
 
-from runtime.models.adjacency import TorchBlock
 from runtime.models.aggregate_triton import spread_rows, sum_rows
-from runtime.models.fused import Sums
+from runtime.models.block_sums import BlockSums
 
 
-class DeviceSums(Sums):
+class DeviceSums(BlockSums):
     """Rows of float32, float16 or bfloat16, summed in float32."""
-
-    def __init__(self, block: TorchBlock) -> None:
-        self.block = block
-
-    @property
-    def num_dst(self) -> int:
-        """Destinations of the block."""
-        return self.block.num_dst
 
     def rows(self, x: Tensor, *, with_root: bool) -> Tensor:
         """No more than there are."""

@@ -16,8 +16,8 @@ from planner.profiling.draw import drawer
 from planner.profiling.loader_seconds import LoadingAnswer, LoadingRequest, TimedDisk
 from planner.profiling.model_seconds import (
     loading_request,
-    middle,
     model_timing,
+    quickest_but_one,
     timing_request,
     with_loading,
 )
@@ -253,13 +253,15 @@ def test_a_wait_for_each_other_is_in_the_exchange_though_each_rank_rarely_waits(
     assert found.all_reduce.at(ranks=2.0, threads=1.0) == 1.0
 
 
-def test_of_three_rounds_the_middle_one_is_kept() -> None:
+def test_the_quickest_round_but_one_is_kept() -> None:
     lucky, usual, disturbed = (
         [answer(1.0), answer(1.0)], [answer(1.0), answer(1.2)], [answer(1.0), answer(3.0)],
     )  # fmt: skip
-    assert middle([disturbed, usual, lucky])[0].forward_backward == usual[0].forward_backward
+    assert (
+        quickest_but_one([disturbed, usual, lucky])[0].forward_backward == usual[0].forward_backward
+    )
     slow = [replace(a, all_reduce=[9.0]) for a in usual]
-    found = middle([slow, lucky, disturbed])
+    found = quickest_but_one([slow, lucky, disturbed])
     assert [a.forward_backward for a in found] == [a.forward_backward for a in usual]
     assert [a.all_reduce for a in found] == [a.all_reduce for a in lucky]
 

@@ -1,4 +1,4 @@
-"""Rounds of timings: everything once in each, and the middle of each kept."""
+"""Rounds of timings: everything once in each, more where they differ, and which is kept."""
 
 from dataclasses import replace
 from typing import Any
@@ -9,7 +9,7 @@ from planner.probe.patience import undisturbed
 from planner.profiling.loader_seconds import LoadingAnswer
 from planner.profiling.team import Team
 from planner.profiling.timing_request import TimingRequest
-from planner.profiling.timing_rounds import ROUNDS, TimedBatch, time_all
+from planner.profiling.timing_rounds import MOST_ROUNDS, ROUNDS, TimedBatch, time_all
 from planner.settings import PlanSettings
 from planner.workload import Combination
 from runtime.graph.dataset import Graph
@@ -17,27 +17,25 @@ from runtime.plan import Workload
 from tests.planner.profiling.test_profile import answer
 from tests.support.profiles import profile as by_hand
 
-SECONDS = [3.0, 1.0, 2.0]
-"""Of the rounds."""
-
 
 class Recorded(Team):
-    """A team that answers at once, every round as `SECONDS` has it."""
+    """A team that answers at once, every round as it was told."""
 
-    def __init__(self) -> None:
+    def __init__(self, seconds: list[float]) -> None:
+        self.seconds = seconds
         self.calls: list[Any] = []
         self.requests: list[TimingRequest] = []
 
     def time(self, request: TimingRequest, ranks: int) -> list[Any]:
         """So many ranks' answers."""
-        seconds = SECONDS[self.calls.count((ranks, request.threads))]
+        seconds = self.seconds[self.calls.count((ranks, request.threads))]
         self.calls.append((ranks, request.threads))
         self.requests.append(request)
         return [replace(answer(seconds), all_reduce=[seconds] * 3)] * ranks
 
     def load(self, request: TimingRequest, ranks: int) -> LoadingAnswer:
         """A sampling time for each round."""
-        seconds = SECONDS[self.calls.count(f"load {ranks}")]
+        seconds = self.seconds[self.calls.count(f"load {ranks}")]
         self.calls.append(f"load {ranks}")
         self.requests.append(request)
         return LoadingAnswer(sample_seconds=seconds, gathers={}, after_wait=None, beside={})
@@ -52,14 +50,38 @@ def test_a_round_goes_through_all_ranks_and_threads_and_their_loading(small_grap
         TimedBatch(batch=batches[0], combinations=one, settings=settings),
         TimedBatch(batch=batches[1], combinations=two, settings=settings),
     ]
-    team, told = Recorded(), list[float]()
+    team, told = Recorded([3.0, 1.9, 2.0]), list[float]()
     found = time_all(small_graph, wanted, team, lambda _, share: told.append(share), undisturbed())
     assert team.calls == [(1, 1), (1, 2), "load 1", (2, 1), "load 2"] * ROUNDS
     assert told == [i / 9 for i in range(9)]
     for (timing, loading), ranks, threads in zip(found, (1.0, 2.0), (2.0, 1.0), strict=True):
         middle = timing.forward_backward.at(scale=1.0, ranks=ranks, threads=threads)
-        assert middle == pytest.approx(2 * 2.0)  # of scale 1 the middle round's
+        assert middle == pytest.approx(2 * 2.0)  # of scale 1 the round's in the middle
         assert loading.sample_seconds == 2.0
     # Steps follow the loading of a rank of as many.
     assert [each.loading.num_ranks for each in team.requests if each.loading][:5] == [1, 1, 1, 2, 2]
     assert [each.times_loading for each in team.requests][:5] == [False, False, True, False, True]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "rounds", "kept"),
+    [
+        ([1.5, 1.6, 1.0, 1.55, 1.05], 5, 1.05),  # until two agree
+        ([1.5, 1.0, 2.0, 1.6, 1.7, 1.8, 1.0], MOST_ROUNDS, 1.5),  # a bound: a lucky one, or none
+        ([1.07, 1.0, 3.0], ROUNDS, 1.07),
+    ],
+)
+def test_rounds_that_differ_are_followed_by_more_until_the_two_quickest_agree(
+    small_graph: Graph, seconds: list[float], rounds: int, kept: float
+) -> None:
+    wanted = TimedBatch(
+        batch=by_hand(50, 10).numbers.batches[0],
+        combinations=[Combination(ranks=1, threads=1)],
+        settings=PlanSettings(workload=Workload(batch_size=100, fanouts=[3, 2])),
+    )
+    team = Recorded(seconds)
+    ((timing, _),) = time_all(small_graph, [wanted], team, None, undisturbed())
+    assert team.calls.count((1, 1)) == rounds
+    assert team.calls.count("load 1") == ROUNDS
+    found = timing.forward_backward.at(scale=1.0, ranks=1, threads=1)
+    assert found == pytest.approx(2 * kept)
