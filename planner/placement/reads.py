@@ -168,7 +168,7 @@ def nearest_places(
             if a & flag and seconds[place] < seconds[best]:
                 best = place
         choice[a] = best
-    return np.asarray(_nearest(held, *_present(held_across, on_host), choice))
+    return np.asarray(_nearest(held, _present(held_across), _present(on_host), choice))
 
 
 @numba.njit(cache=True, nogil=True)
@@ -203,9 +203,9 @@ def first_misread(
         held_across: whether a device of another clique holds the item.
         on_host: whether host memory has it.
     """
-    return int(_misread(elsewhere, held, *_present(held_across, on_host)))
+    return int(_misread(elsewhere, held, _present(held_across), _present(on_host)))
 
 
-def _present(*by_place: NDArray[np.bool_] | None) -> tuple[NDArray[np.bool_], ...]:
-    """Arrays for kernels: an empty one for None."""
-    return tuple(np.zeros(0, np.bool_) if has is None else has for has in by_place)
+def _present(has: NDArray[np.bool_] | None) -> NDArray[np.bool_]:
+    """An array for kernels: an empty one for None."""
+    return np.zeros(0, np.bool_) if has is None else has
