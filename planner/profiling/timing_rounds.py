@@ -28,8 +28,8 @@ MOST_ROUNDS = 6
 """Of the model, where rounds differ."""
 APART = 1.08
 """The quickest round but one over the quickest, from which both cannot be undisturbed. Neighbours
-stay for minutes: of three rounds of one sampler two took 1.38 times what its steps did, and
-its candidates were held to be the slowest of seven, which were the fastest."""
+stay for minutes: of three rounds of one sampler two took at least 1.38 times what its steps did,
+and the fastest of seven candidates was held for the third slowest."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
