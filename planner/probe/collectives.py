@@ -36,6 +36,7 @@ from planner.probe.stepped import (
     exchanged,
     jitter,
     one_core_each,
+    quieter_jitter,
     take_steps,
     there_and_back,
 )
@@ -114,11 +115,11 @@ def _stepped(context: ProbeContext) -> dict[str, Table]:
     tables |= context.table("all_to_all_after", "seconds", axes, found["after"], rising=["bytes"])
     tables |= context.table("all_to_all_around_rows", "seconds", axes, found["around_rows"])
     tables |= context.table("all_to_all_hidden", "seconds", axes, found["hidden"], rising=["bytes"])
-    spread = [summarize(jitters[ranks]) for ranks in counts]
     asked = {"bytes": asked_sizes(sizes), "ranks": counts}
     tables |= context.table("all_to_all_asked", "seconds", asked, found["asked"], rising=["bytes"])
     tables |= context.table("all_to_all_around_ids", "seconds", asked, found["around_ids"])
-    return tables | context.table("step_jitter", "ratio", {"ranks": counts}, spread)
+    quieter = [quieter_jitter(jitters[ranks]) for ranks in counts]
+    return tables | context.table("step_jitter", "ratio", {"ranks": counts}, quieter)
 
 
 def _steps(context: ProbeContext, ranks: int) -> int:

@@ -21,6 +21,7 @@ from planner.probe.stepped import (
     around,
     exchanged,
     jitter,
+    quieter_jitter,
     middle_mean,
     one_compute_thread,
     take_steps,
@@ -68,6 +69,12 @@ def test_jitter_is_the_deviation_of_ranks_that_do_equal_work(ranks: int) -> None
 def test_ranks_in_step_have_no_jitter() -> None:
     seconds = np.tile(np.linspace(0.01, 0.03, 20), (2, 1))
     assert jitter(spans(np.zeros_like(seconds), seconds), kappa(2)) <= 1e-6
+
+
+@pytest.mark.parametrize("disturbed", [0, 3, 6])
+def test_jitter_is_that_of_quiet_moments_while_three_of_nine_are_quiet(disturbed: int) -> None:
+    found = [0.008, 0.009, 0.01, *[0.011] * (6 - disturbed), *[0.1] * disturbed]
+    assert quieter_jitter(found).value == pytest.approx(0.01)
 
 
 class Recorder:
