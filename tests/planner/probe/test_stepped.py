@@ -21,9 +21,9 @@ from planner.probe.stepped import (
     around,
     exchanged,
     jitter,
-    quieter_jitter,
     middle_mean,
     one_compute_thread,
+    quieter_jitter,
     take_steps,
     there_and_back,
 )
