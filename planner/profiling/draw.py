@@ -4,7 +4,9 @@ They come from an epoch that no training reaches, so that nothing is scored on t
 made from.
 """
 
+import functools
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from runtime.graph.dataset import Graph
 from runtime.loader_typed import is_typed, typed_sampler
@@ -20,6 +22,20 @@ PROFILE_EPOCH = 1 << 30
 Draw = Callable[[int, int], MiniBatch]
 """draw(rank, step): that rank's batch, sampled but without features; steps run on into further
 epochs, each without its last, smaller step."""
+Chosen = Callable[[], MiniBatch]
+"""Samples the batch whose seeds were chosen."""
+
+
+@dataclass(frozen=True, slots=True)
+class Drawer:
+    """A `Draw` whose seeds can be chosen first: they are another of a loader's stages."""
+
+    choose: Callable[[int, int], Chosen]
+    """choose(rank, step): as `Draw`, with the sampling left to do."""
+
+    def __call__(self, rank: int, step: int) -> MiniBatch:
+        """The whole of it."""
+        return self.choose(rank, step)()
 
 
 def whole_steps(num_train: int, batch_size: int) -> int:
@@ -41,7 +57,7 @@ def moment(step: int, whole: int) -> tuple[int, int]:
     return PROFILE_EPOCH + ahead, step
 
 
-def drawer(graph: Graph, workload: Workload, sampler: Sampler, num_ranks: int) -> Draw:
+def drawer(graph: Graph, workload: Workload, sampler: Sampler, num_ranks: int) -> Drawer:
     """Batches of a workload on `num_ranks` ranks: of nodes, of links, or of a typed graph.
 
     Raises:
@@ -63,14 +79,18 @@ def drawer(graph: Graph, workload: Workload, sampler: Sampler, num_ranks: int) -
     drawn = _sampler(graph, workload, sampler, schedules[0].num_steps)
     whole = whole_steps(graph.num_train, workload.batch_size)
 
-    def draw(rank: int, step: int) -> MiniBatch:
-        epoch, step = moment(step, whole)
-        seeds, input_id, total = schedules[rank].share(epoch, step)
-        return drawn.sample(
-            seeds, epoch=epoch, step=step, input_id=input_id, global_num_seeds=total
-        )
+    def choose(rank: int, step: int) -> Chosen:
+        return chosen(drawn, schedules[rank], *moment(step, whole))
 
-    return draw
+    return Drawer(choose)
+
+
+def chosen(sampler: BatchSampler, schedule: SeedSchedule, epoch: int, step: int) -> Chosen:
+    """The sampling of a rank's share of a step."""
+    seeds, input_id, total = schedule.share(epoch, step)
+    return functools.partial(
+        sampler.sample, seeds, epoch=epoch, step=step, input_id=input_id, global_num_seeds=total
+    )
 
 
 def last_batch(
@@ -91,13 +111,10 @@ def last_batch(
         graph.train_idx, workload.batch_size, seed=workload.seed, num_ranks=num_ranks, rank=0
     )
     step = schedule.num_steps - 1
-    seeds, input_id, total = schedule.share(PROFILE_EPOCH, step)
-    if seeds.size == 0:
+    if schedule.share(PROFILE_EPOCH, step)[0].size == 0:
         return None
     drawn = _sampler(graph, workload, sampler, schedule.num_steps)
-    return drawn.sample(
-        seeds, epoch=PROFILE_EPOCH, step=step, input_id=input_id, global_num_seeds=total
-    )
+    return chosen(drawn, schedule, PROFILE_EPOCH, step)()
 
 
 def _sampler(
@@ -116,7 +133,7 @@ def _sampler(
     )
 
 
-def _link_drawer(graph: Graph, workload: Workload, sampler: Sampler, num_ranks: int) -> Draw:
+def _link_drawer(graph: Graph, workload: Workload, sampler: Sampler, num_ranks: int) -> Drawer:
     """By the loader's own stages, which know negatives and what is left out of the graph."""
     from runtime.loader_links import link_stages  # imports torch, which other profiles do without
     from runtime.loader_stages import seed_batch
@@ -148,4 +165,4 @@ def _link_drawer(graph: Graph, workload: Workload, sampler: Sampler, num_ranks: 
             batch = stage.wait(stage.submit(batch, step))
         return batch
 
-    return draw
+    return Drawer(lambda rank, step: functools.partial(draw, rank, step))

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from planner.profiling.draw import Draw, moment, whole_steps
+from planner.profiling.draw import Chosen, Drawer, chosen, moment, whole_steps
 from runtime.graph.dataset import Graph
 from runtime.loader_cooperative import CooperativeSeeds
 from runtime.plan import Sampler, Workload
@@ -106,16 +106,12 @@ class _Rank:
             steps_per_epoch=self._seeds.num_steps,
         )
 
-    def draw(self, step: int) -> MiniBatch:
+    def choose(self, step: int) -> Chosen:
         """Its part of the profile's step."""
-        epoch, step = moment(step, self._whole)
-        seeds, input_id, total = self._seeds.share(epoch, step)
-        return self._sampler.sample(
-            seeds, epoch=epoch, step=step, input_id=input_id, global_num_seeds=total
-        )
+        return chosen(self._sampler, self._seeds, *moment(step, self._whole))
 
 
-def shared_drawer(graph: Graph, workload: Workload, sampler: Sampler, num_ranks: int) -> Draw:
+def shared_drawer(graph: Graph, workload: Workload, sampler: Sampler, num_ranks: int) -> Drawer:
     """A rank's part of batches that `num_ranks` ranks sample together: rank 0's, for any rank.
 
     After `MOST_BATCHES` steps at the latest the same batches come again. What a hop costs beside
@@ -125,13 +121,13 @@ def shared_drawer(graph: Graph, workload: Workload, sampler: Sampler, num_ranks:
     comm = _Answered(num_ranks)
     first = _Rank(graph, workload, sampler, comm)
 
-    def draw(rank: int, step: int) -> MiniBatch:
+    def choose(rank: int, step: int) -> Chosen:
         del rank  # all are alike
         step %= len(kept)
         comm.answers = iter(kept[step])
-        return first.draw(step)
+        return first.choose(step)
 
-    return draw
+    return Drawer(choose)
 
 
 def _kept(graph: Graph, workload: Workload, sampler: Sampler, num_ranks: int) -> list[list[Answer]]:
@@ -144,7 +140,7 @@ def _kept(graph: Graph, workload: Workload, sampler: Sampler, num_ranks: int) ->
 
     def draw(rank: _Rank, step: int) -> MiniBatch:
         try:
-            return rank.draw(step)
+            return rank.choose(step)()
         except BaseException:
             barrier.abort()  # or the others wait for it for ever
             raise

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.profiling.draw import drawer
+from planner.profiling.draw import Chosen, drawer
 from planner.profiling.loader_seconds import LoadingRequest
 from planner.profiling.loader_work import Gathering, drawn_batches, gatherings, room_for
 from runtime import codec
@@ -58,7 +58,11 @@ class Loader:
 
     def sample(self) -> MiniBatch:
         """Draw the next batch."""
-        return self._draw(self._rank, next(self._numbers))
+        return self.choose()()
+
+    def choose(self) -> Chosen:
+        """The next batch, whose sampling is left to do."""
+        return self._draw.choose(self._rank, next(self._numbers))
 
     @property
     def nbytes(self) -> int:

@@ -15,7 +15,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
-from planner.profiling.serving import half_width
 from planner.workload import AfterWait, Beside, Handing
 from runtime.cores import keep_thread_to
 from runtime.plan import Sampler
@@ -75,27 +74,33 @@ class TimedDisk:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class LoadingAnswer:
-    """What was timed."""
+class InLine:
+    """What the thread that takes the steps does before each of them."""
 
     sample_seconds: float
-    """Median of one batch, by the thread that takes the steps."""
+    """Median of one batch."""
+    sample_spread: float
+    """Relative half-width (90%) of `sample_seconds`, from its repeats."""
     gathers: dict[str, TimedGather]
-    """By the same thread, from memory of its own and from the dataset's mapped rows, under the
-    names of the machine's tables; empty: the graph has no rows."""
+    """A batch's rows from memory of its own and from the dataset's mapped rows, under the names of
+    the machine's tables; empty: the graph has no rows."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoadingAnswer:
+    """What else a loader does was timed at."""
+
     after_wait: AfterWait | None
-    """The steps, where that thread has read rows from disk before each; None: it has none."""
+    """The steps, where their thread has read rows from disk before each; None: it has none."""
     beside: dict[str, Beside]
     """By kind of work; empty: not asked for."""
     disk: TimedDisk | None = None
-    """Reading batches from disk by the same thread; None: no rows, or the file system refuses
-    direct reads."""
+    """Reading batches from disk by that thread; None: no rows, or the file system refuses direct
+    reads."""
     handing: Handing | None = None
     """What lies between the stages of a step."""
     disk_start_seconds: float = 0.0
-    """Median of reading a single row by the same thread; 0: no rows."""
-    sample_spread: float = 0.0
-    """Relative half-width (90%) of `sample_seconds`, from its repeats."""
+    """Median of reading a single row by that thread; 0: no rows."""
 
 
 Work = Callable[[], float]
@@ -108,8 +113,6 @@ class InTurns:
 
     work: float
     step: float
-    work_spread: float = 0.0
-    """Relative half-width (90%) of `work`, from its repeats."""
 
 
 def in_turns(
@@ -134,11 +137,7 @@ def in_turns(
     while len(found) < TIMED_BATCHES and time.perf_counter() < until:
         found.append(turn())
     steps, works = zip(*found, strict=True)
-    return InTurns(
-        work=statistics.median(works),
-        step=statistics.median(steps),
-        work_spread=half_width(list(works)),
-    )
+    return InTurns(work=statistics.median(works), step=statistics.median(steps))
 
 
 def after_wait(waited: InTurns, others: InTurns) -> AfterWait:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.cost.disk import counted_runs
-from planner.profiling.loader_seconds import InTurns, TimedDisk, TimedGather, Work, seconds_of
+from planner.profiling.loader_seconds import InTurns, TimedDisk, Work, seconds_of
 from runtime.features.counters import Counters
 from runtime.features.disk import Disk
 from runtime.features.gather import gather_rows
@@ -114,16 +114,6 @@ def _gathering(
         rows=float(np.mean([ids.size for ids in batches])),
         row_bytes=width * table.itemsize,
         table_bytes=table.nbytes,
-    )
-
-
-def timed_gather(gathered: Gathering, turns: InTurns) -> TimedGather:
-    """What gathering took in turns with steps."""
-    return TimedGather(
-        seconds=turns.work,
-        rows=gathered.rows,
-        row_bytes=gathered.row_bytes,
-        table_bytes=gathered.table_bytes,
     )
 
 

@@ -8,22 +8,25 @@ than one that was not.
 from planner.cost.disk_rates import QUEUE_DEPTH, disk_rate
 from planner.cost.rates import lookup
 from planner.machine import MachineModel
-from planner.profiling.loader_seconds import LoadingAnswer
+from planner.profiling.loader_seconds import InLine, LoadingAnswer
 
 
-def loading_factors(machine: MachineModel, found: LoadingAnswer, ranks: int) -> dict[str, float]:
+def loading_factors(
+    machine: MachineModel, in_line: InLine | None, found: LoadingAnswer, ranks: int
+) -> dict[str, float]:
     """Seconds of what was timed over what the machine's tables say of so many rows or requests.
 
     Args:
         machine: its tables; where one is missing there is nothing to be held against.
-        found: what loading was timed at.
+        in_line: what gathering was timed at; None: it was not.
+        found: what reading a disk was timed at.
         ranks: of one host, that loaded at once, each from tables of its own.
 
     Returns:
         A factor by the name of the table.
     """
     said = dict[str, tuple[float, float]]()
-    for table, gather in found.gathers.items():
+    for table, gather in (in_line.gathers if in_line else {}).items():
         if table in machine.tables:
             rate = lookup(
                 machine,

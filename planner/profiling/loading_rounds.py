@@ -1,11 +1,11 @@
-"""What a loader was timed at in several rounds, the model's own rounds between them, as one answer.
+"""What else a loader does in several rounds, the model's own rounds between them, as one answer.
 
 A virtual machine's disk read the same batches in 16 and in 25 ms, each for some seconds: a single
 round would find one of the two, and rounds that follow each other the same one.
 """
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from planner.profiling.loader_seconds import LoadingAnswer
@@ -22,43 +22,17 @@ def middle_loading(rounds: Sequence[LoadingAnswer]) -> LoadingAnswer:
         rounds: of the same request, so of the same batches; at least one.
     """
     first = rounds[0]
-
-    def middle(number: Callable[[LoadingAnswer], float]) -> float:
-        return statistics.median(number(each) for each in rounds)
-
     waits = [each.after_wait for each in rounds if each.after_wait is not None]
     disks = [each.disk.seconds for each in rounds if each.disk is not None]
     handed = [each.handing for each in rounds if each.handing is not None]
     return replace(
         first,
-        sample_seconds=middle(lambda each: each.sample_seconds),
-        gathers={
-            name: replace(
-                gather, seconds=statistics.median(each.gathers[name].seconds for each in rounds)
-            )
-            for name, gather in first.gathers.items()
-        },
         after_wait=_middle_wait(waits) if waits else None,
         beside=quieter([each.beside for each in rounds]),
         disk=None if first.disk is None else replace(first.disk, seconds=statistics.median(disks)),
         handing=_middle_handing(handed) if handed else None,
-        disk_start_seconds=middle(lambda each: each.disk_start_seconds),
-        # Rounds have others between them, and differ by more than the repeats of one do.
-        sample_spread=max(
-            middle(lambda each: each.sample_spread),
-            half_range([each.sample_seconds for each in rounds]),
-        ),
+        disk_start_seconds=statistics.median(each.disk_start_seconds for each in rounds),
     )
-
-
-def half_range(values: Sequence[float]) -> float:
-    """Half of what lies between the least and the most, over the middle; 0 for nothing but zeros.
-
-    >>> half_range([0.9, 1.0, 1.3])
-    0.2
-    """
-    middle = statistics.median(values)
-    return (max(values) - min(values)) / 2 / middle if middle > 0 else 0.0
 
 
 def quieter(rounds: Sequence[dict[str, Beside]]) -> dict[str, Beside]:

@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from planner.machine import MachineModel, Table
 from planner.profiling.batches import sampler_of
-from planner.profiling.loader_seconds import LoadingAnswer, LoadingRequest
+from planner.profiling.loader_seconds import InLine, LoadingAnswer, LoadingRequest
 from planner.profiling.loading_factors import loading_factors
+from planner.profiling.quick_rounds import added
 from planner.profiling.serving import half_width
 from planner.profiling.synthetic import BatchShape
 from planner.profiling.timing_request import TimingAnswer, TimingRequest
@@ -19,7 +19,6 @@ from runtime.cores import usable_core_ids
 from runtime.graph.dataset import Graph
 from runtime.graph.types import GraphTypes, types_of
 from runtime.loader_typed import is_typed
-from runtime.report import over_ranks
 from runtime.sampling.parameters import is_weighted
 
 SCALES = [0.6, 1.0, 1.6]
@@ -119,73 +118,46 @@ def loading_request(
         batch: of one rank.
         combinations: all that have such batches; of the same ranks.
     """
-    cores = len(usable_core_ids()) or 1
-    room = [c for c in combinations if c.ranks * (c.threads + 1) <= cores]
-    chosen = max(room, key=lambda c: c.threads) if room else combinations[0]
+    chosen, beside = among_steps_of(combinations)
     request = timing_request(graph, settings, batch, chosen)
     assert request.loading is not None
-    loading = replace(request.loading, beside=bool(room))
+    loading = replace(request.loading, beside=beside)
     return replace(request, loading=loading, times_loading=True)
 
 
+def among_steps_of(combinations: Sequence[Combination]) -> tuple[Combination, bool]:
+    """The combination among whose steps a loader's work is timed; whether a thread has a core."""
+    cores = len(usable_core_ids()) or 1
+    room = [c for c in combinations if c.ranks * (c.threads + 1) <= cores]
+    return (max(room, key=lambda c: c.threads) if room else combinations[0]), bool(room)
+
+
 def with_loading(
-    timing: ModelTiming, found: LoadingAnswer, machine: MachineModel | None, ranks: int
+    timing: ModelTiming,
+    in_line: InLine | None,
+    found: LoadingAnswer,
+    machine: MachineModel | None,
+    ranks: int,
 ) -> ModelTiming:
     """The timing with what loading takes on this graph, and what it and the model cost each other.
 
     Args:
         timing: of the model.
-        found: what a loader was timed at.
+        in_line: what was timed before its steps; None: nothing.
+        found: what else a loader was timed at.
         machine: whose tables gathering is held against; None: no machine's.
         ranks: that loaded at once.
     """
     return replace(
         timing,
-        sample_seconds=found.sample_seconds,
-        sample_spread=found.sample_spread,
+        sample_seconds=in_line.sample_seconds if in_line else 0.0,
+        sample_spread=in_line.sample_spread if in_line else 0.0,
         beside=found.beside,
         after_wait=found.after_wait,
-        gather_factors={} if machine is None else loading_factors(machine, found, ranks),
+        gather_factors={} if machine is None else loading_factors(machine, in_line, found, ranks),
         disk_start_seconds=found.disk_start_seconds,
         handing=found.handing,
     )
-
-
-def quickest_but_one(rounds: Sequence[Sequence[TimingAnswer]]) -> list[TimingAnswer]:
-    """The ranks' answers of that round; their exchange that of the least round.
-
-    An exchange of a quarter of a megabyte between processes of one host has two speeds, .7 and 2.3
-    ms were seen, of which a run of more steps keeps the faster.
-    """
-    ordered = sorted(rounds, key=_computed)
-    fast = min(rounds, key=lambda found: float(np.median(added(found))))
-    return [replace(a, all_reduce=b.all_reduce) for a, b in zip(ordered[:2][-1], fast, strict=True)]
-
-
-def is_apart(rounds: Sequence[Sequence[TimingAnswer]], ratio: float) -> bool:
-    """Whether the quickest round but one took more than so many times what the quickest did."""
-    first, second = sorted(map(_computed, rounds))[:2]
-    return second > ratio * first
-
-
-def _computed(found: Sequence[TimingAnswer]) -> float:
-    """Seconds of forward and backward over all scales and ranks."""
-    return sum(sum(answer.forward_backward) for answer in found)
-
-
-def added(found: Sequence[TimingAnswer]) -> NDArray[np.float64]:
-    """Seconds of adding the gradients over ranks, by step: the mean over the ranks.
-
-    Half a millisecond of steps of 30 is lost in each rank's own median (`over_ranks`).
-
-    Args:
-        found: each rank's answer, of the same steps.
-
-    Returns:
-        Shape (steps,); one zero for a rank alone.
-    """
-    each = [answer.all_reduce for answer in found]
-    return over_ranks(each, len(each)) if each[0] else np.zeros(1)
 
 
 def model_timing(answers: Sequence[tuple[Combination, Sequence[TimingAnswer]]]) -> ModelTiming:

@@ -13,17 +13,16 @@ from planner.profiling import cache
 from planner.profiling.batches import MOST_SAMPLED, draw_all, draw_sharing
 from planner.profiling.cache import Profile
 from planner.profiling.launching import with_launcher
-from planner.profiling.loader_seconds import LoadingAnswer
 from planner.profiling.model_seconds import SCALES, STEPS, with_loading
 from planner.profiling.team import Team
-from planner.profiling.timing_rounds import ROUNDS, TimedBatch, time_all
+from planner.profiling.timing_rounds import ROUNDS, Timed, TimedBatch, time_all
 from planner.progress import Progress, portion, silent
 from planner.settings import PlanSettings
-from planner.workload import BatchProfile, Combination, ModelTiming, WorkloadProfile
+from planner.workload import BatchProfile, Combination, WorkloadProfile
 from runtime import codec
 from runtime.graph.dataset import Graph
 
-VERSION = 43
+VERSION = 44
 """Rises when a profile means something else than before."""
 
 DRAWN = 0.05
@@ -186,7 +185,7 @@ class _Drawn:
         self,
         key: str,
         machine: MachineModel,
-        found: Iterator[tuple[ModelTiming, LoadingAnswer]],
+        found: Iterator[Timed],
         team: Team,
     ) -> Profile:
         """With what was timed of `timed`; gathering as `with_loading` has it.
@@ -198,8 +197,10 @@ class _Drawn:
             team: the processes it was timed in.
         """
         timing = {
-            name: with_loading(*next(found), machine, each.combinations[0].ranks)
-            for name, each in zip(self._keys, self.timed, strict=True)
+            name: with_loading(
+                each.model, each.in_line, each.loading, machine, batch.combinations[0].ranks
+            )
+            for name, batch, each in zip(self._keys, self.timed, found, strict=False)
         }
         numbers = WorkloadProfile(
             graph_fingerprint=self._graph.fingerprint,

@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 
 from planner.profiling.bench import Bench
+from planner.profiling.in_line import InLineWork
 from planner.profiling.loader_kept import Loader
 from planner.profiling.serving import half_width
 from planner.profiling.synthetic import synthetic_batch
 from planner.profiling.timed_batches import drawn_batch, some_degrees, timed_batch
 from planner.profiling.timing_request import TimingAnswer
-from runtime.sampling.minibatch import MiniBatch
 
 DRAWN_WARMUP = 2
 """Steps on drawn batches that are thrown away: sizes alternated before."""
@@ -36,20 +36,26 @@ class TimedModel:
     def __init__(self, bench: Bench, loader: Loader | None = None) -> None:
         """Time `bench`, whose steps follow the loader's work where there is one."""
         self._bench = bench
-        self._before: list[Callable[[], object]] = []
-        """What is done before each timed step."""
-        self._draw: Callable[[int], MiniBatch] | None = None
-        """The next batch of the graph's own; None: steps have none."""
+        self._loading: InLineWork | None = None
+        """Done before each timed step."""
         if loader is not None:
-            self._load_before_steps(loader)
+            most = max(batch.n_id.size for of_scale in bench.batches for batch in of_scale)
+            self._loading = InLineWork(loader, most)
+            if self._loading.rows is not None:
+                bench.read_from(self._loading.rows)
 
     def run(self) -> TimingAnswer:
         """Warm up, then time the scales in turn so that drift meets all alike."""
         warm = [self._timed(self._bench.steady, i) for i in range(WARMUP_STEPS)]
+        if self._loading is not None:
+            self._loading.forget()
         seconds: list[list[float]] = [[] for _ in self._bench.batches]
         optimizer: list[float] = []
         reduced: list[float] = []
-        for i in range(self._bench.request.steps):
+        steps = self._bench.request.steps
+        for i in range(steps):
+            if self._loading is not None and i == steps // 2:
+                self._loading.to_next_rows()
             for s in range(len(self._bench.batches)):
                 compute, update, added = self._timed(s, i)
                 seconds[s].append(compute)
@@ -67,43 +73,39 @@ class TimedModel:
             batch_seconds=self._batch_seconds(),
             num_parameters=sum(p.numel() for p in self._bench.loop.model.parameters()),
             activation_bytes=self._activation_bytes(),
+            in_line=None if self._loading is None else self._loading.found(),
             all_reduce=reduced if self._bench.request.ranks > 1 else [],
         )
         self._bench.part()
         return answer
 
-    def _load_before_steps(self, loader: Loader) -> None:
-        """Have each step follow a loader's work, on the rows that it has read."""
-        most = max(batch.n_id.size for of_scale in self._bench.batches for batch in of_scale)
-        reading = loader.reading(most)
-        gathered = reading.gathered.get("mapped_gather") or reading.gathered.get("gather")
-        self._before = [loader.sample]
-        if gathered is not None:
-            self._bench.read_from(reading.out)
-            self._before.append(gathered.work)
-        if self._bench.request.ranks > 1:
-            # Ranks are held against each other by what they load elsewhere.
-            self._before.append(self._bench.comm.barrier)
-        request, out = self._bench.request, None if gathered is None else reading.out
-        # Links are numbered within their batch, and shared ones are a part of a batch.
-        if request.task != "link" and not (request.loading and request.loading.shared):
-            self._draw = lambda i: drawn_batch(request, loader.sample(), out, i)
-
     def _timed(self, scale: int, i: int) -> tuple[float, float, float]:
         """A step, after what is done before each."""
-        for work in self._before:
-            work()
+        if self._loading is not None:
+            self._loading.do()
+            self._meet()
         return self._bench.turn(scale, i)
+
+    def _meet(self) -> None:
+        """Ranks are held against each other by what they load elsewhere."""
+        if self._bench.request.ranks > 1:
+            self._bench.comm.barrier()
 
     def _drawn_steps(self) -> list[float]:
         """Seconds of forward and backward on batches of the graph's own; empty without them."""
-        if self._draw is None:
+        request, loading = self._bench.request, self._loading
+        # Links are numbered within their batch, and shared ones are a part of a batch.
+        if (
+            loading is None
+            or request.task == "link"
+            or (request.loading and request.loading.shared)
+        ):
             return []
         found = list[float]()
-        for i in range(DRAWN_WARMUP + self._bench.request.steps):
-            batch = self._draw(i)
-            for work in self._before[1:]:
-                work()
+        for i in range(DRAWN_WARMUP + request.steps):
+            batch = drawn_batch(request, loading.sample(), loading.rows, i)
+            loading.gather()
+            self._meet()
             found.append(self._bench.step(batch)[0])
         return found[DRAWN_WARMUP:]
 

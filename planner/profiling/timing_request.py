@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from planner.profiling.loader_seconds import LoadingRequest
+from planner.profiling.loader_seconds import InLine, LoadingRequest
 from planner.profiling.synthetic import BatchShape
 from runtime.graph.types import GraphTypes
 from runtime.plan import Workload
@@ -36,7 +36,7 @@ class TimingRequest:
     are longer by up to 7% than those that follow each other: caches hold other things. None:
     nothing."""
     times_loading: bool = False
-    """Time a loader's work between and beside the mean batch's steps, and not the model."""
+    """Time what else a loader does between and beside the mean batch's steps, and not the model."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,6 +54,8 @@ class TimingAnswer:
     """Warm-up steps above as many steady ones."""
     num_parameters: int
     activation_bytes: int
+    in_line: InLine | None = None
+    """What was done before each step; None: nothing."""
     all_reduce: list[float] = field(default_factory=list[float])
     """Seconds of adding the gradients over ranks in each measured step, from this rank's entry;
     empty for one rank."""

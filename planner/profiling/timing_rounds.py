@@ -4,15 +4,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from planner.probe.patience import Patience
-from planner.profiling.loader_seconds import LoadingAnswer
+from planner.profiling.loader_seconds import InLine, LoadingAnswer
 from planner.profiling.loading_rounds import middle_loading
 from planner.profiling.model_seconds import (
-    is_apart,
+    among_steps_of,
     loading_request,
     model_timing,
-    quickest_but_one,
     timing_request,
 )
+from planner.profiling.quick_rounds import is_apart, quick_in_line, quickest_but_one
 from planner.profiling.team import Team
 from planner.profiling.timing_request import TimingAnswer
 from planner.progress import Progress
@@ -21,11 +21,10 @@ from planner.workload import BatchProfile, Combination, ModelTiming
 from runtime.graph.dataset import Graph
 
 ROUNDS = 3
-"""Times that everything is timed, ranks, threads and loading in turn; of the model the quickest
-round but one is kept: those that something else on the machine disturbed are left out, and so is
-the luckiest, which no run of more steps keeps up."""
+"""Times that everything is timed, ranks, threads and loading in turn; of steps, with what is done
+in line before them, the quickest round but one is kept (`quick_rounds`)."""
 MOST_ROUNDS = 6
-"""Of the model, where rounds differ."""
+"""Of steps, where rounds differ."""
 APART = 1.08
 """The quickest round but one over the quickest, from which both cannot be undisturbed. Neighbours
 stay for minutes: of three rounds of one sampler two took at least 1.38 times what its steps did,
@@ -44,17 +43,27 @@ class TimedBatch:
     """Sampler, model and global batch."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Timed:
+    """What was found of one of them."""
+
+    model: ModelTiming
+    in_line: InLine | None
+    """Before the model's steps; None: nothing."""
+    loading: LoadingAnswer
+
+
 def time_all(
     graph: Graph,
     wanted: Sequence[TimedBatch],
     team: Team,
     progress: Progress | None,
     patience: Patience,
-) -> list[tuple[ModelTiming, LoadingAnswer]]:
+) -> list[Timed]:
     """Time all batch sizes: the model at every number of threads, and loading, in rounds.
 
     A round goes through everything: a machine that gets slower for a minute meets all alike, and
-    leaves which of them is the fastest as it is. Models whose rounds differ have some more.
+    leaves which of them is the fastest as it is. Steps whose rounds differ have some more.
 
     Args:
         graph: the dataset.
@@ -64,7 +73,7 @@ def time_all(
         patience: with cores that are far apart, or shared, for a while.
 
     Returns:
-        Of each batch size what the model and what loading takes.
+        Of each batch size what the model and what loading takes, in their order.
 
     Raises:
         WorkerFailed: a process ended with an error.
@@ -91,6 +100,7 @@ class _Rounds:
 
     def __init__(self, graph: Graph, wanted: TimedBatch) -> None:
         self._graph, self._settings, self._batch = graph, wanted.settings, wanted.batch
+        self._combinations = wanted.combinations
         self.ordered = sorted(wanted.combinations, key=lambda c: (c.ranks, c.threads))
         self._steps: dict[Combination, list[list[TimingAnswer]]] = {c: [] for c in self.ordered}
         self._loads = list[LoadingAnswer]()
@@ -120,10 +130,15 @@ class _Rounds:
         """Those whose two quickest rounds differ."""
         return [c for c, rounds in self._steps.items() if is_apart(rounds, APART)]
 
-    def kept(self) -> tuple[ModelTiming, LoadingAnswer]:
-        """Of the model the quickest rounds but one, of loading those in the middle."""
+    def kept(self) -> Timed:
+        """Of steps the quickest rounds but one, of what else a loader does those in the middle."""
         timing = model_timing([(c, quickest_but_one(found)) for c, found in self._steps.items()])
         # Libraries warm up once in a process: in whichever answer that was.
         every = [a for found in self._steps.values() for answers in found for a in answers]
         warmup = max(answer.warmup_seconds for answer in every)
-        return replace(timing, warmup_seconds=warmup), middle_loading(self._loads)
+        chosen, _ = among_steps_of(self._combinations)
+        return Timed(
+            model=replace(timing, warmup_seconds=warmup),
+            in_line=quick_in_line(self._steps[chosen]),
+            loading=middle_loading(self._loads),
+        )

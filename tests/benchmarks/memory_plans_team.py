@@ -14,7 +14,7 @@ from typing import Any
 from planner.fullgraph import profile as whole_profile
 from planner.fullgraph.request import CaseSeconds, PartAnswer, PartRequest
 from planner.profiling import bench, profile, timed_model
-from planner.profiling.loader_seconds import LoadingAnswer
+from planner.profiling.loader_seconds import InLine, LoadingAnswer
 from planner.profiling.model_seconds import SCALES
 from planner.profiling.team import TIMING, Team
 from planner.profiling.timing_request import TimingAnswer, TimingRequest
@@ -43,19 +43,20 @@ class SizesOnly:
         del kind, error, trace
 
     def time(self, request: TimingRequest, ranks: int) -> list[TimingAnswer]:
-        """One step in this process; its seconds stand for those of every size."""
+        """One step in this process; its seconds stand for all sizes', and a batch takes one."""
         alone = replace(request, scales=[1.0], steps=1, threads=1, loading=None)
         key = codec.content_hash(codec.to_plain(alone))
         if key not in self._known:
             found = timed_model.TimedModel(bench.Bench(alone)).run()
             seconds = found.forward_backward * len(SCALES)
-            self._known[key] = replace(found, forward_backward=seconds)
+            batch = InLine(sample_seconds=1.0, sample_spread=0.0, gathers={})
+            self._known[key] = replace(found, forward_backward=seconds, in_line=batch)
         return [self._known[key]] * ranks
 
     def load(self, request: TimingRequest, ranks: int) -> LoadingAnswer:
-        """A batch takes a second, and nothing slows anything down."""
+        """Nothing slows anything down."""
         del request, ranks
-        return LoadingAnswer(sample_seconds=1.0, gathers={}, after_wait=None, beside={})
+        return LoadingAnswer(after_wait=None, beside={})
 
     def ask(self, requests: Sequence[str], threads: int) -> list[str]:
         """Every part's widths and parameters; all cases take a second."""

@@ -54,14 +54,14 @@ def test_after_the_last_kept_batch_the_first_comes_again(
 def test_a_rank_that_fails_does_not_keep_the_others_waiting(
     small_graph: Graph, monkeypatch: pytest.MonkeyPatch, failed: int
 ) -> None:
-    draw = draw_shared._Rank.draw
+    choose = draw_shared._Rank.choose
 
     def failing(self: draw_shared._Rank, step: int) -> object:
         if step == 1 and self.rank == failed:
             raise SamplerError("no room")
-        return draw(self, step)
+        return choose(self, step)
 
-    monkeypatch.setattr(draw_shared._Rank, "draw", failing)
+    monkeypatch.setattr(draw_shared._Rank, "choose", failing)
     # The others hear only that it met them no more; what is raised is why.
     with pytest.raises(SamplerError, match="no room"):
         shared_drawer(small_graph, WORK, Sampler(), 2)

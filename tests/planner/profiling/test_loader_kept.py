@@ -7,7 +7,7 @@ import pytest
 
 from planner.profiling import loader_kept
 from planner.profiling.bench import Bench
-from planner.profiling.draw import drawer
+from planner.profiling.draw import Chosen, drawer
 from planner.profiling.loader_kept import KeptLoaders, Loader
 from planner.profiling.loader_seconds import LoadingRequest
 from planner.profiling.timed_batches import drawn_batch
@@ -15,6 +15,7 @@ from planner.profiling.timed_model import DRAWN_WARMUP, WARMUP_STEPS, TimedModel
 from runtime.graph.dataset import Graph
 from runtime.plan import Sampler, Workload
 from runtime.sampling.minibatch import MiniBatch
+from runtime.sampling.seeds import SeedSchedule
 from tests.planner.profiling.test_profile import request
 
 WORK = Workload(fanouts=[3, 2], batch_size=32, hidden=8)
@@ -76,13 +77,13 @@ def test_each_timed_step_follows_a_batch_on_rows_that_it_has_read(
     small_graph: Graph, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loader = Loader(asked(small_graph, 1), WORK, rank=0)
-    drawn, sample = list[MiniBatch](), loader.sample
+    drawn, choose = list[Chosen](), loader.choose
 
-    def counted() -> MiniBatch:
-        drawn.append(sample())
+    def counted() -> Chosen:
+        drawn.append(choose())
         return drawn[-1]
 
-    monkeypatch.setattr(loader, "sample", counted)
+    monkeypatch.setattr(loader, "choose", counted)
     wanted = replace(request(), in_dim=small_graph.feature_dim)
     bench = Bench(wanted)
     found = TimedModel(bench, loader).run()
@@ -133,3 +134,21 @@ def test_rows_of_a_batch_larger_than_their_room_are_met_again(small_graph: Graph
     batch, few = loader.sample(), np.ones((3, small_graph.feature_dim), np.float32)
     assert drawn_batch(wanted, batch, few, 0).x.shape == (batch.n_id.size, few.shape[1])
     assert drawn_batch(wanted, batch, None, 0).x.shape == (batch.n_id.size, wanted.in_dim)
+
+
+def test_seeds_are_chosen_before_a_batch_is_sampled(
+    small_graph: Graph, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done, share = list[str](), SeedSchedule.share
+
+    def shared(self: SeedSchedule, *where: int) -> object:
+        done.append("seeds")
+        return share(self, *where)
+
+    monkeypatch.setattr(SeedSchedule, "share", shared)
+    loader = Loader(asked(small_graph, 1), WORK, rank=0)
+    done.clear()
+    chosen = loader.choose()
+    assert done == ["seeds"]
+    assert chosen().num_seeds == WORK.batch_size
+    assert done == ["seeds"]

@@ -1,6 +1,5 @@
 """Tests for planner/profiling/loader_seconds.py and loader_work.py."""
 
-import itertools
 import os
 import threading
 import time
@@ -30,7 +29,6 @@ from planner.profiling.loader_work import (
     room_for,
     sampling,
     timed_disk,
-    timed_gather,
 )
 from runtime.cores import usable_core_ids
 from runtime.features.disk import Disk
@@ -78,19 +76,12 @@ def test_what_a_loader_does_before_is_done_between_and_is_not_timed() -> None:
 
     found = in_turns(work, step, lambda: order.append("before"))
     assert order[:6] == ["step", "before", "work"] * 2
-    assert (found.work, found.work_spread) == (0.5, 0.0)
+    assert found.work == 0.5
     order.clear()
     beside = all_beside(
         {"gather": work}, step, {}, alone={"gather": 0.25}, before={"gather": lambda: pause(0.002)}
     )
     assert beside["gather"].work == 2.0
-
-
-def test_the_spread_of_work_is_of_its_repeats() -> None:
-    seconds = itertools.cycle([1.0, 2.0, 3.0, 4.0])
-    found = in_turns(lambda: next(seconds), lambda: None)
-    # Quartiles 1.75 and 3.25 of 16 repeats around 2.5: 1.645 x 1.25 x 1.112 / 4 / 2.5, by hand.
-    assert found.work_spread == pytest.approx(0.2287, abs=1e-3)
 
 
 def test_long_steps_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -332,8 +323,6 @@ def test_rows_of_batches_are_gathered_in_turn(
         assert seen == [[5, 3, 8], [1, 2], [5, 3, 8]]
     assert not np.shares_memory(tables[0], small_graph.x)
     assert np.shares_memory(tables[-1], small_graph.x)
-    timed = timed_gather(every["gather"], InTurns(work=0.5, step=1.0))
-    assert (timed.seconds, timed.rows) == (0.5, 2.5)
 
 
 def test_ids_past_the_end_of_a_table_of_part_of_the_graph_come_round(

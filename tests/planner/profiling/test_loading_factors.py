@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from planner.machine import Table
-from planner.profiling.loader_seconds import LoadingAnswer, TimedDisk, TimedGather
+from planner.profiling.loader_seconds import InLine, LoadingAnswer, TimedDisk, TimedGather
 from planner.profiling.loading_factors import loading_factors
 from tests.support.machines import machine
 
@@ -23,7 +23,12 @@ DISK = Table(
     values=[9e-5, 9e-5, 1e-5, 2e-5, 9e-5, 9e-5, 2e-5, 4e-5],
     spread=0.0,
 )
-BARE = LoadingAnswer(sample_seconds=1e-3, gathers={}, after_wait=None, beside={})
+BARE = LoadingAnswer(after_wait=None, beside={})
+
+
+def in_line(**gathers: TimedGather) -> InLine:
+    """Batches of a millisecond, whose rows were gathered so."""
+    return InLine(sample_seconds=1e-3, sample_spread=0.0, gathers=gathers)
 
 
 @pytest.mark.parametrize(
@@ -34,9 +39,9 @@ def test_a_gather_is_held_against_what_the_table_says_of_as_many_rows(
     table_bytes: int, ranks: int, each: float
 ) -> None:
     gather = TimedGather(seconds=120e-6, rows=1_000.0, row_bytes=400, table_bytes=table_bytes)
-    found = replace(BARE, gathers={"gather": gather, "mapped_gather": gather})
+    found = in_line(gather=gather, mapped_gather=gather)
     model = replace(machine(), tables={"gather": GATHER})
-    assert loading_factors(model, found, ranks) == pytest.approx({"gather": 120e-9 / each})
+    assert loading_factors(model, found, BARE, ranks) == pytest.approx({"gather": 120e-9 / each})
 
 
 @pytest.mark.parametrize(("ranks", "each"), [(1, 2e-5), (2, 4e-5), (4, 8e-5)])
@@ -46,14 +51,17 @@ def test_reads_from_disk_are_held_against_the_table_without_their_start(
     timed = TimedDisk(seconds=0.0104, requests=40.0, request_bytes=8192.0)
     found = replace(BARE, disk=timed, disk_start_seconds=0.0004)
     model = replace(machine(), tables={"disk_read": DISK})
-    assert loading_factors(model, found, ranks) == pytest.approx({"disk_read": 0.01 / 40 / each})
+    expected = {"disk_read": 0.01 / 40 / each}
+    assert loading_factors(model, None, found, ranks) == pytest.approx(expected)
 
 
 def test_nothing_is_held_against_what_was_not_measured() -> None:
     gather = TimedGather(seconds=120e-6, rows=1_000.0, row_bytes=400, table_bytes=1)
     timed = TimedDisk(seconds=0.0003, requests=1.0, request_bytes=8192.0)
-    found = replace(BARE, gathers={"gather": gather}, disk=timed, disk_start_seconds=0.0004)
-    assert loading_factors(replace(machine(), tables={}), found, 1) == {}
+    line, found = in_line(gather=gather), replace(BARE, disk=timed, disk_start_seconds=0.0004)
+    assert loading_factors(replace(machine(), tables={}), line, found, 1) == {}
     # A start longer than the whole is noise, no rate.
-    assert loading_factors(replace(machine(), tables={"disk_read": DISK}), found, 1) == {}
-    assert loading_factors(machine(), BARE, 1) == {}
+    disk = replace(machine(), tables={"disk_read": DISK})
+    assert loading_factors(disk, line, found, 1) == {}
+    assert loading_factors(machine(), in_line(), BARE, 1) == {}
+    assert loading_factors(machine(), None, BARE, 1) == {}

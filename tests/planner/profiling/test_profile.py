@@ -13,16 +13,22 @@ from planner.errors import SettingsError
 from planner.profiling import cache, model_seconds, profile as module
 from planner.profiling.batches import sampler_of
 from planner.profiling.draw import drawer
-from planner.profiling.loader_seconds import LoadingAnswer, LoadingRequest, TimedDisk
+from planner.profiling.loader_seconds import (
+    InLine,
+    LoadingAnswer,
+    LoadingRequest,
+    TimedDisk,
+    TimedGather,
+)
 from planner.profiling.model_seconds import (
     loading_request,
     model_timing,
-    quickest_but_one,
     timing_request,
     with_loading,
 )
 from planner.profiling.presample import presample
 from planner.profiling.profile import Wanted, profile_key, profiles
+from planner.profiling.quick_rounds import is_apart, quick_in_line, quickest_but_one
 from planner.profiling.synthetic import BatchShape, synthetic_batch
 from planner.profiling.team import Team
 from planner.profiling.timing_request import TimingAnswer, TimingRequest
@@ -175,29 +181,32 @@ def test_a_timing_process_loads_the_dataset_beside_the_model(
     with Team(1) as team:
         found = team.load(wanted, 1)
         alone = team.load(replace(wanted, loading=replace(asked, beside=False)), 1)
+        (steps,) = team.time(replace(wanted, times_loading=False), 1)
     assert set(found.beside) == {"sample", "gather", "disk"}
     assert all(each.work > 0.0 and each.step >= 1.0 for each in found.beside.values())
-    assert 0 < found.sample_seconds < 1
     assert alone.beside == {}
     for each in (found, alone):
-        assert set(each.gathers) == {"gather", "mapped_gather"}
-        assert all(0 < gather.seconds < 1 for gather in each.gathers.values())
         assert each.after_wait is not None
         assert each.after_wait.wait_seconds > 0
+    line = steps.in_line
+    assert line is not None
+    assert 0 < line.sample_seconds < 1
+    assert set(line.gathers) == {"gather", "mapped_gather"}
+    assert all(0 < gather.seconds < 1 for gather in line.gathers.values())
     timing = next(iter(by_hand(50, 10).numbers.timing.values()))
-    timed = with_loading(timing, found, None, 1)
-    assert (timed.sample_seconds, timed.beside) == (found.sample_seconds, found.beside)
+    timed = with_loading(timing, line, found, None, 1)
+    assert (timed.sample_seconds, timed.beside) == (line.sample_seconds, found.beside)
     assert (timed.after_wait, timed.gather_factors) == (found.after_wait, {})
-    held = with_loading(timing, found, machine(), 1).gather_factors
+    held = with_loading(timing, line, found, machine(), 1).gather_factors
     # 40 requests of 8 KiB in 10 ms and .4 ms for the first, by hand.
     timed_reads = TimedDisk(seconds=0.0104, requests=40.0, request_bytes=8192.0)
     known = replace(found, disk=timed_reads, disk_start_seconds=0.0004)
     reads = disk_rate(machine(), 8192.0, QUEUE_DEPTH, 1).seconds
-    factor = with_loading(timing, known, machine(), 1).gather_factors["disk_read"]
+    factor = with_loading(timing, line, known, machine(), 1).gather_factors["disk_read"]
     assert factor == pytest.approx(0.01 / 40 / reads)
-    without = with_loading(timing, replace(found, disk=None), machine(), 1)
+    without = with_loading(timing, line, replace(found, disk=None), machine(), 1)
     assert "disk_read" not in without.gather_factors
-    for name, gather in found.gathers.items():
+    for name, gather in line.gathers.items():
         each = machine().table(name).at(row_bytes=1, working_set_bytes=1, readers=1)
         assert held[name] == pytest.approx(gather.seconds / (gather.rows * each))
 
@@ -206,7 +215,7 @@ def test_as_many_processes_load_at_once_as_a_job_has_ranks(monkeypatch: pytest.M
     asked = LoadingRequest(graph="graph", sampler=Sampler(), num_ranks=2, shared=False, beside=True)
     sent: list[tuple[list[str], int]] = []
     answers = [
-        codec.dumps(LoadingAnswer(sample_seconds=s, gathers={}, after_wait=None, beside={}))
+        codec.dumps(LoadingAnswer(after_wait=None, beside={}, disk_start_seconds=s))
         for s in (1.0, 2.0)
     ]
 
@@ -223,7 +232,7 @@ def test_as_many_processes_load_at_once_as_a_job_has_ranks(monkeypatch: pytest.M
     assert [json.loads(text).pop("rank") for text in texts] == [0, 1]
     assert texts[0].replace('"rank": 0', '"rank": 1') == texts[1]
     assert threads == 3 + 1
-    assert found.sample_seconds == 1.0
+    assert found.disk_start_seconds == 1.0
 
 
 def test_ranks_that_computed_at_once_are_averaged() -> None:
@@ -264,6 +273,42 @@ def test_the_quickest_round_but_one_is_kept() -> None:
     found = quickest_but_one([slow, lucky, disturbed])
     assert [a.forward_backward for a in found] == [a.forward_backward for a in usual]
     assert [a.all_reduce for a in found] == [a.all_reduce for a in lucky]
+
+
+def loaded(seconds: float, *sampled: float) -> list[TimingAnswer]:
+    """Ranks' answers whose batches took so long to sample, and whose rows as long."""
+    return [
+        replace(
+            answer(seconds),
+            in_line=InLine(
+                sample_seconds=each,
+                sample_spread=0.01,
+                gathers={
+                    "gather": TimedGather(
+                        seconds=each, rows=100.0 * each, row_bytes=64, table_bytes=6400
+                    )
+                },
+            ),
+        )
+        for each in sampled
+    ]
+
+
+def test_what_is_done_before_steps_is_of_the_round_that_is_kept() -> None:
+    # Of the model alone the first round would be the quickest, and two of three were disturbed.
+    rounds = [loaded(1.0, 3.0, 3.0), loaded(1.1, 1.0, 1.2), loaded(1.2, 4.0, 4.0)]
+    assert is_apart(rounds, 1.08)
+    rounds.append(loaded(1.1, 1.1, 1.3))
+    assert not is_apart(rounds, 1.08)
+    found = quick_in_line(rounds)
+    assert found is not None
+    # By hand: the mean over the ranks; half of 1.1 to 3 of the quickest three's over 1.2.
+    assert found.sample_seconds == pytest.approx(1.2)
+    assert found.sample_spread == pytest.approx(1.9 / 2 / 1.2)
+    assert found.gathers["gather"].seconds == pytest.approx(1.2)
+    assert found.gathers["gather"].rows == pytest.approx(120.0)
+    assert [a.in_line for a in quickest_but_one(rounds)] == [a.in_line for a in rounds[-1]]
+    assert quick_in_line([[answer(1.0)]]) is None
 
 
 @pytest.mark.parametrize(
@@ -343,7 +388,7 @@ class Answering(Team):
         return [replace(answer(float(self.openings)), all_reduce=[0.1] * 3)] * ranks
 
     def load(self, request: TimingRequest, ranks: int) -> LoadingAnswer:
-        return LoadingAnswer(sample_seconds=1.0, gathers={}, after_wait=None, beside={})
+        return LoadingAnswer(after_wait=None, beside={})
 
 
 def test_profiles_that_are_compared_are_of_one_sitting(

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from planner.probe.patience import undisturbed
-from planner.profiling.loader_seconds import LoadingAnswer
+from planner.profiling.loader_seconds import InLine, LoadingAnswer
 from planner.profiling.team import Team
 from planner.profiling.timing_request import TimingRequest
 from planner.profiling.timing_rounds import MOST_ROUNDS, ROUNDS, TimedBatch, time_all
@@ -31,14 +31,15 @@ class Recorded(Team):
         seconds = self.seconds[self.calls.count((ranks, request.threads))]
         self.calls.append((ranks, request.threads))
         self.requests.append(request)
-        return [replace(answer(seconds), all_reduce=[seconds] * 3)] * ranks
+        line = InLine(sample_seconds=seconds / 10, sample_spread=0.0, gathers={})
+        return [replace(answer(seconds), all_reduce=[seconds] * 3, in_line=line)] * ranks
 
     def load(self, request: TimingRequest, ranks: int) -> LoadingAnswer:
-        """A sampling time for each round."""
+        """A start of the disk for each round."""
         seconds = self.seconds[self.calls.count(f"load {ranks}")]
         self.calls.append(f"load {ranks}")
         self.requests.append(request)
-        return LoadingAnswer(sample_seconds=seconds, gathers={}, after_wait=None, beside={})
+        return LoadingAnswer(after_wait=None, beside={}, disk_start_seconds=seconds)
 
 
 def test_a_round_goes_through_all_ranks_and_threads_and_their_loading(small_graph: Graph) -> None:
@@ -54,10 +55,12 @@ def test_a_round_goes_through_all_ranks_and_threads_and_their_loading(small_grap
     found = time_all(small_graph, wanted, team, lambda _, share: told.append(share), undisturbed())
     assert team.calls == [(1, 1), (1, 2), "load 1", (2, 1), "load 2"] * ROUNDS
     assert told == [i / 9 for i in range(9)]
-    for (timing, loading), ranks, threads in zip(found, (1.0, 2.0), (2.0, 1.0), strict=True):
-        middle = timing.forward_backward.at(scale=1.0, ranks=ranks, threads=threads)
+    for each, ranks, threads in zip(found, (1.0, 2.0), (2.0, 1.0), strict=True):
+        middle = each.model.forward_backward.at(scale=1.0, ranks=ranks, threads=threads)
         assert middle == pytest.approx(2 * 2.0)  # of scale 1 the round's in the middle
-        assert loading.sample_seconds == 2.0
+        assert each.in_line is not None
+        assert each.in_line.sample_seconds == 0.2
+        assert each.loading.disk_start_seconds == 2.0
     # Steps follow the loading of a rank of as many.
     assert [each.loading.num_ranks for each in team.requests if each.loading][:5] == [1, 1, 1, 2, 2]
     assert [each.times_loading for each in team.requests][:5] == [False, False, True, False, True]
@@ -80,8 +83,11 @@ def test_rounds_that_differ_are_followed_by_more_until_the_two_quickest_agree(
         settings=PlanSettings(workload=Workload(batch_size=100, fanouts=[3, 2])),
     )
     team = Recorded(seconds)
-    ((timing, _),) = time_all(small_graph, [wanted], team, None, undisturbed())
+    (each,) = time_all(small_graph, [wanted], team, None, undisturbed())
     assert team.calls.count((1, 1)) == rounds
     assert team.calls.count("load 1") == ROUNDS
-    found = timing.forward_backward.at(scale=1.0, ranks=1, threads=1)
+    found = each.model.forward_backward.at(scale=1.0, ranks=1, threads=1)
     assert found == pytest.approx(2 * kept)
+    # Of the same round.
+    assert each.in_line is not None
+    assert each.in_line.sample_seconds == pytest.approx(kept / 10)

@@ -1,0 +1,102 @@
+"""Which of several rounds of steps is kept: the quickest but one.
+
+Rounds that something else on the machine disturbed are left out, and so is the luckiest, which no
+run of more steps keeps up. What is done in line before the steps belongs to the round.
+"""
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.profiling.loader_seconds import InLine
+from planner.profiling.timing_request import TimingAnswer
+from runtime.report import over_ranks
+
+
+def quickest_but_one(rounds: Sequence[Sequence[TimingAnswer]]) -> list[TimingAnswer]:
+    """The ranks' answers of that round; their exchange that of the least round.
+
+    An exchange of a quarter of a megabyte between processes of one host has two speeds, .7 and 2.3
+    ms were seen, of which a run of more steps keeps the faster.
+    """
+    ordered = sorted(rounds, key=_in_all)
+    fast = min(rounds, key=lambda found: float(np.median(added(found))))
+    return [replace(a, all_reduce=b.all_reduce) for a, b in zip(ordered[:2][-1], fast, strict=True)]
+
+
+def is_apart(rounds: Sequence[Sequence[TimingAnswer]], ratio: float) -> bool:
+    """Whether the quickest round but one took more than so many times what the quickest did."""
+    first, second = sorted(map(_in_all, rounds))[:2]
+    return second > ratio * first
+
+
+def quick_in_line(rounds: Sequence[Sequence[TimingAnswer]]) -> InLine | None:
+    """What was done before the steps of the quickest round but one: the mean over its ranks.
+
+    The spread of sampling is that of its repeats, or of the three quickest rounds where these
+    differ by more: they have others between them.
+
+    Args:
+        rounds: each rank's answers, by round.
+
+    Returns:
+        None where nothing was done.
+    """
+    ordered = [[a.in_line for a in found if a.in_line] for found in sorted(rounds, key=_in_all)[:3]]
+    kept = ordered[:2][-1]
+    if not kept:
+        return None
+    sampled = [float(np.mean([each.sample_seconds for each in found])) for found in ordered]
+    return InLine(
+        sample_seconds=float(np.mean([each.sample_seconds for each in kept])),
+        sample_spread=max(*(each.sample_spread for each in kept), half_range(sampled)),
+        gathers={
+            kind: replace(
+                gather,
+                seconds=float(np.mean([each.gathers[kind].seconds for each in kept])),
+                rows=float(np.mean([each.gathers[kind].rows for each in kept])),
+            )
+            for kind, gather in kept[0].gathers.items()
+        },
+    )
+
+
+def half_range(values: Sequence[float]) -> float:
+    """Half of what lies between the least and the most, over the middle; 0 for nothing but zeros.
+
+    >>> half_range([0.9, 1.0, 1.3])
+    0.2
+    """
+    middle = float(np.median(values))
+    return (max(values) - min(values)) / 2 / middle if middle > 0 else 0.0
+
+
+def _in_all(found: Sequence[TimingAnswer]) -> float:
+    """Seconds of a step of each scale over all ranks, with what is done before it."""
+    return sum(sum(a.forward_backward) + len(a.forward_backward) * _before(a) for a in found)
+
+
+def _before(answer: TimingAnswer) -> float:
+    """Seconds of sampling a batch and gathering its rows."""
+    if answer.in_line is None:
+        return 0.0
+    gathers = [gather.seconds for gather in answer.in_line.gathers.values()]
+    return answer.in_line.sample_seconds + (statistics.fmean(gathers) if gathers else 0.0)
+
+
+def added(found: Sequence[TimingAnswer]) -> NDArray[np.float64]:
+    """Seconds of adding the gradients over ranks, by step: the mean over the ranks.
+
+    Half a millisecond of steps of 30 is lost in each rank's own median (`over_ranks`).
+
+    Args:
+        found: each rank's answer, of the same steps.
+
+    Returns:
+        Shape (steps,); one zero for a rank alone.
+    """
+    each = [answer.all_reduce for answer in found]
+    return over_ranks(each, len(each)) if each[0] else np.zeros(1)
