@@ -86,7 +86,10 @@ def test_every_table_of_a_machine_is_in_the_probe_page():
     assert [name for name in load_preset("cpu-2core").tables if f"`{name}`" not in text] == []
 
 
-@pytest.mark.parametrize("name", ["README.md", "DESIGN.md", "planner/README.md"])
+PAGES = ["README.md", "DESIGN.md", "DECISIONS.md", "planner/README.md"]
+
+
+@pytest.mark.parametrize("name", PAGES)
 def test_every_file_a_page_links_to_exists(name: str):
     folder = (ROOT / name).parent
     links = re.findall(r"\]\((?!https?:)([^)#]+)\)", page(name))
