@@ -43,6 +43,12 @@ class Kind:
             return self.size[ids].astype(np.int64)
         return np.full(len(ids), self.size, np.int64)
 
+    def size_array(self, ids: NDArray[np.int64] | None = None) -> NDArray[np.int64]:
+        """Bytes of all items or of some: shape [n], or [1] where all are equal."""
+        if not isinstance(self.size, np.ndarray):
+            return np.array([self.size], np.int64)
+        return (self.size if ids is None else self.size[ids]).astype(np.int64, copy=False)
+
     def bytes_of(self, ids: NDArray[np.int64]) -> int:
         """Of some items together."""
         if isinstance(self.size, np.ndarray):

@@ -135,16 +135,9 @@ def _top_density(heat: np.ndarray, size: np.ndarray) -> float:
     return most
 
 
-def size_array(kind: Kind) -> NDArray[np.int64]:
-    """Bytes of each item: shape [N], or [1] where all are equal."""
-    if isinstance(kind.size, np.ndarray):
-        return kind.size.astype(np.int64, copy=False)
-    return np.array([kind.size], np.int64)
-
-
 def densities(kind: Kind) -> NDArray[np.float64]:
     """Heat of all laws per byte, shape [N]."""
-    return np.asarray(_all_densities(kind.heat, size_array(kind)))
+    return np.asarray(_all_densities(kind.heat, kind.size_array()))
 
 
 def density_order(kind: Kind) -> NDArray[np.int64] | None:
@@ -162,7 +155,7 @@ def make_buckets(kind: Kind, limit: int = 256, *, largest: int | None = None) ->
         limit: buckets wanted; this many items or fewer are a bucket each.
         largest: bytes of the largest device; longer lists are kept apart. None: all fit.
     """
-    size = size_array(kind)
+    size = kind.size_array()
     num, most = kind.num_items, np.iinfo(np.int64).max if largest is None else largest
     if num <= limit:
         order = np.argsort(-densities(kind), kind="stable")

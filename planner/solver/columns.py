@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from planner.placement.layout import Instance
 from planner.placement.order import hotness_order
 from planner.placement.reads import HOST, OWN, PEER
-from planner.solver.buckets import size_array
 
 HALVINGS = 200
 """Of the interval that holds a price: more than a float has bits."""
@@ -88,7 +87,7 @@ def make_ladder(instance: Instance, t: int, device: int, limit: int) -> Ladder:
         limit: bytes of the device; larger items are left out.
     """
     kind = instance.kinds[t]
-    heat, size = kind.heat[kind.laws[device]], size_array(kind)
+    heat, size = kind.heat[kind.laws[device]], kind.size_array()
     density = np.asarray(_densities(heat, size, kind.read_bytes, limit))
     order = hotness_order(density)
     order = order[: int(np.count_nonzero(density))]

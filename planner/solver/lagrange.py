@@ -22,7 +22,6 @@ from planner.placement.layout import Instance
 from planner.placement.network import Rows
 from planner.placement.reads import DISK, HOST
 from planner.side_by_side import side_by_side
-from planner.solver.buckets import size_array
 from planner.solver.program import Prices
 
 NEVER = 1e30
@@ -64,7 +63,7 @@ def lagrangian_bound(instance: Instance, rows: Rows, prices: Prices) -> float:
                 room,
                 clique,
                 number,
-                size_array(kind),
+                kind.size_array(),
                 host,
                 len(instance.cliques),
                 instance.host_bytes is not None,

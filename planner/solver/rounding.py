@@ -204,11 +204,6 @@ def _that_fit(sizes: np.ndarray, free: int) -> np.ndarray:
     return taken
 
 
-def _sizes(kind: Kind, ids: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Bytes of each of the items, or one number where all are equal."""
-    return kind.sizes(ids if isinstance(kind.size, np.ndarray) else ids[:1])
-
-
 def _first_that_fit(kind: Kind, ids: NDArray[np.int64], free: int) -> NDArray[np.int64]:
     """Of items that together pass so many bytes, those that are taken, first come first served."""
     if not isinstance(kind.size, np.ndarray):
@@ -329,7 +324,7 @@ def fill(
         kind = instance.kinds[t]
         for c, clique in enumerate(instance.cliques):
             ids, mine = chosen[t].dealt[c], list(clique)
-            sizes, room, read = _sizes(kind, ids), free[mine], busy[mine]
+            sizes, room, read = kind.size_array(ids), free[mine], busy[mine]
             if evenly:
                 reads = np.zeros(len(ids), np.float32)
                 for law, count in Counter(kind.laws[g] for g in mine).items():

@@ -1,0 +1,61 @@
+"""Exchanges of the probe: when they are taken again, and what becomes of several sizes."""
+
+import itertools
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from planner.probe import collectives
+from planner.probe.context import ProbeContext
+from planner.probe.patience import Patience
+from planner.probe.sizes import QUICK
+from planner.probe.stepped import BACK, COMPUTED
+from planner.probe.team import Team
+
+
+class Stepping(Team):
+    """Stands for a team of two processes; the second computes longer by so much of a second."""
+
+    def __init__(self, later: list[float]) -> None:
+        super().__init__(2)  # starts none
+        self.later = itertools.cycle(later)
+        self.asked: list[int] = []
+
+    def run_together(self, task: str, *, ranks: int | None = None, **asked: Any) -> list[Any]:
+        """Entries and exits of the steps that are asked for."""
+        assert task.endswith(":step_task")
+        self.asked.append(asked["num_bytes"])
+        moments = np.zeros((ranks or self.size, asked["steps"], BACK + 1, 2))
+        moments[:, :, :, 1] = 1.0
+        moments[1, :, COMPUTED, 1] += next(self.later)
+        return moments.tolist()
+
+
+def context(team: Stepping, levels: list[float], tmp_path: Path) -> ProbeContext:
+    """A probe of three sizes that meets a machine disturbed so, look by look."""
+    looks = itertools.chain(levels, itertools.repeat(0.0))
+    return ProbeContext(
+        team=team,
+        sizes=replace(QUICK, exchange_bytes=(256, 16384, 131072), exchange_steps=4),
+        cores=2,
+        scratch=tmp_path,
+        patience=Patience(lambda: next(looks), seconds=100.0, sleep=lambda _: None),
+    )
+
+
+def test_steps_that_were_disturbed_are_taken_again(tmp_path: Path) -> None:
+    # One look before and one after each: the second size's was disturbed, and again.
+    team = Stepping([0.1])
+    found = collectives._stepped(context(team, [0, 0, 0, 2, 0, 2, 0, 0], tmp_path))
+    assert team.asked == [256, 16384, 16384, 16384, 131072]
+    assert "step_jitter" in found
+
+
+def test_ranks_jitter_is_that_of_the_quieter_sizes(tmp_path: Path) -> None:
+    team = Stepping([0.01, 0.01, 0.4])
+    table = collectives._stepped(context(team, [], tmp_path))["step_jitter"]
+    # Half of .01 is waited of a mean of 1.005, over kappa of two, 1 / sqrt(pi): by hand.
+    assert table.at(ranks=2.0) == pytest.approx(0.005 / 1.005 * np.pi**0.5, rel=1e-6)
