@@ -4,13 +4,13 @@
 the machine; the factor of a stage is the median over the latest runs. What fewer than three runs
 taught is used for their own graph alone: it made other plans' stages worse (error of a stage 12%
 with the factor of one other configuration, 8% with none, 10% and 8% with that of two; ten
-configurations of three graphs, each left out in turn). `plan --calibrated` scales
-the tables that the stage is priced from; the machine file and the profile stay as they were
-measured. Samplers other than neighbour sampling and gathers from disk have factors of their own
-(`compare.factor_names`).
+configurations of three graphs, each left out in turn). Runs of several graphs teach others as far
+as they agree (`agreed`). `plan --calibrated` scales the tables that the stage is priced from; the
+machine file and the profile stay as they were measured. Samplers other than neighbour sampling and
+gathers from disk have factors of their own (`compare.factor_names`).
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -33,6 +33,8 @@ DRIFT = 1.25
 """A run farther than this from the factor it should confirm raises the alarm."""
 CONFIRMED = 3
 """Runs a factor must rest on before it is used for other graphs, or a run can drift from it."""
+MEDIAN_ERROR = (np.pi / 2) ** 0.5
+"""Standard error of a median over that of a mean, of many values."""
 TABLES = {
     "sample": ("sample_edge", "sample_vertex"),
     "gather": ("gather", "mapped_gather"),
@@ -69,7 +71,7 @@ class Calibration:
     observations: list[Observation] = field(default_factory=list[Observation])
 
     def factors(self, graph: str | None) -> dict[str, float]:
-        """Median ratio of each stage over the latest runs that had it.
+        """Median ratio of each stage over the latest runs; of several graphs, what is `agreed`.
 
         Args:
             graph: fingerprint of the graph that is planned for; runs of others teach it nothing
@@ -81,14 +83,39 @@ class Calibration:
                 found.setdefault(stage, []).append((each.graph, ratio))
         factors = dict[str, float]()
         for stage, ratios in sorted(found.items()):
-            known = [r for owner, r in ratios if owner == graph or len(ratios) >= CONFIRMED]
-            if known:
-                factors[stage] = float(np.median(known))
+            own = [ratio for owner, ratio in ratios if owner == graph]
+            if len(ratios) >= CONFIRMED and len(own) < len(ratios):
+                factors[stage] = agreed([ratio for _, ratio in ratios])
+            elif own:
+                factors[stage] = float(np.median(own))
         return factors
 
     def count(self, stage: str) -> int:
         """Runs that the factor of a stage rests on."""
         return sum(stage in o.ratios for o in self.observations[-LATEST:])
+
+
+def agreed(ratios: Sequence[float]) -> float:
+    """What runs of several graphs teach another: their median, drawn towards 1 as they disagree.
+
+    exp(m (1 - e^2 / m^2)), no less than 0 in the brackets, m the median of the logarithms and e its
+    standard error. Three runs' reads of a disk took .97, .85 and .69 of what was predicted; with
+    .85 other graphs' predictions were off by 15%, by 11% with this and by 6% as they were. Over six
+    series of runs of one machine it was as good as the median or better for most stages.
+
+    Args:
+        ratios: measured over raw predicted seconds, at least two.
+
+    Source: the positive part of James and Stein's estimator (1961), of one mean.
+
+    >>> [round(agreed(r), 3) for r in ([0.8, 0.8, 0.8], [1.2, 1.6, 1.4], [0.5, 1.0, 2.0])]
+    [0.8, 1.356, 1.0]
+    """
+    logs = np.log(ratios)
+    middle = float(np.median(logs))
+    error = MEDIAN_ERROR * float(np.std(logs, ddof=1)) / len(ratios) ** 0.5
+    kept = max(0.0, 1.0 - (error / middle) ** 2) if middle != 0.0 else 0.0
+    return float(np.exp(kept * middle))
 
 
 def calibration_path(fingerprint: str) -> Path:

@@ -91,7 +91,7 @@ class _Counts:
         """Requests and bytes counted, over those of rows met independently with chances p [N]."""
         if not self.runs:
             return 1.0, 1.0
-        requests, moved = expected_runs(p, self.row_bytes)
+        requests, moved = expected_runs(p, self.row_bytes, self.data_offset)
         counted = np.mean(self.runs, axis=0)
         return float(counted[0] / requests), float(counted[1] / moved)
 

@@ -94,8 +94,27 @@ def test_what_few_runs_taught_stays_with_their_graph() -> None:
     assert two.factors("b") == {"gather": 1.6}
     assert two.factors("c") == two.factors(None) == {}
     three = replace(two, observations=[*two.observations, seen("b", 1.4)])
-    assert {g: three.factors(g)["gather"] for g in "abc"} == dict.fromkeys("abc", 1.4)
-    assert three.factors(None) == {"gather": 1.4}
+    # By hand: logarithms .182, .336, .470, of deviation .144, so that the error of .336 is
+    # 1.2533 .144 / 3^.5 = .104, and .336 (1 - (.104 / .336)^2) is .304.
+    known = {g: three.factors(g)["gather"] for g in ("a", "b", "c", None)}
+    assert known == pytest.approx(dict.fromkeys(("a", "b", "c", None), 1.355), abs=1e-3)
+
+
+def test_what_graphs_disagree_about_teaches_others_little() -> None:
+    def taught(*ratios: float) -> float:
+        runs = [
+            Observation(plan_id="p", step_seconds=r, graph=str(r), ratios={"gather": r})
+            for r in ratios
+        ]
+        return Calibration(fingerprint="m", observations=runs).factors(None)["gather"]
+
+    assert taught(0.79, 0.8, 0.81) == pytest.approx(0.8, abs=1e-3)
+    assert 0.85 < taught(0.97, 0.85, 0.69) < 0.95
+    assert taught(0.5, 1.1, 2.0) == 1.0
+    # The graph's own runs are taken as they are.
+    own = [Observation(plan_id="p", step_seconds=r, graph="a", ratios={"gather": r})
+           for r in (0.97, 0.85, 0.69)]  # fmt: skip
+    assert Calibration(fingerprint="m", observations=own).factors("a") == {"gather": 0.85}
 
 
 def test_a_calibrated_plan_takes_as_long_as_was_measured_and_the_raw_one_stays(
