@@ -20,7 +20,7 @@ from runtime.graph.dataset import Graph
 from runtime.models.adjacency import torch_block
 from runtime.models.functions import transforms_first
 from runtime.plan import Sampler, Workload
-from tests.planner.profiling.test_profile import request
+from tests.support.timings import request
 
 WORK = Workload(fanouts=[5, 3], batch_size=100, seed=1)
 IN, HIDDEN = 256, 16

@@ -16,7 +16,7 @@ from runtime.graph.dataset import Graph
 from runtime.plan import Sampler, Workload
 from runtime.sampling.minibatch import MiniBatch
 from runtime.sampling.seeds import SeedSchedule
-from tests.planner.profiling.test_profile import request
+from tests.support.timings import request
 
 WORK = Workload(fanouts=[3, 2], batch_size=32, hidden=8)
 

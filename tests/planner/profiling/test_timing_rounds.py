@@ -14,8 +14,8 @@ from planner.settings import PlanSettings
 from planner.workload import Combination
 from runtime.graph.dataset import Graph
 from runtime.plan import Workload
-from tests.planner.profiling.test_profile import answer
 from tests.support.profiles import profile as by_hand
+from tests.support.timings import answer
 
 
 class Recorded(Team):

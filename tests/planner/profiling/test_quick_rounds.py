@@ -1,0 +1,59 @@
+"""The round that is kept, with what was done before its steps."""
+
+from dataclasses import replace
+
+import pytest
+
+from planner.profiling.loader_seconds import InLine, TimedGather
+from planner.profiling.quick_rounds import is_apart, quick_in_line, quickest_but_one
+from planner.profiling.timing_request import TimingAnswer
+from tests.support.timings import answer
+
+
+def test_the_quickest_round_but_one_is_kept() -> None:
+    lucky, usual, disturbed = (
+        [answer(1.0), answer(1.0)], [answer(1.0), answer(1.2)], [answer(1.0), answer(3.0)],
+    )  # fmt: skip
+    assert (
+        quickest_but_one([disturbed, usual, lucky])[0].forward_backward == usual[0].forward_backward
+    )
+    slow = [replace(a, all_reduce=[9.0]) for a in usual]
+    found = quickest_but_one([slow, lucky, disturbed])
+    assert [a.forward_backward for a in found] == [a.forward_backward for a in usual]
+    assert [a.all_reduce for a in found] == [a.all_reduce for a in lucky]
+
+
+def loaded(seconds: float, *sampled: float) -> list[TimingAnswer]:
+    """Ranks' answers whose batches took so long to sample, and whose rows as long."""
+    return [
+        replace(
+            answer(seconds),
+            in_line=InLine(
+                sample_seconds=each,
+                sample_spread=0.01,
+                gathers={
+                    "gather": TimedGather(
+                        seconds=each, rows=100.0 * each, row_bytes=64, table_bytes=6400
+                    )
+                },
+            ),
+        )
+        for each in sampled
+    ]
+
+
+def test_what_is_done_before_steps_is_of_the_round_that_is_kept() -> None:
+    # Of the model alone the first round would be the quickest, and two of three were disturbed.
+    rounds = [loaded(1.0, 3.0, 3.0), loaded(1.1, 1.0, 1.2), loaded(1.2, 4.0, 4.0)]
+    assert is_apart(rounds, 1.08)
+    rounds.append(loaded(1.1, 1.1, 1.3))
+    assert not is_apart(rounds, 1.08)
+    found = quick_in_line(rounds)
+    assert found is not None
+    # By hand: the mean over the ranks; half of 1.1 to 3 of the quickest three's over 1.2.
+    assert found.sample_seconds == pytest.approx(1.2)
+    assert found.sample_spread == pytest.approx(1.9 / 2 / 1.2)
+    assert found.gathers["gather"].seconds == pytest.approx(1.2)
+    assert found.gathers["gather"].rows == pytest.approx(120.0)
+    assert [a.in_line for a in quickest_but_one(rounds)] == [a.in_line for a in rounds[-1]]
+    assert quick_in_line([[answer(1.0)]]) is None
