@@ -104,12 +104,14 @@ def _reach_and_edge(row_bytes: int, data_offset: int) -> tuple[float, float]:
     >>> _reach_and_edge(2048, 128)  # 5 rows on from a block's first row, 6 from its second
     (5.5, 4096.0)
     """
-    rows = np.arange(BLOCK_BYTES // math.gcd(row_bytes, BLOCK_BYTES))
-    begins = data_offset + rows * row_bytes
-    ends = round_up(begins + row_bytes)
-    last = (ends + GAP_BYTES + BLOCK_BYTES - 1 - data_offset) // row_bytes
-    edges = ends - round_down(begins) - row_bytes
-    return float((last - rows).mean()), float(edges.mean())
+    reach = edge = 0
+    rows = BLOCK_BYTES // math.gcd(row_bytes, BLOCK_BYTES)
+    for row in range(rows):
+        begin = data_offset + row * row_bytes
+        end = round_up(begin + row_bytes)
+        reach += (end + GAP_BYTES + BLOCK_BYTES - 1 - data_offset) // row_bytes - row
+        edge += end - round_down(begin) - row_bytes
+    return reach / rows, edge / rows
 
 
 @numba.njit(cache=True, nogil=True)
