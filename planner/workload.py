@@ -110,8 +110,11 @@ class ModelTiming:
     activation_bytes: int
     """Peak bytes of activations and their gradients at the mean batch, the largest twice."""
     all_reduce: Table | None = None
-    """Seconds of adding the gradients over ranks of one host in these steps, equal batches' wait
-    for each other included; axes: ranks, threads. None: one rank, or not measured."""
+    """Seconds of adding the gradients over ranks of one host in these steps, their wait for each
+    other included; axes: ranks, threads. None: one rank, or not measured."""
+    own_batches: bool = False
+    """Those ranks had batches of their own, so that the wait for the larger one is in `all_reduce`;
+    else they were equal."""
     batch_seconds: float = 0.0
     """Seconds to add edge weights to a mean batch (loader's last stage)."""
     host_seconds: float = 0.0

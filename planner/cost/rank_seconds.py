@@ -182,7 +182,7 @@ def rank_seconds(
         optimizer=timing.optimizer.at(ranks=ranks, threads=threads),
         loader_sigma=varying * _join(variation, step_jitter(machine, ranks)),
         trainer_sigma=_join(slope * variation, compute * step_jitter(machine, ranks)),
-        wait_sigma=slope * variation if reduced.waited else None,
+        wait_sigma=(0.0 if timing.own_batches else slope * variation) if reduced.waited else None,
         beside=timing.beside,
         disk=from_disk,
         early=early,
@@ -261,7 +261,8 @@ def _all_reduce(machine: MachineModel, timing: ModelTiming, candidate: Candidate
     threads, own = candidate.threads.compute, timing.all_reduce
     if own is not None:
         seconds, spread = own.at(ranks=float(ranks), threads=float(threads)), own.spread
-        words = f"{own.provenance}: this model's gradients, in its steps + straggler of batches"
+        batches = "on each rank's own batches" if timing.own_batches else "+ straggler of batches"
+        words = f"{own.provenance}: this model's gradients, in its steps {batches}"
     if candidate.threads.comm:
         slower = seconds / alone
         seconds = exposed_in_parts(

@@ -202,6 +202,7 @@ def model_timing(answers: Sequence[tuple[Combination, Sequence[TimingAnswer]]]) 
             values=[float(np.median(each)) for each in reduced],
             spread=max(half_width(each.tolist()) for each in reduced),
         ),
+        own_batches=all(a.own_batches for a in every),
         num_parameters=every[0].num_parameters,
         activation_bytes=max(a.activation_bytes for a in every),
         batch_seconds=float(np.median([a.batch_seconds for a in every])),

@@ -63,8 +63,10 @@ class TimedModel:
                 reduced.append(added)
         medians = [float(np.median(values)) for values in seconds]
         steady = medians[self._bench.steady] + float(np.median(optimizer))
-        drawn = self._drawn_steps()
+        drawn, waited = self._drawn_steps()
         own = float(np.median(drawn)) / medians[self._bench.steady] if drawn else 1.0
+        # In a run ranks wait for whose batch is the larger: by how long, those they drew tell.
+        reduced = waited or reduced
         answer = TimingAnswer(
             forward_backward=[own * median for median in medians],
             spread=max(half_width(values) for values in [*seconds, *([drawn] if drawn else [])]),
@@ -75,6 +77,7 @@ class TimedModel:
             activation_bytes=self._activation_bytes(),
             in_line=None if self._loading is None else self._loading.found(),
             all_reduce=reduced if self._bench.request.ranks > 1 else [],
+            own_batches=bool(drawn),
         )
         self._bench.part()
         return answer
@@ -91,8 +94,11 @@ class TimedModel:
         if self._bench.request.ranks > 1:
             self._bench.comm.barrier()
 
-    def _drawn_steps(self) -> list[float]:
-        """Seconds of forward and backward on batches of the graph's own; empty without them."""
+    def _drawn_steps(self) -> tuple[list[float], list[float]]:
+        """Seconds of forward and backward, and of adding gradients over ranks.
+
+        On batches of the graph's own, each rank its own; empty without them.
+        """
         request, loading = self._bench.request, self._loading
         # Links are numbered within their batch, and shared ones are a part of a batch.
         if (
@@ -100,14 +106,16 @@ class TimedModel:
             or request.task == "link"
             or (request.loading and request.loading.shared)
         ):
-            return []
-        found = list[float]()
+            return [], []
+        found = list[tuple[float, float]]()
         for i in range(DRAWN_WARMUP + request.steps):
             batch = drawn_batch(request, loading.sample(), loading.rows, i)
             loading.gather()
             self._meet()
-            found.append(self._bench.step(batch)[0])
-        return found[DRAWN_WARMUP:]
+            compute, _, added = self._bench.step(batch)
+            found.append((compute, added))
+        kept = found[DRAWN_WARMUP:]
+        return [compute for compute, _ in kept], [added for _, added in kept]
 
     def _batch_seconds(self) -> float:
         """Seconds to add edge weights to a mean batch, as the loader's last stage does."""

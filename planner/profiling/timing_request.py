@@ -59,3 +59,5 @@ class TimingAnswer:
     all_reduce: list[float] = field(default_factory=list[float])
     """Seconds of adding the gradients over ranks in each measured step, from this rank's entry;
     empty for one rank."""
+    own_batches: bool = False
+    """Those steps are on batches that each rank drew, as in a run: ranks wait for the longer."""

@@ -23,6 +23,7 @@ from planner.errors import MachineError, PlanDoesNotFit, SettingsError
 from planner.machine import MachineModel, Table
 from planner.workload import Spread
 from runtime.plan import GraphRef, Prediction, Threads, Workload
+from tests.planner.cost.terms import timed
 from tests.support.machines import constant, machine
 from tests.support.profiles import profile
 
@@ -190,6 +191,28 @@ def test_gradients_take_what_they_took_in_the_models_own_steps() -> None:
     found = predict(known, candidate(ranks=2), rows(2, host=5_000.0))
     assert found.stages["all_reduce"] == pytest.approx(5e-3 + 0.5642 * 0.03 * 0.9e-3, rel=1e-3)
     assert found.provenance["all_reduce"].startswith("measured: this model's gradients")
+
+
+def test_waits_for_larger_batches_are_expected_only_where_they_were_not_measured() -> None:
+    own = Table(unit="seconds", axes=["ranks", "threads"], points=[[2.0], [1.0]], values=[5e-3],
+                spread=0.01)  # fmt: skip
+    known = timed(request(), all_reduce=own)
+    batches = [
+        replace(
+            b, vertices=[*b.vertices[:-1], replace(b.vertices[-1], std=b.vertices[-1].mean / 10)]
+        )
+        for b in known.profile.batches
+    ]
+    known = replace(known, profile=replace(known.profile, batches=batches))
+
+    def waited(*, own_batches: bool, host: float) -> float:
+        asked = timed(known, own_batches=own_batches)
+        return predict(asked, candidate(ranks=2), rows(2, host=host)).stages["all_reduce"] - 5e-3
+
+    # Of seconds of the model, which grow with the batch, and of the loader's .9 ms.
+    assert waited(own_batches=False, host=5_000.0) > 0.5e-3
+    loader = 0.5642 * 0.9e-3 * (0.1**2 + 0.03**2) ** 0.5
+    assert waited(own_batches=True, host=5_000.0) == pytest.approx(loader, rel=1e-3)
 
 
 def test_a_loader_thread_hides_its_stages_but_slows_the_model() -> None:

@@ -74,6 +74,9 @@ def test_ranks_that_computed_at_once_are_averaged() -> None:
     assert found.all_reduce.at(ranks=2.0, threads=1.0) == pytest.approx(0.2)
     # Means over the ranks .1, .2, .3: 1.645 x 1.25 x (.1 / 1.349) / sqrt(3) / .2, by hand.
     assert found.all_reduce.spread == pytest.approx(0.44, abs=1e-4)
+    assert not found.own_batches
+    drew = [replace(answer(s), own_batches=True) for s in (1.0, 3.0)]
+    assert model_timing([(Combination(ranks=2, threads=1), drew)]).own_batches
     alone = [(Combination(ranks=1, threads=1), [replace(answer(1.0), all_reduce=[])])]
     assert model_timing(alone).all_reduce is None
 

@@ -83,6 +83,25 @@ def test_as_many_processes_load_at_once_as_a_job_has_ranks(monkeypatch: pytest.M
 
 
 @pytest.mark.distributed
+def test_ranks_wait_for_each_other_on_batches_that_they_draw(small_graph: Graph) -> None:
+    loading = LoadingRequest(
+        graph=str(small_graph.path), sampler=Sampler(), num_ranks=2, shared=False, beside=False
+    )
+    asked = replace(request(), in_dim=small_graph.feature_dim, loading=loading)
+    with Team(2) as team:
+        drew = team.time(asked, ranks=2)
+        alike = team.time(replace(asked, loading=replace(loading, shared=True)), ranks=2)
+    for own in drew:
+        assert own.own_batches
+        assert len(own.all_reduce) == asked.steps
+        assert min(own.all_reduce) > 0
+    # Ranks that share a batch have parts of it, which are timed on synthetic blocks alone.
+    for equal in alike:
+        assert not equal.own_batches
+        assert len(equal.all_reduce) == 3 * asked.steps
+
+
+@pytest.mark.distributed
 def test_two_processes_time_the_model_at_once_and_report_its_failure() -> None:
     with Team(2) as team:
         first, second = team.time(request(), ranks=2)
