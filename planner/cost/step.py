@@ -70,14 +70,14 @@ def step_seconds(
     """
     slowest = max(ranks, key=lambda r: r.loader + r.forward_backward + r.halo_exchange)
     slowed = _slowed(candidate, machine, slowest)
-    straggling = _straggling(candidate, ranks)
-    # Who left the exchange of rows first, or had its rows from the disk, waits for the others here.
+    straggling, late = _straggling(candidate, ranks), slowed.early
     halo = slowest.halo_exchange
     if halo > 0.0:
         # Ranks that meet in between wait twice, each time for who was slower since they last met.
-        halo += BEFORE_HIDDEN**0.5 * _waited_in_a_pass(ranks)
-        straggling *= (1.0 - BEFORE_HIDDEN) ** 0.5
-    all_reduce = slowest.all_reduce + straggling + slowed.early
+        halo += late + BEFORE_HIDDEN**0.5 * _waited_in_a_pass(ranks)
+        straggling, late = straggling * (1.0 - BEFORE_HIDDEN) ** 0.5, 0.0
+    # Who left the exchange of rows first, or had its rows from the disk, waits at the next one.
+    all_reduce = slowest.all_reduce + straggling + late
     trainer = slowed.forward_backward + halo + all_reduce + slowest.optimizer
     # What no stage has is metered while the training thread waits for its batch, most of it.
     stages_of_training, trainer = trainer, trainer + slowest.between
