@@ -39,13 +39,19 @@ TABLES = {
     "sample": ("sample_edge", "sample_vertex"),
     "gather": ("gather", "mapped_gather"),
     "gather.disk": ("disk_read",),
-    "exchange_rows": ("all_to_all", "all_to_all_stepped", "all_to_all_early"),
+    "exchange_rows": (
+        "all_to_all",
+        "all_to_all_stepped",
+        "all_to_all_early",
+        "all_to_all_hidden",
+    ),
     "exchange_ids": ("all_to_all_asked",),
 }
-"""Tables of the machine by the factor that scales them; ids of an exchange go with its rows where
-they were not measured together with the counts that precede them. The all-reduce has no factor:
-most of its seconds are the wait for the slowest rank, which is in no table to be scaled, and what
-one graph's ranks waited made other graphs' predictions worse."""
+"""Tables of the machine by the factor that scales them; hidden rows go with feature rows, which the
+same calls exchange, and ids of an exchange where they were not measured together with the counts
+that precede them. The all-reduce has no factor: most of its seconds are the wait for the slowest
+rank, which is in no table to be scaled, and what one graph's ranks waited made other graphs'
+predictions worse."""
 TIMED = ("forward_backward", "optimizer", "batch")
 """Stages priced from the profile's timing of the model."""
 

@@ -27,7 +27,7 @@ from runtime.graph.dataset import Graph
 from runtime.plan import Plan, Workload
 from runtime.report import RunReport, save_report
 from tests.planner.test_compare import report, stage
-from tests.support.machines import machine
+from tests.support.machines import constant, machine
 from tests.support.profiles import profile
 
 SETTINGS = PlanSettings(workload=Workload(batch_size=100, hidden=8, fanouts=[5, 3]), devices=1)
@@ -166,6 +166,14 @@ def test_only_the_named_stages_tables_are_scaled() -> None:
     assert found.tables["gather"].values == [2 * v for v in raw.tables["gather"].values]
     assert found.tables["sample_edge"] == raw.tables["sample_edge"]
     assert found.tables["gather"].provenance == "derived"
+
+
+def test_hidden_rows_are_exchanged_as_feature_rows_were() -> None:
+    hidden = constant("seconds", ["bytes", "ranks"], 2e-3)
+    raw = machine().with_tables({"all_to_all_hidden": hidden})
+    found = calibrated_machine(raw, {"exchange_rows": 0.75}).tables
+    assert found["all_to_all_hidden"].values == [0.75 * v for v in hidden.values]
+    assert found["all_to_all"].values == [0.75 * v for v in raw.tables["all_to_all"].values]
 
 
 def test_the_wait_for_other_ranks_teaches_no_factor(small_graph: Graph, tmp_path: Path) -> None:
