@@ -12,7 +12,7 @@ from planner.solver.placing import Placed, code_bytes
 from planner.solver.spreading import of_all, spread_placement
 from planner.thinned import Spread, thinned
 from planner.workload import Hotness
-from tests.planner.cost.test_model import NODES, candidate, request
+from tests.planner.cost.by_hand import NODES, candidate, request
 from tests.support.placing import rows_placed
 
 STRIDE = 7

@@ -8,8 +8,8 @@ from planner.cost.model import predict
 from planner.cost.request import Request
 from planner.machine import Table
 from planner.workload import Beside
+from tests.planner.cost.by_hand import candidate, price, request, rows
 from tests.planner.cost.terms import timed, with_tables
-from tests.planner.cost.test_model import candidate, price, request, rows
 from tests.support.machines import GATHER_AXES, constant, machine
 
 

@@ -11,7 +11,7 @@ from planner.cost.exchanges import hidden_and_back
 from planner.cost.rank_seconds import RankSeconds
 from planner.machine import MachineModel
 from runtime.plan import Threads
-from tests.planner.cost.test_model import GRAPH, candidate
+from tests.planner.cost.by_hand import GRAPH, candidate
 from tests.support.machines import constant, machine
 from tests.support.profiles import batch_profile, timing
 

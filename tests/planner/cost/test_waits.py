@@ -7,9 +7,10 @@ import pytest
 from planner.cost.model import predict
 from planner.cost.rank_seconds import RankSeconds
 from planner.cost.step import step_seconds
+from planner.machine import Table
 from planner.workload import AfterWait, Handing
+from tests.planner.cost.by_hand import candidate, price, request, rows
 from tests.planner.cost.terms import per_byte, timed, with_tables
-from tests.planner.cost.test_model import candidate, price, request, rows
 from tests.support.machines import constant, machine
 
 ROW_BYTES = 400
@@ -176,3 +177,25 @@ def test_ranks_that_share_a_batch_wait_for_each_other_twice_in_a_pass() -> None:
     assert found.stages["all_reduce"] == pytest.approx(2e-3 + half, rel=1e-3)
     shared = 1e-3 + 2e-3 + 2 * half - wait
     assert found.seconds == pytest.approx(apart.seconds + shared, rel=1e-4)
+
+
+def test_waits_for_larger_batches_are_expected_only_where_they_were_not_measured() -> None:
+    own = Table(unit="seconds", axes=["ranks", "threads"], points=[[2.0], [1.0]], values=[5e-3],
+                spread=0.01)  # fmt: skip
+    known = timed(request(), all_reduce=own)
+    batches = [
+        replace(
+            b, vertices=[*b.vertices[:-1], replace(b.vertices[-1], std=b.vertices[-1].mean / 10)]
+        )
+        for b in known.profile.batches
+    ]
+    known = replace(known, profile=replace(known.profile, batches=batches))
+
+    def waited(*, own_batches: bool, host: float) -> float:
+        asked = timed(known, own_batches=own_batches)
+        return predict(asked, candidate(ranks=2), rows(2, host=host)).stages["all_reduce"] - 5e-3
+
+    # Of seconds of the model, which grow with the batch, and of the loader's .9 ms.
+    assert waited(own_batches=False, host=5_000.0) > 0.5e-3
+    loader = 0.5642 * 0.9e-3 * (0.1**2 + 0.03**2) ** 0.5
+    assert waited(own_batches=True, host=5_000.0) == pytest.approx(loader, rel=1e-3)

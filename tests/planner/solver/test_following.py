@@ -17,7 +17,7 @@ from planner.settings import PlanSettings
 from planner.solver.following import with_capture, with_parts
 from runtime.plan import GraphRef, Prediction, Threads, Workload
 from runtime.train.parts import PART_BYTES
-from tests.planner.cost.test_model import GRAPH, NODES
+from tests.planner.cost.by_hand import GRAPH, NODES
 from tests.support.machines import constant, machine
 from tests.support.profiles import profile
 

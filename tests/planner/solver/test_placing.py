@@ -11,7 +11,7 @@ from planner.cost.budget import Budgets
 from planner.cost.model import fixed_parts, predict, row_bytes
 from planner.solver.cooperative import place_shared
 from planner.solver.placing import Capacity, code_bytes, memories_of
-from tests.planner.cost.test_model import GRAPH, NODES, candidate, request
+from tests.planner.cost.by_hand import GRAPH, NODES, candidate, request
 from tests.support.placing import rows_placed
 from tests.support.profiles import hotness
 

@@ -15,7 +15,7 @@ from planner.cost.reuse import of_frequencies
 from planner.solver.dynamic import missed_law
 from planner.solver.placing import Capacity, memories_of
 from planner.solver.placing_cache import place_behind_caches
-from tests.planner.cost.test_model import GRAPH, NODES, candidate, request
+from tests.planner.cost.by_hand import GRAPH, NODES, candidate, request
 from tests.support.profiles import hotness
 
 

@@ -1,0 +1,53 @@
+"""A request, candidates and placed rows whose prices can be added up by hand."""
+
+from planner.candidate import Candidate, PlacedRows, RankRows
+from planner.cost.budget import Budgets
+from planner.cost.model import Request, predict
+from planner.machine import MachineModel
+from runtime.plan import GraphRef, Prediction, Threads, Workload
+from tests.support.machines import machine
+from tests.support.profiles import profile
+
+NODES = 100_000
+BATCH = 1000
+GRAPH = GraphRef(
+    name="by-hand",
+    path="/nowhere",
+    fingerprint="0",
+    num_nodes=NODES,
+    num_edges=1_000_000,
+    feature_dim=100,
+    feature_dtype="float32",
+    num_classes=5,
+    task="multiclass",
+    num_train=10_000,
+)
+
+
+def request(model: MachineModel | None = None, budgets: Budgets | None = None) -> Request:
+    return Request(
+        graph=GRAPH,
+        workload=Workload(batch_size=BATCH),
+        profile=profile(NODES, BATCH).numbers,
+        machine=machine() if model is None else model,
+        budgets=Budgets() if budgets is None else budgets,
+    )
+
+
+def candidate(ranks: int = 1, compute: int = 1, loaders: int = 0) -> Candidate:
+    threads = Threads(compute=compute, sample=loaders, gather=1)
+    return Candidate(num_ranks=ranks, threads=threads, prefetch_depth=2, policy="none")
+
+
+def rows(ranks: int = 1, **by_source: float) -> PlacedRows:
+    total = sum(by_source.values())
+    each = RankRows(
+        rows=by_source,
+        working_rows=dict.fromkeys(by_source, 1e5),
+        shares={k: v / total for k, v in by_source.items()},
+    )
+    return PlacedRows(policy="none", ranks=[each] * ranks, host_rows=NODES)
+
+
+def price(found: Candidate, placed: PlacedRows, **options: object) -> Prediction:
+    return predict(request(**options), found, placed)  # pyright: ignore[reportArgumentType]

@@ -1,0 +1,112 @@
+"""Memory of ranks and hosts, added up by hand."""
+
+from dataclasses import replace
+
+import pytest
+
+from planner.cost.memory import (
+    activation_bytes,
+    batch_bytes,
+    location_bytes,
+    model_bytes,
+    require_fit,
+    sampling_bytes,
+    tail,
+    use,
+)
+from planner.cost.model import predict
+from planner.errors import PlanDoesNotFit
+from planner.workload import Spread
+from tests.planner.cost.by_hand import BATCH, GRAPH, NODES, candidate, price, request, rows
+
+
+def test_memory_parts_add_up_by_hand() -> None:
+    found = price(candidate(), rows(host=1e4)).memory_bytes
+    parts = found["rank0"].parts
+    assert parts == {
+        "context": 200_000_000,
+        "model and optimizer": 160_000,  # 10000 x 4 B x 4
+        "activations": 1_000_000,
+        "sampling": 8 * NODES + 16 * 10_000 + 8 * 20_000,
+        "batches": 10_000 * 408 + 4 * 20_000,
+        "location table": 4 * NODES,
+        "own rows": 0,
+    }
+    host = found["host0"]
+    assert host.parts["features"] == NODES * 400
+    assert host.parts["topology"] == 8 * (NODES + 1) + 4 * 1_000_000
+    assert host.parts["ranks"] == found["rank0"].total
+    assert host.headroom == host.capacity - host.total
+
+
+def test_what_starts_the_ranks_is_in_the_sum_of_the_host() -> None:
+    without = price(candidate(), rows(host=1e4)).memory_bytes["host0"]
+    asked = request()
+    assert asked.profile.process is not None
+    process = replace(asked.profile.process, launcher_bytes=70_000_000)
+    asked = replace(asked, profile=replace(asked.profile, process=process))
+    found = predict(asked, candidate(), rows(host=1e4)).memory_bytes["host0"]
+    assert found.parts["launcher"] == 70_000_000
+    assert found.total == without.total + 70_000_000
+
+
+def test_rows_of_peers_pass_through_buffers_of_both_sides() -> None:
+    without = price(candidate(ranks=2), rows(2, host=1e4)).memory_bytes["rank0"].parts
+    assert "rows of peers" not in without
+    asked = price(candidate(ranks=2), rows(2, own=5e3, peer=5e3)).memory_bytes["rank0"].parts
+    # Of each batch's 5000 vertices half are read of the other rank, which reads as many of this.
+    assert asked["rows of peers"] == 2 * 5_000 // 2 * 400
+    assert {k: v for k, v in asked.items() if k != "rows of peers"} == without
+
+
+def test_prefetched_batches_need_their_buffers() -> None:
+    inline, ahead = (
+        price(candidate(loaders=n), rows(host=1e4)).memory_bytes["rank0"].parts["batches"]
+        for n in (0, 1)
+    )
+    assert ahead == 3 * inline  # the one in use, and two ahead of it
+
+
+def test_no_more_batches_are_alive_than_an_epoch_has() -> None:
+    def batches(num_train: int, loaders: int) -> int:
+        short = replace(request(), graph=replace(GRAPH, num_train=num_train))
+        found = predict(short, candidate(loaders=loaders), rows(host=1e4))
+        return found.memory_bytes["rank0"].parts["batches"]
+
+    alone = batches(10_000, 0)
+    # Two ahead and the one in use; an epoch of two steps never has three, and one of one only one.
+    alive = [batches(num_train, 1) for num_train in (10_000, 3 * BATCH, 2 * BATCH, BATCH)]
+    assert alive == pytest.approx([3 * alone, 3 * alone, 2 * alone, alone], abs=2)
+
+
+class TestMemory:
+    """[A10] of formulas.md 8.10 and the sum that is shown."""
+
+    def test_the_tail_of_a_thousand_batches(self) -> None:
+        s = Spread(mean=100.0, std=10.0, p99=120.0, largest=121.0)
+        assert tail(s, profiled=50, draws=1000) == pytest.approx(100 + 10 * 3.241, abs=0.05)
+        assert tail(s, profiled=50, draws=8000) == pytest.approx(100 + 10 * 3.80, abs=0.2)
+
+    def test_a_seen_batch_always_fits(self) -> None:
+        s = Spread(mean=100.0, std=1.0, p99=150.0, largest=190.0)
+        assert tail(s, profiled=50, draws=10) == 190.0
+
+    def test_a_skewed_tail_reaches_farther_when_much_was_seen(self) -> None:
+        s = Spread(mean=100.0, std=5.0, p99=150.0, largest=151.0)
+        assert tail(s, profiled=500, draws=1000) > tail(s, profiled=50, draws=1000)
+
+    def test_parts(self) -> None:
+        assert model_bytes(1000) == 16_000
+        assert activation_bytes(1000, 1.5) == 1500
+        assert location_bytes(1000, 4) == 4000
+        assert batch_bytes(100.0, 1000.0, 400, 3) == 3 * (100 * 408 + 4000)
+        assert sampling_bytes(100.0, 1000.0, 10_000, 2) == 2 * 89_600
+
+    def test_the_refusal_is_the_sum(self) -> None:
+        over = use({"model": 3_000_000, "cache": 4_000_000}, 5_000_000)
+        with pytest.raises(PlanDoesNotFit) as caught:
+            require_fit("rank 0", over)
+        assert str(caught.value) == ("rank 0: cache 4.0 MB + model 3.0 MB = 7.0 MB > 5.0 MB usable")
+
+    def test_what_fits_is_not_refused(self) -> None:
+        require_fit("rank 0", use({"model": 3}, 3))
