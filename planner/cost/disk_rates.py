@@ -4,8 +4,9 @@ from planner.candidate import Candidate, RankRows
 from planner.cost.disk import PAGE_BYTES, reads_per_row
 from planner.cost.rates import Rate, lookup, ranks_here
 from planner.machine import MachineModel
+from runtime.features.disk import DEFAULT_DEPTH
 
-QUEUE_DEPTH = 16
+QUEUE_DEPTH = DEFAULT_DEPTH
 """Direct reads a rank keeps in flight."""
 
 

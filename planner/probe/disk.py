@@ -29,6 +29,8 @@ from planner.probe.timing import summarize, wait_until
 from planner.probe.worker import State
 from runtime.cores import process_on, usable_core_ids
 from runtime.features.direct_read import read_blocks_at
+from runtime.features.disk import DEFAULT_DEPTH, MOST_REQUEST_BYTES
+from runtime.features.read_buffers import read_buffers
 
 MODULE = "planner.probe.disk"
 ROUNDS = 8
@@ -210,22 +212,21 @@ def seconds_per_read(
     """
     num_blocks = path.stat().st_size // read_bytes
     ready = threading.Barrier(depth)
+    # As many and as long as the disk tier has, which are huge pages together.
+    buffers = read_buffers(max(depth, DEFAULT_DEPTH), max(read_bytes, MOST_REQUEST_BYTES))
 
     def reader(index: int) -> float:
         draws = np.random.default_rng([index, time.perf_counter_ns()])
         drawn = draws.integers(0, num_blocks, (DRAWN // CHUNK, CHUNK))
-        out, count = np.empty(read_bytes, np.uint8), 0
-        with mmap.mmap(-1, read_bytes) as mapped:  # anonymous maps are page-aligned
-            buffer = np.frombuffer(mapped, np.uint8)
-            ready.wait(30)  # a thread that failed before would be waited for for ever
-            start = now = time.perf_counter()
-            while count == 0 or now < start + seconds:
-                numbers = drawn[count // CHUNK % len(drawn)]
-                if read_blocks_at(descriptor, numbers, buffer, out) != CHUNK:
-                    raise OSError(f"{path}: a direct read of {read_bytes} bytes failed")
-                count += CHUNK
-                now = time.perf_counter()
-            del buffer  # a mapping that is still looked at cannot be closed
+        buffer, out, count = buffers[index][:read_bytes], np.empty(read_bytes, np.uint8), 0
+        ready.wait(30)  # a thread that failed before would be waited for for ever
+        start = now = time.perf_counter()
+        while count == 0 or now < start + seconds:
+            numbers = drawn[count // CHUNK % len(drawn)]
+            if read_blocks_at(descriptor, numbers, buffer, out) != CHUNK:
+                raise OSError(f"{path}: a direct read of {read_bytes} bytes failed")
+            count += CHUNK
+            now = time.perf_counter()
         return count / (now - start)
 
     with ThreadPoolExecutor(depth) as pool:

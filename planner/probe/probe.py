@@ -42,7 +42,7 @@ from planner.probe.timing import summarize
 from planner.progress import silent
 from runtime.device import available_ram_bytes, machine_facts, machine_fingerprint
 
-VERSION = "5"
+VERSION = "6"
 """Rises when tables mean something else; cached machines of another version are measured anew."""
 
 WAITED = 0.5

@@ -11,7 +11,6 @@ that training left them they slowed it down less (a model of 12.0 ms to 9.9), bu
 it waited for them: steps of 16.8 to 62.7 ms took 22.8 to 74.7 then (2 cores, 16 in flight).
 """
 
-import mmap
 import os
 import threading
 from pathlib import Path
@@ -26,8 +25,11 @@ from runtime.features.counters import Counters
 from runtime.features.crew import MOST_THREADS, Crew
 from runtime.features.direct_read import Requests, Stored
 from runtime.features.gather import copy_from_addresses
+from runtime.features.read_buffers import read_buffers
 from runtime.features.tier import AbstractTier
 
+DEFAULT_DEPTH = 16
+"""Requests in flight."""
 MOST_REQUEST_BYTES = 128 << 10
 """Longest request; a coalesced run of rows is cut there."""
 INDEX_BYTES_PER_ID = 6 * 8
@@ -46,7 +48,7 @@ class Disk(AbstractTier):
         path: Path,
         *,
         budget_bytes: int,
-        queue_depth: int = 16,
+        queue_depth: int = DEFAULT_DEPTH,
     ) -> None:
         """Open the file; nothing is read yet.
 
@@ -71,10 +73,7 @@ class Disk(AbstractTier):
         self.budget.reserve("buffers", self.queue_depth * self.request_bytes)
         with self.budget.holding("index", LEAST_IDS * INDEX_BYTES_PER_ID):
             self._file, self.is_direct = direct.open_file(path)
-        self._buffers = [
-            np.frombuffer(mmap.mmap(-1, self.request_bytes), np.uint8)
-            for _ in range(self.queue_depth)
-        ]
+        self._buffers = read_buffers(self.queue_depth, self.request_bytes)
         try:
             self._crew = Crew(self._buffers)
         except BaseException:

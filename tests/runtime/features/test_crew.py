@@ -1,7 +1,6 @@
 """A crew of reading threads serves every request once, whatever signals come, and ends."""
 
 import gc
-import mmap
 import os
 import signal
 import threading
@@ -15,13 +14,14 @@ import pytest
 
 from runtime.features.crew import MOST_THREADS, Crew
 from runtime.features.direct_read import Requests, Stored
+from runtime.features.read_buffers import read_buffers
 
 NUM_ROWS, DIM = 1000, 128
 """Rows of a block each, so that any number of requests can be cut."""
 
 
 def _buffers(count: int) -> list[Any]:
-    return [np.frombuffer(mmap.mmap(-1, 4096), np.uint8) for _ in range(count)]
+    return read_buffers(count, 4096)
 
 
 def _requests(ids: Any) -> Requests:
