@@ -4,6 +4,7 @@ import gc
 import mmap
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -35,11 +36,12 @@ def test_no_more_is_resident_than_they_are_long() -> None:
     size = 5 * HUGE_PAGE_BYTES // 2
     gc.collect()
     before = _resident_bytes()
-    buffers = read_buffers(20, size // 20)
-    for buffer in buffers:
-        buffer[:] = 1
+    buffers, kept = read_buffers(20, size // 20), list[Any]()
+    while buffers:
+        kept.append(buffers.pop())
+        kept[-1][:] = 1
     assert abs(_resident_bytes() - before - size) < HUGE_PAGE_BYTES // 4
-    del buffers, buffer
+    kept.clear()
     gc.collect()
     assert _resident_bytes() - before < HUGE_PAGE_BYTES // 4
 
