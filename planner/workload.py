@@ -70,7 +70,7 @@ class Beside:
 
     work: float
     """Of a loader thread's work, over the training thread's when it does that between steps: below
-    1 for reads of a disk that then have a core to themselves."""
+    1 for reads of a disk that then have a core to themselves, or whose speed swings."""
     step: float
     """Of the model's steps, while such work goes on without a pause; at least 1."""
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from planner.candidate import Candidate
 from planner.cost.choices import ordered_seconds
+from planner.cost.disk_swing import beyond
 from planner.cost.gpu_lanes import Lanes, has_lanes, lanes_of, lanes_period
 from planner.cost.pipeline_time import beside, core_bound_seconds, stochastic_period
 from planner.cost.rank_seconds import RankSeconds
@@ -190,8 +191,8 @@ def _slowdowns(
         found = rank.beside.get(kind)
         if found is None:
             return own
-        # Only reads of a disk are faster by a thread that has a core for itself.
-        work = found.work if kind == "disk" else max(1.0, found.work)
+        # Only reads of a disk may be faster by a thread that has a core for itself.
+        work = beyond(found.work) if kind == "disk" else max(1.0, found.work)
         return Beside(work=work, step=found.step)
 
     sample, gather, disk = of("sample"), of("gather"), of("disk")

@@ -3,23 +3,13 @@
 The tables' reads are at random places, one after the other; a batch's rows recur, lie beside each
 other and come in order of id, and a disk that was given a pause, as between steps, reads faster
 than one that was not.
-
-Memory is as fast a minute later. A disk that others read as well is not: one of a virtual machine
-was, over ten seconds, .8 to 1.3 times as fast as over the next, and neither the probe's reading nor
-the profile's is the speed of a run. In 67 runs whose rows all lay on that disk, of eleven graphs
-and six probes, the table was 12% off beside what it was for all runs of its probe (standard
-deviation of logarithms), the profile's reading 13%, and their geometric mean 10%.
 """
 
-import math
-
 from planner.cost.disk_rates import QUEUE_DEPTH, disk_rate
+from planner.cost.disk_swing import between
 from planner.cost.rates import lookup
 from planner.machine import MachineModel
 from planner.profiling.loader_seconds import InLine, LoadingAnswer
-
-SWING = 0.3
-"""Logarithm of what two readings of one disk are apart and may both be of: more is no swing."""
 
 
 def loading_factors(
@@ -61,19 +51,3 @@ def loading_factors(
     if "disk_read" in factors:
         factors["disk_read"] = between(factors["disk_read"])
     return factors
-
-
-def between(factor: float) -> float:
-    """What is expected of a disk that was read twice: `factor` times as long the second time.
-
-    Half of the way, as neither time is better than the other. What is more than a disk's swing is
-    this graph's (it may lie on another disk than the probe's file): of that, the second alone.
-
-    >>> [round(between(f), 3) for f in (1.0, 1.21, 0.81, 4.0)]
-    [1.0, 1.1, 0.9, 3.872]
-    """
-    apart = math.log(factor)
-    if apart == 0.0:
-        return 1.0
-    own = max(0.0, 1.0 - (SWING / apart) ** 2)
-    return math.exp(apart * (1.0 + own) / 2.0)

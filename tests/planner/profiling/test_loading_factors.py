@@ -1,13 +1,13 @@
 """What loading was timed at, held against a machine's tables; all values by hand."""
 
-import math
 from dataclasses import replace
 
 import pytest
 
+from planner.cost.disk_swing import between
 from planner.machine import Table
 from planner.profiling.loader_seconds import InLine, LoadingAnswer, TimedDisk, TimedGather
-from planner.profiling.loading_factors import SWING, between, loading_factors
+from planner.profiling.loading_factors import loading_factors
 from tests.support.machines import machine
 
 GATHER = Table(
@@ -67,16 +67,3 @@ def test_nothing_is_held_against_what_was_not_measured() -> None:
     assert loading_factors(disk, line, found, 1) == {}
     assert loading_factors(machine(), in_line(), BARE, 1) == {}
     assert loading_factors(machine(), None, BARE, 1) == {}
-
-
-def test_a_disk_that_swings_is_between_two_readings_and_another_disk_is_its_own() -> None:
-    for factor in (0.75, 0.9, 1.2, math.exp(SWING)):
-        assert between(factor) == pytest.approx(factor**0.5)
-    # Twice as long: half of ln 2, and of the other half what is left by (.3 / ln 2)^2.
-    assert between(2.0) == pytest.approx(
-        math.exp(math.log(2) * (1 - (SWING / math.log(2)) ** 2 / 2))
-    )
-    assert between(10.0) == pytest.approx(10.0, rel=0.03)
-    assert between(0.1) == pytest.approx(1 / between(10.0))
-    values = [between(1.0 + i / 100) for i in range(300)]
-    assert values == sorted(values)

@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 
 from planner.cost.disk_rates import QUEUE_DEPTH, disk_rate
+from planner.cost.disk_swing import between
 from planner.profiling.loader_seconds import LoadingAnswer, LoadingRequest, TimedDisk
-from planner.profiling.loading_factors import between
 from planner.profiling.model_seconds import with_loading
 from planner.profiling.team import Team
 from runtime import codec
