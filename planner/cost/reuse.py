@@ -54,15 +54,29 @@ class Reuse:
         >>> Reuse(misses={"disk": np.array([4.0, 2.0, 1.0])}).hits(5)
         ({'disk': 2.5}, False)
         """
-        total: Misses = np.sum(list(self.misses.values()), axis=0)
-        footprint: Misses = np.zeros(total.size)
-        footprint[1:] = np.cumsum(total)[:-1]
-        tau = float(np.interp(num_slots, footprint, np.arange(total.size)))
+        total, footprint = self._totals()
+        tau = self.stay(num_slots)
         found = {
             kind: float(m[0] - np.interp(tau, np.arange(m.size), m))
             for kind, m in self.misses.items()
         }
         return found, bool(num_slots > footprint[-1] and total[-1] > 0)
+
+    def stay(self, num_slots: int) -> float:
+        """Batches without a touch after which a row has left a cache of so many rows.
+
+        >>> Reuse(misses={"disk": np.array([4.0, 2.0, 1.0])}).stay(5)
+        1.5
+        """
+        total, footprint = self._totals()
+        return float(np.interp(num_slots, footprint, np.arange(total.size)))
+
+    def _totals(self) -> tuple[Misses, Misses]:
+        """m(n) and F(n) of all sources together."""
+        total: Misses = np.sum(list(self.misses.values()), axis=0)
+        footprint: Misses = np.zeros(total.size)
+        footprint[1:] = np.cumsum(total)[:-1]
+        return total, footprint
 
 
 def of_frequencies(

@@ -1,5 +1,6 @@
 """A candidate's feature rows where ranks keep caches that fill themselves, and nothing else."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -7,6 +8,7 @@ from numpy.typing import NDArray
 
 from planner.candidate import Candidate, PlacedRows, RankRows
 from planner.cost.gather import touched_rows
+from planner.cost.missed_runs import missed_runs
 from planner.cost.model import Request, row_bytes
 from planner.errors import SettingsError
 from planner.placement.policy import Placement
@@ -37,6 +39,8 @@ def place_behind_caches(
     hotness: Hotness,
     curve: Curve,
     memories: Memories,
+    *,
+    batches: Sequence[NDArray[np.integer]] = (),
 ) -> Placed:
     """Every rank's rows behind a cache that fills itself, by the split of memory that reads best.
 
@@ -46,6 +50,7 @@ def place_behind_caches(
         hotness: of its batches.
         curve: of one rank's batches.
         memories: of the candidate.
+        batches: successive ones of a rank, as ids; empty: none were drawn.
 
     Raises:
         SettingsError: the ranks are GPUs.
@@ -58,7 +63,7 @@ def place_behind_caches(
     room, costs = memories.room, memories.costs
     nodes, stored = request.graph.num_nodes, row_bytes(request.graph)
     total = float(hotness.features.sum(dtype=np.float64))
-    tried: list[tuple[Placement, RankRows, int]] = []
+    tried: list[tuple[Placement, RankRows, int, float]] = []
     for split in splits(room.own_bytes, room.host_rows, nodes, candidate.num_ranks, stored):
 
         def choose(p: NDArray[np.float32], kept: int | None = split.host_rows) -> Placement:
@@ -74,9 +79,10 @@ def place_behind_caches(
         rows = cached_rows(shares, reuse, split.slots, total, holds_all=split.slots >= nodes)
         touched = {k: touched_rows(_only(hotness.features, m)) for k, m in masks.items()}
         in_host = nodes if split.host_rows is None else split.host_rows
-        tried.append((placement, with_working_rows(rows, touched), in_host))
-    placement, rows, in_host = min(tried, key=lambda each: gather_seconds(each[1], costs))
-    rows = _with_requests(request, placement, rows, hotness)
+        stay = reuse.stay(split.slots)
+        tried.append((placement, with_working_rows(rows, touched), in_host, stay))
+    placement, rows, in_host, stay = min(tried, key=lambda each: gather_seconds(each[1], costs))
+    rows = _with_requests(request, placement, rows, hotness, batches, stay)
     placed = PlacedRows(
         policy=candidate.policy,
         ranks=[rows] * candidate.num_ranks,
@@ -91,13 +97,25 @@ def _with_requests(
     placement: Placement,
     rows: RankRows,
     hotness: Hotness,
+    batches: Sequence[NDArray[np.integer]],
+    stay: float,
 ) -> RankRows:
-    """The same rows, and how many of those that the cache misses one read of the disk brings."""
+    """The same rows, and how many of those that the cache misses one read of the disk brings.
+
+    Counted on batches; where none were drawn, by the law of what an LRU cache misses.
+    """
     if rows.rows.get("disk", 0.0) <= 0.0:
         return rows
+    near = placement.on_host
+    if batches:
+        far = np.ones(hotness.features.size, np.bool_) if near is None else ~near
+        found = missed_runs(batches, far, stay, row_bytes(request.graph))
+        if found.requests > 0:
+            each, size = found.requests / found.rows, found.moved_bytes / found.requests
+            return replace(rows, disk_requests=each, disk_request_bytes=size)
     law = hotness.features.copy()
-    if placement.on_host is not None:
-        law[placement.on_host] = 0
+    if near is not None:
+        law[near] = 0
     missed = missed_law(law, rows.rows["disk"])
     each, size = disk_requests(request, hotness.seeds_per_rank, missed)
     return replace(rows, disk_requests=each, disk_request_bytes=size)

@@ -4,6 +4,9 @@ from collections.abc import Hashable, Iterator
 from dataclasses import replace
 from functools import partial
 
+import numpy as np
+from numpy.typing import NDArray
+
 from planner.candidate import DYNAMIC, Candidate
 from planner.cost.choices import look_up_seconds
 from planner.cost.model import Request
@@ -63,26 +66,33 @@ class Caches(Kind):
         memories: Memories,
     ) -> Placed | None:  # fmt: skip
         """Slots of the caches beside what the host holds."""
-        curve = _curve(ask, request, candidate, hotness, memories)
-        return place_behind_caches(request, candidate, hotness, curve, memories)
+        batches = _batches(ask, request, candidate, memories)
+        curve = _curve(ask, candidate, hotness, batches)
+        return place_behind_caches(request, candidate, hotness, curve, memories, batches=batches)
 
 
-def _curve(
-    ask: Question, request: Request, candidate: Candidate, hotness: Hotness, memories: Memories
-) -> Curve:
-    """From a rank's successive batches; from frequencies where none were drawn.
+def _batches(
+    ask: Question, request: Request, candidate: Candidate, memories: Memories
+) -> list[NDArray[np.int32]]:
+    """A rank's successive batches, as ids; none where they cannot be drawn.
 
     Nor are they drawn where the cache could not win, and nobody asked for it, if it never missed.
     """
-    unseen = partial(of_frequencies, hotness.features, hotness.num_batches)
     if ask.draws is None or _cannot_win(ask, request, candidate, memories):
-        return unseen
+        return []
     found = ask.draws.batches(candidate.num_ranks, candidate.kappa)
-    if isinstance(found, str):
-        return unseen
+    return [] if isinstance(found, str) else found
+
+
+def _curve(
+    ask: Question, candidate: Candidate, hotness: Hotness, batches: list[NDArray[np.int32]]
+) -> Curve:
+    """From a rank's successive batches; from frequencies where none were drawn."""
+    if not batches:
+        return partial(of_frequencies, hotness.features, hotness.num_batches)
     asked = ask.settings.sampler_parameters.get("kappa", 1)
     alone = candidate.kappa is None and float(asked) == 1.0
-    return partial(of_independent if alone else of_batches, found, hotness.features.size)
+    return partial(of_independent if alone else of_batches, batches, hotness.features.size)
 
 
 def _cannot_win(ask: Question, request: Request, candidate: Candidate, memories: Memories) -> bool:

@@ -1,5 +1,6 @@
 """What caches that fill themselves leave to the disk."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -11,10 +12,11 @@ from numpy.typing import NDArray
 from planner.candidate import RankRows
 from planner.cost.budget import SLOT_BYTES, Budgets
 from planner.cost.model import row_bytes
-from planner.cost.reuse import of_frequencies
+from planner.cost.reuse import of_batches, of_frequencies
 from planner.solver.dynamic import missed_law
 from planner.solver.placing import Capacity, memories_of
 from planner.solver.placing_cache import place_behind_caches
+from runtime.features.direct import BLOCK_BYTES
 from tests.planner.cost.by_hand import GRAPH, NODES, candidate, request
 from tests.support.profiles import hotness
 
@@ -35,7 +37,7 @@ def test_a_cache_that_saves_nothing_or_everything() -> None:
     assert missed_law(p, 0.0).tolist() == [0.0, 0.0, 0.0]
 
 
-def behind_a_cache(p: NDArray[np.float32]) -> RankRows:
+def behind_a_cache(p: NDArray[np.float32], batches: Sequence[NDArray[np.int32]] = ()) -> RankRows:
     """Of one rank whose cache has few slots; the host maps none."""
     one = replace(candidate(), policy="lru")
     asked = request(budgets=Budgets(device_bytes=1))
@@ -43,7 +45,10 @@ def behind_a_cache(p: NDArray[np.float32]) -> RankRows:
     slots = 300 * (row_bytes(GRAPH) + SLOT_BYTES)
     memories = replace(found, room=Capacity(own_rows=0, host_rows=0, own_bytes=slots))
     curve = partial(of_frequencies, p, 10)
-    return place_behind_caches(asked, one, hotness(1000, p), curve, memories).rows.ranks[0]
+    if batches:
+        curve = partial(of_batches, batches, p.size)
+    found = place_behind_caches(asked, one, hotness(1000, p), curve, memories, batches=batches)
+    return found.rows.ranks[0]
 
 
 def test_rows_that_lie_together_are_read_together_past_a_cache() -> None:
@@ -56,3 +61,16 @@ def test_rows_that_lie_together_are_read_together_past_a_cache() -> None:
     assert together.disk_request_bytes > 10 * row_bytes(GRAPH)
     assert alone.rows["disk"] > 0
     assert alone.disk_requests == pytest.approx(1.0, rel=0.01)
+
+
+def test_requests_past_a_cache_are_counted_on_batches_that_were_drawn() -> None:
+    # Rows ten by ten, always together, and each ten too far from the next to be read with it.
+    tens = np.arange(0, NODES, 1000)[:, None] + np.arange(10)
+    rng = np.random.default_rng(0)
+    batches = [tens[rng.random(len(tens)) < 0.4].ravel().astype(np.int32) for _ in range(64)]
+    p = np.zeros(NODES, np.float32)
+    p[tens] = 0.4
+    by_law, counted = behind_a_cache(p), behind_a_cache(p, batches)
+    assert counted.disk_requests == pytest.approx(0.1)
+    assert 10 * row_bytes(GRAPH) < counted.disk_request_bytes <= 2 * BLOCK_BYTES
+    assert by_law.disk_requests > 2 * counted.disk_requests
