@@ -5,7 +5,6 @@ A row comes from the cache unless the batches since its last touch filled it wit
 hold every row, its memory goes to the caches or half to them and half to the hottest rows.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -22,11 +21,6 @@ SUREST = 1.0 - 1e-9
 """A row in every batch is missed next to never."""
 LONGEST, TRIES = 1e9, 60
 """Batches that a row may stay away, and halvings of a range of them."""
-
-Masks = dict[str, NDArray[np.bool_] | None]
-"""Rows of each source; None: all."""
-Curve = Callable[[Masks], Reuse]
-"""How soon one rank's rows come back, apart by source."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

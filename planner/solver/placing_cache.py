@@ -1,6 +1,5 @@
 """A candidate's feature rows where ranks keep caches that fill themselves, and nothing else."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -8,13 +7,11 @@ from numpy.typing import NDArray
 
 from planner.candidate import Candidate, PlacedRows, RankRows
 from planner.cost.gather import touched_rows
-from planner.cost.missed_runs import missed_runs
 from planner.cost.model import Request, row_bytes
+from planner.cost.successive import Masks, SuccessiveReads
 from planner.errors import SettingsError
 from planner.placement.policy import Placement
 from planner.solver.dynamic import (
-    Curve,
-    Masks,
     cached_rows,
     gather_seconds,
     missed_law,
@@ -37,10 +34,8 @@ def place_behind_caches(
     request: Request,
     candidate: Candidate,
     hotness: Hotness,
-    curve: Curve,
+    reads: SuccessiveReads,
     memories: Memories,
-    *,
-    batches: Sequence[NDArray[np.integer]] = (),
 ) -> Placed:
     """Every rank's rows behind a cache that fills itself, by the split of memory that reads best.
 
@@ -48,9 +43,8 @@ def place_behind_caches(
         request: graph, machine and budgets.
         candidate: its ranks, and which cache.
         hotness: of its batches.
-        curve: of one rank's batches.
+        reads: of one rank.
         memories: of the candidate.
-        batches: successive ones of a rank, as ids; empty: none were drawn.
 
     Raises:
         SettingsError: the ranks are GPUs.
@@ -75,14 +69,14 @@ def place_behind_caches(
         masks: Masks = {"host": None} if mask is None else {"host": mask, "disk": ~mask}
         kept = shares_of(choose, hotness, costs)[0]
         shares = {str(kind): float(share) for kind, share in zip(KINDS, kept, strict=True)}
-        reuse = curve(masks)
+        reuse = reads.reuse(masks)
         rows = cached_rows(shares, reuse, split.slots, total, holds_all=split.slots >= nodes)
         touched = {k: touched_rows(_only(hotness.features, m)) for k, m in masks.items()}
         in_host = nodes if split.host_rows is None else split.host_rows
         stay = reuse.stay(split.slots)
         tried.append((placement, with_working_rows(rows, touched), in_host, stay))
     placement, rows, in_host, stay = min(tried, key=lambda each: gather_seconds(each[1], costs))
-    rows = _with_requests(request, placement, rows, hotness, batches, stay)
+    rows = _with_requests(request, placement, rows, hotness, reads, stay)
     placed = PlacedRows(
         policy=candidate.policy,
         ranks=[rows] * candidate.num_ranks,
@@ -97,7 +91,7 @@ def _with_requests(
     placement: Placement,
     rows: RankRows,
     hotness: Hotness,
-    batches: Sequence[NDArray[np.integer]],
+    reads: SuccessiveReads,
     stay: float,
 ) -> RankRows:
     """The same rows, and how many of those that the cache misses one read of the disk brings.
@@ -107,16 +101,12 @@ def _with_requests(
     if rows.rows.get("disk", 0.0) <= 0.0:
         return rows
     near = placement.on_host
-    if batches:
-        far = np.ones(hotness.features.size, np.bool_) if near is None else ~near
-        found = missed_runs(batches, far, stay, row_bytes(request.graph))
-        if found.requests > 0:
-            each, size = found.requests / found.rows, found.moved_bytes / found.requests
-            return replace(rows, disk_requests=each, disk_request_bytes=size)
-    law = hotness.features.copy()
-    if near is not None:
-        law[near] = 0
-    missed = missed_law(law, rows.rows["disk"])
+    far = np.ones(hotness.features.size, np.bool_) if near is None else ~near
+    found = reads.missed(far, stay, row_bytes(request.graph))
+    if found is not None:
+        each, size = found.requests / found.rows, found.moved_bytes / found.requests
+        return replace(rows, disk_requests=each, disk_request_bytes=size)
+    missed = missed_law(np.where(far, hotness.features, 0), rows.rows["disk"])
     each, size = disk_requests(request, hotness.seeds_per_rank, missed)
     return replace(rows, disk_requests=each, disk_request_bytes=size)
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Hashable, Iterator
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,8 +9,7 @@ from numpy.typing import NDArray
 from planner.candidate import DYNAMIC, Candidate
 from planner.cost.choices import look_up_seconds
 from planner.cost.model import Request
-from planner.cost.reuse import of_batches, of_frequencies, of_independent
-from planner.solver.dynamic import Curve
+from planner.cost.successive import DrawnReads, ExpectedReads, SuccessiveReads
 from planner.solver.kinds.kind import Ask, Kind, LeftOut, Question
 from planner.solver.placing import Capacity, Memories, Placed
 from planner.solver.placing_cache import place_behind_caches
@@ -67,8 +65,8 @@ class Caches(Kind):
     ) -> Placed | None:  # fmt: skip
         """Slots of the caches beside what the host holds."""
         batches = _batches(ask, request, candidate, memories)
-        curve = _curve(ask, candidate, hotness, batches)
-        return place_behind_caches(request, candidate, hotness, curve, memories, batches=batches)
+        reads = _reads(ask, candidate, hotness, batches)
+        return place_behind_caches(request, candidate, hotness, reads, memories)
 
 
 def _batches(
@@ -84,15 +82,15 @@ def _batches(
     return [] if isinstance(found, str) else found
 
 
-def _curve(
+def _reads(
     ask: Question, candidate: Candidate, hotness: Hotness, batches: list[NDArray[np.int32]]
-) -> Curve:
+) -> SuccessiveReads:
     """From a rank's successive batches; from frequencies where none were drawn."""
     if not batches:
-        return partial(of_frequencies, hotness.features, hotness.num_batches)
+        return ExpectedReads(p=hotness.features, num_batches=hotness.num_batches)
     asked = ask.settings.sampler_parameters.get("kappa", 1)
     alone = candidate.kappa is None and float(asked) == 1.0
-    return partial(of_independent if alone else of_batches, batches, hotness.features.size)
+    return DrawnReads(batches=batches, num_nodes=hotness.features.size, independent=alone)
 
 
 def _cannot_win(ask: Question, request: Request, candidate: Candidate, memories: Memories) -> bool:

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
 import pytest
@@ -12,7 +11,7 @@ from numpy.typing import NDArray
 from planner.candidate import RankRows
 from planner.cost.budget import SLOT_BYTES, Budgets
 from planner.cost.model import row_bytes
-from planner.cost.reuse import of_batches, of_frequencies
+from planner.cost.successive import DrawnReads, ExpectedReads, SuccessiveReads
 from planner.solver.dynamic import missed_law
 from planner.solver.placing import Capacity, memories_of
 from planner.solver.placing_cache import place_behind_caches
@@ -44,10 +43,10 @@ def behind_a_cache(p: NDArray[np.float32], batches: Sequence[NDArray[np.int32]] 
     found = memories_of(asked, candidate(), hotness(1000, p), shared_host=False)
     slots = 300 * (row_bytes(GRAPH) + SLOT_BYTES)
     memories = replace(found, room=Capacity(own_rows=0, host_rows=0, own_bytes=slots))
-    curve = partial(of_frequencies, p, 10)
+    reads: SuccessiveReads = ExpectedReads(p=p, num_batches=10)
     if batches:
-        curve = partial(of_batches, batches, p.size)
-    found = place_behind_caches(asked, one, hotness(1000, p), curve, memories, batches=batches)
+        reads = DrawnReads(batches=batches, num_nodes=p.size, independent=False)
+    found = place_behind_caches(asked, one, hotness(1000, p), reads, memories)
     return found.rows.ranks[0]
 
 
