@@ -86,10 +86,11 @@ def probe_command(
 ) -> None:
     """Measure this machine: memory, disk, exchange between ranks, sampling.
 
-    With --hosts, the links between hosts as well; host 0 writes the file of all. With --disk only
-    the disk, in seconds: those of virtual machines swing, and a plan that reads one hangs on it.
+    Plans that name no machine use it too, unless it is --quick. With --hosts, the links between
+    hosts as well; host 0 writes the file of all. With --disk only the disk, in seconds: those of
+    virtual machines swing, and a plan that reads one hangs on it.
     """
-    from planner.probe.probe import probe, probe_hosts, with_disk_again
+    from planner.probe.probe import keep_for_plans, probe, probe_hosts, with_disk_again
 
     if output.is_dir():
         raise IsADirectoryError(21, "expected a file name for -o, found a folder", str(output))
@@ -106,11 +107,13 @@ def probe_command(
         console(as_json).print(f"host 0 writes the machine of {hosts} hosts")
         return
     save_machine(machine, output)
+    kept = hosts == 1 and keep_for_plans(machine)
     if as_json:
         emit_json(machine)
         return
     show(machine)
-    console().print(f"written to {output}", markup=False)
+    used = "; plans that name no machine use it" if kept else ""
+    console().print(f"written to {output}{used}", markup=False)
 
 
 def own_machine(path: Path, hosts: int) -> MachineModel:

@@ -259,6 +259,14 @@ def load_or_probe(
     return machine
 
 
+def keep_for_plans(machine: MachineModel) -> bool:
+    """Keep a full probe of this machine for plans that name none; returns whether it is one."""
+    if not _is_current(machine) or machine.extent != FULL.name:
+        return False
+    save_machine(machine, _cached_path())
+    return True
+
+
 def cached_machine(*, quick: bool = False) -> MachineModel | None:
     """This machine's model as it was probed before; None where it has to be measured.
 
@@ -269,8 +277,12 @@ def cached_machine(*, quick: bool = False) -> MachineModel | None:
         machine = load_machine(_cached_path())
     except MachineError:
         return None  # absent, damaged or of an older release
-    same = machine.fingerprint == machine_fingerprint() and machine.versions.get("probe") == VERSION
-    return machine if same and (quick or machine.extent == FULL.name) else None
+    return machine if _is_current(machine) and (quick or machine.extent == FULL.name) else None
+
+
+def _is_current(machine: MachineModel) -> bool:
+    """Whether this machine was measured, by a probe whose tables mean what this one's do."""
+    return machine.fingerprint == machine_fingerprint() and machine.versions.get("probe") == VERSION
 
 
 def _cached_path() -> Path:

@@ -14,6 +14,7 @@ from planner.probe.presets import load_preset
 from planner.probe.probe import (
     cache_folder,
     cached_machine,
+    keep_for_plans,
     load_or_probe,
     probe,
     probe_with,
@@ -146,6 +147,19 @@ def test_a_quick_probe_does_not_stand_in_for_a_full_one(probed: list[bool]):
     load_or_probe(quick=True)
     load_or_probe()
     assert probed == [True, False]
+
+
+def test_what_was_probed_by_hand_serves_plans(probed: list[bool], tmp_path: Path):
+    assert main(["probe", "-o", str(tmp_path / "machine.json")]) == 0
+    assert load_or_probe() == load_machine(tmp_path / "machine.json")
+    assert probed == [False]
+
+
+def test_only_full_probes_of_this_machine_by_this_release_are_kept():
+    assert not keep_for_plans(here("quick"))
+    assert not keep_for_plans(replace(here("full"), fingerprint="0" * 32))
+    assert not keep_for_plans(replace(here("full"), versions={"probe": "1"}))
+    assert cached_machine() is None
 
 
 @pytest.mark.parametrize("content", ["", "{", "{}"])
