@@ -91,11 +91,15 @@ class Patience:
         Args:
             work: times something.
         """
+        return self.tried(work)[0]
+
+    def tried(self, work: Callable[[], Found]) -> tuple[Found, bool]:
+        """As `timed`, and whether the machine was disturbed all the same."""
         while True:
             self.begin()
-            found = work()
-            if not self.again(self.end()):
-                return found
+            found, level = work(), self.end()
+            if not self.again(level):
+                return found, level >= DISTURBED
 
 
 def undisturbed() -> Patience:

@@ -1,5 +1,8 @@
 """A profile's timings, in rounds: the model for every number of ranks and threads, and loading."""
 
+import math
+import statistics
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -12,7 +15,7 @@ from planner.profiling.model_seconds import (
     model_timing,
     timing_request,
 )
-from planner.profiling.quick_rounds import is_apart, quick_in_line, quickest_but_one
+from planner.profiling.quick_rounds import calm_ones, is_apart, quick_in_line, quickest_but_one
 from planner.profiling.team import Team
 from planner.profiling.timing_request import TimingAnswer
 from planner.progress import Progress
@@ -25,6 +28,11 @@ ROUNDS = 3
 in line before them, the quickest round but one is kept (`quick_rounds`)."""
 MOST_ROUNDS = 6
 """Of steps, where rounds differ."""
+MOST_DISTURBED, DISTURBED_SECONDS = 12, 20.0
+"""Of steps, where fewer than two rounds were undisturbed, and what those beyond may take in all."""
+SCALE_SECONDS, MOST_STEPS = 0.25, 84
+"""What the steps of each scale fill in all rounds but the first, and most of them: what neighbours
+take comes and goes within tenths of a second, and medians over 40 ms of steps differed by 10%."""
 APART = 1.08
 """The quickest round but one over the quickest, from which both cannot be undisturbed. Neighbours
 stay for minutes: of three rounds of one sampler two took at least 1.38 times what its steps did,
@@ -80,10 +88,13 @@ def time_all(
     """
     timed = [_Rounds(graph, each) for each in wanted]
     steps = ROUNDS * sum(len(each.ordered) for each in timed)
-    done = 0
-    for number in range(MOST_ROUNDS):
+    done, late = 0, 0.0
+    for number in range(MOST_DISTURBED):
+        if late > DISTURBED_SECONDS:
+            break
+        begun = time.perf_counter()
         for each in timed:
-            for combination in each.ordered if number < ROUNDS else each.apart():
+            for combination in each.wanting(number):
                 if progress is not None:
                     ranks, threads = combination.ranks, combination.threads
                     words = f"timing {each.what}, {ranks} ranks x {threads} threads"
@@ -92,6 +103,8 @@ def time_all(
                 done += 1
             if number < ROUNDS:
                 each.load(team, patience)
+        if number >= MOST_ROUNDS:
+            late += time.perf_counter() - begun
     return [each.kept() for each in timed]
 
 
@@ -102,8 +115,11 @@ class _Rounds:
         self._graph, self._settings, self._batch = graph, wanted.settings, wanted.batch
         self._combinations = wanted.combinations
         self.ordered = sorted(wanted.combinations, key=lambda c: (c.ranks, c.threads))
-        self._steps: dict[Combination, list[list[TimingAnswer]]] = {c: [] for c in self.ordered}
-        self._loads = list[LoadingAnswer]()
+        self._steps: dict[Combination, list[tuple[list[TimingAnswer], bool]]] = {
+            combination: [] for combination in self.ordered
+        }
+        """By round, and whether it was disturbed."""
+        self._loads = list[tuple[LoadingAnswer, bool]]()
         self._loading = loading_request(graph, wanted.settings, wanted.batch, wanted.combinations)
 
     @property
@@ -118,27 +134,44 @@ class _Rounds:
         request = timing_request(
             self._graph, self._settings, self._batch, combination, with_last=first
         )
-        found = patience.timed(lambda: team.time(request, combination.ranks))
+        if earlier := self._steps[combination]:
+            request = replace(request, steps=_enough_steps(request.steps, earlier[0][0][0]))
+        found = patience.tried(lambda: team.time(request, combination.ranks))
         self._steps[combination].append(found)
 
     def load(self, team: Team, patience: Patience) -> None:
         """One more round of loading."""
         ranks = self.ordered[0].ranks
-        self._loads.append(patience.timed(lambda: team.load(self._loading, ranks)))
+        self._loads.append(patience.tried(lambda: team.load(self._loading, ranks)))
 
-    def apart(self) -> list[Combination]:
-        """Those whose two quickest rounds differ."""
-        return [c for c, rounds in self._steps.items() if is_apart(rounds, APART)]
+    def wanting(self, number: int) -> list[Combination]:
+        """Those of which one more round is wanted, after so many."""
+        if number < ROUNDS:
+            return self.ordered
+        return [c for c, rounds in self._steps.items() if self._is_wanting(rounds, number)]
+
+    def _is_wanting(self, rounds: list[tuple[list[TimingAnswer], bool]], number: int) -> bool:
+        """Whether the two quickest undisturbed rounds differ, or there are no two."""
+        if sum(not disturbed for _, disturbed in rounds) < 2:
+            return True
+        return number < MOST_ROUNDS and is_apart(calm_ones(rounds), APART)
 
     def kept(self) -> Timed:
         """Of steps the quickest rounds but one, of what else a loader does those in the middle."""
-        timing = model_timing([(c, quickest_but_one(found)) for c, found in self._steps.items()])
+        calm = {combination: calm_ones(rounds) for combination, rounds in self._steps.items()}
+        timing = model_timing([(c, quickest_but_one(found)) for c, found in calm.items()])
         # Libraries warm up once in a process: in whichever answer that was.
-        every = [a for found in self._steps.values() for answers in found for a in answers]
+        every = [a for rounds in self._steps.values() for answers, _ in rounds for a in answers]
         warmup = max(answer.warmup_seconds for answer in every)
         chosen, _ = among_steps_of(self._combinations)
         return Timed(
             model=replace(timing, warmup_seconds=warmup),
-            in_line=quick_in_line(self._steps[chosen]),
-            loading=middle_loading(self._loads),
+            in_line=quick_in_line(calm[chosen]),
+            loading=middle_loading(calm_ones(self._loads)),
         )
+
+
+def _enough_steps(least: int, found: TimingAnswer) -> int:
+    """Steps of each scale that fill the time."""
+    step = statistics.fmean(found.forward_backward)
+    return max(least, min(MOST_STEPS, math.ceil(SCALE_SECONDS / step)) if step > 0.0 else least)

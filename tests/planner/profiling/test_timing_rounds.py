@@ -5,11 +5,20 @@ from typing import Any
 
 import pytest
 
-from planner.probe.patience import undisturbed
+from planner.probe.patience import Patience, undisturbed
 from planner.profiling.loader_seconds import InLine, LoadingAnswer
+from planner.profiling.model_seconds import STEPS
 from planner.profiling.team import Team
 from planner.profiling.timing_request import TimingRequest
-from planner.profiling.timing_rounds import MOST_ROUNDS, ROUNDS, TimedBatch, time_all
+from planner.profiling.timing_rounds import (
+    MOST_DISTURBED,
+    MOST_ROUNDS,
+    MOST_STEPS,
+    ROUNDS,
+    SCALE_SECONDS,
+    TimedBatch,
+    time_all,
+)
 from planner.settings import PlanSettings
 from planner.workload import Combination
 from runtime.graph.dataset import Graph
@@ -66,6 +75,15 @@ def test_a_round_goes_through_all_ranks_and_threads_and_their_loading(small_grap
     assert [each.times_loading for each in team.requests][:5] == [False, False, True, False, True]
 
 
+def one_batch() -> TimedBatch:
+    """One rank with one thread."""
+    return TimedBatch(
+        batch=by_hand(50, 10).numbers.batches[0],
+        combinations=[Combination(ranks=1, threads=1)],
+        settings=PlanSettings(workload=Workload(batch_size=100, fanouts=[3, 2])),
+    )
+
+
 @pytest.mark.parametrize(
     ("seconds", "rounds", "kept"),
     [
@@ -77,13 +95,8 @@ def test_a_round_goes_through_all_ranks_and_threads_and_their_loading(small_grap
 def test_rounds_that_differ_are_followed_by_more_until_the_two_quickest_agree(
     small_graph: Graph, seconds: list[float], rounds: int, kept: float
 ) -> None:
-    wanted = TimedBatch(
-        batch=by_hand(50, 10).numbers.batches[0],
-        combinations=[Combination(ranks=1, threads=1)],
-        settings=PlanSettings(workload=Workload(batch_size=100, fanouts=[3, 2])),
-    )
     team = Recorded(seconds)
-    (each,) = time_all(small_graph, [wanted], team, None, undisturbed())
+    (each,) = time_all(small_graph, [one_batch()], team, None, undisturbed())
     assert team.calls.count((1, 1)) == rounds
     assert team.calls.count("load 1") == ROUNDS
     found = each.model.forward_backward.at(scale=1.0, ranks=1, threads=1)
@@ -91,3 +104,40 @@ def test_rounds_that_differ_are_followed_by_more_until_the_two_quickest_agree(
     # Of the same round.
     assert each.in_line is not None
     assert each.in_line.sample_seconds == pytest.approx(kept / 10)
+
+
+def impatient(team: Recorded, disturbed: int) -> Patience:
+    """Takes what there is, of a machine that is disturbed until so many rounds of steps were."""
+    return Patience(lambda: 3.0 if team.calls.count((1, 1)) < disturbed else 0.0)
+
+
+def test_rounds_that_were_disturbed_are_left_out_and_made_up_for(small_graph: Graph) -> None:
+    team = Recorded([1.0, 1.0, 1.5, 1.55])
+    (each,) = time_all(small_graph, [one_batch()], team, None, impatient(team, 2))
+    assert team.calls.count((1, 1)) == 4
+    assert each.model.forward_backward.at(scale=1.0, ranks=1, threads=1) == pytest.approx(2 * 1.55)
+    assert each.in_line is not None
+    assert each.in_line.sample_seconds == pytest.approx(0.155)
+    # Loading followed the first round while the machine was still disturbed.
+    assert each.loading.disk_start_seconds == pytest.approx((1.0 + 1.5) / 2)
+
+
+@pytest.mark.parametrize(("seconds", "rounds"), [(60.0, MOST_DISTURBED), (0.0, MOST_ROUNDS + 1)])
+def test_a_machine_that_is_always_disturbed_is_timed_as_it_is(
+    small_graph: Graph, monkeypatch: pytest.MonkeyPatch, seconds: float, rounds: int
+) -> None:
+    monkeypatch.setattr("planner.profiling.timing_rounds.DISTURBED_SECONDS", seconds)
+    team = Recorded([2.0, 1.5, *[1.6] * MOST_DISTURBED])
+    (each,) = time_all(small_graph, [one_batch()], team, None, impatient(team, 1000))
+    assert team.calls.count((1, 1)) == rounds
+    assert each.model.forward_backward.at(scale=1.0, ranks=1, threads=1) == pytest.approx(2 * 1.6)
+
+
+@pytest.mark.parametrize("seconds", [0.0001, 0.004, 1.0])
+def test_steps_of_later_rounds_fill_a_time(small_graph: Graph, seconds: float) -> None:
+    team = Recorded([seconds] * ROUNDS)
+    time_all(small_graph, [one_batch()], team, None, undisturbed())
+    first, *later = [each.steps for each in team.requests if not each.times_loading]
+    mean = sum(answer(seconds).forward_backward) / 3
+    assert first == STEPS
+    assert later == [max(STEPS, min(MOST_STEPS, round(SCALE_SECONDS / mean + 0.5)))] * 2
