@@ -69,7 +69,8 @@ def measure_gathers(bench: Bench) -> None:
             "device_copy": lambda like=like, rows=rows: like.copy_(rows.out),
             "pinned_copy": lambda like=like, staged=staged: like.copy_(staged, non_blocking=True),
         }
-        taken = bench.in_turns(tasks | {f"{n}_gather": rows.gather(n) for n in rows.tables})
+        gathers = {f"{name}_gather": rows.gather(name) for name in rows.tables}
+        taken = bench.in_turns(tasks | gathers, held=True)
         for name, times in taken.items():
             _record(f"{name}_{width}xfp32", name, rows, taken, times)
 
@@ -113,7 +114,7 @@ def random_reads(bench: Bench, num_entries: int, *, host: bool) -> Spread:
     rows = DeviceTable(codes, {0: DeviceRows("host" if host else "own", table)}, device)
     ids = torch.randint(0, entries, (bench.sizes.reads,), device=device)
     out, counts = torch.empty((ids.numel(), 1), device=device), rows.new_counts()
-    taken = bench.in_turns({"read": lambda: rows.gather(ids, out, counts)})
+    taken = bench.in_turns({"read": lambda: rows.gather(ids, out, counts)}, held=True)
     rate = rates(ids.numel(), taken["read"])
     name = "random_uva_4_byte_reads" if host else "random_hbm_4_byte_reads"
     record(name, rate, "G reads/s", entries=entries)

@@ -14,6 +14,8 @@ from torch import Tensor
 from runtime.graph.dataset import Graph
 from tests.benchmarks.common import Spread, bench_graph, record
 
+HOLD_CYCLES = 20_000_000
+"""About ten milliseconds: longer than the host takes to enqueue a few gathers."""
 GRACE_SECONDS = 30
 """What a part may take beyond the budget before the run ends by itself."""
 
@@ -135,14 +137,23 @@ class Bench:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
-    def seconds(self, task: Callable[[], object], calls: int) -> float:
-        """Seconds of one call, of `calls` in a row between two events."""
+    def seconds(self, task: Callable[[], object], calls: int, *, held: bool = False) -> float:
+        """Seconds of one call, of `calls` in a row between two events.
+
+        Args:
+            task: enqueues work.
+            calls: how many.
+            held: the device waits until all of them are enqueued: its own seconds, without the
+                host's where starting a kernel takes longer than the kernel.
+        """
         if self.device.type != "cuda":
             start = time.perf_counter()
             for _ in range(calls):
                 task()
             return (time.perf_counter() - start) / calls
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        if held:
+            torch.cuda._sleep(HOLD_CYCLES)
         begin.record()
         for _ in range(calls):
             task()
@@ -151,7 +162,11 @@ class Bench:
         return begin.elapsed_time(end) / 1000 / calls
 
     def in_turns(
-        self, tasks: dict[str, Callable[[], object]], calls: int | None = None
+        self,
+        tasks: dict[str, Callable[[], object]],
+        calls: int | None = None,
+        *,
+        held: bool = False,
     ) -> dict[str, list[float]]:
         """Seconds of each task, several times, taken in turns after one call to warm up."""
         for task in tasks.values():
@@ -160,7 +175,7 @@ class Bench:
         taken: dict[str, list[float]] = {name: [] for name in tasks}
         for _ in range(self.sizes.repeats):
             for name, task in tasks.items():
-                taken[name].append(self.seconds(task, calls or self.sizes.calls))
+                taken[name].append(self.seconds(task, calls or self.sizes.calls, held=held))
         return taken
 
 
