@@ -34,7 +34,9 @@ TRIES = 4
 makes half as much again."""
 MOST_SPINS = 4_000_000
 """Looks at the line in one try, some 10 ms, after which someone else is held to have the core."""
-MOST_PAIRS = 8
+MOST_PAIRS = 2
+"""Of many cores a sample is watched: of 16, looks at 8 pairs and all cores took 44 ms, before and
+after each point of a probe, and all of 20 found something; at 2 pairs and 4 cores they take 9."""
 FAR = 2.0
 """Times what it takes from near from which cores are far apart: a line between cores that share a
 cache and ones that do not differs sixfold, chance by less than two."""

@@ -28,7 +28,8 @@ COPIED = 3_000
 """Rows of one try, some 50 us."""
 TRIES = 4
 """The quickest counts: an interrupt is no neighbour."""
-MOST_CORES = 16
+MOST_CORES = 4
+"""Of more as many are looked at: see `core_distance.MOST_PAIRS`."""
 SHARED = 1.2
 """Times what it takes alone from which a core is held to be shared: alone it varies by .3%, and
 a neighbour makes it 1.2 to 1.55 times as long."""

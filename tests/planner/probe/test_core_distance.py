@@ -75,7 +75,7 @@ def test_cores_that_were_always_taken_are_no_least(monkeypatch) -> None:
     assert looks.seen == {"0-1": {"20": 1}}
 
 
-@pytest.mark.parametrize(("cores", "pairs"), [([], 0), ([5], 0), ([4, 6, 9], 1), (range(256), 8)])
+@pytest.mark.parametrize(("cores", "pairs"), [([], 0), ([5], 0), ([4, 6, 9], 1), (range(256), 2)])
 def test_pairs_are_spread_over_the_cores(monkeypatch, cores, pairs) -> None:
     asked = list[tuple[int, int]]()
     monkeypatch.setattr(module, "usable_core_ids", lambda: list(cores))
@@ -84,9 +84,8 @@ def test_pairs_are_spread_over_the_cores(monkeypatch, cores, pairs) -> None:
     )
     assert CoreDistance().slowdown() == pytest.approx(1.0)
     assert len(asked) == pairs
-    if pairs == 8:
-        assert asked[0] == (0, 1)
-        assert asked[-1] == (224, 225)
+    if pairs == 2:
+        assert asked == [(0, 1), (128, 129)]
 
 
 @pytest.mark.parametrize(("seconds", "level"), [(3e-8, "ok"), (16e-8, "note"), (math.inf, "note")])

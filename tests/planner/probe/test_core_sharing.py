@@ -41,7 +41,7 @@ def test_each_core_is_held_against_itself_and_the_slowest_counts(monkeypatch) ->
     assert [each >= SHARED for each in found] == [False, True, True]
 
 
-@pytest.mark.parametrize(("cores", "looked_at"), [([], 0), ([5], 1), (range(40), 14)])
+@pytest.mark.parametrize(("cores", "looked_at"), [([], 0), ([5], 1), (range(40), 4)])
 def test_cores_are_spread_over_the_machine(monkeypatch, cores, looked_at) -> None:
     asked = list[int]()
     monkeypatch.setattr(module, "usable_core_ids", lambda: list(cores))
@@ -49,7 +49,7 @@ def test_cores_are_spread_over_the_machine(monkeypatch, cores, looked_at) -> Non
     assert CoreSharing().slowdown() == pytest.approx(1.0)
     assert len(asked) == looked_at
     if looked_at > 1:
-        assert (asked[0], asked[-1]) == (0, 39)
+        assert asked == [0, 10, 20, 30]
 
 
 @pytest.mark.parametrize(("seconds", "level"), [(5.5e-5, "ok"), (7e-5, "note")])
