@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from planner.compare import PRICED_AS_NEIGHBOR, Comparison
+from planner.compare import PRICED_AS_NEIGHBOR, Comparison, on_gpus
 from planner.errors import SettingsError
 from planner.machine import MachineModel
 from planner.machine_table import Table
@@ -151,7 +151,8 @@ def refit(
 
     Args:
         comparison: the run against its plan.
-        report: the run; it is left out where it has too few steps or the machine was busy.
+        report: the run; it is left out where it has too few steps or the machine was busy, or
+            where it ran on GPUs, of whose stages it measured the host's part.
         plan: that it ran: names its machine and graph.
         used: factors that the plan was made with; empty for the raw model.
 
@@ -164,7 +165,7 @@ def refit(
     """
     fingerprint, graph = plan.machine.fingerprint, plan.graph.fingerprint
     known = load_calibration(fingerprint)
-    if not report.step_seconds.enough or report.noise.overloaded:
+    if not report.step_seconds.enough or report.noise.overloaded or on_gpus(plan):
         return known.factors(graph), []
     names = comparison.factor_names
     ratios = {

@@ -168,6 +168,11 @@ def _stages(plan: Plan, report: RunReport) -> dict[str, StageComparison]:
     return rows
 
 
+def on_gpus(plan: Plan) -> bool:
+    """Whether the plan's ranks are GPUs, whose stages a run's meter does not see the end of."""
+    return any(device.kind == "cuda" for device in plan.strategy.devices)
+
+
 def in_stacks(plan: Plan) -> set[str]:
     """Stages whose work for several steps is done in one of them: their median says nothing."""
     strategy = plan.strategy
@@ -193,6 +198,11 @@ def _notes(plan: Plan, report: RunReport, stages: dict[str, StageComparison]) ->
     """What a reader should know before believing the numbers."""
     notes: list[str] = []
     step = report.step_seconds
+    if on_gpus(plan):
+        notes.append(
+            "stages of a GPU are metered as the host hands them over, and predicted until the GPU "
+            "is done: hold the step against its prediction, not the stages"
+        )
     if not step.enough:
         found = f"{step.count} steps after {step.discarded} discarded"
         notes.append(f"expected at least {MIN_MEASURED_STEPS} measured steps, found {found}")

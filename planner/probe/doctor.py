@@ -182,7 +182,10 @@ def _gpus() -> list[Finding]:
                 advice="ranks run on the CPU; plan for a preset with --machine NAME",
             )
         ]
-    return [Finding(check="gpu", level="ok", found=str(gpu)) for gpu in gpus]
+    return [
+        Finding(check="gpu", level="ok", found=f"{gpu['name']}, {gpu['memory_bytes'] / 1e9:.1f} GB")
+        for gpu in gpus
+    ]
 
 
 def _topology(machine: MachineModel | None) -> list[Finding]:

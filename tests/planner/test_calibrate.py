@@ -160,6 +160,20 @@ def test_a_run_that_cannot_be_trusted_teaches_nothing(small_graph: Graph, tmp_pa
     assert not calibration_path(plan.machine.fingerprint).exists()
 
 
+def test_a_run_on_gpus_teaches_nothing_and_is_told_apart(
+    small_graph: Graph, tmp_path: Path
+) -> None:
+    plan = make(small_graph, tmp_path / "p")
+    made = run(plan, 2.0)
+    assert not any("host hands them over" in note for note in compare(plan, made).notes)
+    devices = [replace(device, kind="cuda") for device in plan.strategy.devices]
+    gpus = replace(plan, strategy=replace(plan.strategy, devices=devices))
+    found = compare(gpus, made)
+    assert any("host hands them over" in note for note in found.notes)
+    assert refit(found, made, gpus, {}) == ({}, [])
+    assert not calibration_path(plan.machine.fingerprint).exists()
+
+
 def test_only_the_named_stages_tables_are_scaled() -> None:
     raw = machine()
     found = calibrated_machine(raw, {"gather": 2.0})
