@@ -172,5 +172,8 @@ def host_memory_of(machine: MachineModel, host: int, kind: str = "host") -> Memo
 
 def _host(machine: MachineModel, gpu: Processor, kind: str) -> Reader:
     memory = host_memory_of(machine, gpu.host, kind)
-    ways = [] if memory is None else routes(machine, memory.name, gpu.name)
-    return Reader(name=gpu.name, routes=ways)
+    # A disk that could not be measured has no link, and plans keep nothing on it.
+    linked = memory is not None and any(link.source == memory.name for link in machine.links)
+    if memory is None or (kind == "disk" and not linked):
+        return Reader(name=gpu.name, routes=[])
+    return Reader(name=gpu.name, routes=routes(machine, memory.name, gpu.name))

@@ -32,7 +32,7 @@ class GpuFindings:
     peer_gather: Points = field(default_factory=dict[tuple[int, ...], Measurement])
     """Seconds per row from a peer, by index and row bytes."""
     peer_message: Points = field(default_factory=dict[tuple[int, ...], Measurement])
-    """Seconds of the smallest copy from a peer, by the peer's index."""
+    """Seconds of the smallest copy from another GPU, peer or not, by its index."""
     flops: Points = field(default_factory=dict[tuple[int, ...], Measurement])
     """Seconds per flop of a matrix product in float32, at ()."""
     launch: Points = field(default_factory=dict[tuple[int, ...], Measurement])

@@ -81,14 +81,17 @@ def _at_origin(measured: Measurement | None) -> Points:
 
 
 def _peers(bench: Bench, found: GpuFindings) -> None:
-    """Copies and gathers from every peer, and a copy from the host while all GPUs copy."""
+    """Messages of other GPUs, copies and gathers of peers, a copy from the host while all copy."""
     device, sizes, gpu = bench.device, bench.sizes, bench.gpu
     copies, messages = dict[tuple[int, ...], Work](), dict[tuple[int, ...], Work]()
-    gathers = dict[tuple[int, ...], Work]()
-    for owner in [owner for reader, owner in device.peers() if reader == gpu]:
+    gathers, mapped = dict[tuple[int, ...], Work](), set(device.peers())
+    for owner in (other for other in range(device.num_gpus) if other != gpu):
         peer = Work(kind="copy", gpu=gpu, place="peer", owner=owner, num_bytes=sizes.copy_bytes)
-        copies[(owner, sizes.copy_bytes)] = peer
+        # GPUs that cannot read each other's memory send messages by way of the host.
         messages[(owner,)] = replace(peer, num_bytes=min(sizes.message_bytes))
+        if (gpu, owner) not in mapped:
+            continue
+        copies[(owner, sizes.copy_bytes)] = peer
         for r in sizes.row_bytes:
             rows = replace(peer, kind="gather", row_bytes=r, num_bytes=sizes.gather_bytes)
             gathers[(owner, r)] = rows

@@ -59,7 +59,10 @@ class GpuDevice(Protocol):
         ...
 
     def peers(self) -> list[tuple[int, int]]:
-        """(reader, owner) of every pair where the first can read the second's memory."""
+        """(reader, owner) of every pair where the first can read the second's memory.
+
+        Others copy from each other by way of the host.
+        """
         ...
 
     def context_bytes(self, gpu: int) -> int:

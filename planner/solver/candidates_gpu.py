@@ -19,12 +19,14 @@ from runtime.plan import Threads
 
 AHEAD = ((0, 2), *((1, depth) for depth in DEPTHS))
 """Loader threads and batches made ahead."""
-GPU_TABLES = ("gpu_flops", "gpu_kernel", "gpu_message", "gpu_context", "gpu_process")
+GPU_TABLES = ("gpu_flops", "gpu_kernel", "gpu_context", "gpu_process")
 """What a machine must know of its GPUs for plans to use them."""
+MESSAGE = "gpu_message"
+"""And for plans on several: what a message between two takes."""
 
 
 def plans_gpus(machine: MachineModel) -> bool:
-    """Whether there are GPUs and enough is known of them; a probe does not measure them yet."""
+    """Whether there are GPUs and enough is known of them to plan on one."""
     return bool(machine.gpus) and all(name in machine.tables for name in GPU_TABLES)
 
 
@@ -61,9 +63,18 @@ def gpu_counts(machine: MachineModel, devices: int | None, batch_size: int) -> l
     """Numbers of GPUs to try: the user's, or powers of two on one host, then whole hosts.
 
     Raises:
-        SettingsError: more than there are, or than seeds in a batch.
+        SettingsError: more than there are or than seeds in a batch, or several GPUs between which
+            nothing was measured.
     """
     total = len(machine.gpus)
+    if total > 1 and MESSAGE not in machine.tables:
+        if devices is not None and devices > 1:
+            raise SettingsError(
+                f"machine {machine.name}: expected seconds of messages between its GPUs to plan on "
+                f"{devices} of them, found none (table {MESSAGE}); run `gnnplan probe` again while "
+                "nothing else runs, or ask for one"
+            )
+        return [1]
     if devices is not None:
         if devices > min(total, batch_size):
             what = f"{total} devices (the GPUs of {machine.name})"

@@ -1,6 +1,7 @@
 """Costs of ranks on GPUs: shared links, all-reduce and memory, with numbers added up by hand."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -10,7 +11,7 @@ from planner.cost.gpu_all_reduce import gpu_all_reduce, ring_bandwidth
 from planner.cost.gpu_memory import gpu_memory_use, gpu_parts
 from planner.cost.gpu_model import gpu_ranks, gpu_traffic
 from planner.cost.gpu_reads import copy_seconds_per_byte, read_seconds
-from planner.machine import MachineModel
+from planner.machine import MachineModel, Memory
 from planner.probe.presets import load_preset
 from runtime.plan import GraphRef, Threads
 from tests.support.profiles import batch_profile, timing
@@ -78,6 +79,17 @@ def test_a_gpu_alone_in_its_clique_has_no_peer():
     assert found[2] == math.inf
     assert max(found[:2]) < 1e-6
     assert "peer" not in read_seconds(machine, candidate(machine, 1), ROW)
+
+
+def test_a_disk_that_was_not_measured_is_no_place_for_rows():
+    machine = load_preset("h200x1")
+    disk = Memory(name="disk0", kind="disk", capacity_bytes=10**12)
+    others = [memory for memory in machine.memories if memory.kind != "disk"]
+    links = [link for link in machine.links if link.source != "disk0"]
+    unknown = replace(machine, memories=[*others, disk], links=links)
+    found = read_seconds(unknown, candidate(unknown, 1), ROW)
+    assert "disk" not in found
+    assert found["host"] == read_seconds(machine, candidate(machine, 1), ROW)["host"]
 
 
 def test_rows_of_broken_size_move_whole_transactions():

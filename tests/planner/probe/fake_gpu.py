@@ -38,6 +38,8 @@ class FakeGpus:
     """Relative noise of a work, by how often it was asked for."""
     reasons: list[list[str]] = field(default_factory=list)
     """What `spoiled` answers, in turn; then nothing."""
+    mapped: bool = True
+    """Whether GPUs can read each other's memory."""
     shared_port: float = float("inf")
     """Bytes per second of all GPUs' copies from the host together."""
     now: float = 0.0
@@ -96,8 +98,8 @@ class FakeGpus:
         return f"GPU-{self.num_gpus - 1 - gpu}"
 
     def peers(self) -> list[tuple[int, int]]:
-        """All pairs."""
-        n = self.num_gpus
+        """All pairs, or none."""
+        n = self.num_gpus if self.mapped else 0
         return [(a, b) for a in range(n) for b in range(n) if a != b]
 
     def context_bytes(self, gpu: int) -> int:

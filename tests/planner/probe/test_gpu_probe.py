@@ -21,6 +21,7 @@ from planner.probe.nvml import Inventory
 from planner.probe.sizes import QUICK as PROBE
 from planner.probe.team import Team
 from planner.probe.timing import summarize
+from planner.solver.candidates_gpu import plans_gpus
 from runtime.errors import WorkerFailed
 from runtime.plan import Threads
 from tests.planner.probe import fake_gpu as law
@@ -111,6 +112,20 @@ def test_what_compute_hides_of_an_all_reduce_is_measured_for_every_number_of_gpu
     assert table.values == pytest.approx([expected] * 3)
     alone = with_gpus(machine_of(1), measured(FakeGpus()))
     assert "gpu_overlap_eta" not in alone.tables
+
+
+def test_one_gpu_alone_is_enough_to_plan_on() -> None:
+    machine = with_gpus(machine_of(1), measured(FakeGpus()))
+    assert "gpu_message" not in machine.tables
+    assert plans_gpus(machine)
+
+
+def test_gpus_that_cannot_read_each_other_still_send_messages() -> None:
+    machine = with_gpus(machine_of(2), measured(FakeGpus(num_gpus=2, mapped=False)))
+    assert machine.table("gpu_message").at(ranks=1) == pytest.approx(law.LATENCY, rel=0.01)
+    assert plans_gpus(machine)
+    found = measured(FakeGpus(num_gpus=2, mapped=False))[0]
+    assert (found.peer_copy, found.peer_gather) == ({}, {})
 
 
 def test_an_exchange_that_stops_compute_hides_nothing_and_noise_is_refused() -> None:

@@ -69,6 +69,16 @@ def test_ranks_of_a_host_are_next_to_each_other():
         assert sorted(r for c in chosen.cliques for r in c) == list(range(chosen.num_ranks))
 
 
+def test_gpus_between_which_no_message_was_measured_are_planned_on_one_by_one():
+    machine = load_preset("siton")
+    tables = {k: v for k, v in machine.tables.items() if k != "gpu_message"}
+    apart = replace(machine, tables=tables)
+    assert plans_gpus(apart)
+    assert gpu_counts(apart, None, 1024) == gpu_counts(apart, 1, 1024) == [1]
+    with pytest.raises(SettingsError, match=r"messages between its GPUs .*`gnnplan probe`"):
+        gpu_counts(apart, 2, 1024)
+
+
 def test_a_machine_whose_gpus_are_not_known_is_planned_on_its_cores():
     machine = load_preset("siton")
     tables = {k: v for k, v in machine.tables.items() if k != "gpu_flops"}
