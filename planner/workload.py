@@ -99,6 +99,34 @@ class Handing:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class GpuSample:
+    """Sampling a batch on a GPU, by itself."""
+
+    seconds: float
+    """Of a mean batch, until the device is done."""
+    host_seconds: float
+    """Of a batch of a few seeds: what the host takes to start kernels."""
+    spread: float
+    """Relative half-width (90%) of `seconds`."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GpuTiming:
+    """What was timed on a GPU besides the model's own seconds."""
+
+    sample: GpuSample
+    """Kernel by kernel."""
+    captured: GpuSample | None
+    """By one CUDA graph; None: it cannot be."""
+    topology: str
+    """Where the adjacency lists lay: replicated, or host."""
+    handing_seconds: float
+    """On the host, of starting a batch's gather, blocks and labels."""
+    device_seconds: float
+    """Of a mean batch's forward, backward and update: those in which the GPU works."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class ModelTiming:
     """Measured seconds of the model on blocks of the profiled shapes, not on the graph itself."""
 
@@ -119,6 +147,8 @@ class ModelTiming:
     """Seconds to add edge weights to a mean batch (loader's last stage)."""
     host_seconds: float = 0.0
     """Of a step on a GPU: seconds in which its training thread starts kernels."""
+    gpu: GpuTiming | None = None
+    """What was timed on the GPU itself; None: nothing was, or there is none."""
     sample_seconds: float = 0.0
     """Seconds in which one thread of each rank samples a mean batch; 0: not measured."""
     sample_spread: float = 0.0

@@ -6,6 +6,7 @@ from planner.candidate import Candidate
 from planner.cost.gpu_launches import batch_launches
 from planner.cost.gpu_reads import memory_seconds_per_byte
 from planner.cost.request import Request, seeds_per_rank
+from planner.workload import GpuTiming
 from runtime.sampling.capture_room import capture_bytes, may_capture
 
 MOST_OF_MEMORY = 0.01
@@ -43,3 +44,8 @@ def capture_gain(request: Request, candidate: Candidate, num_bytes: int) -> floa
     single = replace(candidate, threads=replace(candidate.threads, capture=0))
     kernels = batch_launches(single, hops, sampler=request.sampler, every_hop=request.every_hop)
     return (kernels - 1) * launch - swept
+
+
+def timed_gain(timed: GpuTiming) -> float:
+    """The same seconds where both ways were timed on a GPU; 0 where one of them cannot be."""
+    return 0.0 if timed.captured is None else timed.sample.seconds - timed.captured.seconds

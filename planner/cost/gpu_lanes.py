@@ -77,7 +77,8 @@ def lanes_of(candidate: Candidate, machine: MachineModel, rank: RankSeconds) -> 
         loader_slowdown=slow_gather,
         trainer_slowdown=slow_compute,
     )
-    compute = rank.forward_backward + rank.optimizer
+    whole = rank.forward_backward + rank.optimizer
+    compute = whole if rank.computing is None else rank.computing
     shown = 1 - (measured_eta(machine, candidate) or 0.0)
     return Lanes(
         sample=rank.sample,

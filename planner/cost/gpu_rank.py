@@ -1,8 +1,11 @@
 """Seconds of each stage of one GPU's rank for one batch; the GPU samples and gathers for itself.
 
-Nothing of it was measured on the machine: links carry what presets say of them, the model's time
-is its roofline (planner.profiling.roofline), and each stage's provenance says so.
+Of a GPU that is not here nothing was measured: links carry what presets say of them, the model's
+time is its roofline (planner.profiling.roofline), and each stage's provenance says so. Of one that
+is here sampling and the model were timed (planner.cost.gpu_timed).
 """
+
+from dataclasses import dataclass
 
 from planner.candidate import Candidate, RankRows
 from planner.cost.compute import compute_seconds, seconds_per_scale
@@ -16,15 +19,30 @@ from planner.cost.gpu_reads import (
     read_seconds,
 )
 from planner.cost.gpu_sample import NEIGHBOUR_BYTES, OFFSETS_BYTES, gpu_sample_seconds
+from planner.cost.gpu_timed import alone_launches, sample_words, timed_stages
 from planner.cost.rank_seconds import RankSeconds
-from planner.machine import MachineModel
-from planner.workload import BatchProfile, ModelTiming
+from planner.machine import MachineModel, Table
+from planner.workload import BatchProfile, GpuTiming, ModelTiming
 
 FLOAT_BYTES = 4
 COPIES = 2
 """Copies of `gpu_copy`: seeds, and labels."""
 WHERE = {"host": "host", "replicated": "own"}
 """The place that topology is read from, by its policy."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Loader:
+    """Loader stages of one batch, seconds."""
+
+    sample: float
+    gather: float
+    copy: float
+    near: float
+    """Of sampling and gathering: in which the GPU's own memory is busy."""
+    on_links: float
+    on_host: float
+    sample_spread: float
 
 
 def gpu_rank_seconds(
@@ -60,54 +78,33 @@ def gpu_rank_seconds(
         MachineError: the machine lacks a link or a rate that the candidate needs.
     """
     kernel = machine.table("gpu_kernel")
-    launch = kernel.at(ranks=float(candidate.num_ranks))
-    stored = read_seconds(machine, candidate, row_bytes)
-    ids = read_seconds(machine, candidate, NEIGHBOUR_BYTES)
-    offsets = read_seconds(machine, candidate, OFFSETS_BYTES)
-    place = WHERE[candidate.topology]
-    expanded = [v.mean for v in batch.vertices[:-1]]
-    drawn = (sum(e.mean for e in batch.edges), sum(expanded) if every_hop else expanded[-1])
-    kernels = batch_launches(candidate, len(batch.edges), sampler=sampler, every_hop=every_hop)
-    in_memory = memory_seconds_per_byte(machine, candidate)
-    swept = captured_bytes * in_memory
-    sample = swept + gpu_sample_seconds(
-        *drawn,
-        kernels,
-        neighbour_seconds=ids[place][rank],
-        offsets_seconds=offsets[place][rank],
-        hash_seconds=ids["own"][rank],
-        kernel_seconds=launch,
+    work = _Work(
+        candidate=candidate,
+        rank=rank,
+        batch=batch,
+        machine=machine,
+        read={k: n for k, n in sorted(rows.rows.items()) if n > 0},
+        row_bytes=row_bytes,
+        launch=kernel.at(ranks=float(candidate.num_ranks)),
+        sampler=sampler,
+        every_hop=every_hop,
+        captured_bytes=captured_bytes,
     )
-    read = {k: n for k, n in sorted(rows.rows.items()) if n > 0}
-    written = batch.vertices[-1].mean * row_bytes * in_memory
-    gather = gather_seconds(read, {k: stored[k][rank] for k in read}) + written
-    gather += launch * max(1, len(read))
-    copy = copy_seconds(
-        batch.vertices[0].mean, copy_seconds_per_byte(machine, candidate)[rank], launch
-    )
+    timed = timing.gpu
+    found = _derived(work, timing, kernel) if timed is None else _timed(work, timing, timed)
     ranks, threads = candidate.num_ranks, candidate.threads.compute
     compute = compute_seconds(timing, ranks=ranks, threads=threads)
     slope = seconds_per_scale(timing, ranks=ranks, threads=threads)
     vertices = batch.vertices[-1]
     variation = vertices.std / vertices.mean if vertices.mean > 0 else 0.0
-    loader = sample + gather + copy + timing.batch_seconds
-    near = read.get("own", 0.0) * stored["own"][rank] + written + timing.batch_seconds
-    near += swept + gpu_sample_seconds(
-        *drawn,
-        0.0,
-        neighbour_seconds=ids["own"][rank] if place == "own" else 0.0,
-        offsets_seconds=offsets["own"][rank] if place == "own" else 0.0,
-        hash_seconds=ids["own"][rank],
-        kernel_seconds=0.0,
-    )
-    launches = launch * (max(1, len(read)) + kernels + COPIES)
+    loader = found.sample + found.gather + found.copy + timing.batch_seconds
     # What was not repeated on the machine varies with the batches' sizes alone.
     return RankSeconds(
-        sample=sample,
-        gather=gather,
+        sample=found.sample,
+        gather=found.gather,
         exchange_ids=0.0,
         exchange_rows=0.0,
-        copy=copy,
+        copy=found.copy,
         batch=timing.batch_seconds,
         forward_backward=compute,
         all_reduce=reduced.seconds,
@@ -116,30 +113,159 @@ def gpu_rank_seconds(
         loader_sigma=loader * variation,
         trainer_sigma=slope * variation,
         spreads={
-            **dict.fromkeys(("sample", "gather", "copy"), kernel.spread),
+            **dict.fromkeys(("gather", "copy"), kernel.spread),
+            "sample": found.sample_spread,
             "forward_backward": timing.forward_backward.spread,
             "all_reduce": reduced.spread,
             "optimizer": timing.optimizer.spread,
         },
-        on_gpu=near,
-        on_links=max(0.0, loader - near - launches),
-        on_host=launches + timing.host_seconds,
-        provenance=_words(candidate, list(read), reduced.words, sampler),
+        on_gpu=found.near,
+        on_links=found.on_links,
+        on_host=found.on_host + timing.host_seconds,
+        computing=None if timed is None else timed.device_seconds,
+        provenance=_words(work, reduced.words)
+        if timed is None
+        else _timed_words(work, reduced.words, timed),
     )
 
 
-def _words(candidate: Candidate, read: list[str], all_reduce: str, sampler: str) -> dict[str, str]:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Work:
+    """What one rank draws and gathers for a batch, and over which links."""
+
+    candidate: Candidate
+    rank: int
+    batch: BatchProfile
+    machine: MachineModel
+    read: dict[str, float]
+    """Rows by source, of those that are read."""
+    row_bytes: int
+    launch: float
+    sampler: str
+    every_hop: bool
+    captured_bytes: int
+
+    @property
+    def kernels(self) -> float:
+        """That sampling starts for a batch."""
+        return batch_launches(
+            self.candidate, len(self.batch.edges), sampler=self.sampler, every_hop=self.every_hop
+        )
+
+    @property
+    def in_memory(self) -> float:
+        """Seconds per byte of copies within the GPU's memory."""
+        return memory_seconds_per_byte(self.machine, self.candidate)
+
+    def drawing(self, place: str | None, kernels: float = 0.0) -> float:
+        """Seconds of sampling, with reads of lists at a place, or with relabelling alone."""
+        batch, rank = self.batch, self.rank
+        ids = read_seconds(self.machine, self.candidate, NEIGHBOUR_BYTES)
+        offsets = read_seconds(self.machine, self.candidate, OFFSETS_BYTES)
+        expanded = [v.mean for v in batch.vertices[:-1]]
+        return gpu_sample_seconds(
+            sum(e.mean for e in batch.edges),
+            sum(expanded) if self.every_hop else expanded[-1],
+            kernels,
+            neighbour_seconds=ids[place][rank] if place else 0.0,
+            offsets_seconds=offsets[place][rank] if place else 0.0,
+            hash_seconds=ids["own"][rank],
+            kernel_seconds=self.launch,
+        )
+
+    def gathering(self) -> tuple[float, float]:
+        """Seconds of moving a batch's rows; those of them in the GPU's own memory."""
+        stored = read_seconds(self.machine, self.candidate, self.row_bytes)
+        written = self.batch.vertices[-1].mean * self.row_bytes * self.in_memory
+        by_source = {k: stored[k][self.rank] for k in self.read}
+        own = self.read.get("own", 0.0) * stored["own"][self.rank]
+        return gather_seconds(self.read, by_source) + written, own + written
+
+    def copying(self, launch: float) -> float:
+        """Seconds of handing over seeds and labels."""
+        per_byte = copy_seconds_per_byte(self.machine, self.candidate)[self.rank]
+        return copy_seconds(self.batch.vertices[0].mean, per_byte, launch)
+
+
+def _derived(work: _Work, timing: ModelTiming, kernel: Table) -> _Loader:
+    """From the machine's rates alone."""
+    place, swept = WHERE[work.candidate.topology], work.captured_bytes * work.in_memory
+    gather, near = work.gathering()
+    near += timing.batch_seconds
+    near += swept + work.drawing("own" if place == "own" else None)
+    sources = max(1, len(work.read))
+    sample = swept + work.drawing(place, work.kernels)
+    gather += work.launch * sources
+    copy = work.copying(work.launch)
+    launches = work.launch * (sources + work.kernels + COPIES)
+    loader = sample + gather + copy + timing.batch_seconds
+    return _Loader(
+        sample=sample,
+        gather=gather,
+        copy=copy,
+        near=near,
+        on_links=max(0.0, loader - near - launches),
+        on_host=launches,
+        sample_spread=kernel.spread,
+    )
+
+
+def _timed(work: _Work, timing: ModelTiming, timed: GpuTiming) -> _Loader:
+    """From what was timed on a GPU here, rows and far lists by the machine's rates."""
+    candidate, relabelling = work.candidate, work.drawing(None)
+    reads = {name: work.drawing(place) - relabelling for name, place in WHERE.items()}
+    gather, near = work.gathering()
+    copy, far_lists = work.copying(0.0), reads["host"] if candidate.topology == "host" else 0.0
+    found = timed_stages(
+        candidate,
+        timing,
+        timed,
+        launches=work.kernels,
+        by_itself=alone_launches(
+            candidate, len(work.batch.edges), sampler=work.sampler, every_hop=work.every_hop
+        ),
+        captured=work.captured_bytes > 0,
+        reads=reads,
+        relabelling=relabelling,
+        gather=gather,
+    )
+    return _Loader(
+        sample=found.sample,
+        gather=found.gather,
+        copy=copy,
+        near=near + found.near,
+        on_links=gather - near + copy + far_lists,
+        on_host=found.on_host,
+        sample_spread=found.spread,
+    )
+
+
+def _words(work: _Work, all_reduce: str) -> dict[str, str]:
     shared = "the preset's links, shared by all who read"
-    sources = ", ".join(read) or "none"
+    sources = ", ".join(work.read) or "none"
     roofline = "derived: roofline of the profiled shapes, the preset's flops and bandwidth"
     return {
         "sample": f"derived: profiled edges x transactions over {shared}; topology "
-        f"{'in host memory' if candidate.topology == 'host' else 'in GPU memory'}"
-        f"; {launch_words(candidate, sampler)}",
+        f"{'in host memory' if work.candidate.topology == 'host' else 'in GPU memory'}"
+        f"; {launch_words(work.candidate, work.sampler)}",
         "gather": f"derived: rows ({sources}) x lines per row over {shared}",
         "copy": f"derived: seeds and labels over {shared}",
         "batch": "derived: edge weights over the GPU's bandwidth",
         "forward_backward": roofline,
         "all_reduce": all_reduce,
         "optimizer": "derived: parameters and moments over the GPU's bandwidth",
+    }
+
+
+def _timed_words(work: _Work, all_reduce: str, timed: GpuTiming) -> dict[str, str]:
+    model = "measured: the model on this GPU, on this graph's own batches"
+    sources = ", ".join(work.read) or "none"
+    return {
+        "sample": sample_words(timed, work.sampler, captured=work.captured_bytes > 0),
+        "gather": f"measured: starting its kernels; rows ({sources}) by the probe's rates",
+        "copy": "derived: seeds and labels by the probe's rates",
+        "batch": "measured: with gather",
+        "forward_backward": model,
+        "all_reduce": all_reduce,
+        "optimizer": model,
     }

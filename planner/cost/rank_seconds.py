@@ -65,6 +65,8 @@ class RankSeconds:
     """Of the loader's stages: seconds that links from other memories to a GPU are busy."""
     on_host: float = 0.0
     """Of all stages: seconds in which threads of this process start kernels, one at a time."""
+    computing: float | None = None
+    """Of forward_backward and optimizer: seconds that a GPU is busy; None: all of them."""
     beside: dict[str, Beside] = field(default_factory=dict[str, Beside])
     """How a loader thread and the model slow each other down, by the thread's work; what was not
     measured is slowed down by the machine's rates of a gather."""

@@ -147,8 +147,8 @@ def check_model(workload: Workload, machine: MachineModel) -> None:
     """
     if workload.model not in KNOWN_MODELS:
         raise SettingsError(
-            f"machine {machine.name}: expected model {', '.join(KNOWN_MODELS)} (its GPUs are not "
-            f"here to time others on), found {workload.model}; plan with a machine that is here"
+            f"machine {machine.name}: expected model {', '.join(KNOWN_MODELS)} (others cannot be "
+            f"timed on its GPUs), found {workload.model}; plan with a machine that is here"
         )
 
 

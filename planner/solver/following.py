@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from planner.candidate import Candidate, PlacedRows
 from planner.cost.all_reduce import gradient_bytes
-from planner.cost.gpu_capture import MOST_OF_MEMORY, buffer_bytes, capture_gain
+from planner.cost.gpu_capture import MOST_OF_MEMORY, buffer_bytes, capture_gain, timed_gain
 from planner.cost.gpu_memory import gpu_capacity
 from planner.cost.memory import size_text
 from planner.cost.model import Request, predict
@@ -34,8 +34,9 @@ def with_capture(settings: PlanSettings, request: Request, candidate: Candidate)
             for rank in range(candidate.num_ranks)
         )
         if 0 < size <= MOST_OF_MEMORY * room:
-            gains = capture_gain(request, candidate, size) > 0
-            threads = replace(threads, capture=int(gains))
+            timed = batch_and_timing(request, candidate)[1].gpu
+            gain = timed_gain(timed) if timed else capture_gain(request, candidate, size)
+            threads = replace(threads, capture=int(gain > 0))
     return replace(candidate, threads=threads)
 
 

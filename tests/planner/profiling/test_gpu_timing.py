@@ -1,0 +1,87 @@
+"""Timing sampling and the model where kernels run: a GPU, or Triton's interpreter."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from planner.profiling import gpu_timing
+from planner.profiling.gpu_timing import GpuTimed, GpuTimingAnswer, GpuTimingRequest
+from runtime import codec
+from runtime.graph.generate import generate_rmat
+from runtime.plan import Sampler, Workload
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("graphs") / "g"
+    generate_rmat(place, num_nodes=300, degree=6, feature_dim=12, num_classes=3, seed=2)
+    return place
+
+
+@pytest.fixture(autouse=True)
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("STEPS", 3), ("WARM_STEPS", 1), ("BATCHES", 2), ("NUM_ROWS", 64)):
+        monkeypatch.setattr(gpu_timing, name, value)
+
+
+def asked(folder: Path, sampler: str = "neighbor", **changes: Any) -> GpuTimingRequest:
+    workload = Workload(
+        model=changes.pop("model", "sage"), num_layers=2, hidden=8, fanouts=[3, 2], batch_size=24
+    )
+    values: dict[str, Any] = {
+        "graph": str(folder), "workload": workload, "sampler": Sampler(name=sampler), "seeds": 24,
+        "scales": [0.6, 1.0, 1.6], "captures": False,
+    }  # fmt: skip
+    return GpuTimingRequest(**{**values, **changes})
+
+
+def test_every_part_of_a_step_is_timed(folder: Path, kernel_device: torch.device) -> None:
+    found = GpuTimed(asked(folder, captures=True), kernel_device).run()
+    assert len(found.sizes) == len(found.step_seconds) == 3
+    assert found.sizes == sorted(found.sizes)
+    assert 1.0 in found.sizes
+    assert min(found.step_seconds) > found.optimizer_seconds > 0
+    assert found.captured is not None
+    for each in (found.sample, found.captured):
+        assert 0 < each.host_seconds <= each.seconds
+    assert found.topology == "replicated"
+    # Two layers of sage: 2 a b + b each.
+    assert found.num_parameters == 2 * 12 * 8 + 8 + 2 * 8 * 3 + 3
+    assert found.device_seconds > 0
+    assert found.handing_seconds >= 0
+    assert codec.decode(GpuTimingAnswer, codec.to_plain(found)) == found
+    if kernel_device.type == "cuda":
+        assert found.activation_bytes > 0
+
+
+@pytest.mark.parametrize(("model", "sampler"), [("gcn", "neighbor"), ("gat", "neighbor")])
+def test_models_with_weights_are_timed_as_the_loader_hands_them_over(
+    folder: Path, kernel_device: torch.device, model: str, sampler: str
+) -> None:
+    found = GpuTimed(asked(folder, sampler, model=model), kernel_device).run()
+    assert found.captured is None
+    assert len(found.step_seconds) == 3
+
+
+def test_what_cannot_be_captured_is_sampled_kernel_by_kernel(
+    folder: Path, kernel_device: torch.device
+) -> None:
+    found = GpuTimed(asked(folder, "labor", captures=True, scales=[1.0]), kernel_device).run()
+    assert found.captured is None
+    assert found.sizes == [1.0]
+
+
+def test_a_training_set_smaller_than_the_batch_has_one_size(
+    folder: Path, kernel_device: torch.device
+) -> None:
+    request = asked(folder, seeds=10_000)
+    timed = GpuTimed(request, kernel_device)
+    found = timed.run()
+    # All three sizes are the whole training set; edges drawn of it differ by chance alone.
+    assert np.allclose(found.sizes, 1.0, atol=0.2)
+    assert len(found.step_seconds) == len(found.sizes)
