@@ -22,7 +22,7 @@ from planner.workload import BatchProfile, Combination, WorkloadProfile
 from runtime import codec
 from runtime.graph.dataset import Graph
 
-VERSION = 47
+VERSION = 48
 """Rises when a profile means something else than before."""
 
 DRAWN = 0.05

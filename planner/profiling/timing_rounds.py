@@ -15,7 +15,7 @@ from planner.profiling.model_seconds import (
     model_timing,
     timing_request,
 )
-from planner.profiling.quick_rounds import calm_ones, is_apart, quick_in_line, quickest_but_one
+from planner.profiling.quick_rounds import calm_ones, is_apart, quick_in_line, quick_round
 from planner.profiling.team import Team
 from planner.profiling.timing_request import TimingAnswer
 from planner.progress import Progress
@@ -25,14 +25,16 @@ from runtime.graph.dataset import Graph
 
 ROUNDS = 3
 """Times that everything is timed, ranks, threads and loading in turn; of steps, with what is done
-in line before them, the quickest round but one is kept (`quick_rounds`)."""
-MOST_ROUNDS = 6
-"""Of steps, where rounds differ."""
-MOST_DISTURBED, DISTURBED_SECONDS = 12, 20.0
-"""Of steps, where fewer than two rounds were undisturbed, and what those beyond may take in all."""
-SCALE_SECONDS, MOST_STEPS = 0.25, 84
-"""What the steps of each scale fill in all rounds but the first, and most of them: what neighbours
-take comes and goes within tenths of a second, and medians over 40 ms of steps differed by 10%."""
+in line before them, the last of the quickest third is kept (`quick_rounds`)."""
+MOST_ROUNDS, MORE_SECONDS = 12, 40.0
+"""Of steps that want more, and what the rounds beyond `ROUNDS` may take in all."""
+SHORT_STEP, SHORT_ROUNDS = 8e-3, 9
+"""Seconds up to which steps are short, and rounds that these want. What a virtual machine's host
+does to its cores changes within seconds: one rank's steps of 2 ms were timed in slow moments and
+two ranks' in quick ones, in three rounds of the same sitting."""
+SCALE_SECONDS, MOST_STEPS = 0.08, 84
+"""What the steps of each scale fill in all rounds but the first, and most of them: medians over 40
+ms of steps differed by 10% within a second."""
 APART = 1.08
 """The quickest round but one over the quickest, from which both cannot be undisturbed. Neighbours
 stay for minutes: of three rounds of one sampler two took at least 1.38 times what its steps did,
@@ -88,9 +90,9 @@ def time_all(
     """
     timed = [_Rounds(graph, each) for each in wanted]
     steps = ROUNDS * sum(len(each.ordered) for each in timed)
-    done, late = 0, 0.0
-    for number in range(MOST_DISTURBED):
-        if late > DISTURBED_SECONDS:
+    done, more = 0, 0.0
+    for number in range(MOST_ROUNDS):
+        if more > MORE_SECONDS:
             break
         begun = time.perf_counter()
         for each in timed:
@@ -103,8 +105,8 @@ def time_all(
                 done += 1
             if number < ROUNDS:
                 each.load(team, patience)
-        if number >= MOST_ROUNDS:
-            late += time.perf_counter() - begun
+        if number >= ROUNDS:
+            more += time.perf_counter() - begun
     return [each.kept() for each in timed]
 
 
@@ -148,18 +150,12 @@ class _Rounds:
         """Those of which one more round is wanted, after so many."""
         if number < ROUNDS:
             return self.ordered
-        return [c for c, rounds in self._steps.items() if self._is_wanting(rounds, number)]
-
-    def _is_wanting(self, rounds: list[tuple[list[TimingAnswer], bool]], number: int) -> bool:
-        """Whether the two quickest undisturbed rounds differ, or there are no two."""
-        if sum(not disturbed for _, disturbed in rounds) < 2:
-            return True
-        return number < MOST_ROUNDS and is_apart(calm_ones(rounds), APART)
+        return [c for c, rounds in self._steps.items() if _is_wanting(rounds)]
 
     def kept(self) -> Timed:
-        """Of steps the quickest rounds but one, of what else a loader does those in the middle."""
+        """Of steps the quick rounds, of what else a loader does those in the middle."""
         calm = {combination: calm_ones(rounds) for combination, rounds in self._steps.items()}
-        timing = model_timing([(c, quickest_but_one(found)) for c, found in calm.items()])
+        timing = model_timing([(c, quick_round(found)) for c, found in calm.items()])
         # Libraries warm up once in a process: in whichever answer that was.
         every = [a for rounds in self._steps.values() for answers, _ in rounds for a in answers]
         warmup = max(answer.warmup_seconds for answer in every)
@@ -171,7 +167,19 @@ class _Rounds:
         )
 
 
+def _is_wanting(rounds: list[tuple[list[TimingAnswer], bool]]) -> bool:
+    """Whether the quickest undisturbed rounds differ, or there are no two, or steps are short."""
+    if sum(not disturbed for _, disturbed in rounds) < 2 or is_apart(calm_ones(rounds), APART):
+        return True
+    return len(rounds) < SHORT_ROUNDS and _step_seconds(rounds[0][0][0]) < SHORT_STEP
+
+
+def _step_seconds(found: TimingAnswer) -> float:
+    """Of a mean scale's step."""
+    return statistics.fmean(found.forward_backward)
+
+
 def _enough_steps(least: int, found: TimingAnswer) -> int:
     """Steps of each scale that fill the time."""
-    step = statistics.fmean(found.forward_backward)
+    step = _step_seconds(found)
     return max(least, min(MOST_STEPS, math.ceil(SCALE_SECONDS / step)) if step > 0.0 else least)

@@ -5,22 +5,26 @@ from dataclasses import replace
 import pytest
 
 from planner.profiling.loader_seconds import InLine, TimedGather
-from planner.profiling.quick_rounds import is_apart, quick_in_line, quickest_but_one
+from planner.profiling.quick_rounds import is_apart, quick_in_line, quick_round
 from planner.profiling.timing_request import TimingAnswer
 from tests.support.timings import answer
 
 
-def test_the_quickest_round_but_one_is_kept() -> None:
+def test_of_three_rounds_the_one_in_the_middle_is_kept() -> None:
     lucky, usual, disturbed = (
         [answer(1.0), answer(1.0)], [answer(1.0), answer(1.2)], [answer(1.0), answer(3.0)],
     )  # fmt: skip
-    assert (
-        quickest_but_one([disturbed, usual, lucky])[0].forward_backward == usual[0].forward_backward
-    )
+    assert quick_round([disturbed, usual, lucky])[0].forward_backward == usual[0].forward_backward
     slow = [replace(a, all_reduce=[9.0]) for a in usual]
-    found = quickest_but_one([slow, lucky, disturbed])
+    found = quick_round([slow, lucky, disturbed])
     assert [a.forward_backward for a in found] == [a.forward_backward for a in usual]
     assert [a.all_reduce for a in found] == [a.all_reduce for a in lucky]
+
+
+def test_more_rounds_are_no_luckier_ones() -> None:
+    rounds = [[answer(seconds)] for seconds in (1.8, 1.0, 1.1, 1.5, 1.2, 1.3, 1.6, 1.7, 1.4)]
+    # The quickest three of nine are 1.0, 1.1 and 1.2.
+    assert quick_round(rounds)[0].forward_backward == answer(1.3).forward_backward
 
 
 def loaded(seconds: float, *sampled: float) -> list[TimingAnswer]:
@@ -55,5 +59,5 @@ def test_what_is_done_before_steps_is_of_the_round_that_is_kept() -> None:
     assert found.sample_spread == pytest.approx(1.9 / 2 / 1.2)
     assert found.gathers["gather"].seconds == pytest.approx(1.2)
     assert found.gathers["gather"].rows == pytest.approx(120.0)
-    assert [a.in_line for a in quickest_but_one(rounds)] == [a.in_line for a in rounds[-1]]
+    assert [a.in_line for a in quick_round(rounds)] == [a.in_line for a in rounds[-1]]
     assert quick_in_line([[answer(1.0)]]) is None
