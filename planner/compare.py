@@ -173,6 +173,11 @@ def on_gpus(plan: Plan) -> bool:
     return any(device.kind == "cuda" for device in plan.strategy.devices)
 
 
+def _loop_was_timed(plan: Plan) -> bool:
+    """Whether the plan's stages are those of a loop on its GPU, metered as a run's are."""
+    return plan.prediction.provenance.get(Stage.SAMPLE.value, "").startswith("measured")
+
+
 def in_stacks(plan: Plan) -> set[str]:
     """Stages whose work for several steps is done in one of them: their median says nothing."""
     strategy = plan.strategy
@@ -198,7 +203,7 @@ def _notes(plan: Plan, report: RunReport, stages: dict[str, StageComparison]) ->
     """What a reader should know before believing the numbers."""
     notes: list[str] = []
     step = report.step_seconds
-    if on_gpus(plan):
+    if on_gpus(plan) and not _loop_was_timed(plan):
         notes.append(
             "stages of a GPU are metered as the host hands them over, and predicted until the GPU "
             "is done: hold the step against its prediction, not the stages"

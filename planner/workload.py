@@ -111,6 +111,22 @@ class GpuSample:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class GpuLoop:
+    """The runtime's own loop on a GPU, metered as a run meters it; all rows on the GPU."""
+
+    captured: bool
+    """Batches are sampled by one CUDA graph, else kernel by kernel."""
+    ahead: bool
+    """Batches are made by a loader thread beside training, else in line."""
+    step_seconds: float
+    """Median of the kept round's steps, from asking for the batch until the loss is on the host."""
+    stages: dict[str, float]
+    """Median seconds of each stage, by the names of a run's meter."""
+    spread: float
+    """Relative half-width (90%) of `step_seconds`, of its repeats and between them."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class GpuTiming:
     """What was timed on a GPU besides the model's own seconds."""
 
@@ -124,6 +140,13 @@ class GpuTiming:
     """On the host, of starting a batch's gather, blocks and labels."""
     device_seconds: float
     """Of a mean batch's forward, backward and update: those in which the GPU works."""
+    loops: list[GpuLoop]
+    """Sampling, gathering and training together, in the ways that plans do it."""
+
+    def loop(self, *, captured: bool, ahead: bool) -> GpuLoop:
+        """As a candidate makes its batches; kernel by kernel where no graph could be made."""
+        captured = captured and self.captured is not None
+        return next(x for x in self.loops if (x.captured, x.ahead) == (captured, ahead))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

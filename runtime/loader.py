@@ -19,9 +19,8 @@ from runtime.errors import DatasetError, PlanError
 from runtime.graph.dataset import Graph, open_graph
 from runtime.graph.types import types_of
 from runtime.loader_build import LoaderParts
-from runtime.loader_device_batch import tensors_of
 from runtime.loader_device_sample import DeviceSampleStage
-from runtime.loader_pass import pass_through
+from runtime.loader_pass import pass_through, taken
 from runtime.loader_stages import SampleStage, seed_batch
 from runtime.loader_typed import is_typed
 from runtime.mesh import rank_and_size
@@ -140,10 +139,8 @@ class PlannedLoader:
             self._ready.close()  # an iteration that was left halfway: it has ended now
         self._ready = Prefetcher(produce, count, workers=self._workers, depth=depth)
         with self._ready as ready:
-            for batch, mark in ready:
-                if mark is not None:
-                    self._streams.wait(mark)
-                    self._streams.keep(tensors_of(batch))
+            for made in ready:
+                batch = taken(made, self._streams)
                 self._step += 1
                 self.handed_out += 1
                 if self._step == len(self):
@@ -151,7 +148,7 @@ class PlannedLoader:
                 if self._step == 0 or self._step == first + count:
                     self._finish()
                 yield batch if self._as_blocks else self._pyg(batch)
-                del batch  # its buffer is free again before the next batch is waited for
+                del batch, made  # its buffer is free again before the next batch is waited for
 
     def set_epoch(self, epoch: int) -> None:
         """Start at the first step of `epoch`."""

@@ -33,6 +33,7 @@ from runtime.loader_device_place import (
     try_device_store,
 )
 from runtime.loader_device_sample import DeviceBulkStage, DeviceSampleStage
+from runtime.loader_device_sampler import open_device_sampler
 from runtime.loader_links import link_stages
 from runtime.loader_stages import (
     AbstractStage,
@@ -203,10 +204,7 @@ class LoaderParts:
         strategy, in_flight = self.plan.strategy, self.plan.strategy.prefetch_depth + 1
         if self.place.samples:
             try:
-                self._drawing = DeviceSampleStage(
-                    self.plan, self._folder, self.graph, self.rank, self.place, self.meter,
-                    edge_ids=not self._as_blocks, schedule=schedule,
-                )  # fmt: skip
+                self._drawing = self._device_stage(schedule)
             except (RuntimeError, PinError) as error:  # the topology does not let itself be locked
                 say_host_samples(error)
         if self._drawing is not None and strategy.bulk_batches > 1:
@@ -222,6 +220,20 @@ class LoaderParts:
         if strategy.bulk_batches == 1:
             return SampleStage(sampler)
         return bulk_stage(self.plan, schedule, sampler, in_flight=in_flight)
+
+    def _device_stage(self, schedule: SeedSchedule) -> DeviceSampleStage:
+        """Draws on the device, over the topology where the plan places it.
+
+        Raises:
+            RuntimeError: the host refuses to page-lock it.
+        """
+        device = self.place.device
+        sampler = open_device_sampler(
+            self.plan, self._folder, self.graph, self.rank, device, edge_ids=not self._as_blocks,
+            num_steps=schedule.num_steps, share=schedule.share(0, 0)[0].size,
+        )  # fmt: skip
+        counted = self.plan.strategy.topology.policy in ("replicated", "cached")
+        return DeviceSampleStage(sampler, device, self.meter, counted=counted)
 
     def sampler(self, named: Sampler) -> BatchSampler:
         """A sampler for nodes of one type, by the plan's name and parameters."""

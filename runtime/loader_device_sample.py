@@ -1,13 +1,13 @@
 """The sample stage on a GPU: batches drawn one by one, or in stacks that are then handed on."""
 
 from collections.abc import Iterator
-from pathlib import Path
+from typing import Any
 
-from runtime.graph.dataset import Graph
+import torch
+
 from runtime.loader_bulk import BulkSampleStage, bulk_request, refuse_lists
 from runtime.loader_device_batch import DeviceMiniBatch
-from runtime.loader_device_place import DevicePlace, launching
-from runtime.loader_device_sampler import open_device_sampler
+from runtime.loader_device_place import launching
 from runtime.loader_stages import AbstractStage
 from runtime.loader_topology import OFFSET_BYTES
 from runtime.meter import StageMeter
@@ -25,19 +25,20 @@ class DeviceSampleStage(AbstractStage):
     name = Stage.SAMPLE
     lane = SAMPLE_LANE
 
-    def __init__(self, plan: Plan, folder: Path, graph: Graph, rank: int, place: DevicePlace,
-                 meter: StageMeter, *, edge_ids: bool, schedule: SeedSchedule) -> None:  # fmt: skip
-        """Place the topology as the plan says.
+    def __init__(
+        self, sampler: Any, device: torch.device, meter: StageMeter, *, counted: bool
+    ) -> None:
+        """Draw by a sampler.
 
-        Raises:
-            RuntimeError: the host refuses to page-lock it.
+        Args:
+            sampler: as `open_device_sampler` gives it.
+            device: where it draws.
+            meter: records the lists that are read.
+            counted: whether they are, which is where a plan places lists.
         """
-        self.device, self._meter, self._last = place.device, meter, 0
-        self._counted = plan.strategy.topology.policy in ("replicated", "cached")
-        self.sampler = open_device_sampler(
-            plan, folder, graph, rank, place.device, edge_ids=edge_ids,
-            num_steps=schedule.num_steps, share=schedule.share(0, 0)[0].size,
-        )  # fmt: skip
+        self.device, self._meter, self._last = device, meter, 0
+        self._counted = counted
+        self.sampler = sampler
 
     @property
     def resident_bytes(self) -> int:

@@ -59,6 +59,20 @@ def pass_through(
     return batch, mark
 
 
+def taken(made: tuple[MiniBatch, AbstractMark | None], streams: AbstractStreams) -> MiniBatch:
+    """A batch as training takes it: what its lane does from here on comes after the batch is made.
+
+    Args:
+        made: as `pass_through` returns it.
+        streams: of the device.
+    """
+    batch, mark = made
+    if mark is not None:
+        streams.wait(mark)
+        streams.keep(tensors_of(batch))
+    return batch
+
+
 def _exchanged(batch: MiniBatch) -> float:
     """Seconds that the batch spent in exchanges so far: they are metered apart from the stages."""
     if not batch.seconds:

@@ -57,6 +57,14 @@ class StageMeter:
         """Record a stage that was timed elsewhere."""
         self._samples.setdefault(str(stage), []).append(Sample(step, seconds, core_seconds))
 
+    def prolong(self, stage: str, step: int, seconds: float, core_seconds: float = 0.0) -> None:
+        """Add to the stage's last record, which is of `step` and of this thread; else record it."""
+        samples = self._samples.setdefault(str(stage), [])
+        if samples and samples[-1].step == step:
+            last = samples.pop()
+            seconds, core_seconds = last.seconds + seconds, last.core_seconds + core_seconds
+        samples.append(Sample(step, seconds, core_seconds))
+
     def count(self, step: int, rows: Mapping[str, int], num_bytes: Mapping[str, int]) -> None:
         """Record the rows and bytes that the features of `step` took from each source."""
         self._counts.append((step, dict(rows), dict(num_bytes)))

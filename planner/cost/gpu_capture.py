@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from planner.candidate import Candidate
+from planner.cost.gpu_lanes import has_lanes
 from planner.cost.gpu_launches import batch_launches
 from planner.cost.gpu_reads import memory_seconds_per_byte
 from planner.cost.request import Request, seeds_per_rank
@@ -46,6 +47,12 @@ def capture_gain(request: Request, candidate: Candidate, num_bytes: int) -> floa
     return (kernels - 1) * launch - swept
 
 
-def timed_gain(timed: GpuTiming) -> float:
-    """The same seconds where both ways were timed on a GPU; 0 where one of them cannot be."""
-    return 0.0 if timed.captured is None else timed.sample.seconds - timed.captured.seconds
+def timed_gain(timed: GpuTiming, candidate: Candidate) -> float:
+    """Seconds of a step that one launch saves where both ways were timed on a GPU; 0: it cannot be.
+
+    Args:
+        timed: on the GPU.
+        candidate: with a loader thread, or without.
+    """
+    single, captured = (timed.loop(captured=c, ahead=has_lanes(candidate)) for c in (False, True))
+    return single.step_seconds - captured.step_seconds

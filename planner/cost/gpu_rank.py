@@ -2,7 +2,7 @@
 
 Of a GPU that is not here nothing was measured: links carry what presets say of them, the model's
 time is its roofline (planner.profiling.roofline), and each stage's provenance says so. Of one that
-is here sampling and the model were timed (planner.cost.gpu_timed).
+is here the runtime's own loop was timed (planner.cost.gpu_timed).
 """
 
 from dataclasses import dataclass
@@ -32,17 +32,22 @@ WHERE = {"host": "host", "replicated": "own"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Loader:
-    """Loader stages of one batch, seconds."""
+class _Stages:
+    """Stages of one batch but what ranks do together, seconds."""
 
     sample: float
     gather: float
     copy: float
+    batch: float
+    forward_backward: float
+    optimizer: float
     near: float
     """Of sampling and gathering: in which the GPU's own memory is busy."""
     on_links: float
     on_host: float
-    sample_spread: float
+    spreads: dict[str, float]
+    seeds: float = 0.0
+    between: float = 0.0
 
 
 def gpu_rank_seconds(
@@ -85,6 +90,8 @@ def gpu_rank_seconds(
         machine=machine,
         read={k: n for k, n in sorted(rows.rows.items()) if n > 0},
         row_bytes=row_bytes,
+        ids=read_seconds(machine, candidate, NEIGHBOUR_BYTES),
+        offsets=read_seconds(machine, candidate, OFFSETS_BYTES),
         launch=kernel.at(ranks=float(candidate.num_ranks)),
         sampler=sampler,
         every_hop=every_hop,
@@ -93,35 +100,30 @@ def gpu_rank_seconds(
     timed = timing.gpu
     found = _derived(work, timing, kernel) if timed is None else _timed(work, timing, timed)
     ranks, threads = candidate.num_ranks, candidate.threads.compute
-    compute = compute_seconds(timing, ranks=ranks, threads=threads)
     slope = seconds_per_scale(timing, ranks=ranks, threads=threads)
     vertices = batch.vertices[-1]
     variation = vertices.std / vertices.mean if vertices.mean > 0 else 0.0
-    loader = found.sample + found.gather + found.copy + timing.batch_seconds
+    loader = found.seeds + found.sample + found.gather + found.copy + found.batch
     # What was not repeated on the machine varies with the batches' sizes alone.
     return RankSeconds(
+        seeds=found.seeds,
+        between=found.between,
         sample=found.sample,
         gather=found.gather,
         exchange_ids=0.0,
         exchange_rows=0.0,
         copy=found.copy,
-        batch=timing.batch_seconds,
-        forward_backward=compute,
+        batch=found.batch,
+        forward_backward=found.forward_backward,
         all_reduce=reduced.seconds,
         all_reduce_core=0.0,
-        optimizer=timing.optimizer.at(ranks=ranks, threads=threads),
+        optimizer=found.optimizer,
         loader_sigma=loader * variation,
         trainer_sigma=slope * variation,
-        spreads={
-            **dict.fromkeys(("gather", "copy"), kernel.spread),
-            "sample": found.sample_spread,
-            "forward_backward": timing.forward_backward.spread,
-            "all_reduce": reduced.spread,
-            "optimizer": timing.optimizer.spread,
-        },
+        spreads={**found.spreads, "all_reduce": reduced.spread},
         on_gpu=found.near,
         on_links=found.on_links,
-        on_host=found.on_host + timing.host_seconds,
+        on_host=found.on_host,
         computing=None if timed is None else timed.device_seconds,
         provenance=_words(work, reduced.words)
         if timed is None
@@ -140,6 +142,10 @@ class _Work:
     read: dict[str, float]
     """Rows by source, of those that are read."""
     row_bytes: int
+    ids: dict[str, list[float]]
+    """Seconds of reading a neighbour's id, by place and rank; looked up once."""
+    offsets: dict[str, list[float]]
+    """Likewise of where a list begins and ends."""
     launch: float
     sampler: str
     every_hop: bool
@@ -159,9 +165,7 @@ class _Work:
 
     def drawing(self, place: str | None, kernels: float = 0.0) -> float:
         """Seconds of sampling, with reads of lists at a place, or with relabelling alone."""
-        batch, rank = self.batch, self.rank
-        ids = read_seconds(self.machine, self.candidate, NEIGHBOUR_BYTES)
-        offsets = read_seconds(self.machine, self.candidate, OFFSETS_BYTES)
+        batch, rank, ids, offsets = self.batch, self.rank, self.ids, self.offsets
         expanded = [v.mean for v in batch.vertices[:-1]]
         return gpu_sample_seconds(
             sum(e.mean for e in batch.edges),
@@ -187,7 +191,7 @@ class _Work:
         return copy_seconds(self.batch.vertices[0].mean, per_byte, launch)
 
 
-def _derived(work: _Work, timing: ModelTiming, kernel: Table) -> _Loader:
+def _derived(work: _Work, timing: ModelTiming, kernel: Table) -> _Stages:
     """From the machine's rates alone."""
     place, swept = WHERE[work.candidate.topology], work.captured_bytes * work.in_memory
     gather, near = work.gathering()
@@ -199,27 +203,35 @@ def _derived(work: _Work, timing: ModelTiming, kernel: Table) -> _Loader:
     copy = work.copying(work.launch)
     launches = work.launch * (sources + work.kernels + COPIES)
     loader = sample + gather + copy + timing.batch_seconds
-    return _Loader(
+    ranks, threads = work.candidate.num_ranks, work.candidate.threads.compute
+    return _Stages(
         sample=sample,
         gather=gather,
         copy=copy,
+        batch=timing.batch_seconds,
+        forward_backward=compute_seconds(timing, ranks=ranks, threads=threads),
+        optimizer=timing.optimizer.at(ranks=ranks, threads=threads),
         near=near,
         on_links=max(0.0, loader - near - launches),
-        on_host=launches,
-        sample_spread=kernel.spread,
+        on_host=launches + timing.host_seconds,
+        spreads={
+            **dict.fromkeys(("sample", "gather", "copy"), kernel.spread),
+            "forward_backward": timing.forward_backward.spread,
+            "optimizer": timing.optimizer.spread,
+        },
     )
 
 
-def _timed(work: _Work, timing: ModelTiming, timed: GpuTiming) -> _Loader:
-    """From what was timed on a GPU here, rows and far lists by the machine's rates."""
+def _timed(work: _Work, timing: ModelTiming, timed: GpuTiming) -> _Stages:
+    """From the runtime's loop on a GPU here, rows and lists elsewhere by the machine's rates."""
     candidate, relabelling = work.candidate, work.drawing(None)
     reads = {name: work.drawing(place) - relabelling for name, place in WHERE.items()}
     gather, near = work.gathering()
     copy, far_lists = work.copying(0.0), reads["host"] if candidate.topology == "host" else 0.0
     found = timed_stages(
         candidate,
-        timing,
         timed,
+        step_host_seconds=timing.host_seconds,
         launches=work.kernels,
         by_itself=alone_launches(
             candidate, len(work.batch.edges), sampler=work.sampler, every_hop=work.every_hop
@@ -229,14 +241,20 @@ def _timed(work: _Work, timing: ModelTiming, timed: GpuTiming) -> _Loader:
         relabelling=relabelling,
         gather=gather,
     )
-    return _Loader(
+    measured = ("sample", "gather", "copy", "forward_backward", "optimizer")
+    return _Stages(
+        seeds=found.seeds,
         sample=found.sample,
         gather=found.gather,
-        copy=copy,
+        copy=found.copy,
+        batch=found.batch,
+        forward_backward=found.forward_backward,
+        optimizer=found.optimizer,
+        between=found.between,
         near=near + found.near,
         on_links=gather - near + copy + far_lists,
         on_host=found.on_host,
-        sample_spread=found.spread,
+        spreads=dict.fromkeys(measured, found.spread),
     )
 
 
@@ -258,14 +276,16 @@ def _words(work: _Work, all_reduce: str) -> dict[str, str]:
 
 
 def _timed_words(work: _Work, all_reduce: str, timed: GpuTiming) -> dict[str, str]:
-    model = "measured: the model on this GPU, on this graph's own batches"
+    loop = "measured: the runtime's own loop on this GPU, on this graph's own batches"
+    model = f"{loop}; its kernels' start, and the wait until they are done"
     sources = ", ".join(work.read) or "none"
     return {
+        "seeds": loop,
         "sample": sample_words(timed, work.sampler, captured=work.captured_bytes > 0),
-        "gather": f"measured: starting its kernels; rows ({sources}) by the probe's rates",
-        "copy": "derived: seeds and labels by the probe's rates",
-        "batch": "measured: with gather",
+        "gather": f"{loop}: starting its kernels; rows ({sources}) by the probe's rates",
+        "copy": loop,
+        "batch": loop,
         "forward_backward": model,
         "all_reduce": all_reduce,
-        "optimizer": model,
+        "optimizer": loop,
     }

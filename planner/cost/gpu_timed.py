@@ -1,9 +1,10 @@
-"""Loader stages of a GPU's rank from what was timed on a GPU here (planner.profiling.gpu_timing).
+"""Stages of a GPU's rank from the runtime's own loop, timed on a GPU here (profiling.gpu_loop).
 
-Sampling takes what it took, and reads of adjacency lists that lie elsewhere than they lay then by
-the machine's rates; in a stack of batches the host starts fewer kernels for each. A gather takes
-the host's part or the device's, whichever is longer; in line the device also gathers while the host
-starts the model's kernels, of which it is not busy all the time.
+The loop was run in each way of making batches, all rows on the GPU; its stages mean what a run
+meters. What a candidate does otherwise is added: reads of adjacency lists elsewhere than they lay
+then, and rows elsewhere, by the machine's rates. In a stack of batches the host starts fewer
+kernels for each. A gather takes the host's part or the device's, whichever is longer; in line the
+device also gathers while the host starts the model's kernels, of which it is not busy all the time.
 """
 
 from collections.abc import Mapping
@@ -12,28 +13,36 @@ from dataclasses import dataclass, replace
 from planner.candidate import Candidate
 from planner.cost.gpu_lanes import has_lanes
 from planner.cost.gpu_launches import batch_launches
-from planner.workload import GpuSample, GpuTiming, ModelTiming
+from planner.workload import GpuLoop, GpuTiming
+from runtime.stages import LOADER_STAGES, Stage
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TimedStages:
     """Seconds of one batch."""
 
+    seeds: float
     sample: float
     gather: float
+    copy: float
+    batch: float
+    forward_backward: float
+    optimizer: float
+    between: float
+    """Of a step, in no stage."""
     near: float
     """Of `sample`: in which the GPU is busy."""
     on_host: float
-    """Of both: in which the host starts kernels."""
+    """Of a step: in which the host is busy, or waits for its own threads."""
     spread: float
-    """Relative half-width of `sample`."""
+    """Relative half-width of all of them."""
 
 
 def timed_stages(
     candidate: Candidate,
-    timing: ModelTiming,
     timed: GpuTiming,
     *,
+    step_host_seconds: float,
     launches: float,
     by_itself: float,
     captured: bool,
@@ -45,8 +54,8 @@ def timed_stages(
 
     Args:
         candidate: where its lists lie, and how batches are made.
-        timing: of the model, whose step a gather may run beside.
         timed: on the GPU.
+        step_host_seconds: of a step by itself, on the host.
         launches: kernels of one of the candidate's batches (gpu_launches).
         by_itself: of one drawn by itself, kernel by kernel.
         captured: the candidate samples by one CUDA graph.
@@ -54,30 +63,45 @@ def timed_stages(
         relabelling: seconds of it in the GPU's memory, by the machine's rates.
         gather: seconds of the device's part of gathering, likewise.
     """
-    chosen = _chosen(timed, captured=captured)
-    host = chosen.host_seconds
-    if candidate.bulk > 1:
-        host *= launches / by_itself
+    chosen = timed.captured if captured and timed.captured is not None else timed.sample
+    loop = timed.loop(captured=captured, ahead=has_lanes(candidate))
+    # Of the host's part of sampling, what a stack's batches start each.
+    kept = launches / by_itself if candidate.bulk > 1 else 1.0
+    saved = chosen.host_seconds * (1.0 - kept)
+    alone = chosen.host_seconds + timed.handing_seconds + step_host_seconds
     elsewhere = reads[candidate.topology] - reads[timed.topology]
     device = max(0.0, chosen.seconds - chosen.host_seconds + elsewhere)
     near = relabelling
     if candidate.topology == "replicated":
         near = max(near + reads["replicated"], device)
-    hidden = 0.0 if has_lanes(candidate) else _idle_seconds(candidate, timing, timed)
+    stages = {name: loop.stages.get(name, 0.0) for name in Stage}
+    hidden = 0.0 if has_lanes(candidate) else _idle_seconds(stages, timed)
     return TimedStages(
-        sample=host + device,
-        gather=max(timed.handing_seconds, gather - hidden),
+        seeds=stages[Stage.SEEDS],
+        sample=max(0.0, stages[Stage.SAMPLE] * (1.0 - saved / chosen.seconds) + elsewhere),
+        gather=max(stages[Stage.GATHER], gather - hidden),
+        copy=stages[Stage.COPY],
+        batch=stages[Stage.BATCH],
+        forward_backward=stages[Stage.FORWARD_BACKWARD],
+        optimizer=stages[Stage.OPTIMIZER],
+        between=_between(loop, in_line=not has_lanes(candidate)),
         near=near,
-        on_host=host + timed.handing_seconds,
-        spread=chosen.spread,
+        on_host=loop.step_seconds * (1.0 - saved / alone),
+        spread=loop.spread,
     )
 
 
-def _idle_seconds(candidate: Candidate, timing: ModelTiming, timed: GpuTiming) -> float:
-    """Of a step, in which the device waits for the host."""
-    at = {"ranks": float(candidate.num_ranks), "threads": float(candidate.threads.compute)}
-    step = timing.forward_backward.at(scale=1.0, **at) + timing.optimizer.at(**at)
+def _idle_seconds(stages: Mapping[Stage, float], timed: GpuTiming) -> float:
+    """Of a step in line, in which the device waits for the host."""
+    step = stages[Stage.FORWARD_BACKWARD] + stages[Stage.OPTIMIZER]
     return max(0.0, step - timed.device_seconds)
+
+
+def _between(loop: GpuLoop, *, in_line: bool) -> float:
+    """What the training thread does besides its stages; in line those of the loader are its own."""
+    own = LOADER_STAGES if in_line else (Stage.WAIT,)
+    stages = (*own, Stage.FORWARD_BACKWARD, Stage.OPTIMIZER)
+    return max(0.0, loop.step_seconds - sum(loop.stages.get(name, 0.0) for name in stages))
 
 
 def alone_launches(candidate: Candidate, hops: int, *, sampler: str, every_hop: bool) -> float:
@@ -90,8 +114,4 @@ def alone_launches(candidate: Candidate, hops: int, *, sampler: str, every_hop: 
 def sample_words(timed: GpuTiming, sampler: str, *, captured: bool) -> str:
     """What stands behind `sample`."""
     way = "by one CUDA graph" if captured and timed.captured is not None else "kernel by kernel"
-    return f"measured: {sampler} sampling of this graph on this GPU, {way}"
-
-
-def _chosen(timed: GpuTiming, *, captured: bool) -> GpuSample:
-    return timed.captured if captured and timed.captured is not None else timed.sample
+    return f"measured: {sampler} sampling of this graph on this GPU, {way}, beside all else"

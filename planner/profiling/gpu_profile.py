@@ -11,8 +11,11 @@ from planner.machine import MachineModel, Table
 from planner.profiling import cache
 from planner.profiling.batches import draw_all, sampler_of
 from planner.profiling.cache import Profile
-from planner.profiling.gpu_timing import GpuTimingAnswer, GpuTimingRequest
-from planner.profiling.gpu_timing_process import GpuTimingReply
+from planner.profiling.gpu_timing_request import (
+    GpuTimingAnswer,
+    GpuTimingReply,
+    GpuTimingRequest,
+)
 from planner.profiling.model_seconds import SCALES
 from planner.profiling.profile import cached, profile_key
 from planner.profiling.roofline import check_model, roofline_timing
@@ -29,7 +32,7 @@ from runtime.loader_typed import is_typed
 from runtime.sampling.capture_room import may_capture
 
 PROCESS = "planner.profiling.gpu_timing_process"
-VERSION = 1
+VERSION = 2
 """Rises when what is timed on a GPU means something else than before."""
 LEAST_SECONDS = 1e-9
 """Tables hold positive values."""
@@ -207,5 +210,6 @@ def timing_of(answer: GpuTimingAnswer, ranks: int) -> ModelTiming:
             topology=answer.topology,
             handing_seconds=answer.handing_seconds,
             device_seconds=answer.device_seconds,
+            loops=answer.loops,
         ),
     )

@@ -1,15 +1,16 @@
 """Times sampling and the model on a GPU that is here, by the runtime's own kernels and loop.
 
-Three parts of a step, on batches of the graph's own:
+Parts of a step, on batches of the graph's own:
 
     sample    the user's sampler, kernel by kernel, and as one CUDA graph where that can be
     handing   what else starts kernels for a batch: gathering its rows, blocks, labels
     step      forward, backward and update, until its loss is on the host
+    loops     all of it, as plans do it (`gpu_loop`)
 
-Each is timed from its start until the device is done. What the host alone takes, to start kernels
-and to wait for a device with nothing to do, is the same of a batch of a few seeds, whose kernels
-take no time. What the device alone takes of a step is timed behind work that holds the device back
-until all of the step is enqueued.
+Each part is timed from its start until the device is done. What the host alone takes, to start
+kernels and to wait for a device with nothing to do, is the same of a batch of a few seeds, whose
+kernels take no time. What the device alone takes of a step is timed behind work that holds the
+device back until all of the step is enqueued.
 """
 
 import math
@@ -20,12 +21,31 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
+from planner.profiling.gpu_loop import LoopParts, labelled, time_loops
+from planner.profiling.gpu_timing_request import GpuTimingAnswer, GpuTimingRequest
 from planner.profiling.serving import half_width
 from planner.workload import GpuSample
-from runtime.plan import Sampler, Workload
+from runtime.comm.collectives import Communicator
+from runtime.errors import SamplerError
+from runtime.features.device_store import DeviceFeatureStore
+from runtime.features.gather_triton import DeviceRows, DeviceTable
+from runtime.features.location import encode
+from runtime.graph.dataset import open_graph
+from runtime.loader_device import DeviceBatchStage
+from runtime.loader_device_batch import DeviceMiniBatch
+from runtime.meter import StageMeter
+from runtime.models.build import build_model
+from runtime.sampling.build_device import build_device_sampler
+from runtime.sampling.device_topology import DeviceTopology
+from runtime.sampling.minibatch import Dialect, MiniBatch
+from runtime.sampling.neighbor_captured import CapturedNeighborSampler
+from runtime.sampling.seeds import SeedSchedule
 from runtime.stages import Stage
+from runtime.train.minibatch import GradientBuffer, TrainLoop, make_optimizer
+from runtime.train.precision import Precision
 
 FEW_SEEDS = 8
 """Of the batch that shows what the host takes."""
@@ -41,82 +61,38 @@ HOLD_SECONDS = 0.05
 """Most that the device is held back: longer than a step takes to be enqueued."""
 CYCLES_PER_SECOND = 2_000_000_000
 """Of the device's clock, about: the hold's length need not be exact."""
-NUM_ROWS = 1 << 14
-"""Of a table for gathers whose rows do not matter."""
+ROWS_SHARE, MOST_ROWS_BYTES = 0.1, 1 << 28
+"""Of the device's free memory, that rows to be gathered take, whose values do not matter; and the
+most of them: several times what a device's caches hold."""
+FLOAT_BYTES = 4
 TOPOLOGY_SHARE = 0.4
 """Of the device's free memory, that adjacency lists may take to be timed from there."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class GpuTimingRequest:
-    """What to build and time."""
-
-    graph: str
-    """Folder of the dataset."""
-    workload: Workload
-    sampler: Sampler
-    seeds: int
-    """Of one rank's mean batch."""
-    scales: list[float]
-    """Batches of so many times the seeds."""
-    captures: bool
-    """Whether plans may sample by one CUDA graph."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class GpuTimingAnswer:
-    """What was measured."""
-
-    sizes: list[float]
-    """Edges of the batches of each scale over those of the mean batch, rising."""
-    step_seconds: list[float]
-    """Of a step by itself, by size, until its loss is on the host."""
-    optimizer_seconds: float
-    """Of them: starting the update's kernels."""
-    host_seconds: float
-    """Of a step: on the host alone."""
-    device_seconds: float
-    """Of a mean step: on the device alone."""
-    spread: float
-    """Relative half-width of the medians, the largest of all sizes."""
-    sample: GpuSample
-    captured: GpuSample | None
-    handing_seconds: float
-    """On the host, of starting a batch's gather, blocks and labels."""
-    topology: str
-    """Where the lists lay: replicated (on the device) or host."""
-    num_parameters: int
-    activation_bytes: int
-    """Most that a mean step holds beside the model and its batch."""
 
 
 class GpuTimed:
     """The user's sampler and model on one device, ready to be timed."""
 
-    def __init__(self, request: GpuTimingRequest, device: Any) -> None:
+    def __init__(self, request: GpuTimingRequest, device: torch.device) -> None:
         """Place the graph, and draw the batches.
 
         Args:
             request: what is asked.
-            device: torch's; a GPU, or in tests a processor.
+            device: a GPU, or in tests a processor.
 
         Raises:
             SamplerError: the sampler has no form on the device, or the lists no place.
             torch.OutOfMemoryError: the device is too small for the batches.
         """
-        import torch
-
-        from runtime.graph.dataset import open_graph
-        from runtime.loader_device import DeviceBatchStage
-
-        self._torch, self._device, self._request = torch, device, request
+        self._device, self._request = device, request
         self._graph = open_graph(Path(request.graph), validate=False)
         self.topology, self._sampler = self._place()
         self._blocks = DeviceBatchStage(
             self._graph, request.workload, device, lambda batch: batch, weighted=True
         )
-        self._table = self._some_rows()
-        self._counts = self._table.new_counts()
+        self._store = self._some_rows()
+        self._counts = self._store.new_counts()
+        several = str(self._graph.task) == "multilabel"
+        self._label_shape = (self._graph.num_classes,) if several else ()
         self._draws = np.random.default_rng(request.workload.seed)
         self._step = 0
         self._few = self._seeds(FEW_SEEDS)
@@ -124,14 +100,10 @@ class GpuTimed:
 
     def _place(self) -> tuple[str, Any]:
         """The adjacency lists on the device, or where they are too long for it on the host."""
-        from runtime.errors import SamplerError
-        from runtime.sampling.build_device import build_device_sampler
-        from runtime.sampling.device_topology import DeviceTopology
-
         graph, request = self._graph, self._request
         size, room = graph.indptr.nbytes + graph.indices.nbytes, math.inf
         if self._device.type == "cuda":
-            room = TOPOLOGY_SHARE * self._torch.cuda.mem_get_info(self._device)[0]
+            room = TOPOLOGY_SHARE * torch.cuda.mem_get_info(self._device)[0]
         pinned = size > room
         try:
             placed = DeviceTopology.load(graph.indptr, graph.indices, self._device, pinned=pinned)
@@ -145,13 +117,7 @@ class GpuTimed:
         )  # fmt: skip
         return "host" if pinned else "replicated", sampler
 
-    def _build(self) -> Any:
-        from runtime.comm.collectives import Communicator
-        from runtime.meter import StageMeter
-        from runtime.models.build import build_model
-        from runtime.train.minibatch import GradientBuffer, TrainLoop, make_optimizer
-        from runtime.train.precision import Precision
-
+    def _build(self) -> TrainLoop:
         graph, work = self._graph, self._request.workload
         model = build_model(work, graph.feature_dim, graph.num_classes, str(graph.task))
         model.to(self._device).train()
@@ -176,7 +142,9 @@ class GpuTimed:
         """
         request, mean = self._request, self._seeds(self._request.seeds)
         sample = self._sampled(self._sampler, mean, self._sampler, self._few)
-        captured = self._captured(mean) if request.captures else None
+        captured, by_graph = None, self._by_graph(mean) if request.captures else None
+        if by_graph is not None:
+            captured = self._sampled(by_graph[0], mean, by_graph[1], self._few)
         few, middle = self._sizes(FEW_SEEDS), self._sizes(request.seeds)
         others = [round(scale * request.seeds) for scale in request.scales if scale != 1.0]
         sized = [middle, *map(self._sizes, others)]
@@ -191,6 +159,7 @@ class GpuTimed:
             spread=max(half_width(seconds) for _, seconds in kept),
             sample=sample,
             captured=captured,
+            loops=time_loops(self.loop_parts(by_graph and by_graph[0]), self._device),
             handing_seconds=self._handing_seconds(few),
             topology=self.topology,
             num_parameters=sum(p.numel() for p in self._loop.model.parameters()),
@@ -205,28 +174,41 @@ class GpuTimed:
         self._step += 1
         return sampler.sample(seeds, epoch=EPOCH, step=self._step)
 
-    def _hand(self, drawn: Any) -> Any:
+    def _hand(self, drawn: Any) -> MiniBatch:
         """The loader's stages behind sampling, up to where training takes the batch."""
-        from runtime.loader_device_batch import DeviceMiniBatch
+        batch = DeviceMiniBatch(drawn)
+        batch.x = self._store.empty(drawn.n_id.numel())
+        self._store.gather(drawn.n_id, batch.x, self._counts)
+        return labelled(self._blocks.submit(batch, self._step), self._label_shape, self._device)
 
-        batch, table = DeviceMiniBatch(drawn), self._table
-        batch.x = self._torch.empty((drawn.n_id.numel(), table.feature_dim), device=self._device)
-        table.gather(drawn.n_id % table.num_nodes, batch.x, self._counts)
-        filled = self._blocks.submit(batch, self._step)
-        if self._graph.y is None:
-            several = str(self._graph.task) == "multilabel"
-            shape = (filled.num_seeds, *((self._graph.num_classes,) if several else ()))
-            filled.y = self._torch.zeros(shape, dtype=self._torch.int64, device=self._device)
-        return filled
+    def _some_rows(self) -> DeviceFeatureStore:
+        """Rows of the graph's width on the device, of which several nodes may have one."""
+        nodes, width = self._graph.num_nodes, self._graph.feature_dim
+        most = float(MOST_ROWS_BYTES)
+        if self._device.type == "cuda":
+            most = min(most, ROWS_SHARE * torch.cuda.mem_get_info(self._device)[0])
+        rows = max(1, min(nodes, int(most) // (FLOAT_BYTES * width)))
+        codes = encode(np.zeros(nodes, np.uint8), np.arange(nodes) % rows)
+        table = torch.randn(rows, width, device=self._device)
+        return DeviceFeatureStore(DeviceTable(codes, {0: DeviceRows("own", table)}, self._device))
 
-    def _some_rows(self) -> Any:
-        """Rows of the graph's width on the device, from which batches are gathered."""
-        from runtime.features.gather_triton import DeviceRows, DeviceTable
-        from runtime.features.location import encode
+    def loop_parts(self, by_graph: CapturedNeighborSampler | None) -> LoopParts:
+        """What `time_loops` runs.
 
-        rows = self._torch.randn(NUM_ROWS, self._graph.feature_dim, device=self._device)
-        codes = encode(np.zeros(NUM_ROWS, np.uint8), np.arange(NUM_ROWS))
-        return DeviceTable(codes, {0: DeviceRows("own", rows)}, self._device)
+        Args:
+            by_graph: draws whole batches by one CUDA graph; None: no plan does.
+        """
+        request, named = self._request, self._request.sampler
+        count = max(1, min(request.seeds, len(self._graph.train_idx)))
+        return LoopParts(
+            samplers={False: self._sampler} | ({} if by_graph is None else {True: by_graph}),
+            store=self._store,
+            filling=self._blocks,
+            schedule=SeedSchedule(self._graph.train_idx, count, seed=request.workload.seed),
+            dialect=Dialect(named.dialect),
+            training=self._loop,
+            label_shape=self._label_shape,
+        )
 
     def _sizes(self, seeds: int) -> "_Drawn":
         """A few batches of so many seeds."""
@@ -249,11 +231,10 @@ class GpuTimed:
             spread=half_width(whole),
         )
 
-    def _captured(self, seeds: NDArray[np.int64]) -> GpuSample | None:
-        """The same by one CUDA graph, whose buffers are of the batch's size; None: it cannot be."""
-        from runtime.errors import SamplerError
-        from runtime.sampling.neighbor_captured import CapturedNeighborSampler
-
+    def _by_graph(
+        self, seeds: NDArray[np.int64]
+    ) -> tuple[CapturedNeighborSampler, CapturedNeighborSampler] | None:
+        """The sampler as one CUDA graph, of such batches and of a small one; None: it cannot be."""
         try:
             whole, few = (
                 CapturedNeighborSampler.of(self._sampler, len(each)) for each in (seeds, self._few)
@@ -262,7 +243,7 @@ class GpuTimed:
             few.prepare()
         except (SamplerError, RuntimeError):  # as the runtime does: kernel by kernel then
             return None
-        return self._sampled(whole, seeds, few, self._few)
+        return whole, few
 
     def _handing_seconds(self, few: "_Drawn") -> float:
         """Of a small batch's gather, blocks and labels."""
@@ -287,7 +268,7 @@ class GpuTimed:
         """Of a step on the device, behind a hold that lasts until all of it is enqueued."""
         if self._device.type != "cuda":
             return float(np.median(self._in_turns([_Task(self._take, self._handed(drawn))])[0]))
-        cuda, found = self._torch.cuda, list[float]()
+        cuda, found = torch.cuda, list[float]()
         for _ in range(STEPS):
             batch = self._hand(drawn.next())
             begin, end = (cuda.Event(enable_timing=True) for _ in range(2))
@@ -304,7 +285,7 @@ class GpuTimed:
         """Most bytes that a step holds beside what was held before it."""
         if self._device.type != "cuda":
             return 0
-        cuda, batch = self._torch.cuda, self._hand(drawn.next())
+        cuda, batch = torch.cuda, self._hand(drawn.next())
         self._wait()
         before = cuda.memory_allocated(self._device)
         cuda.reset_peak_memory_stats(self._device)
@@ -330,7 +311,7 @@ class GpuTimed:
 
     def _wait(self) -> None:
         if self._device.type == "cuda":
-            self._torch.cuda.synchronize(self._device)
+            torch.cuda.synchronize(self._device)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,20 +5,11 @@ planner itself never makes a CUDA context: that takes half a gigabyte and outliv
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
-from planner.profiling.gpu_timing import GpuTimed, GpuTimingAnswer, GpuTimingRequest
+from planner.profiling.gpu_timing_request import GpuTimingReply, GpuTimingRequest
 from planner.profiling.serving import serve_standard_streams
 from runtime import codec
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class GpuTimingReply:
-    """What was measured, or why it could not be."""
-
-    answer: GpuTimingAnswer | None = None
-    refusal: str = ""
 
 
 def build(plain: Any) -> Callable[[], GpuTimingReply]:
@@ -37,7 +28,11 @@ def _timed(request: GpuTimingRequest) -> GpuTimingReply:
         return GpuTimingReply(refusal="this torch has no CUDA")
     if not has_triton():
         return GpuTimingReply(refusal="Triton is not installed")
+    from planner.profiling.gpu_timing import GpuTimed
+    from runtime.device import set_threads
+
     device = torch.device("cuda", 0)
+    set_threads(1)  # as plans for GPUs have it
     try:
         return GpuTimingReply(answer=GpuTimed(request, device).run())
     except torch.OutOfMemoryError:

@@ -35,7 +35,7 @@ def with_capture(settings: PlanSettings, request: Request, candidate: Candidate)
         )
         if 0 < size <= MOST_OF_MEMORY * room:
             timed = batch_and_timing(request, candidate)[1].gpu
-            gain = timed_gain(timed) if timed else capture_gain(request, candidate, size)
+            gain = timed_gain(timed, candidate) if timed else capture_gain(request, candidate, size)
             threads = replace(threads, capture=int(gain > 0))
     return replace(candidate, threads=threads)
 

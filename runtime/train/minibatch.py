@@ -108,12 +108,25 @@ class TrainLoop:
         with self.meter.measure(Stage.OPTIMIZER, index):
             if self.precision.unscale(self.gradients.flat[:-1]):
                 self.optimizer.step()
-        loss = float(self.gradients.loss)
+        loss = self._loss(index)
         if not math.isfinite(loss):
             raise GnnplanError(
                 f"epoch {epoch} step {step}: the loss is {loss}; lower the learning "
                 "rate, or look for NaN in the features with `gnnplan graph info`"
             )
+        return loss
+
+    def _loss(self, index: int) -> float:
+        """The loss, once a GPU is done: all it does for a step is waited for here.
+
+        The wait is metered as forward_backward, which for most of it it is.
+        """
+        if self.gradients.flat.device.type != "cuda":
+            return float(self.gradients.loss)
+        core, start = time.thread_time(), time.perf_counter()
+        loss = float(self.gradients.loss)
+        seconds, core_seconds = time.perf_counter() - start, time.thread_time() - core
+        self.meter.prolong(Stage.FORWARD_BACKWARD, index, seconds, core_seconds)
         return loss
 
     def _forward_backward(self, batch: MiniBatch) -> None:

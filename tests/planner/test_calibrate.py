@@ -167,9 +167,13 @@ def test_a_run_on_gpus_teaches_nothing_and_is_told_apart(
     made = run(plan, 2.0)
     assert not any("host hands them over" in note for note in compare(plan, made).notes)
     devices = [replace(device, kind="cuda") for device in plan.strategy.devices]
-    gpus = replace(plan, strategy=replace(plan.strategy, devices=devices))
+    timed = replace(plan, strategy=replace(plan.strategy, devices=devices))
+    assert not any("host hands them over" in note for note in compare(timed, made).notes)
+    words = plan.prediction.provenance | {"sample": "derived: profiled edges"}
+    gpus = replace(timed, prediction=replace(plan.prediction, provenance=words))
     found = compare(gpus, made)
     assert any("host hands them over" in note for note in found.notes)
+    assert refit(compare(timed, made), made, timed, {}) == ({}, [])
     assert refit(found, made, gpus, {}) == ({}, [])
     assert not calibration_path(plan.machine.fingerprint).exists()
 

@@ -24,7 +24,7 @@ from tests.support.plans import make_plan
 
 pytest.importorskip("triton")
 
-from runtime import loader_device_place, loader_device_sample
+from runtime import loader_build, loader_device_place, loader_device_sample
 from runtime.features import host_memory
 from runtime.features.device_store import DeviceFeatureStore
 from runtime.loader_device_batch import DeviceMiniBatch
@@ -207,7 +207,7 @@ def test_a_host_that_locks_no_memory_gathers_and_draws_itself(
         raise RuntimeError("CUDA error: out of memory")
 
     monkeypatch.setattr(host_memory, "lock", refuse)
-    monkeypatch.setattr(loader_device_sample, "open_device_sampler", no_topology)
+    monkeypatch.setattr(loader_build, "open_device_sampler", no_topology)
     forget_warnings()
     with pytest.warns(SlowerPathWarning) as said:
         loader = open_loader(tiny_graph, tmp_path / "plan", torch.device("cpu"))

@@ -23,6 +23,16 @@ def test_quantiles_leave_out_the_first_steps() -> None:
     assert meter.stages(skip_steps=20) == {}
 
 
+def test_a_stage_that_goes_on_later_has_one_record_a_step() -> None:
+    meter = StageMeter()
+    for step in range(2):
+        meter.add("forward_backward", step, 1.0, 0.5)
+        meter.prolong("forward_backward", step, 0.25, 0.125)
+    meter.prolong("forward_backward", 2, 0.75)  # nothing before it
+    assert meter.seconds("forward_backward") == [1.25, 1.25, 0.75]
+    assert meter.stages()["forward_backward"].core_seconds == pytest.approx(1.25 / 3)
+
+
 def test_records_of_many_threads_are_all_kept_and_ordered_by_step() -> None:
     meter = StageMeter()
 

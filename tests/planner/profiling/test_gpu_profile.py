@@ -12,10 +12,13 @@ from planner.machine import MachineModel
 from planner.probe.presets import load_preset
 from planner.profiling import gpu_profile as subject
 from planner.profiling.gpu_profile import gpu_profile
-from planner.profiling.gpu_timing import GpuTimingAnswer, GpuTimingRequest
-from planner.profiling.gpu_timing_process import GpuTimingReply
+from planner.profiling.gpu_timing_request import (
+    GpuTimingAnswer,
+    GpuTimingReply,
+    GpuTimingRequest,
+)
 from planner.settings import PlanSettings
-from planner.workload import GpuSample
+from planner.workload import GpuLoop, GpuSample
 from runtime import codec
 from runtime.device import machine_fingerprint
 from runtime.fallback import SlowerPathWarning, forget_warnings
@@ -33,6 +36,13 @@ ANSWER = GpuTimingAnswer(
     sample=GpuSample(seconds=2e-3, host_seconds=1.5e-3, spread=0.02),
     captured=GpuSample(seconds=6e-4, host_seconds=2e-4, spread=0.02),
     handing_seconds=3e-4,
+    loops=[
+        GpuLoop(
+            captured=captured, ahead=ahead, step_seconds=4e-3, stages={"sample": 1e-3}, spread=0.02
+        )
+        for captured in (False, True)
+        for ahead in (False, True)
+    ],
     topology="replicated",
     num_parameters=1234,
     activation_bytes=5_000_000,
@@ -86,7 +96,7 @@ def test_gpus_that_are_here_are_asked_once_and_remembered(
     assert timing.forward_backward.provenance == "measured"
     assert timing.optimizer.at(ranks=1.0, threads=1.0) == pytest.approx(5e-4)
     assert timing.gpu is not None
-    assert timing.gpu.captured == ANSWER.captured
+    assert (timing.gpu.captured, timing.gpu.loops) == (ANSWER.captured, ANSWER.loops)
     assert (timing.host_seconds, timing.activation_bytes) == (1e-3, 5_000_000)
     again = gpu_profile(small_graph, SETTINGS, here, [1, 2], measure=False)
     assert again.numbers == found.numbers

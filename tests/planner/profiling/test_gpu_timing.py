@@ -9,9 +9,11 @@ import torch
 
 pytest.importorskip("triton")
 
-from planner.profiling import gpu_timing
-from planner.profiling.gpu_timing import GpuTimed, GpuTimingAnswer, GpuTimingRequest
+from planner.profiling import gpu_loop, gpu_timing
+from planner.profiling.gpu_timing import GpuTimed
+from planner.profiling.gpu_timing_request import GpuTimingAnswer, GpuTimingRequest
 from runtime import codec
+from runtime.graph.dataset import open_graph
 from runtime.graph.generate import generate_rmat
 from runtime.plan import Sampler, Workload
 
@@ -25,8 +27,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in (("STEPS", 3), ("WARM_STEPS", 1), ("BATCHES", 2), ("NUM_ROWS", 64)):
+    for name, value in (("STEPS", 3), ("WARM_STEPS", 1), ("BATCHES", 2)):
         monkeypatch.setattr(gpu_timing, name, value)
+    for name, value in (("STEPS", 4), ("WARM_STEPS", 1), ("ROUNDS", 2)):
+        monkeypatch.setattr(gpu_loop, name, value)
 
 
 def asked(folder: Path, sampler: str = "neighbor", **changes: Any) -> GpuTimingRequest:
@@ -54,6 +58,16 @@ def test_every_part_of_a_step_is_timed(folder: Path, kernel_device: torch.device
     assert found.num_parameters == 2 * 12 * 8 + 8 + 2 * 8 * 3 + 3
     assert found.device_seconds > 0
     assert found.handing_seconds >= 0
+    ways = {(each.captured, each.ahead) for each in found.loops}
+    assert ways == {(False, False), (False, True), (True, False), (True, True)}
+    for each in found.loops:
+        assert each.spread >= 0
+        own = ("wait", "forward_backward", "optimizer")
+        assert all(each.stages[name] > 0 for name in (*own, "sample", "gather", "seeds", "batch"))
+        # Medians of six steps; the interpreter's swing.
+        assert each.step_seconds == pytest.approx(sum(each.stages[name] for name in own), rel=0.5)
+        if not each.ahead:
+            assert each.stages["wait"] >= each.stages["sample"]
     assert codec.decode(GpuTimingAnswer, codec.to_plain(found)) == found
     if kernel_device.type == "cuda":
         assert found.activation_bytes > 0
@@ -73,7 +87,33 @@ def test_what_cannot_be_captured_is_sampled_kernel_by_kernel(
 ) -> None:
     found = GpuTimed(asked(folder, "labor", captures=True, scales=[1.0]), kernel_device).run()
     assert found.captured is None
+    assert [(each.captured, each.ahead) for each in found.loops] == [(False, False), (False, True)]
     assert found.sizes == [1.0]
+
+
+def test_batches_of_a_loop_are_those_of_a_run(
+    folder: Path, kernel_device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[int, int, int]] = []
+    step = gpu_loop.TrainLoop.step
+
+    def watched(loop: Any, batch: Any, index: int) -> float:
+        assert batch.x.shape == (batch.drawn.n_id.numel(), 12)
+        assert batch.y.shape == (batch.num_seeds,)
+        seen.append((batch.epoch, batch.step, batch.num_seeds))
+        return step(loop, batch, index)
+
+    monkeypatch.setattr(gpu_loop.TrainLoop, "step", watched)
+    timed = GpuTimed(asked(folder, scales=[1.0]), kernel_device)
+    train = len(open_graph(folder).train_idx)
+    gpu_loop.time_loops(timed.loop_parts(None), kernel_device)
+    # Two ways in turns, two rounds of 4 steps each: every step once by each way, in order.
+    assert len(seen) == 16
+    assert seen[:4] == seen[4:8]
+    assert seen[8:12] == seen[12:]
+    per_epoch = -(-train // 24)
+    assert [(e, s) for e, s, _ in seen[:4] + seen[8:12]] == [divmod(i, per_epoch) for i in range(8)]
+    assert max(count for _, _, count in seen) == min(24, train)
 
 
 def test_a_training_set_smaller_than_the_batch_has_one_size(

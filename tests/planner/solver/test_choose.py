@@ -14,8 +14,9 @@ NOISE = 0.05
 
 
 def priced(
-    policy: str, ms: float, gather_ms: float, *, gpus: bool, own: int = 0, loaders: int = 1
-) -> Priced:
+    policy: str, ms: float, gather_ms: float, *, gpus: bool, own: int = 0, loaders: int = 1,
+    host: float = 0.0,
+) -> Priced:  # fmt: skip
     """Two ranks with a placement, a step and a gather of so many milliseconds."""
     candidate = Candidate(
         num_ranks=2,
@@ -39,7 +40,7 @@ def priced(
     )
     costs = RowCosts(local=0.0, peer=1.0, host=2.0)
     placement = place("none", np.ones(4, np.float32), costs, [0, 0])
-    each = RankRows(rows={}, working_rows={}, shares={}, own_rows=own)
+    each = RankRows(rows={"own": 10.0, "host": host}, working_rows={}, shares={}, own_rows=own)
     rows = PlacedRows(policy=policy, ranks=[each], host_rows=4)
     memories = Memories(room=Capacity(own_rows=0, host_rows=None), costs=costs)
     placed = Placed(placement=placement, memories=memories, rows=rows)
@@ -53,6 +54,14 @@ def test_on_gpus_what_leaves_least_to_hide_is_kept_within_the_noise() -> None:
     assert why_it_lost(far, near) == (
         "3.8% faster, which is within the noise, with 0.80 ms more to hide beside the model"
     )
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_on_gpus_rows_are_kept_near_where_the_step_hides_them_either_way(order: int) -> None:
+    far = priced("none", 1.0, 0.4, gpus=True, host=2500.0)
+    near = priced("song-jiang", 1.0, 0.4 + 1e-7, gpus=True, own=1000)
+    assert choose([far, near][::order], NOISE) is near
+    assert why_it_lost(far, near) == "as fast, with 2,500 more rows of a step read elsewhere"
 
 
 def test_on_gpus_a_difference_beyond_the_noise_decides() -> None:
