@@ -18,10 +18,9 @@ from numpy.typing import NDArray
 
 from planner.candidate import Candidate
 from planner.cost.compute import compute_seconds
-from planner.cost.gpu_copy import copy_seconds
+from planner.cost.gpu_copy import COPIES, copy_seconds
 from planner.cost.gpu_launches import batch_launches
 from planner.cost.gpu_model import gpu_reduced
-from planner.cost.gpu_rank import COPIES
 from planner.cost.gpu_reads import copy_seconds_per_byte, memory_seconds_per_byte, read_seconds
 from planner.cost.gpu_sample import (
     NEIGHBOUR_BYTES,

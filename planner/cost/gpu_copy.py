@@ -2,6 +2,8 @@
 
 SEED_BYTES = 16
 """A seed's id and its label, 8 bytes each."""
+COPIES = 2
+"""Of seeds, and of labels."""
 
 
 def copy_seconds(
@@ -22,4 +24,4 @@ def copy_seconds(
     >>> round(1e6 * copy_seconds(1000.0, 1e-10, 1e-5), 1)
     21.6
     """
-    return 2 * kernel_seconds + seed_bytes * seeds * seconds_per_byte
+    return COPIES * kernel_seconds + seed_bytes * seeds * seconds_per_byte

@@ -8,86 +8,60 @@ device also gathers while the host starts the model's kernels, of which it is no
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 
-from planner.candidate import Candidate
 from planner.cost.gpu_lanes import has_lanes
-from planner.cost.gpu_launches import batch_launches
+from planner.cost.gpu_stages import GpuStages
+from planner.cost.gpu_work import WHERE, GpuWork
 from planner.workload import GpuLoop, GpuTiming
 from runtime.stages import LOADER_STAGES, Stage
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TimedStages:
-    """Seconds of one batch."""
-
-    seeds: float
-    sample: float
-    gather: float
-    copy: float
-    batch: float
-    forward_backward: float
-    optimizer: float
-    between: float
-    """Of a step, in no stage."""
-    near: float
-    """Of `sample`: in which the GPU is busy."""
-    on_host: float
-    """Of a step: in which the host is busy, or waits for its own threads."""
-    spread: float
-    """Relative half-width of all of them."""
+MEASURED = ("sample", "gather", "copy", "forward_backward", "optimizer")
 
 
-def timed_stages(
-    candidate: Candidate,
-    timed: GpuTiming,
-    *,
-    step_host_seconds: float,
-    launches: float,
-    by_itself: float,
-    captured: bool,
-    reads: Mapping[str, float],
-    relabelling: float,
-    gather: float,
-) -> TimedStages:
-    """Stages of the candidate's rank.
+def timed_stages(work: GpuWork, timed: GpuTiming, *, step_host_seconds: float) -> GpuStages:
+    """Stages of the rank.
 
     Args:
-        candidate: where its lists lie, and how batches are made.
+        work: what it draws and gathers, and where its lists lie.
         timed: on the GPU.
         step_host_seconds: of a step by itself, on the host.
-        launches: kernels of one of the candidate's batches (gpu_launches).
-        by_itself: of one drawn by itself, kernel by kernel.
-        captured: the candidate samples by one CUDA graph.
-        reads: seconds of reading the lists, by where they lie (host, replicated).
-        relabelling: seconds of it in the GPU's memory, by the machine's rates.
-        gather: seconds of the device's part of gathering, likewise.
+
+    Raises:
+        MachineError: the machine lacks a link or a rate that the candidate needs.
     """
+    candidate, relabelling = work.candidate, work.drawing(None)
+    reads = {name: work.drawing(place) - relabelling for name, place in WHERE.items()}
+    moving, near = work.gathering()
+    far_lists = reads["host"] if candidate.topology == "host" else 0.0
+    captured, ahead = work.captured_bytes > 0, has_lanes(candidate)
     chosen = timed.captured if captured and timed.captured is not None else timed.sample
-    loop = timed.loop(captured=captured, ahead=has_lanes(candidate))
+    loop = timed.loop(captured=captured, ahead=ahead)
     # Of the host's part of sampling, what a stack's batches start each.
-    kept = launches / by_itself if candidate.bulk > 1 else 1.0
+    kept = work.kernels / work.kernels_alone if candidate.bulk > 1 else 1.0
     saved = chosen.host_seconds * (1.0 - kept)
     alone = chosen.host_seconds + timed.handing_seconds + step_host_seconds
     elsewhere = reads[candidate.topology] - reads[timed.topology]
-    device = max(0.0, chosen.seconds - chosen.host_seconds + elsewhere)
-    near = relabelling
+    drawing = relabelling
     if candidate.topology == "replicated":
-        near = max(near + reads["replicated"], device)
+        device = max(0.0, chosen.seconds - chosen.host_seconds + elsewhere)
+        drawing = max(drawing + reads["replicated"], device)
     stages = {name: loop.stages.get(name, 0.0) for name in Stage}
-    hidden = 0.0 if has_lanes(candidate) else _idle_seconds(stages, timed)
-    return TimedStages(
+    hidden = 0.0 if ahead else _idle_seconds(stages, timed)
+    return GpuStages(
         seeds=stages[Stage.SEEDS],
         sample=max(0.0, stages[Stage.SAMPLE] * (1.0 - saved / chosen.seconds) + elsewhere),
-        gather=max(stages[Stage.GATHER], gather - hidden),
+        gather=max(stages[Stage.GATHER], moving - hidden),
         copy=stages[Stage.COPY],
         batch=stages[Stage.BATCH],
         forward_backward=stages[Stage.FORWARD_BACKWARD],
         optimizer=stages[Stage.OPTIMIZER],
-        between=_between(loop, in_line=not has_lanes(candidate)),
-        near=near,
+        between=_between(loop, in_line=not ahead),
+        near=near + drawing,
+        on_links=moving - near + work.copying(0.0) + far_lists,
         on_host=loop.step_seconds * (1.0 - saved / alone),
-        spread=loop.spread,
+        computing=timed.device_seconds,
+        spreads=dict.fromkeys(MEASURED, loop.spread),
+        provenance=_words(work, timed),
     )
 
 
@@ -104,14 +78,17 @@ def _between(loop: GpuLoop, *, in_line: bool) -> float:
     return max(0.0, loop.step_seconds - sum(loop.stages.get(name, 0.0) for name in stages))
 
 
-def alone_launches(candidate: Candidate, hops: int, *, sampler: str, every_hop: bool) -> float:
-    """Kernels of a batch that is drawn by itself, kernel by kernel."""
-    threads = replace(candidate.threads, capture=0)
-    alone = replace(candidate, bulk=1, bulk_bytes=0, threads=threads)
-    return batch_launches(alone, hops, sampler=sampler, every_hop=every_hop)
-
-
-def sample_words(timed: GpuTiming, sampler: str, *, captured: bool) -> str:
-    """What stands behind `sample`."""
-    way = "by one CUDA graph" if captured and timed.captured is not None else "kernel by kernel"
-    return f"measured: {sampler} sampling of this graph on this GPU, {way}, beside all else"
+def _words(work: GpuWork, timed: GpuTiming) -> dict[str, str]:
+    loop = "measured: the runtime's own loop on this GPU, on this graph's own batches"
+    captured = work.captured_bytes > 0 and timed.captured is not None
+    way = "by one CUDA graph" if captured else "kernel by kernel"
+    return {
+        "seeds": loop,
+        "sample": f"measured: {work.sampler} sampling of this graph on this GPU, {way}, "
+        "beside all else",
+        "gather": f"{loop}: starting its kernels; rows ({work.sources}) by the probe's rates",
+        "copy": loop,
+        "batch": loop,
+        "forward_backward": f"{loop}; its kernels' start, and the wait until they are done",
+        "optimizer": loop,
+    }
