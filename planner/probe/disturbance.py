@@ -1,4 +1,4 @@
-"""Whether the machine is disturbed at this moment: cores far apart, or shared with others.
+"""Whether the machine is disturbed at this moment: cores far apart, shared with others, or slow.
 
 Timings that are compared must be taken in the same state, and `Patience` waits for the good one.
 """
@@ -10,10 +10,11 @@ from pathlib import Path
 from planner.probe.core_distance import FAR, CoreDistance
 from planner.probe.core_sharing import SHARED, CoreSharing
 from planner.probe.looks import Looks, remembering
+from planner.probe.small_step import SLOW, SmallStep
 
 
 class Disturbance:
-    """Of the cores this process may use; a look takes 3 to 5 ms on two of them."""
+    """Of the cores this process may use; a look takes 12 to 15 ms on two of them."""
 
     def __init__(self, looks: Looks | None = None) -> None:
         """Cores this process may use now.
@@ -23,10 +24,15 @@ class Disturbance:
         """
         self.looks = looks or Looks()
         self._distance, self._sharing = CoreDistance(self.looks), CoreSharing(self.looks)
+        self._step = SmallStep(self.looks)
 
     def level(self) -> float:
-        """How far cores are apart, or shared, over what is held to be so: disturbed from 1 on."""
-        return max(self._distance.slowdown() / FAR, self._sharing.slowdown() / SHARED)
+        """How far cores are apart, shared or slow, over what is held so: disturbed from 1 on."""
+        return max(
+            self._distance.slowdown() / FAR,
+            self._sharing.slowdown() / SHARED,
+            self._step.slowdown() / SLOW,
+        )
 
 
 @contextlib.contextmanager

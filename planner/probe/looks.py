@@ -38,7 +38,7 @@ class Looks:
             clock: seconds.
         """
         self.seen = {name: dict(looks) for name, looks in (seen or {}).items()}
-        """How often a look found so many nanoseconds, to two digits, by name."""
+        """How often a look found so many nanoseconds, to three digits, by name."""
         self._clock, self._written = clock, dict[str, float]()
 
     def slowdown(self, name: str, seconds: float) -> float:
@@ -59,7 +59,7 @@ class Looks:
             return
         self._written[name] = self._clock()
         looks = self.seen.setdefault(name, {})
-        nanoseconds = f"{float(f'{seconds * 1e9:.2g}'):g}"
+        nanoseconds = f"{float(f'{seconds * 1e9:.3g}'):g}"
         looks[nanoseconds] = looks.get(nanoseconds, 0) + 1
         if sum(looks.values()) > MOST_LOOKS:  # what is long ago counts for less
             self.seen[name] = {each: -(-times // 2) for each, times in looks.items()}
