@@ -2,11 +2,13 @@
 
 Virtual cores share a chip with other machines' cores: its last cache, its way to memory, its heat.
 Within minutes the same training steps went from 2.4 to 4.4 ms on two threads and from 3.0 to 4.8
-beside a loader, while a core copied within its own cache 1.04 times, and the interpreter 1.06 times
-as long, and chains of reads through the last cache were no slower. A small model's step was: of 850
-looks the quickest of three goes with the steps that follow by a correlation of .7, of medians over
-five seconds by .9, in every process alike; streams through the caches, and copies of rows, do by .2
-to .4 and differ from process to process by where their memory lies.
+beside a loader, while a core copied within its own cache 1.04 times, and the interpreter worked
+1.06 times as long. A small model's step was slower, too: of 726 looks the quickest of three goes
+with the steps that follow by a correlation of .6 to .75, medians over four seconds by .8 to .9, and
+alike in every process. Chains of reads, streams through the caches and copies of rows from beyond
+a core's own went with them by 0 to .6, and as long as they took depended on the process, too. What
+is fastest depends on it: two threads took .82 of one thread and a loader in good moments, .88 to
+.93 in slow ones.
 """
 
 import functools
