@@ -15,14 +15,14 @@ from planner.profiling.cache import Profile
 from planner.profiling.launching import with_launcher
 from planner.profiling.model_seconds import SCALES, STEPS, with_loading
 from planner.profiling.team import Team
-from planner.profiling.timing_rounds import ROUNDS, Timed, TimedBatch, time_all
+from planner.profiling.timing_rounds import ROUNDS, STEP_ROUNDS, Timed, TimedBatch, time_all
 from planner.progress import Progress, portion, silent
 from planner.settings import PlanSettings
 from planner.workload import BatchProfile, Combination, WorkloadProfile
 from runtime import codec
 from runtime.graph.dataset import Graph
 
-VERSION = 48
+VERSION = 49
 """Rises when a profile means something else than before."""
 
 DRAWN = 0.05
@@ -50,7 +50,7 @@ def profile_key(
         settings.sampler_parameters,
         replace(work, learning_rate=0.0, weight_decay=0.0, allow="exact"),
         list(combinations),
-        [SCALES, STEPS, ROUNDS, MOST_SAMPLED],
+        [SCALES, STEPS, ROUNDS, STEP_ROUNDS, MOST_SAMPLED],
     ]
     return codec.content_hash(decided)[:32]
 

@@ -26,12 +26,14 @@ from runtime.graph.dataset import Graph
 ROUNDS = 3
 """Times that everything is timed, ranks, threads and loading in turn; of steps, with what is done
 in line before them, the last of the quickest third is kept (`quick_rounds`)."""
+STEP_ROUNDS = 9
+"""Times that steps are timed where `MORE_SECONDS` suffice. What a virtual machine's host does to
+its cores changes within seconds: one rank's steps of 2 ms were timed in slow moments and two ranks'
+in quick ones, in three rounds of the same sitting. Profiles of three rounds, made again and again,
+told 18.9 to 21.3 and 15.6 to 17.4 ms of a thread's steps beside a loader on two graphs; of nine,
+18.5 and 18.6, 15.8 and 16.2."""
 MOST_ROUNDS, MORE_SECONDS = 12, 40.0
-"""Of steps that want more, and what the rounds beyond `ROUNDS` may take in all."""
-SHORT_STEP, SHORT_ROUNDS = 8e-3, 9
-"""Seconds up to which steps are short, and rounds that these want. What a virtual machine's host
-does to its cores changes within seconds: one rank's steps of 2 ms were timed in slow moments and
-two ranks' in quick ones, in three rounds of the same sitting."""
+"""Of steps whose quickest rounds differ, and what the rounds beyond `ROUNDS` may take in all."""
 SCALE_SECONDS, MOST_STEPS = 0.08, 84
 """What the steps of each scale fill in all rounds but the first, and most of them: medians over 40
 ms of steps differed by 10% within a second."""
@@ -73,7 +75,8 @@ def time_all(
     """Time all batch sizes: the model at every number of threads, and loading, in rounds.
 
     A round goes through everything: a machine that gets slower for a minute meets all alike, and
-    leaves which of them is the fastest as it is. Steps whose rounds differ have some more.
+    leaves which of them is the fastest as it is. Steps have more rounds, as many as `MORE_SECONDS`
+    allow, and those whose rounds differ some on top.
 
     Args:
         graph: the dataset.
@@ -89,14 +92,15 @@ def time_all(
         WorkerFailed: a process ended with an error.
     """
     timed = [_Rounds(graph, each) for each in wanted]
-    steps = ROUNDS * sum(len(each.ordered) for each in timed)
-    done, more = 0, 0.0
+    steps = STEP_ROUNDS * sum(len(each.ordered) for each in timed)
+    done, more, last = 0, 0.0, 0.0
     for number in range(MOST_ROUNDS):
         if more > MORE_SECONDS:
             break
+        all_again = number < ROUNDS or (number < STEP_ROUNDS and more + last <= MORE_SECONDS)
         begun = time.perf_counter()
         for each in timed:
-            for combination in each.wanting(number):
+            for combination in each.ordered if all_again else each.wanting():
                 if progress is not None:
                     ranks, threads = combination.ranks, combination.threads
                     words = f"timing {each.what}, {ranks} ranks x {threads} threads"
@@ -105,8 +109,9 @@ def time_all(
                 done += 1
             if number < ROUNDS:
                 each.load(team, patience)
+        last = time.perf_counter() - begun
         if number >= ROUNDS:
-            more += time.perf_counter() - begun
+            more += last
     return [each.kept() for each in timed]
 
 
@@ -146,10 +151,8 @@ class _Rounds:
         ranks = self.ordered[0].ranks
         self._loads.append(patience.tried(lambda: team.load(self._loading, ranks)))
 
-    def wanting(self, number: int) -> list[Combination]:
-        """Those of which one more round is wanted, after so many."""
-        if number < ROUNDS:
-            return self.ordered
+    def wanting(self) -> list[Combination]:
+        """Those of which the quickest undisturbed rounds differ, or there are no two."""
         return [c for c, rounds in self._steps.items() if _is_wanting(rounds)]
 
     def kept(self) -> Timed:
@@ -168,18 +171,12 @@ class _Rounds:
 
 
 def _is_wanting(rounds: list[tuple[list[TimingAnswer], bool]]) -> bool:
-    """Whether the quickest undisturbed rounds differ, or there are no two, or steps are short."""
-    if sum(not disturbed for _, disturbed in rounds) < 2 or is_apart(calm_ones(rounds), APART):
-        return True
-    return len(rounds) < SHORT_ROUNDS and _step_seconds(rounds[0][0][0]) < SHORT_STEP
-
-
-def _step_seconds(found: TimingAnswer) -> float:
-    """Of a mean scale's step."""
-    return statistics.fmean(found.forward_backward)
+    """Whether the quickest undisturbed rounds differ, or there are no two."""
+    calm = sum(not disturbed for _, disturbed in rounds)
+    return calm < 2 or is_apart(calm_ones(rounds), APART)
 
 
 def _enough_steps(least: int, found: TimingAnswer) -> int:
     """Steps of each scale that fill the time."""
-    step = _step_seconds(found)
+    step = statistics.fmean(found.forward_backward)
     return max(least, min(MOST_STEPS, math.ceil(SCALE_SECONDS / step)) if step > 0.0 else least)

@@ -15,8 +15,7 @@ from planner.profiling.timing_rounds import (
     MOST_STEPS,
     ROUNDS,
     SCALE_SECONDS,
-    SHORT_ROUNDS,
-    SHORT_STEP,
+    STEP_ROUNDS,
     TimedBatch,
     time_all,
 )
@@ -61,16 +60,17 @@ def test_a_round_goes_through_all_ranks_and_threads_and_their_loading(small_grap
         TimedBatch(batch=batches[0], combinations=one, settings=settings),
         TimedBatch(batch=batches[1], combinations=two, settings=settings),
     ]
-    team, told = Recorded([3.0, 1.9, 2.0]), list[float]()
+    team, told = Recorded([3.0, 1.9, 1.8, *[2.0] * 6]), list[float]()
     found = time_all(small_graph, wanted, team, lambda _, share: told.append(share), undisturbed())
-    assert team.calls == [(1, 1), (1, 2), "load 1", (2, 1), "load 2"] * ROUNDS
-    assert told == [i / 9 for i in range(9)]
+    first, others = [(1, 1), (1, 2), "load 1", (2, 1), "load 2"], [(1, 1), (1, 2), (2, 1)]
+    assert team.calls == first * ROUNDS + others * (STEP_ROUNDS - ROUNDS)
+    assert told == [i / (3 * STEP_ROUNDS) for i in range(3 * STEP_ROUNDS)]
     for each, ranks, threads in zip(found, (1.0, 2.0), (2.0, 1.0), strict=True):
         middle = each.model.forward_backward.at(scale=1.0, ranks=ranks, threads=threads)
-        assert middle == pytest.approx(2 * 2.0)  # of scale 1 the round's in the middle
+        assert middle == pytest.approx(2 * 2.0)  # of scale 1 the fourth quickest's
         assert each.in_line is not None
         assert each.in_line.sample_seconds == 0.2
-        assert each.loading.disk_start_seconds == 2.0
+        assert each.loading.disk_start_seconds == 1.9  # in the middle of three
     # Steps follow the loading of a rank of as many.
     assert [each.loading.num_ranks for each in team.requests if each.loading][:5] == [1, 1, 1, 2, 2]
     assert [each.times_loading for each in team.requests][:5] == [False, False, True, False, True]
@@ -88,10 +88,10 @@ def one_batch() -> TimedBatch:
 @pytest.mark.parametrize(
     ("seconds", "rounds", "kept"),
     [
-        ([1.5, 1.6, 1.0, 1.55, 1.05], 5, 1.05),  # until two agree
+        ([1.5, 1.6, 1.0, *[1.55] * 6, 1.5, 1.05], 11, 1.5),  # until two agree
         # A bound: never two that agree; the fifth is kept of twelve.
         ([3.0, 1.0, 4.0, 1.2, 1.4, *[5.0] * 6, 1.6, 1.8], MOST_ROUNDS, 3.0),
-        ([1.07, 1.0, 3.0], ROUNDS, 1.07),
+        ([1.07, 1.0, 3.0, *[1.08] * 6], STEP_ROUNDS, 1.08),
     ],
 )
 def test_rounds_that_differ_are_followed_by_more_until_the_two_quickest_agree(
@@ -113,7 +113,10 @@ def impatient(team: Recorded, disturbed: int) -> Patience:
     return Patience(lambda: 3.0 if team.calls.count((1, 1)) < disturbed else 0.0)
 
 
-def test_rounds_that_were_disturbed_are_left_out_and_made_up_for(small_graph: Graph) -> None:
+def test_rounds_that_were_disturbed_are_left_out_and_made_up_for(
+    small_graph: Graph, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("planner.profiling.timing_rounds.STEP_ROUNDS", ROUNDS)
     team = Recorded([1.0, 1.0, 1.5, 1.55])
     (each,) = time_all(small_graph, [one_batch()], team, None, impatient(team, 2))
     assert team.calls.count((1, 1)) == 4
@@ -142,5 +145,15 @@ def test_steps_of_later_rounds_fill_a_time(small_graph: Graph, seconds: float) -
     first, *later = [each.steps for each in team.requests if not each.times_loading]
     mean = sum(answer(seconds).forward_backward) / 3
     assert first == STEPS
-    rounds = SHORT_ROUNDS if mean < SHORT_STEP else ROUNDS
-    assert later == [max(STEPS, min(MOST_STEPS, round(SCALE_SECONDS / mean + 0.5)))] * (rounds - 1)
+    filling = max(STEPS, min(MOST_STEPS, round(SCALE_SECONDS / mean + 0.5)))
+    assert later == [filling] * (STEP_ROUNDS - 1)
+
+
+@pytest.mark.parametrize(("seconds", "rounds"), [(60.0, STEP_ROUNDS), (0.0, ROUNDS)])
+def test_rounds_that_take_longer_than_there_is_are_not_begun(
+    small_graph: Graph, monkeypatch: pytest.MonkeyPatch, seconds: float, rounds: int
+) -> None:
+    monkeypatch.setattr("planner.profiling.timing_rounds.MORE_SECONDS", seconds)
+    team = Recorded([1.0] * MOST_ROUNDS)
+    time_all(small_graph, [one_batch()], team, None, undisturbed())
+    assert team.calls.count((1, 1)) == rounds
