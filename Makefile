@@ -14,7 +14,7 @@ REFUSED := refused_locking
 # with minutes that are estimates:
 #   10 to 60 minutes: cooperative, full_graph_plan, learning, learning_samplers, matrix, memory_plans,
 #     partition, placement_scale, plan_scale --scale 0.0625, policies, scaling, soak_failures, service
-#   boundary (100 minutes), prediction (45 minutes, can be stopped and gone on with)
+#   boundary (100 minutes), prediction (three hours, can be stopped and gone on with)
 BENCH ?= placement published sampling samplers bulk gather loader compute end_to_end planning gpu
 FUZZ := $(shell find tests -name 'test_fuzz_*.py')
 # One BLAS thread unless a plan says otherwise: tests run several processes at once.

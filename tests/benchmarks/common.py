@@ -6,6 +6,7 @@ it. Values are medians with their spread, never the best of several.
 
 import functools
 import json
+import math
 import os
 import statistics
 import sys
@@ -47,14 +48,14 @@ class Spread:
 
 def record(
     name: str,
-    value: float | Spread,
+    value: float | Spread | None,
     unit: str,
     *,
     baseline: float | str | None = None,
     ratio: float | None = None,
     **extra: Any,
 ) -> dict[str, Any]:
-    """Print one line of results as JSON and return it."""
+    """Print one line of results as JSON and return it; `value` None: there is none, and why."""
     line: dict[str, Any] = {"name": name}
     if isinstance(value, Spread):
         line |= {"value": value.median, "unit": unit, "baseline": baseline, "ratio": ratio}
@@ -62,8 +63,17 @@ def record(
     else:
         line |= {"value": value, "unit": unit, "baseline": baseline, "ratio": ratio}
     line |= extra
-    print(json.dumps(line), flush=True)
+    print(json.dumps(_finite(line), allow_nan=False), flush=True)
     return line
+
+
+def _finite(value: Any) -> Any:
+    """The same with null for what JSON has no word for: NaN and infinities."""
+    if isinstance(value, dict):
+        return {key: _finite(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def steady(before: float, after: float) -> bool:

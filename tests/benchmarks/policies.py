@@ -105,7 +105,7 @@ def everyone(name: str, instance: Instance, know: Knowledge, joint: Joint) -> No
     for policy in NAMED:
         layout = place_named(policy, instance, know)
         if isinstance(layout, Reason):
-            record(name, float("nan"), "s", policy=policy, reason=layout.why)
+            record(name, None, "s", policy=policy, reason=layout.why)
         else:
             line(name, layout, instance, score(instance, layout), joint)
 
