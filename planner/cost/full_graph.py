@@ -28,6 +28,8 @@ class PartSizes:
     """Edges from inner nodes, with the self-loops that GCN and GAT add."""
     halo_edges: int
     """Edges from the halo."""
+    received: tuple[int, ...] = ()
+    """Halo rows by the part that owns them, its own 0; empty: not told apart."""
 
 
 def columns_per_row(widths: Sequence[int], *, precomputed: bool = False) -> int:

@@ -3,17 +3,21 @@
 Layer l sends rows of d_l columns forward and, but for the inputs, receives as many gradients back:
     S_l = elt d_l max_i max(p n_bd(i), p sent(i)),  T_l = all_to_all(S_l P / (P - 1), P)
 The table's bytes count a rank's own share too, hence P / (P - 1); the fullest row or column of the
-matrix of bytes binds [A4]. Beyond the table's largest message seconds grow with the bytes.
+matrix of bytes binds, which is the least of any schedule [A4]. In turns, each as long as its
+largest message, it would take longer: the interval is as much wider. Beyond the table's largest
+message seconds grow with the bytes.
 
 Overlapped, T_l - eta (work between start and need) stays visible (modelling.md 5).
 
 Source: formulas.md 3.4, 8.4 [A4]; modelling.md 4 and 5.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from planner.cost.all_reduce import exposed_seconds
+from planner.cost.all_to_all import bracket_seconds
 from planner.cost.full_graph import PartSizes
 from planner.machine import MachineModel, Table
 
@@ -29,6 +33,7 @@ class Exchanges:
     exposed: float
     """What compute does not hide."""
     spread: float
+    """Of the table, and what turns would take longer."""
     provenance: str
 
 
@@ -53,6 +58,29 @@ def busiest_rows(sizes: Sequence[PartSizes], keep: float) -> float:
     500.0
     """
     return keep * max(max(part.halo, part.sent) for part in sizes)
+
+
+def longer_in_turns(sizes: Sequence[PartSizes]) -> float:
+    """What P - 1 turns take over the fullest rank's bytes, less one; the share kept cancels.
+
+    Backward the matrix is transposed, whose turns are as long. 0 for two ranks, and where parts
+    were not told apart.
+
+    Source: formulas.md 8.4 [A4].
+
+    >>> by_owner = [(0, 10, 40), (60, 0, 0), (0, 20, 0)]
+    >>> parts = [
+    ...     PartSizes(inner=9, halo=sum(r), sent=s, inner_edges=0, halo_edges=0, received=r)
+    ...     for r, s in zip(by_owner, [60, 30, 40], strict=True)
+    ... ]
+    >>> round(longer_in_turns(parts), 6)  # 70 over 60
+    0.166667
+    """
+    received = [part.received for part in sizes]
+    if not all(received):
+        return 0.0
+    least, most = bracket_seconds(received, latency_seconds=0.0, bytes_per_second=1.0)
+    return most / least - 1.0 if least > 0 else 0.0
 
 
 def table_seconds(table: Table, num_bytes: float, ranks: int) -> float:
@@ -120,4 +148,7 @@ def exchange_seconds(
     words = f"{table.provenance}: table {name} at each exchange's bytes"
     words += ", in proportion beyond its largest message" if beyond else ""
     words += f"; overlap {eta:.2f} of the work beside it" if overlap else "; not overlapped"
-    return Exchanges(seconds=total, exposed=exposed, spread=table.spread, provenance=words)
+    longer = longer_in_turns(sizes)
+    words += f"; {longer:.0%} longer if sent in {ranks - 1} turns" if longer >= 5e-3 else ""
+    spread = math.hypot(table.spread, longer)
+    return Exchanges(seconds=total, exposed=exposed, spread=spread, provenance=words)

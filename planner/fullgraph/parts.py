@@ -38,6 +38,7 @@ def sizes_of(part: Part) -> PartSizes:
         sent=part.send.shape[0],
         inner_edges=part.inner_edges[1].shape[0],
         halo_edges=part.halo_edges[1].shape[0],
+        received=tuple(part.halo_counts.tolist()),
     )
 
 

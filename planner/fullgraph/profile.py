@@ -36,7 +36,7 @@ from runtime.graph.dataset import Graph
 from runtime.npy import map_npy
 from runtime.plan import FullGraph
 
-VERSION = 2
+VERSION = 3
 """Rises when a profile means something else than before."""
 ANCHORS = (0.1, 0.5)
 """Probabilities at which sampled epochs are timed; their seconds are linear in p."""

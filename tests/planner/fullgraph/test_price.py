@@ -1,12 +1,19 @@
 """The price of full-graph candidates: sums by hand, the fullest part, bytes as the formulas say."""
 
+import math
 from dataclasses import replace
 
 import pytest
 
+from planner.cost.all_to_all import bound_bytes, shift_bytes
 from planner.cost.full_graph import columns_per_row
 from planner.fullgraph.candidate import Cut, FullCandidate, cuts
-from planner.fullgraph.exchange import exchange_seconds, table_seconds
+from planner.fullgraph.exchange import (
+    busiest_rows,
+    exchange_seconds,
+    longer_in_turns,
+    table_seconds,
+)
 from planner.fullgraph.parts import connected, cut_graph, sent_bytes
 from planner.fullgraph.price import halo_bytes, price
 from planner.fullgraph.seconds import edges_left, rank_seconds
@@ -99,6 +106,33 @@ def test_overlap_hides_what_was_measured_and_no_more(small_graph: Graph) -> None
         keep=1.0, threads=1, precomputed=False, overlap=False,
     )  # fmt: skip
     assert inline.exposed == inline.seconds
+
+
+def test_turns_of_unequal_messages_widen_the_interval(small_graph: Graph) -> None:
+    """formulas.md 8.4 [A4]: the fullest rank binds, turns by shifts take longer."""
+    three = Cut(ranks=3, threads=1, partitioner="random")
+    machine, parts = linked_machine(), connected(small_graph, cut_graph(small_graph, three), 3, "")
+    sizes = parts.sizes
+    for size in sizes:
+        assert (sum(size.received), size.received[sizes.index(size)]) == (size.halo, 0)
+    received = [size.received for size in sizes]
+    assert bound_bytes(received) == busiest_rows(sizes, 1.0)
+    longer = shift_bytes(received) / bound_bytes(received) - 1
+    assert longer_in_turns(sizes) == pytest.approx(longer)
+    assert longer > 0
+    found = [
+        exchange_seconds(
+            machine, known, [8, 4, 2], [[0.0] * 3] * 3,
+            keep=0.5, threads=1, precomputed=False, overlap=False,
+        )
+        for known in (sizes, [replace(size, received=()) for size in sizes])
+    ]  # fmt: skip
+    spread = machine.table("all_to_all").spread
+    assert found[0].seconds == found[1].seconds
+    assert (found[0].spread, found[1].spread) == (pytest.approx(math.hypot(spread, longer)), spread)
+    assert ("in 2 turns" in found[0].provenance) == (longer >= 0.005)
+    two = connected(small_graph, cut_graph(small_graph, CUT), 2, WORK.model).sizes
+    assert longer_in_turns(two) == 0.0
 
 
 def test_messages_beyond_the_table_cost_in_proportion() -> None:
