@@ -96,6 +96,11 @@ class TestPipeline:
     ) -> None:
         assert period([4.0, 6.0, 10.0], depths=depths, in_flight=in_flight) == expected
 
+    def test_two_items_in_flight_bind_where_neither_stage_nor_buffer_does(self) -> None:
+        # (3 + 3 + 3) / 2 = 4.5 beside (3 + 3) / 2 and 3, by hand.
+        assert period([3.0, 3.0, 3.0], depths=[2, 2], in_flight=2) == 4.5
+        assert period([3.0, 3.0, 3.0], depths=[2, 2]) == 3.0
+
     def test_two_workers_halve_a_stage(self) -> None:
         assert period([12.0, 5.0], workers=[2, 1], depths=[2], freed_at_start=True) == 6.0
 
@@ -107,8 +112,22 @@ class TestPipeline:
         assert epoch_seconds([4.0, 6.0, 10.0], 10.0, 50) == 510.0
         assert epoch_seconds([4.0], 4.0, 0) == 0.0
 
+    def test_the_recursion_ends_the_same_epoch_at_510(self) -> None:
+        # Times 4, 6, 10 at depth 2: the first item after 20, then one every 10.
+        end = finish_times(np.repeat([[4.0], [6.0], [10.0]], 50, axis=1), [2, 2])
+        assert end[-1, 0] == 20.0
+        assert np.diff(end[-1]).tolist() == [10.0] * 49
+        assert end[-1, -1] == 510.0
+
     @pytest.mark.parametrize(
-        ("times", "depths"), [([4, 6, 10], [1, 1]), ([4, 9, 10], [2, 1]), ([7, 6, 5], [1, 3])]
+        ("times", "depths"),
+        [
+            ([4, 6, 10], [1, 1]),
+            ([4, 6, 10], [2, 2]),
+            ([4, 9, 10], [2, 1]),
+            ([7, 6, 5], [1, 3]),
+            ([3, 3, 3], [2, 2]),
+        ],
     )
     def test_the_recursion_reaches_the_period(self, times: list[int], depths: list[int]) -> None:
         seconds = np.repeat(np.array(times, dtype=np.float64)[:, None], 400, axis=1)
@@ -154,6 +173,9 @@ class TestAllReduce:
 
     def test_ring_of_eight_takes_210_us(self) -> None:
         assert ring_seconds(4e6, 8, 10e-6, 100e9) == pytest.approx(210e-6)
+
+    def test_140_us_of_them_are_latency(self) -> None:
+        assert ring_seconds(0.0, 8, 10e-6, 100e9) == pytest.approx(140e-6)
 
     def test_two_hosts_take_340_us(self) -> None:
         found = hierarchical_seconds(
@@ -224,6 +246,11 @@ class TestGather:
         found = random_gather_seconds(1e6, 512, 8, 60e-9, 12e9, 50e9)
         assert found == pytest.approx(12.83e-3, abs=5e-6)
 
+    def test_memory_alone_would_take_10_24_ms_for_them(self) -> None:
+        # Without latency, and with threads of any speed: 1e6 x 512 B / 50 GB/s.
+        found = random_gather_seconds(1e6, 512, 8, 0.0, 1e30, 50e9)
+        assert found == pytest.approx(10.24e-3)
+
     def test_4_kib_rows_are_bandwidth_bound(self) -> None:
         found = random_gather_seconds(1e6, 4096, 8, 60e-9, 12e9, 50e9)
         assert found == pytest.approx(81.92e-3)
@@ -257,6 +284,12 @@ class TestDisk:
         assert distinct_pages(p, 8) == pytest.approx(1000 * (1 - 0.99**8), rel=1e-5)
         assert distinct_pages(p[:0], 8) == 0.0
 
+    def test_a_scattered_batch_reads_7_7_times_its_rows(self) -> None:
+        # 80 rows of 512 B among 8000: 77.3 pages of 4 KiB.
+        pages = distinct_pages(np.full(8000, 0.01, dtype=np.float32), 8)
+        assert pages == pytest.approx(77.255, abs=5e-4)
+        assert pages * 4096 / (80 * 512) == pytest.approx(7.73, abs=5e-3)
+
     def test_each_limit_binds_in_turn(self) -> None:
         assert disk_seconds(1e5, 4096, 3e9, 5e5, 1e-4, 64) == pytest.approx(0.2)  # IOPS
         assert disk_seconds(1e5, 4096, 1e9, 5e5, 1e-4, 64) == pytest.approx(0.4096)  # bandwidth
@@ -287,24 +320,46 @@ class TestSampleAndStart:
         assert found == 4.0
 
 
+def top_2000(chosen_on, scored_on):
+    """Rows that the 2000 vertices of highest frequency serve, and the rest."""
+    own = np.argsort(-chosen_on, kind="stable")[:2000]
+    hit = float(scored_on[own].sum(dtype=np.float64))
+    return np.array([[hit, float(scored_on.sum(dtype=np.float64)) - hit]])
+
+
 class TestHitRates:
     """[A9] of formulas.md 8.9: N 20000, 20 batches, C 2000."""
 
+    TRUE = np.minimum(1, 5 / np.arange(1, 20001) ** 0.7).astype(np.float32)
+
     def test_the_cross_half_rate_is_unbiased_and_the_in_sample_rate_is_not(self) -> None:
         rng = np.random.default_rng(10)
-        true = np.minimum(1, 5 / np.arange(1, 20001) ** 0.7)
-        first, second = ((rng.binomial(10, true) / 10).astype(np.float32) for _ in range(2))
-
-        def rows(chosen_on, scored_on):
-            own = np.argsort(-chosen_on, kind="stable")[:2000]
-            hit = float(scored_on[own].sum())
-            return np.array([[hit, float(scored_on.sum()) - hit]])
-
-        crossed = cross_validated(first, second, rows)[0, 0]
+        first, second = ((rng.binomial(10, self.TRUE) / 10).astype(np.float32) for _ in range(2))
+        crossed = cross_validated(first, second, top_2000)[0, 0]
         own = np.argsort(-first, kind="stable")[:2000]
-        in_sample, honest = first[own].sum() / first.sum(), true[own].sum() / true.sum()
+        in_sample = first[own].sum() / first.sum()
+        honest = self.TRUE[own].sum() / self.TRUE.sum()
         assert in_sample > honest + 0.03
         assert crossed == pytest.approx(honest, abs=0.02)
+
+    def test_648_in_sample_is_413_on_the_other_half_and_407_in_truth(self) -> None:
+        # 20 batches a half; of the best placement .462.
+        rng = np.random.default_rng(10)
+        first, second = ((rng.binomial(20, self.TRUE) / 20).astype(np.float32) for _ in range(2))
+        one_way: list[float] = []
+
+        def rows(chosen_on, scored_on):
+            found = top_2000(chosen_on, scored_on)
+            one_way.append(found[0, 0] / found.sum())
+            return found
+
+        crossed = cross_validated(first, second, rows)[0, 0]
+        assert one_way == pytest.approx([0.413, 0.404], abs=5e-4)
+        assert crossed == pytest.approx(0.408, abs=5e-4)  # of both ways
+        in_sample = cross_validated(first, first, top_2000)[0, 0]
+        true = cross_validated(first, first, lambda chosen_on, _: top_2000(chosen_on, self.TRUE))
+        best = cross_validated(self.TRUE, self.TRUE, top_2000)[0, 0]
+        assert [in_sample, true[0, 0], best] == pytest.approx([0.648, 0.407, 0.462], abs=5e-4)
 
     def test_no_reads_have_no_shares(self) -> None:
         nothing = np.zeros(3, dtype=np.float32)

@@ -9,10 +9,12 @@ import torch
 from numpy.typing import NDArray
 
 from planner.cost.full_graph import drawn_epoch_bytes
+from planner.cost.full_graph_rate import bernoulli_variance
 from runtime.comm.collectives import Communicator
 from runtime.fullgraph.draws import AbstractMasks
 from runtime.fullgraph.forward import FullGraphModel
 from runtime.fullgraph.statistics import full_graph_class
+from runtime.models.build import BlockModel
 from runtime.plan import FullGraph
 from runtime.sampling.boundary import kept_edges, kept_nodes, rounded_size
 from runtime.sampling.rng import Purpose, stream
@@ -212,6 +214,52 @@ def test_one_shared_draw_is_unbiased_over_two_layers() -> None:
     torch.testing.assert_close(expected[inputs], full[inputs], rtol=FLOAT32, atol=FLOAT32)
 
 
+def averaging_model(layers: int) -> BlockModel:
+    """SAGE of weight 1 on the neighbours' mean and 0 on the node itself."""
+    model = new_model("sage", 1, layers=layers, hidden=1)
+    with torch.no_grad():
+        for conv in model.convs:
+            conv.lin_l.weight.fill_(1)  # pyright: ignore
+            conv.lin_l.bias.zero_()  # pyright: ignore
+            conv.lin_r.weight.zero_()  # pyright: ignore
+    return model
+
+
+def _node_1_of_every_draw(keep: float) -> list[float]:
+    """z_1 of [B2] under each of the 32 draws of one layer, h = (1, 2, 3, 6, 8)."""
+    indptr, indices = csc(5, B1_EDGES)
+    partition = np.array(B1_PARTS, np.int32)
+    settings, masks = FullGraph(keep=keep), Enumerated(B1_KEYS, 1)
+    h = torch.tensor([[1.0], [2.0], [3.0], [6.0], [8.0]])
+
+    def body(comm: Communicator) -> list[float]:
+        full = FullGraphModel(
+            averaging_model(1), "sage", indptr, indices, partition, settings, comm=comm,
+            masks=masks,
+        )  # fmt: skip
+        x = h[torch.from_numpy(full.part.inner)]
+        row = int(np.searchsorted(full.part.inner, 1))
+        with torch.no_grad():
+            return [float(full.forward(x, full.layers(n))[row, 0]) for n in range(1 << 5)]
+
+    return run_in_process(2, body)[0]  # node 1 is rank 0's
+
+
+@pytest.mark.parametrize("keep", [0.5, 0.25])
+def test_a_sampled_sum_has_the_full_mean_and_a_square_that_is_too_large(keep: float) -> None:
+    """[B2]: mean 10/3 and variance 4 (1 - p) / p; [C10]: at p = .5 E[z^2] is 15.11, not 11.11."""
+    kept = np.array([number.bit_count() for number in range(1 << 5)])
+    weight = keep**kept * (1 - keep) ** (5 - kept)
+    z = np.array(_node_1_of_every_draw(keep))
+    mean, second = float(weight @ z), float(weight @ z**2)
+    assert mean == pytest.approx(10 / 3, rel=FLOAT32)
+    assert second - mean**2 == pytest.approx(4 * (1 - keep) / keep, rel=1e-5)
+    assert second - mean**2 == pytest.approx(bernoulli_variance([(6 / 3) ** 2], keep), rel=1e-5)
+    if keep == 0.5:
+        assert second == pytest.approx(15.11, abs=0.005)
+        assert _node_1_of_every_draw(1.0)[0] ** 2 == pytest.approx(11.11, abs=0.005)
+
+
 @pytest.mark.parametrize(("draws", "factor"), [("shared", 10.0), ("layer", 1.0)])
 def test_over_three_layers_a_shared_draw_counts_a_returning_path_tenfold(
     draws: Any, factor: float
@@ -235,12 +283,7 @@ def _returning_path(
     def body(comm: Communicator) -> tuple[torch.Tensor, torch.Tensor]:
         results: list[torch.Tensor] = []
         for used, masks in ((settings, Enumerated(keys, drawn)), (FullGraph(), None)):
-            model = new_model("sage", 1, layers=3, hidden=1)
-            with torch.no_grad():
-                for conv in model.convs:
-                    conv.lin_l.weight.fill_(1)  # pyright: ignore
-                    conv.lin_l.bias.zero_()  # pyright: ignore
-                    conv.lin_r.weight.zero_()  # pyright: ignore
+            model = averaging_model(3)
             full = FullGraphModel(
                 model, "sage", indptr, indices, np.array([0, 1], np.int32), used, comm=comm,
                 masks=masks,

@@ -118,6 +118,16 @@ def test_a_shared_vertex_is_hit_as_often_as_its_likeliest_row_says(
     assert found == pytest.approx(hit, abs=Z * math.sqrt(hit * (1 - hit) / 10_000))
 
 
+@pytest.mark.parametrize(("form", "hit"), [(Form.POISSON, 1 / 2), (Form.EXACT_K, 2 / 3)])
+def test_rows_of_exactly_k_hit_a_shared_vertex_more_often(form: Form, hit: float) -> None:
+    # [C5] s1 lists {u, a}, s2 {u, b}, k = 1: exact-k misses u only where r_u is the largest of 3.
+    graph = copies({0: [2, 3], 1: [2, 4]}, 5, 20_000)
+    nodes = (np.arange(2)[:, None] + 5 * np.arange(20_000)).ravel()
+    batch = LaborSampler(*graph, [1], form=form).sample(nodes, epoch=0, step=0)
+    found = float((batch.n_id % 5 == 2).sum() / 20_000)
+    assert found == pytest.approx(hit, abs=Z * math.sqrt(hit * (1 - hit) / 20_000))
+
+
 def test_hit_probability_of_independent_seeds() -> None:
     # [S5] seeds with P = (.5, .25): LABOR-0 .21875, neighbour sampling .234375.
     hits = {(0,): 0.25, (1,): 0.5, (0, 1): 0.5}

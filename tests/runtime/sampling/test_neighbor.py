@@ -7,6 +7,7 @@ import pytest
 from numpy.typing import NDArray
 from scipy import stats
 
+from planner.placement.analytic import neighbor_hotness, seed_probability
 from runtime.errors import SamplerError
 from runtime.sampling.minibatch import Block, Dialect, MiniBatch
 from runtime.sampling.neighbor import NeighborSampler
@@ -222,6 +223,17 @@ def test_every_neighbour_and_every_pair_is_drawn_equally_often(degree: int, fano
     pair = pi * (fanout - 1) / (degree - 1)
     both = (taken[:, :-1] * taken[:, 1:]).sum(axis=0)
     assert np.abs(both - trials * pair).max() < 5 * np.sqrt(trials * pair * (1 - pair))
+
+
+def test_a_vertex_that_both_seeds_list_is_in_every_batch_of_one() -> None:
+    # [C5] vertices 0 and 1 train and list u = 2 alone: P(u) = 1, where independent seeds give .75.
+    indptr, indices = np.array([0, 1, 2, 2]), np.array([2, 2])
+    sampler = NeighborSampler(indptr, indices, [1])
+    batches = [sampler.sample(np.array([seed]), epoch=0, step=seed) for seed in (0, 1)]
+    assert [batch.n_id.tolist() for batch in batches] == [[0, 2], [1, 2]]
+    p0 = seed_probability(2, 1)
+    found = neighbor_hotness(indptr, indices, np.array([p0, p0, 0.0]), [1], dialect="first_seen")
+    assert found[2] == pytest.approx(0.75)
 
 
 @pytest.mark.parametrize("fanouts", [[], [0], [5, -2]])
