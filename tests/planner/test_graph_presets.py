@@ -58,6 +58,33 @@ def test_feature_bytes_are_those_the_papers_print(name: str, published_bytes: fl
     assert size == pytest.approx(published_bytes, rel=0.04)
 
 
+def test_legions_feature_storage_of_cl_is_of_a_round_billion_nodes():
+    # formulas 2.6 [L6]: 4 D V with V = 1B; the 955 million nodes of its code make 4.5% less
+    found = graph_preset("cl")
+    assert round(found.nodes, -9) * found.feature_dim * 4 == 512e9
+    assert found.nodes * found.feature_dim * 4 == pytest.approx(0.955 * 512e9, rel=5e-4)
+
+
+@pytest.mark.parametrize(
+    ("name", "published_bytes"),
+    # Legion, ATC'23: topology storage (formulas 2.3 and 2.6 [L6]), 4 bytes of each edge.
+    [("pa", 6.4e9), ("co", 7.2e9), ("uks", 22e9), ("ukl", 189e9), ("cl", 170e9)],
+)
+def test_topology_bytes_are_those_of_the_edges_alone(name: str, published_bytes: float):
+    found = graph_preset(name)
+    assert 4 * found.edges == pytest.approx(published_bytes, rel=0.02)
+    # an offset of 8 bytes for each node is not among them
+    assert 4 * found.edges + 8 * found.nodes > 1.02 * published_bytes
+
+
+def test_the_topology_bytes_printed_for_pr_fit_neither_count():
+    # formulas 2.6 [L6]: 640 MB, where its 120M edges make 480 MB and its offsets 20 MB more
+    found = graph_preset("pr")
+    assert found.edges == pytest.approx(120e6, rel=0.04)
+    assert 4 * found.edges < (1 - 0.2) * 640e6
+    assert 4 * found.edges + 8 * found.nodes < (1 - 0.19) * 640e6
+
+
 @pytest.mark.parametrize(
     ("name", "degree"),
     # Column |E|/|V| of LABOR's table (formulas 5.8).

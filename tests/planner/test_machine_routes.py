@@ -75,6 +75,27 @@ def test_lines_per_row(dim: int, expected: float):
     assert lines(4 * dim) == expected
 
 
+@pytest.mark.parametrize("line_bytes", [32, 64, 128])
+def test_lines_of_a_row_are_the_mean_over_the_offsets_it_may_start_at(line_bytes: int):
+    # formulas 2.4 [C7]: rows one after the other, the first aligned; offsets repeat after CLS
+    for row_bytes in range(4, 801):
+        starts = range(0, line_bytes * row_bytes, row_bytes)
+        touched = [(at + row_bytes - 1) // line_bytes - at // line_bytes + 1 for at in starts]
+        assert lines(row_bytes, line_bytes) == sum(touched) / line_bytes
+
+
+def test_whole_lines_of_the_payload_are_right_only_for_rows_that_keep_their_alignment():
+    # formulas 2.4 [C7]: the published ceil(4 D / 64) iff L mod 64 is 0 or gcd(L, 64)
+    for row_bytes in range(4, 801):
+        published = math.ceil(row_bytes / 64)
+        aligned = row_bytes % 64 in (0, math.gcd(row_bytes, 64))
+        assert (lines(row_bytes) == published) == aligned
+        assert lines(row_bytes) >= published
+    # D = 602 and 25: 38 and 2 as published, 38.5 and 2.5 touched
+    assert [math.ceil(4 * dim / 64) for dim in (602, 25)] == [38, 2]
+    assert [lines(4 * dim) for dim in (602, 25)] == [38.5, 2.5]
+
+
 def test_a_wide_way_wins_for_much_and_a_quick_one_for_little():
     # 1 KB: 1 us + 1 us against 10 us + 0.01 us; 1 MB: 1 ms against 10 + 10 us.
     slow = link("quick", "host0", "gpu0.memory", gbs=1, latency=1e-6)

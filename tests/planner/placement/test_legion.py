@@ -117,6 +117,22 @@ def test_c9_lists_go_where_most_is_free_and_never_past_a_gpu():
     assert sum(map(len, fill_lists(np.array([0]), np.array([101]), [100, 100]))) == 0
 
 
+def test_c9_the_split_counts_a_pool_that_its_devices_are_not():
+    """Three lists of 60 bytes: the pool of 200 takes three, two GPUs of 100 hold two."""
+    degrees, counts = np.full(3, 13), np.array([[3, 2, 1], [3, 2, 1]])
+    placed = place_legion(
+        np.zeros_like(counts),
+        counts,
+        degrees,
+        cliques=[[0, 1]],
+        row_bytes=400,
+        device_cache_bytes=100,
+    )
+    assert list_bytes(degrees).tolist() == [60] * 3
+    assert placed.splits[0].num_lists == 3
+    assert [ids.tolist() for ids in placed.lists] == [[0], [1]]
+
+
 def test_c9_location_tables_come_first():
     assert 16 * 10**9 - cache_bytes(16 * 10**9, 111_059_956) == pytest.approx(0.89e9, rel=0.01)
     assert 16 * 10**9 - cache_bytes(16 * 10**9, 787_801_471) == pytest.approx(6.3e9, rel=0.01)

@@ -1,4 +1,4 @@
-"""joint against every named policy, its bound, its prices: formulas 6, [U1] to [U6], [C22] on."""
+"""joint against every named policy and its bound: formulas 6, [U1], [U5], [U6], [C22] on."""
 
 import itertools
 import pickle
@@ -8,8 +8,10 @@ import pytest
 
 from planner.placement.costs import RowCosts
 from planner.placement.evaluate import evaluate
-from planner.placement.layout import Instance, Kind, Layout, Reason, check_layout
+from planner.placement.layout import Instance, Kind, Layout, Reason, check_layout, read_nearest
+from planner.placement.legion_fill import fill_lists
 from planner.placement.network import Network, network_of_costs, objective_rows
+from planner.placement.order import hotness_order
 from planner.placement.policies import NAMED, Knowledge, place_named, rows_instance
 from planner.placement.score import score
 from planner.solver import relaxation
@@ -118,6 +120,9 @@ def test_a_pipelined_objective_is_not_solved_by_one_order():
     assert score(instance, dealt, "pipelined").seconds == 40.0
     # the serial optimum is 21, and its links take 20: not the pipelined optimum
     assert solved(instance, "serial")[1].seconds == pytest.approx(21.0)
+    serial = place_joint(instance, "serial").layout
+    assert score(instance, serial, "serial").seconds == pytest.approx(21.0)
+    assert score(instance, serial, "pipelined").seconds == pytest.approx(20.0)
 
 
 def test_two_capacities_of_unproportional_costs_need_the_programme():
@@ -141,7 +146,7 @@ def test_two_capacities_of_unproportional_costs_need_the_programme():
     assert found.relaxed.seconds == pytest.approx(19.0)
     assert found.score.seconds == pytest.approx(19.0)
     assert found.bound == pytest.approx(19.0)
-    assert place_joint(instance, "serial", solver="density").relaxed.seconds > 19.0
+    assert place_joint(instance, "serial", solver="density").relaxed.seconds == pytest.approx(59.0)
 
 
 def test_one_sort_is_the_programmes_value_where_it_is_called():
@@ -168,28 +173,36 @@ def test_one_sort_is_the_programmes_value_where_it_is_called():
         assert fast.seconds == pytest.approx(exact.seconds, rel=1e-6)
 
 
-def small(rng, n, *, unequal, kinds=1, num=4):
-    """Few items, so that every placement can be tried."""
+def small(rng, n, *, unequal, num=4):
+    """Few rows, so that every placement can be tried."""
     law = tuple(range(n)) if unequal else (0,) * n
-    made = []
-    for name in ("features", "topology")[:kinds]:
-        heat = rng.pareto(1.5, (max(law) + 1, num)) + 0.01
-        size = 2 if name == "features" else rng.integers(1, 5, num)
-        made.append(Kind(name=name, heat=heat, laws=law, size=size, read_bytes=1.0))
+    heat = rng.pareto(1.5, (max(law) + 1, num)) + 0.01
     peer = float(rng.choice([0.1, 0.3, 0.6, 0.9, 1.2]))
-    network = network_of_costs(RowCosts(local=0.0, peer=peer, host=1.0), 1, n)
-    if kinds == 2:
-        network = Network(
-            links=network.links,
-            loads=np.repeat(network.loads, 2, axis=0),
-            alone=np.repeat(network.alone, 2, axis=0),
-        )
     return Instance(
-        kinds=tuple(made),
+        kinds=(Kind(name="features", heat=heat, laws=law, size=2, read_bytes=1.0),),
         cliques=(tuple(range(n)),),
         device_bytes=(int(rng.integers(2, 7)),) * n,
         host_bytes=None,
-        network=network,
+        network=network_of_costs(RowCosts(local=0.0, peer=peer, host=1.0), 1, n),
+    )
+
+
+def rows_and_lists(heat, sizes, *, device_bytes, peer=0.3):
+    """Few rows and few lists on two GPUs that read a byte of a peer in `peer` seconds."""
+    network = network_of_costs(RowCosts(local=0.0, peer=peer, host=1.0), 1, 2)
+    return Instance(
+        kinds=tuple(
+            Kind(name=name, heat=h[None], laws=(0, 0), size=s, read_bytes=1.0)
+            for name, h, s in zip(("features", "topology"), heat, sizes, strict=True)
+        ),
+        cliques=((0, 1),),
+        device_bytes=(device_bytes,) * 2,
+        host_bytes=None,
+        network=Network(
+            links=network.links,
+            loads=np.repeat(network.loads, 2, axis=0),
+            alone=np.repeat(network.alone, 2, axis=0),
+        ),
     )
 
 
@@ -231,14 +244,53 @@ def test_bound_and_programme_are_below_every_placement_and_joint_is_one(unequal)
 def test_features_and_lists_together_are_bounded_too():
     # formulas [U5]: LP <= brute force <= Legion's search over its split, bytes and two kinds
     rng = np.random.default_rng(6)
-    for _ in range(12):
-        instance = small(rng, 2, unequal=False, kinds=2, num=3)
+    holding = 0
+    for _ in range(25):
+        degrees, row = rng.integers(0, 4, 3), int(rng.integers(8, 25))
+        instance = rows_and_lists(
+            rng.pareto(1.5, (2, 3)) + 0.01,
+            (row, 8 + 4 * degrees),
+            device_bytes=int(rng.integers(20, 61)),
+            peer=float(rng.choice([0.1, 0.3, 0.6, 0.9, 1.2])),
+        )
         found, best = place_joint(instance, "serial"), brute_force(instance)
+        legion = place_named("legion", instance, Knowledge(in_degree=degrees))
+        assert isinstance(legion, Layout)
+        searched = score(instance, legion, "serial").seconds
         assert found.bound <= best + 1e-9 <= found.score.seconds + 2e-9
-        lists = instance.kinds[1].sizes(np.arange(3))
-        legion = place_named("legion", instance, Knowledge(in_degree=np.maximum(0, lists - 8)))
-        if isinstance(legion, Layout) and max(lists) <= 8:
-            assert best <= score(instance, legion, "serial", check=False).seconds + 1e-9
+        assert found.score.seconds <= searched + 1e-9
+        holding += any(len(ids) for ids in legion.held[1].own)
+    assert holding >= 20
+
+
+def seconds_of_a_search(instance):
+    """Least seconds over the share of lists: either kind by heat, to the GPU with most free."""
+    found = []
+    for share in range(101):
+        held = []
+        for t, percent in enumerate((share, 100 - share)):
+            queue = hotness_order(instance.kinds[t].heat[0])
+            free = [m * percent // 100 for m in instance.device_bytes]
+            own = fill_lists(queue, instance.kinds[t].sizes(queue), free)
+            held.append(read_nearest(instance, t, own, None))
+        layout = Layout(policy="by hand", held=tuple(held))
+        found.append(score(instance, layout, "serial").seconds)
+    return min(found)
+
+
+def test_of_few_items_the_gap_is_mostly_that_they_are_whole():
+    # formulas [U5]: mean gaps to the LP of 23% (optimum) and 121% (a search over shares), on the 25
+    # instances of check_formulas.py
+    gaps = []
+    for seed in range(25):
+        rng = np.random.default_rng(seed)
+        sizes = np.array([rng.integers(1, 5) for _ in range(6)]).reshape(2, 3)
+        instance = rows_and_lists(10 * rng.random((2, 3)), sizes, device_bytes=6)
+        bound, best = bound_of(instance, "serial"), brute_force(instance)
+        searched = seconds_of_a_search(instance)
+        assert bound <= best + 1e-9 <= searched + 2e-9
+        gaps.append((best / bound - 1, searched / bound - 1))
+    assert np.mean(gaps, axis=0) == pytest.approx([0.226, 1.209], abs=5e-4)
 
 
 def test_three_devices_are_bounded_by_enumeration():
@@ -247,35 +299,6 @@ def test_three_devices_are_bounded_by_enumeration():
         instance = small(rng, 3, unequal=True, num=3)
         found, best = place_joint(instance, "serial"), brute_force(instance)
         assert found.bound <= best + 1e-9 <= found.score.seconds + 2e-9
-
-
-def test_any_prices_bound_and_the_programmes_do_so_tightly():
-    # formulas [U3]: valid for every price, tight at the multiplier; the instance of [U2]
-    q = np.sort(np.random.default_rng(5).pareto(1.1, 60))[::-1]
-    costs = RowCosts(local=0.0, peer=0.4, host=1.0)
-    instance = rows_instance(q / q.max(), costs, [8] * 4, [range(4)], None)
-    rows, relaxed = solved(instance, "serial")
-    assert relaxed.seconds == pytest.approx(3.5694, abs=5e-5)
-    assert lagrangian_bound(instance, rows, relaxed.prices) == pytest.approx(3.5694, abs=5e-5)
-    even = np.full(len(rows.names), 1 / len(rows.names))
-    for price in np.linspace(0, 3, 61):
-        prices = Prices(rows=even, device=np.full(4, price / 4), host=0.0)
-        assert lagrangian_bound(instance, rows, prices) <= relaxed.seconds + 1e-9
-    rng = np.random.default_rng(0)
-    for _ in range(50):
-        prices = Prices(rows=rng.random(len(even)), device=rng.random(4), host=0.0)
-        assert lagrangian_bound(instance, rows, prices) <= relaxed.seconds + 1e-9
-
-
-def test_buckets_only_raise_the_programmes_value():
-    # formulas [U4]: bucket LP >= node LP; equal with one item per bucket
-    q = np.sort(np.random.default_rng(5).pareto(1.1, 60))[::-1]
-    costs = RowCosts(local=0.0, peer=0.4, host=1.0)
-    instance = rows_instance(q / q.max(), costs, [8] * 4, [range(4)], None)
-    values = [place_joint(instance, "serial", limit=k, solver="highs") for k in (4, 15, 30, 60)]
-    assert all(v.relaxed.seconds >= 3.5694 - 5e-5 for v in values)
-    assert values[-1].relaxed.seconds == pytest.approx(3.5694, abs=5e-5)
-    assert all(v.bound <= 3.5694 + 5e-5 for v in values)
 
 
 def test_the_programme_of_two_cliques_has_the_size_the_formulas_say():
