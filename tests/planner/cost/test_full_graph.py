@@ -113,12 +113,12 @@ def test_the_rule_for_p() -> None:
 
 def test_the_sending_side_of_a_hub_binds() -> None:
     """[C13]: received rows alone would allow ten times as much."""
-    edges = {"inner_edges": 0, "halo_edges": 0}
-    hub = PartSizes(inner=2000, halo=10, sent=1000, **edges)
-    leaf = PartSizes(inner=2000, halo=100, sent=1, **edges)
+    hub = PartSizes(inner=2000, halo=10, sent=1000, inner_edges=0, halo_edges=0)
+    leaf = PartSizes(inner=2000, halo=100, sent=1, inner_edges=0, halo_edges=0)
+    alone = PartSizes(inner=3, halo=0, sent=0, inner_edges=0, halo_edges=0)
     found = [p_bandwidth(part, 1.0, 1e4, 100.0) for part in (hub, leaf)]
     assert found == [0.1, 1.0]
-    assert p_bandwidth(PartSizes(inner=3, halo=0, sent=0, **edges), 1.0, 1e4, 100.0) is None
+    assert p_bandwidth(alone, 1.0, 1e4, 100.0) is None
 
 
 def test_bytes_of_an_epoch() -> None:
