@@ -92,7 +92,7 @@ def time_all(
         WorkerFailed: a process ended with an error.
     """
     timed = [_Rounds(graph, each) for each in wanted]
-    steps = STEP_ROUNDS * sum(len(each.ordered) for each in timed)
+    in_a_round, rounds = sum(len(each.ordered) for each in timed), STEP_ROUNDS
     done, more, last = 0, 0.0, 0.0
     for number in range(MOST_ROUNDS):
         if more > MORE_SECONDS:
@@ -104,7 +104,7 @@ def time_all(
                 if progress is not None:
                     ranks, threads = combination.ranks, combination.threads
                     words = f"timing {each.what}, {ranks} ranks x {threads} threads"
-                    progress(words, min(1.0, done / steps))
+                    progress(words, min(1.0, done / (rounds * in_a_round)))
                 each.time(team, combination, patience)
                 done += 1
             if number < ROUNDS:
@@ -112,6 +112,8 @@ def time_all(
         last = time.perf_counter() - begun
         if number >= ROUNDS:
             more += last
+        elif last > 0:  # As many will fit, as far as is known.
+            rounds = min(STEP_ROUNDS, ROUNDS + int(MORE_SECONDS / last))
     return [each.kept() for each in timed]
 
 

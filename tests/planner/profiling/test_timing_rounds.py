@@ -108,6 +108,15 @@ def test_rounds_that_differ_are_followed_by_more_until_the_two_quickest_agree(
     assert each.in_line.sample_seconds == pytest.approx(kept / 10)
 
 
+def test_progress_counts_the_rounds_that_fit(
+    small_graph: Graph, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("planner.profiling.timing_rounds.MORE_SECONDS", 0.0)
+    team, told = Recorded([1.0] * ROUNDS), list[float]()
+    time_all(small_graph, [one_batch()], team, lambda _, share: told.append(share), undisturbed())
+    assert told == [0.0, *[number / ROUNDS for number in range(1, ROUNDS)]]
+
+
 def impatient(team: Recorded, disturbed: int) -> Patience:
     """Takes what there is, of a machine that is disturbed until so many rounds of steps were."""
     return Patience(lambda: 3.0 if team.calls.count((1, 1)) < disturbed else 0.0)
