@@ -1,4 +1,6 @@
-"""How `prediction` reads what ranks measured."""
+"""How `prediction` reads what ranks measured, and README what it found."""
+
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ from tests.benchmarks.prediction_rounds import (
     steady_rounds,
     undisturbed_turns,
 )
+from tests.benchmarks.prediction_table import HEADER, RECORD, read_pairs, table
 
 
 def test_a_wait_for_each_other_is_seen_in_the_steps_though_each_rank_rarely_waits() -> None:
@@ -82,3 +85,23 @@ def test_medians_grow_surer_with_turns_and_what_rounds_share_is_no_doubt() -> No
         assert found == pytest.approx(1.25 * 0.06 / rounds**0.5, rel=0.5)
     steady = np.outer([1.0, 2.0], alike)
     assert standard_error(steady.tolist(), [[1.0] * 400] * 2) == pytest.approx(0.0, abs=1e-12)
+
+
+def test_the_readmes_table_is_that_of_the_record() -> None:
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    pairs = read_pairs(RECORD)
+    assert "\n".join([HEADER, *table(pairs)]) in readme
+    candidates = sum(len(pair["candidates"]) for pair in pairs)
+    assert f"({len(pairs)} configurations, {candidates} candidates" in readme
+
+
+def test_a_row_of_the_table_by_hand() -> None:
+    pairs = [
+        {"configuration": "a ram x1", "regret": 0.0, "candidates": {"x": [1.1, 1.0], "y": [3, 2]}},
+        {"configuration": "b ram x1-2", "regret": 0.5, "candidates": {"x": [2, 2], "y": [2, 3]}},
+    ]
+    # Errors .1, .5, 0 and 1/3; of a random candidate (0 + 1) / 2 and (0 + .5) / 2.
+    memory, every = table(pairs)
+    cells = "| 2 | 1.5 to 2.0 | 21.7% / 45.0% | 25.0% / 50.0% | 38% |"
+    assert memory == f"| memory, 1 or 2 ranks {cells}"
+    assert every == f"| all {cells}"
