@@ -1,5 +1,6 @@
 """Unbiased samplers learn what neighbour sampling learns, on a real graph at equal epochs."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,8 @@ from tests.benchmarks.learning_samplers import (
     train,
 )
 
-SEEDS = 5
+SEEDS, AGAIN = 5, 15
+"""Of five seeds 2 standard errors are passed by chance once in 17; then so many more judge."""
 NAME = "coauthor-physics"
 
 
@@ -29,25 +31,48 @@ def graph(data_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Graph:
     )
 
 
-def accuracies(graph: Graph, folder: Path, name: str) -> np.ndarray:
+def accuracies(graph: Graph, folder: Path, name: str, seeds: range) -> list[float]:
     """Test accuracy of each seed."""
     sampler = WAYS[name].sampler(new_vertices(graph))
     how = Protocol(epochs=EPOCHS[NAME])
-    runs = [train(graph, folder, sampler, seed, how) for seed in range(SEEDS)]
-    return np.array([accuracy.test for accuracy, _ in runs])
+    return [train(graph, folder, sampler, seed, how)[0].test for seed in seeds]
 
 
 @pytest.fixture(scope="module")
-def baseline(graph: Graph, tmp_path_factory: pytest.TempPathFactory) -> np.ndarray:
-    return accuracies(graph, tmp_path_factory.mktemp("baseline"), "neighbor")
+def baseline(
+    graph: Graph, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[int], list[float]]:
+    """Neighbour sampling's accuracy of the first so many seeds, each trained once."""
+    folder, known = tmp_path_factory.mktemp("baseline"), list[float]()
+
+    def first(count: int) -> list[float]:
+        known.extend(accuracies(graph, folder, "neighbor", range(len(known), count)))
+        return known[:count]
+
+    return first
+
+
+def is_within(tests: list[float], baseline: list[float]) -> bool:
+    """At most 1.0 point, and at most 2 standard errors of the paired difference, below."""
+    differences = np.subtract(tests, baseline)
+    error = differences.std(ddof=1) / np.sqrt(differences.size)
+    return bool(differences.mean() > -BAR and differences.mean() > -2 * error)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["labor-star-ht", "labor-0-exact-k"])
 def test_unbiased_samplers_learn_what_neighbour_sampling_learns(
-    graph: Graph, baseline: np.ndarray, tmp_path: Path, name: str
+    graph: Graph, baseline: Callable[[int], list[float]], tmp_path: Path, name: str
 ) -> None:
-    """Within 1.0 point and 2 standard errors of the paired difference; the seeds are fixed."""
-    differences = accuracies(graph, tmp_path, name) - baseline
-    assert differences.mean() > -BAR
-    assert differences.mean() > -2 * differences.std(ddof=1) / np.sqrt(SEEDS)
+    """A miss over the first seeds is judged again by all, as `learning_samplers --again` does."""
+    found = accuracies(graph, tmp_path, name, range(SEEDS))
+    if not is_within(found, baseline(SEEDS)):
+        found += accuracies(graph, tmp_path, name, range(SEEDS, SEEDS + AGAIN))
+    assert is_within(found, baseline(len(found))), (found, baseline(len(found)))
+
+
+def test_what_is_lower_by_more_than_chance_is_not_within() -> None:
+    even = [0.9, 0.91, 0.92, 0.93, 0.94]
+    assert is_within([0.901, 0.909, 0.92, 0.931, 0.939], even)
+    assert not is_within([each - 0.011 + 0.001 * (each > 0.92) for each in even], even)
+    assert not is_within([0.899, 0.9085, 0.919, 0.929, 0.9391], even)
