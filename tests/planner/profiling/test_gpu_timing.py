@@ -44,7 +44,10 @@ def asked(folder: Path, sampler: str = "neighbor", **changes: Any) -> GpuTimingR
     return GpuTimingRequest(**{**values, **changes})
 
 
-def test_every_part_of_a_step_is_timed(folder: Path, kernel_device: torch.device) -> None:
+def test_every_part_of_a_step_is_timed(
+    folder: Path, kernel_device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu_loop, "WARM_STEPS", gpu_loop.STEPS - 1)  # medians of one step
     found = GpuTimed(asked(folder, captures=True), kernel_device).run()
     assert len(found.sizes) == len(found.step_seconds) == 3
     assert found.sizes == sorted(found.sizes)
@@ -64,8 +67,8 @@ def test_every_part_of_a_step_is_timed(folder: Path, kernel_device: torch.device
         assert each.spread >= 0
         own = ("wait", "forward_backward", "optimizer")
         assert all(each.stages[name] > 0 for name in (*own, "sample", "gather", "seeds", "batch"))
-        # Medians of six steps; the interpreter's swing.
-        assert each.step_seconds == pytest.approx(sum(each.stages[name] for name in own), rel=0.5)
+        # The one step that counts holds its parts, none of them twice; and what lies between them.
+        assert each.step_seconds >= sum(each.stages[name] for name in own)
         if not each.ahead:
             assert each.stages["wait"] >= each.stages["sample"]
     assert codec.decode(GpuTimingAnswer, codec.to_plain(found)) == found
