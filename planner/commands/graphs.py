@@ -20,6 +20,8 @@ from runtime.graph.generate_links import generate_links
 from runtime.graph.generate_typed import generate_typed
 from runtime.graph.importing import ImportOptions, import_graph
 
+EDGE_DATA = ("edge_weight", "edge_type", "edge_id")
+"""Arrays of one value per edge that a dataset may have."""
 PAPER_SHARE = 0.6
 """Of a typed graph's nodes; the others are authors."""
 
@@ -193,6 +195,7 @@ def facts(graph: Graph) -> dict[str, object]:
         "num_test": len(graph.test_idx),
         "topology_bytes": graph.indptr.nbytes + graph.indices.nbytes,
         "feature_bytes": graph.num_nodes * graph.row_bytes,
+        "edge_data": [n for n in EDGE_DATA if getattr(graph, n) is not None],
         "node_types": list(graph.meta.node_types),
         "edge_types": list(graph.meta.edge_types),
         "fingerprint": graph.fingerprint,

@@ -40,7 +40,7 @@ def map_arrays(folder: Path, meta: GraphMeta) -> dict[str, NDArray[Any]]:
         needed += ["x_indptr", "x_indices", "x_data"]
     needed += [f"x_{name}" for name in typed_names(meta)]
     needed += ["node_type"] if typed_names(meta) else []
-    optional = ["y", "edge_weight", "edge_type", "node_type"]
+    optional = ["y", "edge_weight", "edge_type", "edge_id", "node_type"]
     present = [n for n in optional if n not in needed and (folder / f"{n}.npy").exists()]
     return {name: map_array(folder / f"{name}.npy") for name in [*needed, *present]}
 
@@ -60,6 +60,7 @@ def check_fast(folder: Path, meta: GraphMeta, arrays: dict[str, NDArray[Any]]) -
         "y": (("int64",), labels),
         "edge_weight": (("float32",), (edges,)),
         "edge_type": (("int32",), (edges,)),
+        "edge_id": (("int64",), (edges,)),
         "node_type": (("int32",), (nodes,)),
         **dict.fromkeys(SPLITS, (("int64",), pair)),
         **{f"x_{name}": (FLOATS, (None, None)) for name in typed_names(meta)},
@@ -76,7 +77,10 @@ def check_fast(folder: Path, meta: GraphMeta, arrays: dict[str, NDArray[Any]]) -
 
 
 def check_full(folder: Path, meta: GraphMeta, arrays: dict[str, NDArray[Any]]) -> None:
-    """Check every value that others rely on; raises DatasetError, warns of NaN features."""
+    """Check every value that others rely on; raises DatasetError, warns of NaN features.
+
+    `edge_id` is not read: nothing here counts on its values, and it is as large as the topology.
+    """
     check_monotone(folder / "indptr.npy", arrays["indptr"])
     check_range(folder / "indices.npy", arrays["indices"], 0, meta.num_nodes, "node ids")
     if "x_indptr" in arrays:

@@ -5,6 +5,8 @@ edges fit the memory limit; pass 2 reads the edges again and appends each to the
 destination's range. Each bucket is loaded, sorted by (destination, source) and appended to the
 output. With one bucket the edges never touch the disk. What stays in memory: 8 bytes per node, one
 chunk of edges, one bucket.
+
+`number_edges` lets each edge carry its position in the source through all of this.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -21,7 +23,7 @@ from runtime.graph.staging import Staging
 SelfLoops = Literal["keep", "add", "remove"]
 MAX_BUCKETS = 512
 CHUNK_EDGES = 1 << 20
-BUCKET_BYTES_PER_EDGE = 48
+BUCKET_BYTES_PER_EDGE = 64
 """Memory to sort one edge: record, key, order and sorted copies."""
 
 
@@ -35,7 +37,8 @@ class EdgeSource:
     """Each call starts anew; chunks have equally long arrays `src`, `dst` (node ids) and one for
     each attribute."""
     attributes: Mapping[str, DTypeLike] = field(default_factory=dict)
-    """Types of the values that travel with each edge, by name (`edge_weight`, `edge_type`)."""
+    """Types of the values that travel with each edge, by name (`edge_weight`, `edge_type`,
+    `edge_id`)."""
 
 
 def array_edges(src: NDArray[Any], dst: NDArray[Any], **values: NDArray[Any]) -> EdgeSource:
@@ -49,6 +52,21 @@ def array_edges(src: NDArray[Any], dst: NDArray[Any], **values: NDArray[Any]) ->
 
     kinds = {name: array.dtype for name, array in values.items()}
     return EdgeSource(num_edges=len(src), chunks=chunks, attributes=kinds)
+
+
+def number_edges(edges: EdgeSource) -> EdgeSource:
+    """Give each edge its position in the source as the value `edge_id`."""
+    kind = np.int32 if edges.num_edges <= np.iinfo(np.int32).max else np.int64
+
+    def chunks() -> Iterator[dict[str, NDArray[Any]]]:
+        start = 0
+        for chunk in edges.chunks():
+            stop = start + len(chunk["src"])
+            yield {**chunk, "edge_id": np.arange(start, stop, dtype=kind)}
+            start = stop
+
+    attributes = {**edges.attributes, "edge_id": kind}
+    return EdgeSource(num_edges=edges.num_edges, chunks=chunks, attributes=attributes)
 
 
 def csc_edges(indptr: NDArray[Any], indices: NDArray[Any]) -> EdgeSource:
@@ -139,7 +157,10 @@ def build_csc(
 ) -> int:
     """Write `indptr`, `indices` and the edge attributes of a graph into a staged dataset.
 
-    In-neighbours are sorted by id; equal edges keep the order of the source.
+    In-neighbours are sorted by id; equal edges keep the order of the source. Of numbered edges
+    (`number_edges`), `edge_id` (int64) is written unless the stored order is the source's: an edge
+    mirrored by symmetrising carries the id of the edge it mirrors, one that stands for several
+    equal ones the first's, and a self-loop that was added -1.
 
     Args:
         edges: read twice.
@@ -172,20 +193,25 @@ def build_csc(
     bounds = bucket_bounds(counts, max(1, memory_limit_bytes // BUCKET_BYTES_PER_EDGE))
     parts = _records(edges, num_nodes, record, options, staging.target)
     names = ["indices", *edges.attributes]
-    outputs = [staging.create(n, record["src" if n == "indices" else n]) for n in names]
+    outputs = [staging.create(n, _stored_type(n, record)) for n in names]
     pointers = staging.create("indptr", np.int64)
     pointers.append(np.zeros(1, np.int64))
-    total = 0
+    total, in_order = 0, True
     for low, high, bucket in _buckets(parts, bounds, record, staging.folder):
         bucket = _finish_bucket(bucket, low, high, num_nodes, options)
         degrees = np.bincount(bucket["dst"] - low, minlength=high - low)
         pointers.append(total + np.cumsum(degrees))
+        if "edge_id" in names and in_order:
+            stored = np.arange(total, total + len(bucket))
+            in_order = np.array_equal(bucket["edge_id"], stored)
         total += len(bucket)
         outputs[0].append(bucket["src"])
         for name, output in zip(names[1:], outputs[1:], strict=True):
             output.append(bucket[name])
     for output in [*outputs, pointers]:
         output.close()
+    if "edge_id" in names and in_order:
+        outputs[names.index("edge_id")].path.unlink()
     return total
 
 
@@ -210,6 +236,12 @@ def _record_type(edges: EdgeSource, num_nodes: int) -> np.dtype[Any]:
     ids = np.int32 if num_nodes <= np.iinfo(np.int32).max else np.int64
     extra = [(name, np.dtype(kind)) for name, kind in edges.attributes.items()]
     return np.dtype([("dst", ids), ("src", ids), *extra])
+
+
+def _stored_type(name: str, record: np.dtype[Any]) -> np.dtype[Any]:
+    if name == "edge_id":
+        return np.dtype(np.int64)
+    return record["src" if name == "indices" else name]
 
 
 def _count(counts: NDArray[np.int64], ids: NDArray[Any]) -> None:
@@ -254,18 +286,22 @@ def _buckets(
         return
     paths = [folder / f"bucket-{i}.tmp" for i in range(len(ranges))]
     for part in parts:
-        number = np.searchsorted(bounds, part["dst"], side="right") - 1
-        order = np.argsort(number, kind="stable")
-        ends = np.cumsum(np.bincount(number, minlength=len(ranges)))
-        dealt = part[order]
-        for path, piece in zip(paths, np.split(dealt, ends[:-1]), strict=True):
-            if len(piece):
-                with path.open("ab") as file:
-                    file.write(piece.view(np.uint8).data)
+        _deal(part, bounds, paths)
     for path, (low, high) in zip(paths, ranges, strict=True):
         bucket = np.fromfile(path, record) if path.exists() else np.empty(0, record)
         path.unlink(missing_ok=True)
         yield low, high, bucket
+
+
+def _deal(part: NDArray[Any], bounds: NDArray[np.int64], paths: list[Path]) -> None:
+    """Append each record to the file of its destination's range."""
+    number = np.searchsorted(bounds, part["dst"], side="right") - 1
+    order = np.argsort(number, kind="stable")
+    ends = np.cumsum(np.bincount(number, minlength=len(paths)))
+    for path, piece in zip(paths, np.split(part[order], ends[:-1]), strict=True):
+        if len(piece):
+            with path.open("ab") as file:
+                file.write(piece.view(np.uint8).data)
 
 
 def _finish_bucket(
@@ -279,11 +315,15 @@ def _finish_bucket(
         loops["src"] = loops["dst"] = low + np.flatnonzero(~looped)
         if "edge_weight" in (bucket.dtype.names or ()):
             loops["edge_weight"] = 1
+        if "edge_id" in (bucket.dtype.names or ()):
+            loops["edge_id"] = -1
         bucket = np.concatenate([bucket, loops])
     keys = (bucket["dst"].astype(np.int64) - low) * num_nodes + bucket["src"]
     if len(bucket.dtype.names or ()) > 2:
         order = np.argsort(keys, kind="stable")
-        bucket, keys = bucket[order], keys[order]
+        bucket = bucket[order]
+        if options.deduplicate:
+            keys = keys[order]
     else:
         keys.sort()
         bucket["dst"] = low + keys // num_nodes

@@ -69,6 +69,11 @@ class Graph:
     test_idx: NDArray[np.int64]
     edge_weight: NDArray[np.float32] | None = None
     edge_type: NDArray[np.int32] | None = None
+    edge_id: NDArray[np.int64] | None = None
+    """[num_edges], mapped; `edge_id[k]` is the position, in the source's own edge order, of the
+    edge at `indices[k]`. A mirrored edge has the id of the edge it mirrors, the one left of several
+    equal edges the first's, a self-loop added on import -1. None: the order is the source's (or,
+    of a dataset written without this file, not known)."""
     node_type: NDArray[np.int32] | None = None
 
     @property
@@ -161,6 +166,7 @@ def open_graph(folder: Path, *, validate: bool = True) -> Graph:
         **{name: np.array(arrays[name]) for name in SPLITS},
         edge_weight=arrays.get("edge_weight"),
         edge_type=arrays.get("edge_type"),
+        edge_id=arrays.get("edge_id"),
         node_type=arrays.get("node_type"),
     )
 
@@ -182,6 +188,7 @@ def write_graph(
     feature_dim: int | None = None,
     edge_weight: NDArray[Any] | None = None,
     edge_type: NDArray[Any] | None = None,
+    edge_id: NDArray[Any] | None = None,
     node_type: NDArray[Any] | None = None,
     notes: list[str] | None = None,
 ) -> Graph:
@@ -203,6 +210,7 @@ def write_graph(
         feature_dim: declared width; needed with `x_csr`, optional without features.
         edge_weight: [num_edges].
         edge_type: [num_edges].
+        edge_id: [num_edges] position of each edge in the caller's own order; see `Graph.edge_id`.
         node_type: [num_nodes].
         notes: one line per decision taken while making it.
 
@@ -230,6 +238,7 @@ def write_graph(
             ("y", y, np.int64),
             ("edge_weight", edge_weight, np.float32),
             ("edge_type", edge_type, np.int32),
+            ("edge_id", edge_id, np.int64),
             ("node_type", node_type, np.int32),
         ):
             if array is not None:

@@ -9,6 +9,8 @@ y.npy        int64 [num_nodes], or [num_nodes, num_classes] of 0/1 (multilabel);
 train_idx.npy, val_idx.npy, test_idx.npy   int64 node ids; for task link [k, 2] node pairs
                                            (source, destination) of the positive edges
 edge_weight.npy float32, edge_type.npy int32 [num_edges]; node_type.npy int32 [num_nodes]
+edge_id.npy  int64 [num_edges]   position in the source's own edge order of the edge at indices[k];
+                                 -1: a self-loop added on import. No file: the order is the source's
 """
 
 import re

@@ -12,7 +12,7 @@ import numpy as np
 
 from runtime.errors import DatasetError
 from runtime.graph.archive import free_scratch
-from runtime.graph.csc import build_csc
+from runtime.graph.csc import build_csc, number_edges
 from runtime.graph.dataset import Graph, commit_dataset
 from runtime.graph.features import write_features
 from runtime.graph.labels import normalise_labels, normalise_split
@@ -139,7 +139,7 @@ def _convert(
         staging.save("source_id", raw.source_id)
     features = write_features(raw, staging, options)
     stored = build_csc(
-        raw.edges,
+        number_edges(raw.edges),
         raw.num_nodes,
         staging,
         options=options.edges,

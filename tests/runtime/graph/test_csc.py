@@ -19,6 +19,7 @@ from runtime.graph.csc import (
     build_csc,
     csc_edges,
     estimate_need,
+    number_edges,
 )
 from runtime.graph.staging import Staging
 
@@ -97,6 +98,51 @@ def test_attributes_stay_with_their_edges_in_the_order_of_the_source(
     np.testing.assert_array_equal(first["edge_type"], np.unique(keys, return_index=True)[1])
 
 
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(data=st.data())
+def test_each_stored_edge_names_the_edge_of_the_source_that_it_is(tmp_path: Path, data):
+    num_nodes = data.draw(st.integers(1, 12))
+    rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
+    src, dst = rng.integers(0, num_nodes, (2, data.draw(st.integers(1, 80))))
+    options = EdgeOptions(
+        symmetrise=data.draw(st.booleans()),
+        self_loops=data.draw(st.sampled_from(["keep", "add", "remove"])),
+        deduplicate=data.draw(st.booleans()),
+    )
+    source, limit = number_edges(array_edges(src, dst)), data.draw(st.integers(1, 60))
+    got = convert(tmp_path, source, num_nodes, options, limit)
+    stored_dst = np.repeat(np.arange(num_nodes), np.diff(got["indptr"]))
+    ids = got.get("edge_id", np.arange(len(stored_dst)))
+    assert ids.dtype == np.int64
+    for u, v, k in zip(got["indices"].tolist(), stored_dst.tolist(), ids.tolist(), strict=True):
+        if k == -1:
+            assert (u, options.self_loops) == (v, "add")
+            assert not ((src == v) & (dst == v)).any()
+            continue
+        same = (u, v) == (src[k], dst[k])
+        assert same or (options.symmetrise and (v, u) == (src[k], dst[k]))
+        if options.deduplicate:
+            # Source order is kept: given edges before mirrored ones within what was read at once.
+            equal = np.flatnonzero((src == u) & (dst == v))
+            assert k == (equal[0] if len(equal) else np.flatnonzero((src == v) & (dst == u))[0])
+    if not options.deduplicate:
+        times = 2 if options.symmetrise else 1
+        given_ids = np.arange(len(src))[(src != dst) | (options.self_loops != "remove")]
+        counts = np.bincount(ids[ids >= 0], minlength=len(src))
+        loops = (src == dst)[given_ids]
+        np.testing.assert_array_equal(counts[given_ids], np.where(loops, 1, times))
+
+
+def test_no_numbers_are_kept_where_the_order_is_the_sources(tmp_path: Path):
+    indptr, indices = np.array([0, 2, 2, 5]), np.array([0, 2, 0, 1, 1], np.int32)
+    assert "edge_id" not in convert(tmp_path, number_edges(csc_edges(indptr, indices)), 3)
+    unsorted = number_edges(csc_edges(indptr, indices[[1, 0, 2, 3, 4]]))
+    assert convert(tmp_path, unsorted, 3)["edge_id"].tolist() == [1, 0, 2, 3, 4]
+    assert "edge_id" not in convert(tmp_path, csc_edges(indptr, indices[[1, 0, 2, 3, 4]]), 3)
+
+
 def test_added_self_loops_weigh_one(tmp_path: Path):
     weights = np.array([0.5, 0.25], np.float32)
     edges = array_edges(np.array([0, 1]), np.array([1, 1]), edge_weight=weights)
@@ -157,11 +203,12 @@ def test_memory_stays_within_the_estimate(tmp_path: Path):
     rng = np.random.default_rng(0)
     src, dst = rng.integers(0, 50_000, (2, 3_000_000)).astype(np.int32)
     limit = 16 << 20
+    edges = number_edges(array_edges(src, dst, edge_weight=np.ones(len(src), np.float32)))
     need = estimate_need(50_000, len(src), options=EdgeOptions(), memory_limit_bytes=limit)
     tracemalloc.start()
     try:
         with Staging(tmp_path / "t") as staging:
-            build_csc(array_edges(src, dst), 50_000, staging, memory_limit_bytes=limit)
+            build_csc(edges, 50_000, staging, memory_limit_bytes=limit)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()

@@ -29,8 +29,29 @@ def test_every_format_gives_the_same_dataset(source: Path, known, tmp_path: Path
     assert lines[0].startswith("COO to CSC needs about")
     same_as_known(open_graph(tmp_path / "g"), known)
     assert [p.name for p in tmp_path.iterdir()] == ["g"]
-    stems = {p.stem for p in (tmp_path / "g").iterdir()} - {"source_id"}
+    stems = {p.stem for p in (tmp_path / "g").iterdir()} - {"source_id", "edge_id"}
     assert stems == {"graph", "indptr", "indices", "x", "y", "train_idx", "val_idx", "test_idx"}
+
+
+@pytest.mark.parametrize("symmetrise", [False, True])
+def test_stored_edges_are_found_again_in_the_source(
+    source: Path, format_name: str, known, symmetrise: bool, tmp_path: Path
+):
+    graph = import_graph(source, tmp_path / "g", options=ImportOptions(symmetrise=symmetrise))
+    src, dst = known.src, known.dst
+    if format_name == "npz":  # its own order is by destination
+        indptr, src = known.csc()
+        dst = np.repeat(np.arange(len(indptr) - 1), np.diff(indptr))
+        assert (graph.edge_id is None) != symmetrise
+    stored = np.repeat(np.arange(graph.num_nodes), np.diff(graph.indptr))
+    ids = np.arange(graph.num_edges) if graph.edge_id is None else graph.edge_id
+    there = (src[ids] == graph.indices) & (dst[ids] == stored)
+    back = (dst[ids] == graph.indices) & (src[ids] == stored)
+    assert (there | back).all()
+    assert there.all() == (not symmetrise)
+    assert np.bincount(ids).tolist() == [
+        1 + (symmetrise and u != v) for u, v in zip(src, dst, strict=True)
+    ]
 
 
 def test_options_shape_the_topology_alike_in_every_format(source: Path, known, tmp_path: Path):
