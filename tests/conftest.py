@@ -45,6 +45,15 @@ beartype_packages(
 
 from runtime.graph.dataset import Graph  # noqa: E402 - after the hook
 from runtime.graph.generate import generate_sbm  # noqa: E402
+from tests.support.time_limit import (  # noqa: E402 - hooks of pytest
+    pytest_addoption as pytest_addoption,
+    pytest_collection_modifyitems as pytest_collection_modifyitems,
+    pytest_runtest_makereport as pytest_runtest_makereport,
+    pytest_runtest_protocol as pytest_runtest_protocol,
+    pytest_sessionfinish as pytest_sessionfinish,
+    pytest_sessionstart as pytest_sessionstart,
+    pytest_timeout_set_timer as pytest_timeout_set_timer,
+)
 
 torch.set_num_threads(1)
 

@@ -77,6 +77,7 @@ def test_requests_that_fail_are_named_and_all_others_are_served(tmp_path: Path) 
     os.close(file)
 
 
+@pytest.mark.timeout(300, method="thread")  # the other method's signal is the test's own
 def test_signals_break_no_batch(rows: tuple[Stored, Any]) -> None:
     stored, x = rows
     heard = []
