@@ -20,7 +20,7 @@ FUZZ := $(shell find tests -name 'test_fuzz_*.py')
 # One BLAS thread unless a plan says otherwise: tests run several processes at once.
 TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 
-.PHONY: help install demo test test-slow check format bench soak gpu clean
+.PHONY: help install demo test test-slow check format bench soak gpu mutants clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -78,6 +78,10 @@ gpu: $(STAMP)  ## kernels on this machine's GPU: their tests, then compute-sanit
 	  $(TEST_ENV) $(SANITIZER) --tool $$tool $(BIN)/python -m pytest -q \
 	    -m "not slow and not distributed" -k "$(GRAPHS)" $(GPU_TESTS) || exit 1; \
 	done
+
+mutants: $(STAMP)  ## plant 60 small faults (FAULTS=LIST for drawn ones) and see which survive the tests; hours
+	@test -n "$(FAULTS)" || $(BIN)/python -m tests.mutation draw > mutants.jsonl
+	$(TEST_ENV) $(BIN)/python -m tests.mutation run $(or $(FAULTS),mutants.jsonl)
 
 clean:  ## remove the virtual environment and caches
 	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -1,0 +1,248 @@
+"""Plant one fault in a copy of the tree and run the tests nearest to it until one fails.
+
+A failing test counts only where it fails once more, and passes on the tree without the fault.
+Tests that do not are set aside, with their names in the record.
+"""
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from tests.mutation.draw import Mutant, plant
+from tests.mutation.nearest import Imports, name_of, nearest_tests, read_imports, users_of
+
+Outcome = Literal["killed", "survived", "inconclusive"]
+QUICK = "not slow and not distributed"
+SEVERAL = "distributed and not slow"
+GROUPS = (4, 8, 16, 32, 64, 10_000)
+"""Test files that are run together, nearest first."""
+TEST_SECONDS = 120
+"""A test that takes longer hangs; what it takes without the fault is looked at too."""
+DONE = ("PASSED", "FAILED", "ERROR", "SKIPPED", "XFAIL", "XPASS")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """What became of a fault."""
+
+    outcome: Outcome
+    how: str
+    """A failed test, a test that hung, an import that failed; for others the reason."""
+    test: str = ""
+    files_run: int = 0
+    """Test files that passed, ..."""
+    files_near: int = 0
+    """... of so many that reach the module."""
+    set_aside: list[str] = field(default_factory=list)
+
+
+class Tree:
+    """A copy of what git tracks, with Python's and numba's caches; faults go into copies of it."""
+
+    def __init__(self, root: Path, place: Path, names: Sequence[str] | None = None) -> None:
+        self.base, self.planted = place / "base", place / "planted"
+        for name in _tracked(root) if names is None else names:
+            _copy(root / name, self.base / name)
+        folders = {path.parent for path in self.base.rglob("*.py")}
+        for folder in folders:
+            for path in (root / folder.relative_to(self.base) / "__pycache__").glob("*.*"):
+                _copy(path, folder / "__pycache__" / path.name)
+        self.imports: Imports = read_imports(self.base)
+        self.users = users_of(self.imports)
+
+    def plant(self, mutant: Mutant) -> None:
+        """Make the planted copy; kernels that may have inlined the file are compiled anew."""
+        shutil.rmtree(self.planted, ignore_errors=True)
+        shutil.copytree(self.base, self.planted, copy_function=os.link)
+        path = self.planted / mutant.file
+        text = plant(path.read_text(), mutant)
+        path.unlink()
+        path.write_text(text)
+        for stale in self.kernels_above(mutant.file):
+            for cached in (self.planted / stale).parent.glob(
+                f"__pycache__/{Path(stale).stem}.*.nb*"
+            ):
+                cached.unlink()
+
+    def keep_kernels(self, mutant: Mutant) -> None:
+        """Take over kernels that were compiled without the fault."""
+        stale = {(self.planted / name).with_suffix("") for name in self.kernels_above(mutant.file)}
+        for cached in self.planted.rglob("__pycache__/*.nb*"):
+            known = self.base / cached.relative_to(self.planted)
+            if cached.parent.parent / cached.name.split(".")[0] in stale:
+                continue
+            if not known.exists() or not known.samefile(cached):
+                _copy(cached, known)
+
+    def kernels_above(self, file: str) -> list[str]:
+        """The file and those with kernels that reach it by imports among such files."""
+        module = name_of(self.base, self.base / file)
+        reached, layer = [module], [module]
+        while layer:
+            users = {user for name in layer for user in self.users[name]} - set(reached)
+            layer = sorted(user for user in users if self._has_kernels(user))
+            reached += layer
+        return [file, *(self._file(name) for name in reached[1:])]
+
+    def _file(self, module: str) -> str:
+        path = module.replace(".", "/")
+        return f"{path}.py" if (self.base / f"{path}.py").exists() else f"{path}/__init__.py"
+
+    def _has_kernels(self, module: str) -> bool:
+        pattern = r"^@\w*(kernel|jit|intrinsic|overload)|^@numba\."
+        return bool(re.search(pattern, (self.base / self._file(module)).read_text(), re.M))
+
+    def nearest_files(self, file: str) -> list[str]:
+        """Paths of test files that reach a file of the product, nearest first."""
+        module = name_of(self.base, self.base / file)
+        return [self._file(test) for test in nearest_tests(self.imports, module)]
+
+
+def _tracked(root: Path) -> list[str]:
+    """Files that git tracks, and new ones that it does not ignore."""
+    words = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    names = subprocess.run(words, cwd=root, capture_output=True, check=True, text=True).stdout
+    return [name for name in names.split("\0") if (root / name).is_file()]
+
+
+def _copy(source: Path, target: Path) -> None:
+    """With its time, by which Python and numba know that their caches are good."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.unlink(missing_ok=True)
+    shutil.copy2(source, target)
+
+
+@dataclass(frozen=True)
+class Ran:
+    """A run of tests: passed, or what failed first and how; stopped for want of time."""
+
+    passed: bool
+    test: str = ""
+    how: str = ""
+    late: bool = False
+
+
+def judge_mutant(tree: Tree, mutant: Mutant, seconds: float) -> Verdict:
+    """Run tests, nearest first, until one fails or the time is over."""
+    try:
+        tree.plant(mutant)
+    except LookupError as error:
+        return Verdict(outcome="inconclusive", how=str(error))
+    trial = Trial(tree, tree.nearest_files(mutant.file), time.monotonic() + seconds)
+    try:
+        return trial.judge()
+    finally:
+        tree.keep_kernels(mutant)
+
+
+@dataclass
+class Trial:
+    """A planted fault, its test files and what was found so far."""
+
+    tree: Tree
+    near: list[str]
+    end: float
+    done: int = 0
+    aside: list[str] = field(default_factory=list)
+
+    def judge(self) -> Verdict:
+        """Run the files in groups, those of one process before those of several."""
+        for size in GROUPS:
+            files = self.near[self.done : self.done + size]
+            for marks in (QUICK, SEVERAL):
+                found = self.first_failure(files, marks) if files else Ran(True)
+                if found.late:
+                    return self.verdict("survived" if self.done else "inconclusive", "out of time")
+                if not found.passed:
+                    return self.verdict("killed", found.how, found.test)
+            self.done += len(files)
+        return self.verdict("survived", "no test failed")
+
+    def first_failure(self, files: list[str], marks: str) -> Ran:
+        """The first test that fails by the fault; passed where none does."""
+        while True:
+            found = run_tests(self.tree.planted, files, marks, self.end, self.aside)
+            if found.passed or found.late or self.is_the_faults(found.test, marks):
+                return found
+            self.aside.append(found.test)
+            files = [file for file in files if file != found.test]  # one that cannot be imported
+            if not files:
+                return Ran(True)
+
+    def is_the_faults(self, test: str, marks: str) -> bool:
+        """Whether a test fails again with the fault, and passes without it."""
+        end = time.monotonic() + 3 * TEST_SECONDS
+        again = run_tests(self.tree.planted, [test], marks, end, [])
+        return not again.passed and run_tests(self.tree.base, [test], marks, end, []).passed
+
+    def verdict(self, outcome: Outcome, how: str, test: str = "") -> Verdict:
+        """What is recorded."""
+        return Verdict(
+            outcome=outcome,
+            how=how,
+            test=test,
+            files_run=self.done,
+            files_near=len(self.near),
+            set_aside=self.aside,
+        )
+
+
+def run_tests(
+    tree: Path, tests: Sequence[str], marks: str, end: float, aside: Sequence[str]
+) -> Ran:
+    """Run tests of a tree until one fails; a test that hangs is ended with all it started."""
+    words = [sys.executable, "-m", "pytest", "-v", "-x", "--tb=no", "-p", "no:cacheprovider"]
+    words += ["-m", marks, *(f"--deselect={test}" for test in aside), *tests]
+    environment = {**os.environ, "PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1"}
+    log = tree.parent / "log"
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            words,
+            cwd=tree,
+            env=environment,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        size, since, hung, late = -1, time.monotonic(), False, False
+        while process.poll() is None and not hung and not late:
+            time.sleep(0.2)
+            if log.stat().st_size != size:
+                size, since = log.stat().st_size, time.monotonic()
+            hung = time.monotonic() - since > TEST_SECONDS
+            late = time.monotonic() > end
+        if hung or late:
+            os.killpg(process.pid, signal.SIGKILL)
+        code = process.wait()
+    lines = log.read_text(errors="replace").splitlines()
+    if hung:
+        return Ran(False, _under_way(lines) or tests[0], "a test hung")
+    if late:
+        return Ran(False, late=True)
+    if code in (0, 5):
+        return Ran(True)
+    for line in lines:
+        found = re.match(
+            r"(FAILED|ERROR) (?:collecting )?(tests/\S+?\.py(?:::\S.*?)?)(?: - .*)?$", line
+        )
+        if found and "::" in found[2]:
+            return Ran(False, found[2], "a test failed")
+        if found:
+            return Ran(False, found[2], "an import failed")
+    return Ran(
+        False, tests[0], "an import failed" if code in (2, 4) else f"pytest ended with {code}"
+    )
+
+
+def _under_way(lines: Sequence[str]) -> str:
+    """The test that was named and has no result."""
+    named = [line for line in lines if line.startswith("tests/") and "::" in line]
+    return named[-1].split(" ")[0] if named and not any(w in named[-1] for w in DONE) else ""
