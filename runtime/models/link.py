@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from runtime.models.scores import count_not_finite, refuse_not_finite
+
 
 def pair_scores(h: Tensor, links: Tensor) -> Tensor:
     """Scores of links and of their negatives.
@@ -49,9 +51,13 @@ def reciprocal_ranks(scores: Tensor) -> Tensor:
     Returns:
         float64, shape (n,).
 
+    Raises:
+        GnnplanError: a score is NaN or infinite.
+
     >>> reciprocal_ranks(torch.tensor([[3.0, 1.0, 5.0], [2.0, 2.0, 2.0]])).tolist()
     [0.5, 0.5]
     """
+    refuse_not_finite(count_not_finite(scores), scores.numel())
     own, others = scores[:, :1], scores[:, 1:]
     above = (others > own).sum(1).double()
     level = (others == own).sum(1).double()

@@ -64,6 +64,7 @@ def evaluate(
     table_bytes: int | None = None,
     epoch: int = 0,
     scratch: Path | None = None,
+    where: str = "evaluation",
 ) -> Score:
     """Score the model on vertices; every rank calls it with the same `ids`.
 
@@ -85,10 +86,12 @@ def evaluate(
             None: any.
         epoch: Part of the stream of sampled draws.
         scratch: Folder of layer outputs in files; the system's temporary folder if None.
+        where: What is scored, for errors: "epoch 3, validation".
 
     Raises:
         DatasetError: the graph has no labels or no features.
         InputError: the task has no metric.
+        GnnplanError: a score is NaN or infinite; every rank raises it.
     """
     metric = metric_of(graph.task)
     if graph.y is None:
@@ -106,7 +109,7 @@ def evaluate(
         scratch=scratch,
     )
     run.run(ids, fanouts, epoch)
-    value, count = metric.compute(comm)
+    value, count = metric.compute(comm, where)
     return Score(metric=metric.name, value=value, count=count)
 
 

@@ -89,7 +89,8 @@ class Job:
                 self._end_epoch()
         if self.config.eval_every:
             self.heartbeat.begin(Phase.EVALUATING)
-            self.test_score, _ = self._score(self.loader.graph.test_idx)
+            last = self.first_epoch + len(self.epochs) - 1
+            self.test_score, _ = self._score(f"epoch {last}, test", self.loader.graph.test_idx)
 
     def _allowed(self) -> int:
         """Steps that may still be taken in this run."""
@@ -127,7 +128,7 @@ class Job:
         val = None
         self.heartbeat.begin(Phase.EVALUATING)
         if self.config.eval_every and (epoch + 1) % self.config.eval_every == 0:
-            val, _ = self._score(self.loader.graph.val_idx)
+            val, _ = self._score(f"epoch {epoch}, validation", self.loader.graph.val_idx)
         eval_seconds, started = time.perf_counter() - started, time.perf_counter()
         report = EpochReport(
             epoch=epoch,
@@ -154,7 +155,7 @@ class Job:
             share=1.0,
         )
 
-    def _score(self, ids: NDArray[np.int64]) -> tuple[float | None, int]:
+    def _score(self, where: str, ids: NDArray[np.int64]) -> tuple[float | None, int]:
         """Score of all ranks together on nodes or links, and how many of them it rests on."""
         if len(ids) == 0:
             return None, 0
@@ -169,6 +170,7 @@ class Job:
             comm=self.loop.comm,
             chunk_bytes=room.chunk_bytes,
             table_bytes=room.table_bytes,
+            where=where,
         )
         return score.value, score.count
 

@@ -58,6 +58,7 @@ def evaluate_links(
     chunk_bytes: int = MOST_CHUNK_BYTES,
     table_bytes: int | None = None,
     scratch: Path | None = None,
+    where: str = "evaluation",
 ) -> Score:
     """MRR of links among `workload.links.eval_negatives` uniform negatives each.
 
@@ -74,10 +75,12 @@ def evaluate_links(
         chunk_bytes: See `evaluate`.
         table_bytes: See `evaluate`.
         scratch: See `evaluate`.
+        where: See `evaluate`.
 
     Raises:
         DatasetError: the graph has no features.
         InputError: the model gives vectors of another width.
+        GnnplanError: a score is NaN or infinite; every rank raises it.
     """
     sampler = NegativeSampler(
         graph.indptr, graph.indices, workload.links.eval_negatives, seed=workload.seed
@@ -115,5 +118,5 @@ def evaluate_links(
             metric.update(h, chunk)
     del h
     run.table.close()
-    value, count = metric.compute(comm)
+    value, count = metric.compute(comm, where)
     return Score(metric=metric.name, value=value, count=count)

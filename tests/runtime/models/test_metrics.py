@@ -3,8 +3,18 @@ import pytest
 import torch
 from sklearn.metrics import accuracy_score, f1_score, roc_auc_score
 
-from runtime.errors import InputError
+from runtime.errors import GnnplanError, InputError
+from runtime.models.link import reciprocal_ranks
 from runtime.models.metrics import metric_of, roc_auc
+from tests.support.inprocess import run_in_process
+
+OUTPUTS = {
+    "multiclass": (torch.eye(4), torch.tensor([0, 1, 2, -1])),
+    "multilabel": (torch.eye(4) - 0.5, torch.eye(4)),
+    "binary": (torch.tensor([[0.1], [0.9], [0.2], [0.8]]), torch.tensor([0, 1, 0, 1])),
+    "link": (torch.eye(4) + 1, torch.tensor([[0, 1, 2], [2, 3, 1]])),
+}
+"""Of each task, finite outputs and what is known of them."""
 
 
 def streamed(task: str, logits: torch.Tensor, y: torch.Tensor) -> tuple[float, int]:
@@ -55,3 +65,56 @@ def test_mrr_is_the_mean_over_all_chunks_of_the_reciprocal_ranks():
 def test_a_task_without_a_metric_is_refused():
     with pytest.raises(InputError, match="task"):
         metric_of("other")
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("task", OUTPUTS)
+def test_scores_that_are_no_numbers_are_refused_with_their_count(task: str, bad: float):
+    outputs, y = OUTPUTS[task]
+    scores = 2 * 2 if task == "link" else outputs.numel()
+    metric = metric_of(task)
+    metric.update(outputs, y)
+    metric.update(torch.full_like(outputs, bad), y)
+    with pytest.raises(GnnplanError, match=rf"^epoch 3, test: .* found {scores} of {2 * scores} "):
+        metric.compute(where="epoch 3, test")
+
+
+def test_one_bad_score_of_a_vertex_without_a_label_is_refused_too():
+    outputs, y = OUTPUTS["multiclass"]
+    outputs = outputs.clone()
+    outputs[3, 2] = float("nan")  # its label is unknown
+    metric = metric_of("multiclass")
+    metric.update(outputs, y)
+    with pytest.raises(GnnplanError, match="found 1 of 16 that are NaN"):
+        metric.compute()
+
+
+def test_finite_vectors_whose_product_overflows_are_refused():
+    metric = metric_of("link")
+    metric.update(torch.full((4, 2), 1e30), OUTPUTS["link"][1])
+    with pytest.raises(GnnplanError, match="found 4 of 4"):
+        metric.compute()
+
+
+@pytest.mark.parametrize("task", OUTPUTS)
+def test_bad_scores_of_one_rank_end_the_evaluation_on_every_rank(task: str):
+    outputs, y = OUTPUTS[task]
+
+    def body(comm):
+        metric = metric_of(task)
+        metric.update(outputs * float("nan") if comm.rank == 1 else outputs, y)
+        with pytest.raises(GnnplanError) as error:
+            metric.compute(comm, "here")
+        return str(error.value)
+
+    first, *others = run_in_process(3, body)
+    scores = 2 * 2 if task == "link" else outputs.numel()
+    assert f"here: expected finite scores, found {scores} of {3 * scores}" in first
+    assert others == [first, first]
+
+
+def test_metric_functions_alone_refuse_scores_that_are_no_numbers():
+    with pytest.raises(GnnplanError, match="found 1 of 2"):
+        roc_auc(np.array([np.nan, 1.0]), np.array([True, False]))
+    with pytest.raises(GnnplanError, match="found 2 of 3"):
+        reciprocal_ranks(torch.tensor([[1.0, float("nan"), float("inf")]]))

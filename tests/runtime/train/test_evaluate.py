@@ -9,13 +9,19 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from runtime import worker
 from runtime.comm.collectives import Communicator
-from runtime.errors import DatasetError
+from runtime.config import RunConfig
+from runtime.errors import DatasetError, GnnplanError
 from runtime.graph.dataset import Graph, SparseFeatures, open_graph, write_graph
+from runtime.graph.validate import GraphWarning
 from runtime.models.build import build_model
 from runtime.models.metrics import metric_of
 from runtime.plan import Workload
-from runtime.train.evaluate import evaluate, split_by_edges
+from runtime.train.evaluate import Evaluation, evaluate, reader_of, split_by_edges
+from tests.support.fullgraph_plans import make_full_graph_plan
+from tests.support.inprocess import run_in_process
+from tests.support.plans import make_plan
 from tests.support.ranks import free_port, run_on_ranks
 
 
@@ -97,6 +103,112 @@ def test_a_model_without_layers_is_evaluated_on_whole_neighbourhoods(small_graph
     expected = evaluate(inner, small_graph, None, small_graph.val_idx, workload=workload("sage"))
     found = evaluate(Opaque(), small_graph, None, small_graph.val_idx, workload=workload("sage"))
     assert found == expected
+
+
+class Broken(torch.nn.Module):
+    """A user's model whose outputs are NaN for some of its rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(16, 5))
+
+    def forward(self, x: torch.Tensor, blocks: Any) -> torch.Tensor:
+        out = x[: blocks[-1].num_dst] @ self.weight
+        out[:3] = torch.nan
+        return out
+
+
+def test_a_users_model_that_gives_nan_ends_the_evaluation_with_a_count(small_graph):
+    ids = small_graph.val_idx[:100]
+    with pytest.raises(GnnplanError, match=r"^epoch 2, validation: .* found 15 of 500 that are"):
+        evaluate(
+            Broken(), small_graph, None, ids, workload=workload("sage"),
+            where="epoch 2, validation",
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("fanouts", [None, [4, 4]])
+def test_nan_in_a_layer_ends_the_evaluation_on_every_rank(small_graph, fanouts):
+    ids = small_graph.val_idx[:60]
+
+    def body(comm):
+        model = build_model(workload("sage"), 16, 5, "multiclass")
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.mul_(torch.nan if comm.rank == 0 else 1.0)
+        with pytest.raises(GnnplanError) as error:
+            evaluate(
+                model, small_graph, None, ids, workload=workload("sage"), comm=comm,
+                fanouts=fanouts,
+            )  # fmt: skip
+        return str(error.value)
+
+    first, second = run_in_process(2, body)
+    assert first == second
+    assert "of 300 that are NaN" in first
+
+
+@pytest.mark.parametrize(
+    ("mode", "split"),
+    [("minibatch", "val_idx"), ("minibatch", "test_idx"), ("full-graph", "val_idx")],
+)
+def test_a_run_names_epoch_and_split_of_scores_that_are_no_numbers(tmp_path, mode, split):
+    """A cycle of 20 nodes to train on; of 4 nodes without an edge, 2 have features of NaN.
+
+    In full-graph training these are in the products of the first step: every weight is NaN then.
+    """
+    x = np.random.default_rng(0).standard_normal((24, 3)).astype(np.float32)
+    x[22:] = np.nan
+    good, bad = np.array([20, 21]), np.array([20, 22, 23])
+    with pytest.warns(GraphWarning, match="NaN"):
+        graph = write_graph(
+            tmp_path / "graph",
+            name="bad",
+            indptr=np.minimum(np.arange(25), 20),
+            indices=np.roll(np.arange(20, dtype=np.int32), 1),
+            x=x,
+            y=np.arange(24) % 5,
+            train_idx=np.arange(20),
+            val_idx=bad if split == "val_idx" else good,
+            test_idx=bad if split == "test_idx" else good,
+            task="multiclass",
+            num_classes=5,
+        )
+    if mode == "minibatch":
+        make_plan(graph, tmp_path / "plan", batch_size=16)
+    else:
+        make_full_graph_plan(graph, tmp_path / "plan", np.zeros(24, np.int32))
+    (tmp_path / "run").mkdir()
+    config = RunConfig(
+        plan_folder=str(tmp_path / "plan"), run_folder=str(tmp_path / "run"), epochs=2, pin=False
+    )
+    where = "epoch 0, validation" if split == "val_idx" else "epoch 1, test"
+    count = 10 if mode == "minibatch" else 15
+    with pytest.raises(GnnplanError, match=rf"^{where}: .* found {count} of 15 that are NaN"):
+        worker.run(config)
+
+
+def test_ranks_share_the_vertices_of_a_sampled_evaluation(small_graph):
+    """Each is scored by one rank, also where a rank has none."""
+    ids = np.concatenate([small_graph.val_idx[:11], small_graph.val_idx[:3]])
+
+    class Counting(Evaluation):
+        def count(self, logits: torch.Tensor, ids: np.ndarray) -> None:
+            assert len(logits) == len(ids)
+            scored.extend(ids.tolist())
+
+    for size in (1, 2, 3, 20):
+        scored: list[int] = []
+        for rank in range(size):
+            comm = Communicator()
+            comm.rank, comm.size = rank, size
+            run = Counting(
+                model=build_model(workload("sage"), 16, 5, "multiclass"), graph=small_graph,
+                read=reader_of(small_graph, None), workload=workload("sage"), comm=comm,
+                metric=metric_of("multiclass"), device=torch.device("cpu"), scratch=None,
+            )  # fmt: skip
+            run.run(ids, [4, 4])
+        assert sorted(scored) == sorted(set(ids.tolist()))
 
 
 def test_the_mode_of_the_model_is_left_as_it_was(small_graph):

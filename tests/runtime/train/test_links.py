@@ -9,7 +9,7 @@ import torch
 
 from runtime import launch, worker
 from runtime.config import RunConfig
-from runtime.errors import InputError
+from runtime.errors import GnnplanError, InputError
 from runtime.graph.dataset import Graph
 from runtime.graph.generate_links import generate_links
 from runtime.models.build import build_model
@@ -62,6 +62,18 @@ def test_vectors_of_another_width_are_refused(graph: Graph) -> None:
     model = build_model(Workload(hidden=4, fanouts=[3, 3]), graph.feature_dim, 0, "link")
     with pytest.raises(InputError, match="hidden width 8 for task link, found 4"):
         evaluate_links(model, graph, None, graph.val_idx, workload=workload)
+
+
+def test_vectors_of_nan_end_the_evaluation_with_a_count(graph: Graph) -> None:
+    workload = Workload(hidden=8, fanouts=[3, 3], links=Links(eval_negatives=20))
+    model = build_model(workload, graph.feature_dim, 0, "link")
+    with torch.no_grad():
+        next(model.parameters()).fill_(torch.nan)
+    scores = 10 * 21
+    with pytest.raises(GnnplanError, match=rf"^epoch 7, test: .* found {scores} of {scores} that"):
+        evaluate_links(
+            model, graph, None, graph.val_idx[:10], workload=workload, where="epoch 7, test"
+        )
 
 
 SETTINGS: dict[str, Any] = {
