@@ -56,5 +56,5 @@ def load_record(plan: Plan) -> PlanRecord:
         )
     try:
         return codec.decode(PlanRecord, codec.parse(path.read_bytes()))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, SettingsError) as error:
         raise SettingsError(f"{path}: not readable ({error}); plan again") from None

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from planner.errors import SettingsError
+from planner.settings_check import LIMITS, check_choices, check_numbers, check_workload
 from runtime.plan import Workload
 from runtime.sampling.parameters import LAYERWISE
 
@@ -79,37 +80,13 @@ class PlanSettings:
     """True: ranks x threads may exceed the cores (slower and less predictable)."""
 
     def __post_init__(self) -> None:
-        w = self.workload
-        if len(w.fanouts) != w.num_layers:
+        check_workload(self.workload)
+        check_numbers(self, LIMITS)
+        check_choices(self)
+        model = self.workload.model
+        if model not in MODELS and ":" not in model:
             raise SettingsError(
-                f"expected {w.num_layers} fan-outs (one per layer), found {len(w.fanouts)}: "
-                f"{','.join(map(str, w.fanouts))}; give --layers {len(w.fanouts)} or other fan-outs"
-            )
-        for fanouts in (w.fanouts, *w.type_fanouts.values()):
-            if any(f == 0 or f < -1 for f in fanouts):
-                raise SettingsError(
-                    f"expected fan-outs of at least 1 (or -1 for all), found {fanouts}"
-                )
-        for name, fanouts in w.type_fanouts.items():
-            if len(fanouts) != len(w.fanouts):
-                raise SettingsError(
-                    f"edge type {name}: expected {len(w.fanouts)} fan-outs (one per layer), found "
-                    f"{len(fanouts)}: {','.join(map(str, fanouts))}; correct --type-fanouts"
-                )
-        if min(w.links.num_negatives, w.links.eval_negatives) < 1:
-            raise SettingsError(
-                f"expected at least 1 negative per link, found {w.links.num_negatives} in training "
-                f"and {w.links.eval_negatives} in evaluation"
-            )
-        if w.batch_size < 1:
-            raise SettingsError(f"expected a batch size of at least 1, found {w.batch_size}")
-        if self.devices is not None and self.devices < 1:
-            raise SettingsError(f"expected at least 1 device, found {self.devices}")
-        if self.hosts is not None and self.hosts < 1:
-            raise SettingsError(f"expected at least 1 host, found {self.hosts}")
-        if w.model not in MODELS and ":" not in w.model:
-            raise SettingsError(
-                f"expected a model among {', '.join(MODELS)} or module:factory, found {w.model!r}"
+                f"expected a model among {', '.join(MODELS)} or module:factory, found {model!r}"
             )
         if self.policy not in POLICIES:
             raise SettingsError(
