@@ -35,8 +35,9 @@ class Range:
         kind = numbers.Integral if self.whole else numbers.Real
         if isinstance(value, bool) or not isinstance(value, kind) or not math.isfinite(value):
             return False
-        low = value > self.least if self.above_least else value >= self.least
-        return bool(low and (value < self.most if self.below_most else value <= self.most))
+        number: Any = value
+        low = number > self.least if self.above_least else number >= self.least
+        return bool(low and (number < self.most if self.below_most else number <= self.most))
 
     def __str__(self) -> str:
         number = "a whole number" if self.whole else "a number"

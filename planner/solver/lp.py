@@ -1,11 +1,13 @@
-"""Linear programmes by PuLP: HiGHS where it is installed, else CBC. The one file that calls PuLP.
+"""Linear programmes by PuLP: HiGHS, else CBC. The one file that calls PuLP.
 
 Solvers report time-outs as optimal (PuLP gives status 1 for any incumbent), so only a proven
 optimum counts, and the point is checked against the constraints afterwards. Always a minimisation:
 the sign of multipliers differs between solvers otherwise.
 """
 
-from dataclasses import dataclass
+import time
+import warnings
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,14 @@ from planner.solver.program import LinearProgram
 
 TOLERANCE = 1e-6
 """Largest violation of a constraint (all are scaled to about 1) that is taken for rounding."""
+DROPPED = 1e-9
+"""Below it HiGHS takes a coefficient for 0."""
+LARGEST = 1e15
+"""HiGHS refuses coefficients above it; limits far above it mean none."""
+NEAR = 20
+"""Powers of 2 from 1 within which costs and constraints are left as they are."""
+PROVEN = ("No Solution Exists", "Solution is Unbounded")
+"""Answers of PuLP that no other solver would give otherwise."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -37,32 +47,101 @@ class Failure:
 def solve(linear: LinearProgram, *, seconds: float, solver: str = "") -> Point | Failure:
     """Solve in this process.
 
+    Where HiGHS gives up, CBC is asked in what is left of the time.
+
     Args:
         linear: the programme.
-        seconds: elapsed time given to the solver, which may overrun it.
-        solver: highs | cbc; empty: the first installed.
+        seconds: elapsed time given to the solvers, which may overrun it.
+        solver: highs | cbc; empty: the first that answers.
     """
     import pulp  # pyright: ignore[reportMissingTypeStubs]
 
-    names = ["highs", "cbc"] if not solver else [solver]
-    problem, variables, constraints = _model(pulp, linear)
-    for name in names:
-        chosen = _solver(pulp, name, seconds)
+    why = unusable(linear)
+    if why:
+        return Failure(why=why)
+    scaled, factors = _scaled(linear)
+    end, reasons = time.monotonic() + seconds, list[str]()
+    for name in [solver] if solver else ["highs", "cbc"]:
+        left = end - time.monotonic() if reasons else seconds
+        chosen = _solver(pulp, name, left) if left > 0 or not reasons else None
         if chosen is None:
             continue
         try:
-            problem.solve(chosen)
-        except pulp.PulpError as error:
-            return Failure(why=f"{name}: {error}")
-        if problem.sol_status != pulp.LpSolutionOptimal:
-            return Failure(why=f"{name}: {pulp.LpSolution[problem.sol_status]}")
-        x = np.array([v.varValue or 0.0 for v in variables])
-        duals = np.array([c.pi or 0.0 for c in constraints])
-        wrong = violation(linear, x)
-        if wrong > TOLERANCE:
-            return Failure(why=f"{name}: reported optimal, but a constraint is off by {wrong:.1e}")
-        return Point(x=x, duals=duals, solver=name)
-    return Failure(why="no solver is installed; install highspy")
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", DeprecationWarning)  # of PuLP's next version
+                answer = _solve_with(pulp, chosen, scaled)
+        except Exception as error:  # of a solver's own making: what it refuses, PuLP stumbles over
+            answer = f"{type(error).__name__}: {error}"
+        if not isinstance(answer, str):
+            return Point(x=answer[0], duals=answer[1] * factors, solver=name)
+        reasons.append(f"{name}: {answer}")
+        if answer in PROVEN:
+            break
+    return Failure(why="; ".join(reasons) or "no solver is installed; install highspy")
+
+
+def unusable(linear: LinearProgram) -> str:
+    """Why no solver is given the programme; empty where its numbers can be told apart."""
+    numbers = (linear.cost, linear.value, linear.rhs, linear.upper[~np.isposinf(linear.upper)])
+    if not all(np.isfinite(each).all() for each in numbers):
+        return "the programme holds numbers that are not finite"
+    if (linear.upper < 0).any():
+        return "the programme holds an unknown whose largest value is below 0"
+    scaled = _scaled(linear)[0]
+    size = np.abs(scaled.value)
+    lost = (size > 0) & (size < DROPPED)
+    lost[lost] = size[lost] * scaled.upper[scaled.column[lost]] > TOLERANCE
+    if lost.any():
+        row = scaled.row == scaled.row[np.argmax(lost)]
+        sizes = np.abs(linear.value[row])
+        return (
+            f"a constraint's coefficients lie from {sizes[sizes > 0].min():.0e} to "
+            f"{sizes.max():.0e}, further apart than solvers tell them"
+        )
+    others = np.concatenate([each[np.isfinite(each)] for each in (scaled.rhs, scaled.upper)])
+    if np.abs(others).max(initial=0.0) > LARGEST:
+        return f"the programme's limits pass {LARGEST:.0e}, which solvers take for none"
+    return ""
+
+
+def _scaled(linear: LinearProgram) -> tuple[LinearProgram, NDArray[np.float64]]:
+    """The programme with costs and constraints that are far from 1 brought near it.
+
+    Returns:
+        The programme, and what a constraint's multiplier is then to be multiplied with.
+    """
+    sizes = np.zeros(len(linear.rhs))
+    np.maximum.at(sizes, linear.row, np.abs(linear.value))
+    by_row, of_cost = _factors(sizes), float(_factors(np.abs(linear.cost).max(initial=0.0)))
+    found = replace(
+        linear,
+        cost=linear.cost * of_cost,
+        value=linear.value * by_row[linear.row],
+        rhs=linear.rhs * by_row,
+    )
+    return found, by_row / of_cost
+
+
+def _factors(sizes: NDArray[np.float64] | float) -> NDArray[np.float64]:
+    """Powers of 2 that bring sizes near 1; 1 where they are within NEAR of it, or 0."""
+    exponents = np.frexp(sizes)[1]
+    far = (np.asarray(sizes) != 0) & (np.abs(exponents) > NEAR)
+    return np.asarray(np.ldexp(1.0, np.where(far, -exponents, 0)), np.float64)
+
+
+def _solve_with(
+    pulp: Any, chosen: Any, linear: LinearProgram
+) -> tuple[NDArray[np.float64], NDArray[np.float64]] | str:
+    """Point and multipliers of a proven optimum, or why there is none."""
+    problem, variables, constraints = _model(pulp, linear)
+    problem.solve(chosen)
+    if problem.sol_status != pulp.LpSolutionOptimal:
+        return str(pulp.LpSolution[problem.sol_status])
+    x = np.array([v.varValue or 0.0 for v in variables])
+    wrong = violation(linear, x)
+    if not wrong <= TOLERANCE:
+        return f"reported optimal, but a constraint is off by {wrong:.1e}"
+    return x, np.array([c.pi or 0.0 for c in constraints])
 
 
 def violation(linear: LinearProgram, x: NDArray[np.float64]) -> float:
@@ -100,5 +179,7 @@ def _solver(pulp: Any, name: str, seconds: float) -> Any:
     if name == "highs":
         found = pulp.HiGHS(msg=False, timeLimit=seconds, threads=1, random_seed=0)
     else:
-        found = pulp.PULP_CBC_CMD(msg=False, timeLimit=seconds, threads=1)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            found = pulp.PULP_CBC_CMD(msg=False, timeLimit=seconds, threads=1)
     return found if found.available() else None

@@ -39,19 +39,30 @@ class Child:
         self._lock = threading.Lock()
 
     def solve(self, linear: LinearProgram, *, seconds: float, solver: str = "") -> Point | Failure:
-        """Solve, or say why not; never uses much more than `seconds` of a processor."""
+        """Solve, or say why not; never uses much more than `seconds` of a processor.
+
+        Where a solver ends its process, CBC is asked in a fresh one.
+        """
         with self._lock:
-            fresh = self._connection is None
-            connection = self._connection or self._start()
-            try:
-                connection.send_bytes(pickle.dumps((linear, seconds * WALL_FACTOR, solver)))
-                if not self._wait(connection, seconds, START_SECONDS if fresh else 0.0):
-                    self._stop()
-                    return Failure(why=f"no answer in {seconds:g} s; the solver was stopped")
-                answer = pickle.loads(connection.recv_bytes())
-            except (EOFError, OSError) as error:
+            answer = self._solve(linear, seconds, solver)
+            if answer is not None:
+                return answer
+            again = self._solve(linear, seconds, "cbc") if not solver else None
+            return again or Failure(why="the solver's process ended without an answer")
+
+    def _solve(self, linear: LinearProgram, seconds: float, solver: str) -> Point | Failure | None:
+        """The child's answer; None where its process ended."""
+        fresh = self._connection is None
+        connection = self._connection or self._start()
+        try:
+            connection.send_bytes(pickle.dumps((linear, seconds * WALL_FACTOR, solver)))
+            if not self._wait(connection, seconds, START_SECONDS if fresh else 0.0):
                 self._stop()
-                return Failure(why=f"the solver's process ended ({type(error).__name__})")
+                return Failure(why=f"no answer in {seconds:g} s; the solver was stopped")
+            answer = pickle.loads(connection.recv_bytes())
+        except (EOFError, OSError):
+            self._stop()
+            return None
         if not isinstance(answer, Point | Failure):
             return Failure(why="the solver's process gave no answer")
         return answer

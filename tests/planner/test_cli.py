@@ -45,8 +45,14 @@ def one_line(capsys: pytest.CaptureFixture[str]) -> str:
         (["plan", "G", "-o", "P", "--type-fanouts", "cites"], "expected NAME=5,3"),
         (["plan", "G", "-o", "P", "--type-fanouts", "cites=5"], "expected 2 fan-outs"),
         (["plan", "G", "-o", "P", "--type-fanouts", "cites=5,5", *PRESET], "with model rgcn alone"),
-        (["plan", "G", "-o", "P", "--num-negatives", "0"], "num negatives: expected a whole number of at least 1"),
-        (["plan", "G", "-o", "P", "--devices", "0"], "devices: expected a whole number of at least 1"),
+        (
+            ["plan", "G", "-o", "P", "--num-negatives", "0"],
+            "num negatives: expected a whole number of at least 1",
+        ),
+        (
+            ["plan", "G", "-o", "P", "--devices", "0"],
+            "devices: expected a whole number of at least 1",
+        ),
         (["plan", "G", "-o", "P", "--devices", "many"], "expected a number or auto"),
         (["plan", "G", "-o", "P", "--device-memory", "lots"], "expected a size"),
         (["plan", "G", "-o", "P", "--batch-size", "0"], "batch size"),

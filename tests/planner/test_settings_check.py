@@ -76,10 +76,11 @@ def test_what_is_no_number_is_in_no_range():
 
 
 @pytest.mark.parametrize("bad", [0, -2, MOST_FANOUT + 1, 2**40])
-def test_fanouts_that_cannot_be_drawn_are_refused(bad: Any):
-    for work in ({"fanouts": [5, bad]}, {"fanouts": [5, 5], "type_fanouts": {"cites": [bad, 5]}}):
-        with pytest.raises(SettingsError, match=r"fan-outs of at least 1.*correct --"):
-            PlanSettings(workload=Workload(**work))
+def test_fanouts_that_cannot_be_drawn_are_refused(bad: int):
+    of_hops, of_type = Workload(fanouts=[5, bad]), Workload(type_fanouts={"cites": [bad, 5]})
+    for work, option in ((of_hops, "--fanouts"), (of_type, "--type-fanouts")):
+        with pytest.raises(SettingsError, match=f"fan-outs of at least 1.*correct {option}"):
+            PlanSettings(workload=work)
     PlanSettings(workload=Workload(fanouts=[-1, MOST_FANOUT]))
 
 
