@@ -24,6 +24,12 @@ def problem_response(
     **extensions: Any,
 ) -> Response:
     """One problem as a response."""
+    text = problem_text(path, status, detail, kind, **extensions)
+    return Response(text, status, headers, MEDIA_TYPE)
+
+
+def problem_text(path: str, status: int, detail: str, kind: str, **extensions: Any) -> str:
+    """One problem as JSON."""
     problem = {
         "type": kind,
         "title": HTTPStatus(status).phrase,
@@ -32,7 +38,7 @@ def problem_response(
         "instance": path,
         **extensions,
     }
-    return Response(json.dumps(problem), status, headers, MEDIA_TYPE)
+    return json.dumps(problem)
 
 
 def of_service_error(path: str, error: ServiceError) -> Response:

@@ -8,9 +8,11 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-import uvicorn
+from fastapi import FastAPI
+from uvicorn import Config, Server
 
 from api.app import create_app
+from api.connections import ConnectionLimits, Connections, protocol_of, within_files
 from api.jobs.ray_jobs import ClusterUnreachableError, RayJobs, checked_address
 from api.logs import log_json
 from api.security.keys import SCOPES, create_key
@@ -29,6 +31,10 @@ RANGES = (
     ("max_body_bytes", 1, 10**12),
     ("reads_per_second", 1e-3, 1e9),
     ("writes_per_second", 1e-3, 1e9),
+    ("max_connections", 16, 10**6),
+    ("max_connections_of_client", 1, 10**6),
+    ("header_seconds", 0.1, 3600),
+    ("body_seconds", 0.1, 86400),
 )
 """Least and largest values of options that are numbers."""
 
@@ -66,6 +72,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--max-body-bytes", type=int, default=4 * 2**20)
     parser.add_argument("--reads-per-second", type=float, default=2000.0, help="of a client or key")
     parser.add_argument("--writes-per-second", type=float, default=20.0, help="of a client or key")
+    _add_connections(parser)
     parser.add_argument(
         "--executor",
         choices=EXECUTORS,
@@ -78,6 +85,19 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     )
     _add_keys(parser)
     return parser.parse_args(argv)
+
+
+def _add_connections(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--max-connections", type=int, default=2000, help="at once, in all")
+    parser.add_argument(
+        "--max-connections-of-client", type=int, default=1000, help="at once, of one address"
+    )
+    parser.add_argument(
+        "--header-seconds", type=float, default=20.0, help="longest wait for a request's headers"
+    )
+    parser.add_argument(
+        "--body-seconds", type=float, default=60.0, help="longest wait for a request's body"
+    )
 
 
 def _add_storage(parser: argparse.ArgumentParser) -> None:
@@ -163,16 +183,37 @@ def serve(options: argparse.Namespace) -> int:
         raise
     log_json()
     sys.stderr.write(json.dumps({"message": f"http://{options.host}:{options.port}"}) + "\n")
-    uvicorn.run(
-        app,
-        host=options.host,
-        port=options.port,
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        timeout_graceful_shutdown=GRACE_SECONDS,
-    )
+    server_of(app, service.settings, options.host, options.port).run()
     return 0
+
+
+def server_of(app: FastAPI, settings: ServiceSettings, host: str, port: int) -> Server:
+    """A server of an application, with the limits of its connections."""
+    guard = Connections(connection_limits(settings))
+    return Server(
+        Config(
+            app,
+            host=host,
+            port=port,
+            http=protocol_of(guard),
+            ws="none",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            timeout_graceful_shutdown=GRACE_SECONDS,
+        )
+    )
+
+
+def connection_limits(settings: ServiceSettings) -> ConnectionLimits:
+    """The limits of a service's connections, within the files that this process may open."""
+    most = within_files(settings.max_connections)
+    return ConnectionLimits(
+        most=most,
+        most_of_client=min(settings.max_connections_of_client, max(1, most * 3 // 4)),
+        header_seconds=settings.header_seconds,
+        body_seconds=settings.body_seconds,
+    )
 
 
 def check_start(service: Service, host: str) -> None:
@@ -227,6 +268,10 @@ def settings_of(options: argparse.Namespace) -> ServiceSettings:
         max_body_bytes=options.max_body_bytes,
         reads_per_second=options.reads_per_second,
         writes_per_second=options.writes_per_second,
+        max_connections=options.max_connections,
+        max_connections_of_client=options.max_connections_of_client,
+        header_seconds=options.header_seconds,
+        body_seconds=options.body_seconds,
         planning_workers=options.planning_workers,
         retention_days=options.retention_days,
         ray_address=_ray_address(options),

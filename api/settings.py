@@ -28,6 +28,15 @@ class ServiceSettings:
     reads_per_second: float = 2000.0
     """Requests of one client or key that change nothing; bursts of twice as many."""
     writes_per_second: float = 20.0
+    max_connections: int = 2000
+    """Connections at once; fewer where the limit of open files is low. A new one beyond takes the
+    place of one that waits for its client."""
+    max_connections_of_client: int = 1000
+    """Of one address; that of a proxy is one. At most three quarters of all."""
+    header_seconds: float = 20.0
+    """Longest time until the headers of a request are there."""
+    body_seconds: float = 60.0
+    """Longest time from there until its body is there."""
     max_queued_jobs: int = 2000
     planning_workers: int = 1
     """Jobs of the planning lane at once. Profiling measures: more than one disturb each other."""

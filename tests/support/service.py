@@ -43,14 +43,18 @@ def follow(client: TestClient, location: str, seconds: float = 600) -> dict[str,
 class ServiceProcess:
     """`gnnplan-serve` as a process: started, killed, and started again on the same folder."""
 
-    def __init__(self, data_dir: Path, *words: str) -> None:
+    def __init__(self, data_dir: Path, *words: str, files: int | None = None) -> None:
+        """Words are those of its command line; files is how many it may have open."""
         self.data_dir = data_dir
+        self._files = files
         self.port = free_port()
         self._words = words
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
         command = [sys.executable, "-m", "api.serve", "--port", str(self.port)]
+        if self._files is not None:
+            command = ["prlimit", f"--nofile={self._files}:{self._files}", *command]
         with (self.data_dir.parent / f"{self.data_dir.name}.log").open("ab") as log:
             self.process = subprocess.Popen(
                 [*command, "--data-dir", str(self.data_dir), *self._words],

@@ -1,0 +1,232 @@
+"""Connections of clients: how many there may be, and how long each may keep the service waiting.
+
+A connection either waits for its client (for a request, or for the rest of one) or is answered.
+While it waits a deadline runs; while it is answered none does, so that followers of events may
+take their time. Where there are too many, the one that has waited longest makes room for the new
+one, of the same client first; only where all of them are being answered is the new one refused.
+"""
+
+import asyncio
+import logging
+import resource
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from api.problems import MEDIA_TYPE, problem_text
+
+RESERVED_FILES = 256
+"""Files that the service opens beside its connections: its database, jobs' logs and pipes."""
+LEAST_CONNECTIONS = 16
+TOLD_SECONDS = 10.0
+"""Least time between two log lines of the same kind."""
+LOG = logging.getLogger("gnnplan.connections")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ConnectionLimits:
+    """What clients may hold, and for how long."""
+
+    most: int
+    """Connections in all."""
+    most_of_client: int
+    """Connections from one address."""
+    header_seconds: float
+    """Longest time until the headers of a request are there, from its first byte or from when the
+    service began to wait for it."""
+    body_seconds: float
+    """Longest time from there until its body is there."""
+
+
+def within_files(most: int) -> int:
+    """Most connections that the limit of open files leaves room for.
+
+    Args:
+        most: as many as are wanted.
+    """
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if files == resource.RLIM_INFINITY:
+        return most
+    return max(LEAST_CONNECTIONS, min(most, files - RESERVED_FILES))
+
+
+class Connections:
+    """The open connections of one server, by client, the oldest first."""
+
+    def __init__(self, limits: ConnectionLimits) -> None:
+        self.limits = limits
+        self._of_client: dict[str, dict[GuardedProtocol, None]] = {}
+        self._number = 0
+        self._told: dict[str, tuple[float, int]] = {}
+
+    def __len__(self) -> int:
+        return self._number
+
+    def admit(self, new: "GuardedProtocol") -> bool:
+        """Take a connection in; False where it must be refused."""
+        mine = self._of_client.get(new.peer, {})
+        if len(mine) >= self.limits.most_of_client:
+            admitted = self._make_room([mine], new.peer)
+        elif self._number >= self.limits.most:
+            largest_first = sorted(self._of_client.values(), key=len, reverse=True)
+            admitted = self._make_room(largest_first, new.peer)
+        else:
+            admitted = True
+        if admitted:
+            self._of_client.setdefault(new.peer, {})[new] = None
+            self._number += 1
+        return admitted
+
+    def leave(self, gone: "GuardedProtocol") -> None:
+        """Forget a connection; one that is forgotten already changes nothing."""
+        mine = self._of_client.get(gone.peer, {})
+        if gone in mine:
+            del mine[gone]
+            self._number -= 1
+            if not mine:
+                del self._of_client[gone.peer]
+
+    def _make_room(self, clients: Iterable[dict["GuardedProtocol", None]], peer: str) -> bool:
+        """Close the connection that has waited longest; False where none waits."""
+        for connections in clients:
+            for each in connections:
+                if each.is_waiting:
+                    self.tell("too many connections: one that waits is closed for each new", peer)
+                    each.end()
+                    self.leave(each)
+                    return True
+        self.tell("too many connections: new ones are refused", peer)
+        return False
+
+    def tell(self, what: str, client: str) -> None:
+        """Log what happens to connections, with how often since it was told last."""
+        now = time.monotonic()
+        when, times = self._told.get(what, (-TOLD_SECONDS, 0))
+        if now - when < TOLD_SECONDS:
+            self._told[what] = when, times + 1
+            return
+        self._told[what] = now, 0
+        LOG.warning(what, extra={"client": client, "times": times + 1, "open": self._number})
+
+
+class GuardedProtocol(HttpToolsProtocol):
+    """One connection, speaking HTTP/1.1, with a deadline while it waits for its client."""
+
+    guard: Connections
+    """Of the server; set by `protocol_of`."""
+
+    def __init__(self, *args: Any, **named: Any) -> None:
+        super().__init__(*args, **named)
+        self.peer = ""
+        self._deadline: asyncio.TimerHandle | None = None
+        self._missing: Literal["request", "headers", "body"] = "request"
+        """What the client has to send next."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:
+        """Begin to wait for a request, unless there are too many connections."""
+        super().connection_made(transport)
+        self.peer = self.client[0] if self.client else "unknown"
+        self._wait(self.guard.limits.header_seconds)
+        if not self.guard.admit(self):
+            self._refuse(503, "expected fewer connections; try later")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget the connection."""
+        self._stop_waiting()
+        self.guard.leave(self)
+        super().connection_lost(exc)
+
+    def on_message_begin(self) -> None:
+        """The first byte of a request is there."""
+        super().on_message_begin()
+        self._missing = "headers"
+        self._wait(self.guard.limits.header_seconds)
+
+    def on_headers_complete(self) -> None:
+        """The headers are there; the body is waited for."""
+        super().on_headers_complete()
+        self._missing = "body"
+        self._wait(self.guard.limits.body_seconds)
+
+    def on_message_complete(self) -> None:
+        """The whole request is there."""
+        super().on_message_complete()
+        self._missing = "request"
+        self._stop_waiting()
+        self._wait_for_next()
+
+    def on_response_complete(self) -> None:
+        """A request was answered."""
+        super().on_response_complete()
+        if self._deadline is None:
+            self._wait_for_next()
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether the client has to say something before anything can go on."""
+        return self._deadline is not None and not self._is_held_back()
+
+    def end(self) -> None:
+        """Close the connection at once."""
+        self._stop_waiting()
+        self.transport.abort()
+
+    def _wait(self, seconds: float) -> None:
+        self._stop_waiting()
+        self._deadline = self.loop.call_later(seconds, self._run_out, seconds)
+
+    def _stop_waiting(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def _wait_for_next(self) -> None:
+        """Wait for another request, unless one is being answered."""
+        if not self._is_answering():
+            self._wait(self.guard.limits.header_seconds)
+
+    def _is_answering(self) -> bool:
+        """Whether the newest whole request has no whole answer yet."""
+        return self.cycle is not None and not self.cycle.response_complete  # pyright: ignore[reportUnnecessaryComparison] - None at first
+
+    def _is_held_back(self) -> bool:
+        """Whether it is the service that does not go on: it answers an earlier request first."""
+        return self.flow.read_paused or (self._missing != "body" and self._is_answering())
+
+    def _run_out(self, seconds: float) -> None:
+        self._deadline = None
+        if self._is_held_back():
+            self._wait(seconds)
+        elif self._missing == "request" or self.transport.is_closing():
+            self.transport.abort()
+        else:
+            self.guard.tell("requests that are not finished in time are ended", self.peer)
+            detail = f"expected the {self._missing} of the request within {seconds:g} s"
+            self._refuse(408, detail)
+
+    def _refuse(self, status: int, detail: str) -> None:
+        """Answer with a problem, unless an answer has begun, and close."""
+        self._stop_waiting()
+        if self._missing != "body" or not self.cycle.response_started:
+            self.transport.write(_response(status, detail))
+        if self.transport.get_write_buffer_size() > 0:
+            self.transport.abort()  # it does not read either
+        else:
+            self.transport.close()
+
+
+def protocol_of(guard: Connections) -> type[GuardedProtocol]:
+    """The protocol of a server whose connections are counted there."""
+    return type("GuardedProtocol", (GuardedProtocol,), {"guard": guard})
+
+
+def _response(status: int, detail: str) -> bytes:
+    body = problem_text("", status, detail, "connection").encode()
+    head = (
+        f"HTTP/1.1 {status} \r\ncontent-type: {MEDIA_TYPE}\r\ncontent-length: {len(body)}\r\n"
+        "connection: close\r\n\r\n"
+    )
+    return head.encode() + body
