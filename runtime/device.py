@@ -14,7 +14,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from runtime.cgroup import memory_group
+from runtime.cgroup import cpu_quota, memory_limit_bytes
 
 PROC = Path("/proc")
 SYS = Path("/sys")
@@ -74,26 +74,20 @@ def machine_fingerprint(facts: dict[str, Any] | None = None) -> str:
 
 
 def usable_cores() -> int:
-    """Cores this process may use: its affinity, and the control group's quota rounded up."""
+    """Cores this process may use: its affinity, and its control groups' quota rounded up."""
     try:
         cores = len(os.sched_getaffinity(0))
     except AttributeError:  # not Linux
         cores = os.cpu_count() or 1
-    quota, _, period = _read(SYS / "fs/cgroup/cpu.max").partition(" ")
-    if quota.isdigit() and period.isdigit() and int(period) > 0:
-        cores = min(cores, max(1, math.ceil(int(quota) / int(period))))
-    return max(1, cores)
+    quota = cpu_quota(SYS, PROC)
+    return max(1, cores if quota is None else min(cores, math.ceil(quota)))
 
 
 def usable_ram_bytes() -> int:
-    """Bytes of memory: the machine's, or the control group's limit where that is lower."""
+    """Bytes of memory: the machine's, or its control groups' limit where that is lower."""
     total = meminfo().get("MemTotal", 0) or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    limit = _read(SYS / "fs/cgroup/memory.max")
-    group = memory_group(SYS, PROC)
-    limits = [int(limit)] if limit.isdigit() else []
-    if group is not None and group.limit_bytes is not None:
-        limits.append(group.limit_bytes)
-    return min([total, *limits])
+    limit = memory_limit_bytes(SYS, PROC)
+    return total if limit is None else min(total, limit)
 
 
 def available_ram_bytes() -> int:

@@ -21,6 +21,7 @@ from planner.probe.core_sharing import SHARED, CoreSharing
 from planner.probe.looks import Looks, remembered
 from planner.probe.nvml import Inventory, inventory
 from planner.probe.topology import Fault, changes, faults
+from runtime.device import available_ram_bytes, meminfo, usable_cores, usable_ram_bytes
 
 LEAST_SHARED_MEMORY_BYTES = 1 << 30
 LEAST_OPEN_FILES = 1024
@@ -93,7 +94,7 @@ def _torch() -> Finding:
 
 
 def _cores() -> Finding:
-    usable, present = len(os.sched_getaffinity(0)), os.cpu_count() or 1
+    usable, present = usable_cores(), os.cpu_count() or 1
     return Finding(
         check="cores",
         level="ok" if usable == present else "note",
@@ -155,18 +156,17 @@ def _beside_good(
 
 
 def _memory() -> Finding:
-    total, available = memory_bytes()
+    total, available = usable_ram_bytes(), available_ram_bytes()
+    present = meminfo().get("MemTotal", total)
+    limited = total < present
     return Finding(
         check="memory",
-        level="ok",
+        level="note" if limited else "ok",
         found=f"{available / 1e9:.1f} of {total / 1e9:.1f} GB available",
+        advice=f"a control group's limit; the machine has {present / 1e9:.1f} GB"
+        if limited
+        else "",
     )
-
-
-def memory_bytes() -> tuple[int, int]:
-    """Total and available bytes of RAM, from /proc/meminfo."""
-    fields = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
-    return tuple(int(fields[name].split()[0]) * 1024 for name in ("MemTotal", "MemAvailable"))  # pyright: ignore[reportReturnType]
 
 
 def _gpus() -> list[Finding]:

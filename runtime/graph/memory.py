@@ -1,19 +1,14 @@
 """How much memory there is, and whether arrays of one value per node can be held in it."""
 
-import os
-from pathlib import Path
-
+from runtime.device import usable_ram_bytes
 from runtime.errors import DatasetError
 
 BYTES_PER_NODE = 16
 
 
 def memory_bytes() -> int:
-    """Memory this process may use: the machine's, or its control group's limit if lower."""
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    limit = Path("/sys/fs/cgroup/memory.max")
-    text = limit.read_text().strip() if limit.is_file() else "max"
-    return min(total, int(text)) if text.isdecimal() else total
+    """Bytes of memory this process may use: what imports and plans alike go by."""
+    return usable_ram_bytes()
 
 
 def check_num_nodes(num_nodes: int) -> None:

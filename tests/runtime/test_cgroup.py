@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from runtime import device
-from runtime.cgroup import MemoryGroup, memory_group
+from runtime.cgroup import MemoryGroup, cpu_quota, memory_group, memory_limit_bytes
 from runtime.errors import BudgetExceeded
 from runtime.graph.dataset import Graph
+from runtime.graph.memory import memory_bytes
 from runtime.memory_sum import as_budget_error, check_limit, killed_text, room_to_keep
 from runtime.plan import MemoryUse, Plan
 from tests.support.memory_groups import LimitedGroup, NoGroups, limited_group
@@ -95,21 +96,115 @@ def test_no_limit_is_none_and_no_groups_are_none(tmp_path: Path) -> None:
     assert found.limit_bytes is None
 
 
-def test_the_machine_has_no_more_memory_than_the_group(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What a probe finds is the capacity that a plan's caches must fit into."""
-    tree(
-        tmp_path,
+# Layouts of a system's files: what they allow, as (cores, bytes).
+V1_LIMITED = {"cpu.cfs_quota_us": "150000\n", "cpu.cfs_period_us": "100000\n"}
+V1_FREE = {"cpu.cfs_quota_us": "-1\n", "cpu.cfs_period_us": "100000\n"}
+NO_LIMIT = "9223372036854771712\n"
+MEMORY_V1 = "memory.limit_in_bytes"
+
+
+def under(folder: str, files: dict[str, str]) -> dict[str, str]:
+    return {f"{folder}/{name}": text for name, text in files.items()}
+
+
+LAYOUTS: dict[str, tuple[dict[str, str], float | None, int | None]] = {
+    "version 1, in the group itself": (
+        {"self/cgroup": "4:memory:/job\n3:cpu,cpuacct:/job\n0::/\n"}
+        | under("fs/cgroup/cpu,cpuacct/job", V1_LIMITED)
+        | under("fs/cgroup/memory/job", {MEMORY_V1: str(300 * MIB)}),
+        1.5,
+        300 * MIB,
+    ),
+    "version 1, in the groups above": (
+        {"self/cgroup": "4:memory:/pod/job\n3:cpu:/pod/job\n"}
+        | under("fs/cgroup/cpu/pod", V1_LIMITED)
+        | under("fs/cgroup/cpu/pod/job", V1_FREE)
+        | under("fs/cgroup/memory", {MEMORY_V1: NO_LIMIT})
+        | under("fs/cgroup/memory/pod", {MEMORY_V1: str(300 * MIB)})
+        | under("fs/cgroup/memory/pod/job", {MEMORY_V1: str(900 * MIB)}),
+        1.5,
+        300 * MIB,
+    ),
+    "version 1, in a container that sees its own group as the root": (
+        {"self/cgroup": "4:memory:/docker/abc\n3:cpu:/docker/abc\n"}
+        | under("fs/cgroup/cpu", V1_LIMITED)
+        | under("fs/cgroup/memory", {MEMORY_V1: str(300 * MIB)}),
+        1.5,
+        300 * MIB,
+    ),
+    "version 2, max in the leaf and limits in its parents": (
+        {"self/cgroup": "0::/pod/job/rank\n", "fs/cgroup/cgroup.controllers": "cpu memory\n"}
+        | under("fs/cgroup/pod", {"cpu.max": "400000 100000\n", "memory.max": str(300 * MIB)})
+        | under("fs/cgroup/pod/job", {"cpu.max": "75000 50000\n", "memory.max": "max\n"})
+        | under(
+            "fs/cgroup/pod/job/rank",
+            {"cpu.max": "max 100000\n", "memory.max": "max\n", "cgroup.procs": ""},
+        ),
+        1.5,
+        300 * MIB,
+    ),
+    "version 2, in a name space of its own": (
+        {"self/cgroup": "0::/../other\n", "fs/cgroup/cgroup.controllers": "cpu memory\n"}
+        | under(
+            "fs/cgroup",
+            {"cpu.max": "150000 100000\n", "memory.max": str(300 * MIB), "cgroup.procs": ""},
+        ),
+        1.5,
+        300 * MIB,
+    ),
+    "both versions, each with one controller": (
         {
-            "self/cgroup": "4:memory:/\n",
-            "fs/cgroup/memory/memory.limit_in_bytes": str(300 * MIB),
-            "meminfo": "MemTotal: 16777216 kB\n",
-        },
-    )
+            "self/cgroup": "3:cpu:/job\n0::/job\n",
+            "fs/cgroup/unified/cgroup.controllers": "memory\n",
+        }
+        | under("fs/cgroup/cpu/job", V1_LIMITED)
+        | under("fs/cgroup/unified/job", {"memory.max": str(300 * MIB), "cgroup.procs": ""}),
+        1.5,
+        300 * MIB,
+    ),
+    "no limit anywhere": (
+        {"self/cgroup": "4:memory:/job\n3:cpu:/job\n"}
+        | under("fs/cgroup/cpu/job", V1_FREE)
+        | under("fs/cgroup/memory/job", {MEMORY_V1: NO_LIMIT}),
+        None,
+        None,
+    ),
+    "files that cannot be read as numbers": (
+        {"self/cgroup": "4:memory:/\n3:cpu:/\nnonsense\n"}
+        | under("fs/cgroup/cpu", {"cpu.cfs_quota_us": "many", "cpu.cfs_period_us": "0"})
+        | under("fs/cgroup/memory", {MEMORY_V1: ""}),
+        None,
+        None,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_the_lowest_limit_of_all_groups_above_holds_in_either_version(
+    name: str, tmp_path: Path
+) -> None:
+    files, cores, limit = LAYOUTS[name]
+    tree(tmp_path, files)
+    assert cpu_quota(tmp_path, tmp_path) == cores
+    assert memory_limit_bytes(tmp_path, tmp_path) == limit
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_probe_plan_and_import_go_by_the_same_cores_and_bytes(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a probe finds is what a plan's caches, and an import's arrays, must fit into."""
+    files, cores, limit = LAYOUTS[name]
+    tree(tmp_path, {**files, "meminfo": "MemTotal: 16777216 kB\nMemAvailable: 16777216 kB\n"})
     monkeypatch.setattr(device, "SYS", tmp_path)
     monkeypatch.setattr(device, "PROC", tmp_path)
-    assert device.usable_ram_bytes() == 300 * MIB
+    monkeypatch.setattr(device.os, "sched_getaffinity", lambda _: set(range(8)))
+    assert device.usable_cores() == (8 if cores is None else 2)
+    allowed = 16 << 30 if limit is None else limit
+    assert device.usable_ram_bytes() == memory_bytes() == allowed
+    assert device.available_ram_bytes() == allowed
+    facts = device.machine_facts()
+    assert (facts["cores"], facts["ram_bytes"]) == (8 if cores is None else 2, allowed)
 
 
 def test_a_real_group_shows_its_limit_and_counts_its_kills() -> None:
