@@ -16,6 +16,7 @@ from typing import Any
 from runtime.failure import ERRORS_FOLDER, LAUNCH_FAILURE
 from runtime.models.memory import with_huge_pages
 from runtime.plan import Plan
+from runtime.segments import sweep_segments
 
 STOP_SECONDS = 10.0
 """Grace between asking a job to end and killing it."""
@@ -40,12 +41,15 @@ def running(
 ) -> Iterator["subprocess.Popen[bytes]"]:
     """Start torchrun with all ranks; nothing of it is alive after the block, however it is left.
 
+    Shared memory that killed jobs have left is freed first.
+
     Args:
         command: what `torchrun_command` gave.
         plan: says how many threads a rank computes with.
         environment: variables added to the ranks' environment.
         output: where the ranks print to; None: where this process does.
     """
+    sweep_segments()
     root = str(Path(__file__).resolve().parent.parent)
     paths = [root, os.environ.get("PYTHONPATH", "")]
     env = os.environ | {

@@ -6,9 +6,7 @@ share a GPU). Whoever maps needs the owner alive: ranks of a job live and end to
 """
 
 import os
-import tempfile
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,8 +17,7 @@ from runtime.comm.collectives import Communicator
 from runtime.errors import GnnplanError
 from runtime.features.device_rows import padded_rows, word_multiple
 from runtime.features.host_memory import HostMemory
-
-SHARED_MEMORY = Path("/dev/shm")
+from runtime.segments import Segment
 
 
 class NotSharedError(GnnplanError):
@@ -65,7 +62,7 @@ def share_rows(rows: Tensor, ranks: list[int], comm: Communicator) -> SharedRows
     Raises:
         NotSharedError: some rank could not offer or map; raised on every rank.
     """
-    offer, own = _offered(rows)
+    offer, own, segment = _offered(rows)
     try:
         offers = comm.all_gather_objects(offer)
         faults = [each.fault for each in offers if each.fault]
@@ -78,32 +75,33 @@ def share_rows(rows: Tensor, ranks: list[int], comm: Communicator) -> SharedRows
                 fault = " ".join(str(error).split()) or type(error).__name__
             faults = [each for each in comm.all_gather_objects(fault) if each]
     finally:
-        if offer.path:
-            Path(
-                offer.path
-            ).unlink()  # mapped by all who want it: the memory goes with the last one
+        if segment is not None:
+            segment.remove()
     if faults:
         raise NotSharedError(faults[0])
     return SharedRows(own, peers)
 
 
-def _offered(rows: Tensor) -> tuple[_Offer, Tensor]:
-    """What to tell the others of these rows, and the rows as the others will see them."""
+def _offered(rows: Tensor) -> tuple[_Offer, Tensor, Segment | None]:
+    """What to tell the others of these rows, the rows as they will see them, and where they lie."""
     bare = _Offer(rows.shape[0], rows.shape[1], rows.dtype)
     if rows.shape[0] == 0:
-        return bare, rows
+        return bare, rows, None
+    segment = None
     try:
         if rows.device.type == "cuda":
             from torch.multiprocessing.reductions import reduce_tensor
 
-            return replace(bare, handle=reduce_tensor(rows)), rows
-        path, room = create_segment(rows.shape[0] * _stride_bytes(rows.shape[1], rows.dtype))
+            return replace(bare, handle=reduce_tensor(rows)), rows, None
+        segment, room = create_segment(rows.shape[0] * _stride_bytes(rows.shape[1], rows.dtype))
         own = _as_rows(room, rows.shape[1], rows.dtype)
         own.copy_(rows)
-        return replace(bare, path=path), own
+        return replace(bare, path=segment.path), own, segment
     except (OSError, RuntimeError) as error:
+        if segment is not None:
+            segment.remove()
         fault = " ".join(str(error).split()) or type(error).__name__
-        return replace(bare, fault=fault), rows
+        return replace(bare, fault=fault), rows, None
 
 
 def _mapped(offer: _Offer, device: torch.device) -> Tensor:
@@ -123,23 +121,18 @@ def _mapped(offer: _Offer, device: torch.device) -> Tensor:
     return peer
 
 
-def create_segment(num_bytes: int) -> tuple[str, HostMemory]:
+def create_segment(num_bytes: int) -> tuple[Segment, HostMemory]:
     """A file in shared memory and its mapping; the caller removes the name.
 
     Raises:
         OSError: there is not so much of it.
     """
-    folder = SHARED_MEMORY if SHARED_MEMORY.is_dir() else Path(tempfile.gettempdir())
-    handle, path = tempfile.mkstemp(prefix="gnnplan-", dir=folder)
+    segment = Segment(num_bytes)
     try:
-        # Taken now: a hole that cannot be filled would end the process at the first write.
-        os.posix_fallocate(handle, 0, num_bytes)
-        return path, HostMemory.of_file(handle, num_bytes)
+        return segment, HostMemory.of_file(segment.handle, num_bytes)
     except OSError:
-        Path(path).unlink()
+        segment.remove()
         raise
-    finally:
-        os.close(handle)
 
 
 def attach_segment(path: str, num_bytes: int) -> HostMemory:
@@ -175,22 +168,23 @@ def share_host_rows(
     """
     dtype = torch.from_numpy(np.empty(0, rows.dtype)).dtype
     num_bytes = rows.shape[0] * _stride_bytes(rows.shape[1], dtype)
-    path, room = "", None
+    segment, room = None, None
     if comm.rank == leader:
         try:
-            path, room = create_segment(num_bytes)
+            segment, room = create_segment(num_bytes)
         except OSError:
-            path = ""
+            segment = None
         else:
             _copy(rows, _as_rows(room, rows.shape[1], dtype))
+    path = "" if segment is None else segment.path
     found = comm.all_gather_objects(path)[leader]
     try:
         if found and comm.rank != leader and used:
             room = attach_segment(found, num_bytes)
         comm.barrier()
     finally:
-        if path:
-            Path(path).unlink()
+        if segment is not None:
+            segment.remove()
     if room is None:
         return None
     if used:

@@ -1,11 +1,13 @@
 """Rows in memory that ranks share, and rows that they exchange: ranks are threads here."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from runtime import segments
 from runtime.comm.collectives import Communicator
 from runtime.features import shared_rows
 from runtime.features.device_exchange import DeviceExchange
@@ -14,6 +16,13 @@ from runtime.features.shared_rows import NotSharedError, share_host_rows, share_
 from tests.support.inprocess import run_in_process
 
 RANKS = 3
+
+
+@pytest.fixture(autouse=True)
+def own_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of this test's own in the place of /dev/shm, where others leave files."""
+    monkeypatch.setattr(segments, "SHARED_MEMORY", tmp_path)
+    return tmp_path
 
 
 def own_rows(rank: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -25,7 +34,9 @@ def own_rows(rank: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_a_rank_sees_what_the_others_write_into_their_rows(dtype: torch.dtype) -> None:
+def test_a_rank_sees_what_the_others_write_into_their_rows(
+    dtype: torch.dtype, own_memory: Path
+) -> None:
     def rank(comm: Communicator) -> bool:
         others = [r for r in range(RANKS) if r != comm.rank]
         shared = share_rows(own_rows(comm.rank, dtype), others, comm)
@@ -42,11 +53,11 @@ def test_a_rank_sees_what_the_others_write_into_their_rows(dtype: torch.dtype) -
         return True
 
     assert run_in_process(RANKS, rank) == [True] * RANKS
-    assert not list(shared_rows.SHARED_MEMORY.glob("gnnplan-*"))
+    assert not list(own_memory.iterdir())
 
 
 def test_one_rank_that_cannot_share_stops_all_with_its_reason(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, own_memory: Path
 ) -> None:
     real, calls = shared_rows.create_segment, []
 
@@ -65,7 +76,7 @@ def test_one_rank_that_cannot_share_stops_all_with_its_reason(
         return str(error.value)
 
     assert run_in_process(RANKS, rank) == ["no space left"] * RANKS
-    assert not list(shared_rows.SHARED_MEMORY.glob("gnnplan-*"))
+    assert not list(own_memory.iterdir())
 
 
 def test_the_hosts_rows_are_copied_once_and_mapped_by_those_who_read_them() -> None:
