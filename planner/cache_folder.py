@@ -1,18 +1,61 @@
 """The folder in which the planner keeps what it has measured."""
 
+import atexit
+import functools
 import os
+import shutil
+import sys
+import tempfile
 from pathlib import Path
+
+from runtime.errors import InputError
+
+VARIABLE = "GNNPLAN_CACHE"
 
 
 def cache_path() -> Path:
     """$GNNPLAN_CACHE, or gnnplan in the user's cache folder, whether it is there or not."""
-    given = os.environ.get("GNNPLAN_CACHE")
+    given = os.environ.get(VARIABLE)
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(given) if given else Path(base) / "gnnplan"
 
 
 def cache_folder() -> Path:
-    """As `cache_path`; made if it is not there."""
+    """As `cache_path`; made if it is not there.
+
+    Where the user's own cache folder cannot be written, a folder that lives as long as this process
+    takes its place, and one line says so: nothing is kept then.
+
+    Raises:
+        InputError: GNNPLAN_CACHE names a folder that cannot be written.
+    """
     folder = cache_path()
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
+    why = _why_unusable(folder)
+    if not why:
+        return folder
+    if os.environ.get(VARIABLE):
+        raise InputError(
+            f"{VARIABLE}: expected a folder that can be written, found {folder} ({why}); name "
+            "another one, or unset it"
+        )
+    return _passing_folder(folder, why)
+
+
+def _why_unusable(folder: Path) -> str:
+    """Empty where the folder is there, or could be made, and can be written."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        return error.strerror or str(error)
+    return "" if os.access(folder, os.W_OK | os.X_OK) else "it is not writable"
+
+
+@functools.cache
+def _passing_folder(folder: Path, why: str) -> Path:
+    made = Path(tempfile.mkdtemp(prefix="gnnplan-cache-"))
+    atexit.register(shutil.rmtree, made, ignore_errors=True)
+    sys.stderr.write(
+        f"gnnplan: {folder} cannot be used ({why}): planning without a cache, nothing measured is "
+        f"kept; set {VARIABLE} to a folder that can be written\n"
+    )
+    return made

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from planner.cache_folder import cache_folder
 from planner.commands import remote
 from planner.commands.common import (
     JsonFlag,
@@ -262,7 +263,9 @@ def machine_for_planning(name: str | None) -> MachineModel:
 
     Raises:
         MachineError: it was probed here and its GPUs are no longer joined as they were.
+        InputError: GNNPLAN_CACHE names a folder that cannot be written.
     """
+    cache_folder()
     if name is not None:
         from planner.commands.machines import find_machine
 

@@ -288,7 +288,7 @@ def _pynvml() -> Finding:
 def _cache_folder() -> Finding:
     folder = cache_path()
     nearest = next(p for p in (folder, *folder.parents) if p.exists())
-    good = os.access(nearest, os.W_OK)
+    good = nearest.is_dir() and os.access(nearest, os.W_OK)
     return Finding(
         check="cache",
         level="ok" if good else "problem",

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from planner.cache_folder import cache_path
+from planner.cache_folder import cache_folder as root_folder
 from planner.workload import Hotness, WorkloadProfile
 from runtime import codec
 from runtime.folders import take_name
@@ -35,8 +35,12 @@ class Profile:
 
 
 def cache_folder() -> Path:
-    """Where profiles are kept."""
-    return cache_path() / "profiles"
+    """Where profiles are kept.
+
+    Raises:
+        InputError: GNNPLAN_CACHE names a folder that cannot be written.
+    """
+    return root_folder() / "profiles"
 
 
 def load(key: str, folder: Path | None = None) -> Profile | None:
