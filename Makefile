@@ -16,11 +16,16 @@ REFUSED := refused_locking
 #     partition, placement_scale, plan_scale --scale 0.0625, policies, scaling, soak_failures, service
 #   boundary (100 minutes), prediction (three hours, can be stopped and gone on with)
 BENCH ?= placement published sampling samplers bulk gather loader compute end_to_end planning gpu
+# What a bare CUDA image (Python 3.12, x86-64; torch, triton, numba, torch_geometric, typer) lacks of what
+# the GPU's experiments import.
+SILICON_WHEELS := pulp highspy kaminpar pydantic pydantic_core annotated-types typing-inspection \
+  typing_extensions fastapi starlette uvicorn httptools SQLAlchemy alembic Mako httpx2 beartype
+SILICON_PLATFORMS := $(foreach n,28 27 24 17,--platform manylinux_2_$(n)_x86_64) --platform manylinux2014_x86_64
 FUZZ := $(shell find tests -name 'test_fuzz_*.py')
 # One BLAS thread unless a plan says otherwise: tests run several processes at once.
 TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 
-.PHONY: help install demo test test-slow check format bench soak gpu mutants clean
+.PHONY: help install demo test test-slow check format bench soak gpu mutants silicon silicon-pack clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -65,6 +70,17 @@ soak: $(STAMP)  ## long runs: 50 injected faults; learning on real graphs; the s
 	$(TEST_ENV) $(BIN)/python -m tests.benchmarks.service --json
 	for database in sqlite postgresql; do GNNPLAN_API_CASES=2000 GNNPLAN_API_DATABASE=$$database \
 	  $(TEST_ENV) $(BIN)/python -m pytest -q tests/api/test_openapi.py || exit 1; done
+
+silicon: $(STAMP)  ## the experiments that wait for a GPU, as far as they come in 480 s; records to commit
+	$(BIN)/python -m tests.silicon --seconds $(or $(SECONDS),480)
+
+silicon-pack: $(STAMP)  ## .silicon/: wheels for a bare CUDA image without network, which runs `python -m tests.silicon`
+	rm -rf .silicon
+	grep -iE "^($$(echo $(SILICON_WHEELS) | tr ' _' '|.'))==" constraints.txt > .silicon.txt
+	$(BIN)/python -m pip download --quiet --no-deps --only-binary=:all: --python-version 3.12 \
+	  --implementation cp $(SILICON_PLATFORMS) --dest .silicon -r .silicon.txt
+	rm .silicon.txt
+	du -sm .silicon | awk '{print; exit $$1 > 63}'
 
 gpu: $(STAMP)  ## kernels on this machine's GPU: their tests, then compute-sanitizer's memcheck and racecheck
 	@$(BIN)/python -c "import torch; raise SystemExit(not torch.cuda.is_available())" || \

@@ -1,0 +1,172 @@
+"""The experiments that wait for a GPU, the one list of them.
+
+To add one: a function of a module here that takes a `Setting` and raises where it fails, and an
+entry below with its seconds (two minutes at most; split what takes longer) and the files that its
+answer depends on.
+"""
+
+from tests.silicon.queue import Experiment
+
+COLLECTIVES = ("runtime/comm/*.py", "tests/silicon/setting.py", "tests/support/ranks.py")
+WORKER = (
+    *COLLECTIVES, "runtime/*.py", "runtime/train/*.py", "runtime/features/*.py",
+    "runtime/models/*.py", "runtime/sampling/*.py", "tests/support/plans.py",
+)  # fmt: skip
+TESTED = {
+    "gathers": ("features/test_gather_triton.py", "features/test_host_memory.py"),
+    "stores": ("features/test_device_store.py", "features/test_device_peers.py"),
+    "sampling_neighbor": (
+        "sampling/test_neighbor_triton.py", "sampling/test_neighbor_captured.py",
+        "sampling/test_neighbor_stack_device.py", "sampling/test_rng_triton.py",
+    ),
+    "sampling_layers": (
+        "sampling/test_layerwise_device.py", "sampling/test_segments_triton.py",
+        "sampling/test_labor_device.py", "sampling/test_locality_device.py",
+        "sampling/test_build_device.py", "sampling/test_device_topology.py",
+    ),
+    "models": (
+        "models/test_device_blocks.py", "models/test_aggregate_triton.py",
+        "fullgraph/test_forward.py", "test_rounding.py",
+    ),
+    "loaders": ("test_loader_device.py", "test_loader_device_bulk.py"),
+    "training": ("train/test_streams.py", "train/test_shared_device.py"),
+}  # fmt: skip
+"""Tests below tests/runtime whose kernels take the GPU that is here."""
+SANITIZED = ("features/test_gather_triton.py", "sampling/test_neighbor_triton.py")
+PARTS = {"gathers": 100.0, "sampling": 110.0, "epoch": 110.0, "sampling,curve": 120.0}
+"""Parts of the GPU benchmark, with their seconds."""
+
+
+def _collectives() -> list[Experiment]:
+    return [
+        Experiment(
+            name=f"nccl_{ranks}_ranks",
+            question=f"do {ranks} ranks on one GPU talk by NCCL, also with nothing to say?",
+            entry="tests.silicon.nccl:check_collectives",
+            seconds=90,
+            files=COLLECTIVES,
+            arguments=(("ranks", ranks),),
+        )
+        for ranks in (2, 4)
+    ]
+
+
+def _hosts() -> list[Experiment]:
+    asked = {
+        "train": ("the losses and rows of CPU ranks", False, False),
+        "validate": ("validation and test as on CPU ranks", True, False),
+        "resume": ("the losses of an undisturbed run", False, True),
+    }
+    return [
+        Experiment(
+            name=f"two_hosts_{name}",
+            question=f"two hosts of one GPU each under NCCL: {question}?",
+            entry="tests.silicon.hosts:train_on_hosts",
+            seconds=120,
+            files=WORKER,
+            arguments=(("ranks", 2), ("evaluate", evaluate), ("resume", resume)),
+        )
+        for name, (question, evaluate, resume) in asked.items()
+    ]
+
+
+def _peers() -> list[Experiment]:
+    files = (*COLLECTIVES, "runtime/features/shared_rows.py", "runtime/features/gather_triton.py")
+    return [
+        Experiment(
+            name="peer_opened_by_reader",
+            question="does a kernel read a peer's rows that were opened on the reader's device?",
+            entry="tests.silicon.peers:open_on_readers_device",
+            seconds=60,
+            files=files,
+        ),
+        Experiment(
+            name="peer_expandable_segments",
+            question="are rows shared while torch's allocator grows its segments?",
+            entry="tests.silicon.peers:share_expandable_segments",
+            seconds=60,
+            files=files,
+        ),
+    ]
+
+
+def _steps() -> list[Experiment]:
+    floors = [
+        Experiment(
+            name=f"step_floor_{precision}",
+            question=f"how long does a step take in {precision} when the host does nothing?",
+            entry="tests.silicon.step:find_floor",
+            seconds=90,
+            files=("runtime/models/*.py", "tests/support/plans.py"),
+            arguments=(("precision", precision),),
+        )
+        for precision in ("float32", "tf32", "bfloat16")
+    ]
+    return [
+        Experiment(
+            name="step_parts",
+            question="kernels, launches, copies and waits of one step",
+            entry="tests.silicon.step:count_step",
+            seconds=90,
+            files=WORKER,
+        ),
+        *floors,
+    ]
+
+
+def _probes() -> list[Experiment]:
+    return [
+        Experiment(
+            name=f"probe_{name}",
+            question=f"what does the GPU part of a {name} probe spend its seconds on?",
+            entry="tests.silicon.probing:time_probe",
+            seconds=seconds,
+            files=("planner/probe/gpu*.py", "runtime/features/gather_triton.py"),
+            arguments=(("quick", name == "quick"),),
+        )
+        for name, seconds in (("quick", 60.0), ("full", 120.0))
+    ]
+
+
+def _programs() -> list[Experiment]:
+    tests = [
+        Experiment(
+            name=f"tests_{name}",
+            question=f"tests of {name.replace('_', ', ')} with kernels on the GPU",
+            entry="tests.silicon.programs:run_tests",
+            seconds=120,
+            files=("runtime/**/*.py", *(f"tests/runtime/{path}" for path in paths)),
+            arguments=(("paths", tuple(f"tests/runtime/{path}" for path in paths)),),
+        )
+        for name, paths in TESTED.items()
+    ]
+    sanitized = [
+        Experiment(
+            name=f"{tool}_{path.split('test_')[1].removesuffix('.py')}",
+            question=f"compute-sanitizer's {tool} over {path}",
+            entry="tests.silicon.programs:run_tests",
+            seconds=120,
+            files=(f"runtime/{path.split('/')[0]}/*.py", f"tests/runtime/{path}"),
+            arguments=(("paths", (f"tests/runtime/{path}",)), ("tool", tool)),
+        )
+        for path in SANITIZED
+        for tool in ("memcheck", "racecheck")
+    ]
+    benchmarks = [
+        Experiment(
+            name=f"benchmark_{parts.replace(',', '_')}",
+            question=f"the GPU benchmark's {parts}",
+            entry="tests.silicon.programs:run_benchmark",
+            seconds=seconds,
+            files=("tests/benchmarks/gpu*.py", "runtime/**/*.py"),
+            arguments=(
+                ("name", "gpu"),
+                ("options", ("--parts", parts, "--budget-seconds", f"{seconds - 35:g}")),
+            ),
+        )
+        for parts, seconds in PARTS.items()
+    ]
+    return [*tests, *sanitized, *benchmarks]
+
+
+EXPERIMENTS = [*_collectives(), *_hosts(), *_peers(), *_steps(), *_probes(), *_programs()]

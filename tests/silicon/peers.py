@@ -1,0 +1,104 @@
+"""Rows of another process's GPU memory, opened with the reader's own device current.
+
+torch's rebuild of a shared tensor opens it in the owner's device context; with the reader's own
+index in its place the reader's kernels may address it, and no context is made on the owner's GPU.
+On one GPU both must return the same rows; on more this is what reading peers rests on.
+"""
+
+import os
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from runtime.comm.collectives import Communicator
+from tests.benchmarks.common import record
+from tests.silicon.setting import COLLECTIVE_SECONDS, Setting, run_sharing
+
+ROWS, WIDTH = 50_000, 100
+STORAGE_DEVICE = 6
+"""Place of the storage's device among the arguments of torch's rebuild of a CUDA tensor."""
+EXPANDABLE = "PYTORCH_CUDA_ALLOC_CONF"
+
+
+def open_on_readers_device(setting: Setting) -> None:
+    """Two processes read each other's rows by the runtime's kernel."""
+    run_sharing(setting, _peers, 2, join=False)
+
+
+def share_expandable_segments(setting: Setting) -> None:
+    """The runtime's own way, with torch's allocator growing segments in place."""
+    run_sharing(setting, _expandable, 2, join=False)
+
+
+def _join(rank: int) -> Communicator:
+    limit = timedelta(seconds=COLLECTIVE_SECONDS)
+    dist.init_process_group("gloo", rank=rank, world_size=2, timeout=limit)
+    return Communicator()
+
+
+def _rows(setting: Setting, rank: int) -> torch.Tensor:
+    count = 60 if setting.emulated else ROWS
+    rows = torch.arange(count, dtype=torch.float32, device=setting.device)[:, None]
+    return (rows + 1e6 * rank).expand(-1, WIDTH).contiguous()
+
+
+def _peers(setting: Setting, rank: int) -> None:
+    comm = _join(rank)
+    rows = _rows(setting, rank)
+    if setting.emulated:
+        _product_way(comm, rows, rank)
+    else:
+        from torch.multiprocessing.reductions import reduce_tensor
+
+        offers: list[Any] = comm.all_gather_objects(reduce_tensor(rows))
+        free_before = torch.cuda.mem_get_info()[0]
+        rebuild, arguments = offers[1 - rank]
+        assert arguments[STORAGE_DEVICE] == rows.device.index, arguments
+        changed = list(arguments)
+        changed[STORAGE_DEVICE] = torch.cuda.current_device()
+        peer: torch.Tensor = rebuild(*changed)
+        assert peer.device == rows.device
+        _gather(peer, setting.device, 1 - rank)
+        taken = free_before - torch.cuda.mem_get_info()[0]
+        if rank == 0:
+            record("memory_taken_by_opening", taken / 2**20, "MiB")
+        comm.barrier()
+        del peer
+        _product_way(comm, rows, rank)
+    comm.barrier()
+    dist.destroy_process_group()
+
+
+def _expandable(setting: Setting, rank: int) -> None:
+    os.environ[EXPANDABLE] = "expandable_segments:True"  # read at the first allocation
+    comm = _join(rank)
+    _product_way(comm, _rows(setting, rank), rank)
+    comm.barrier()
+    dist.destroy_process_group()
+
+
+def _product_way(comm: Communicator, rows: torch.Tensor, rank: int) -> None:
+    """What the feature store does: offer, map, gather."""
+    from runtime.features.shared_rows import share_rows
+
+    shared = share_rows(rows, [1 - rank], comm)
+    _gather(shared.peers[1 - rank], rows.device, 1 - rank)
+    comm.barrier()
+
+
+def _gather(peer: torch.Tensor, device: torch.device, owner: int) -> None:
+    """Gather rows of the peer by the runtime's kernel and compare every value."""
+    from runtime.features.gather_triton import DeviceRows, DeviceTable
+    from runtime.features.location import encode
+
+    held = peer.shape[0]
+    table = DeviceTable(
+        encode(np.zeros(held, np.uint8), np.arange(held)), {0: DeviceRows("peer", peer)}, device
+    )
+    ids = torch.randint(0, held, (min(held, 4096),), device=device)
+    out = torch.full((len(ids), peer.shape[1]), float("nan"), device=device)
+    table.gather(ids, out, table.new_counts())
+    assert torch.equal(out, (ids.float() + 1e6 * owner)[:, None].expand_as(out))

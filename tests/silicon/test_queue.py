@@ -1,0 +1,229 @@
+"""The queue for a GPU: what is due, in which order, how runs end; its entries run on cores."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.silicon import __main__ as command, nccl, peers, probing, queue, step
+from tests.silicon.experiments import EXPERIMENTS, TESTED
+from tests.silicon.queue import Experiment, Outcome, State
+from tests.silicon.setting import Setting
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    (tmp_path / "lab").mkdir()
+    for name in ("work.py", "data.txt"):
+        (tmp_path / "lab" / name).write_text(name)
+    return tmp_path
+
+
+def experiment(name: str = "one", seconds: float = 10.0) -> Experiment:
+    return Experiment(
+        name=name, question="?", entry="lab.work:run", seconds=seconds, files=("lab/*.txt",)
+    )
+
+
+def state_of(each: Experiment, root: Path) -> State:
+    return queue.read_state(each, root / "records", root)
+
+
+def finish(each: Experiment, root: Path, *, error: str = "", date: str = "") -> None:
+    outcome = Outcome([{"name": "rate", "value": 2.0, "unit": "GB/s"}], error, 1.0)
+    queue.write_record(state_of(each, root), outcome, device="toy", records=root / "records")
+    if date:
+        path = root / "records" / f"{each.name}.jsonl"
+        lines = [json.loads(line) | {"date": date} for line in path.read_text().splitlines()]
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+class TestDue:
+    def test_what_passed_is_due_again_once_a_file_changes_and_not_before(self, root: Path):
+        each = experiment()
+        assert queue.list_due([state_of(each, root)])
+        finish(each, root)
+        assert not queue.list_due([state_of(each, root)])
+        (root / "lab" / "data.txt").write_text("other")
+        assert state_of(each, root).reason == "files changed since"
+        (root / "lab" / "data.txt").write_text("data.txt")
+        (root / "lab" / "work.py").write_text("its own module counts too")
+        assert queue.list_due([state_of(each, root)])
+
+    def test_a_failure_stays_due_and_says_why(self, root: Path):
+        finish(experiment(), root, error="AssertionError: 3 for 4")
+        state = state_of(experiment(), root)
+        assert queue.list_due([state]) == [state]
+        assert state.reason == "failed: AssertionError: 3 for 4"
+
+    def test_arguments_are_part_of_what_passed(self, root: Path):
+        finish(experiment(), root)
+        assert not state_of(replace(experiment(), arguments=(("ranks", 4),)), root).passed
+
+    def test_never_passed_ones_come_first_then_the_oldest(self, root: Path):
+        names = ["new", "failed", "old", "older"]
+        new, failed, old, older = (experiment(name) for name in names)
+        finish(failed, root, error="no", date="2026-03-01")
+        finish(old, root, date="2026-02-01")
+        finish(older, root, date="2026-01-01")
+        (root / "lab" / "data.txt").write_text("other")
+        due = queue.list_due([state_of(each, root) for each in (old, failed, older, new)])
+        assert [state.experiment.name for state in due] == ["new", "failed", "older", "old"]
+
+    def test_a_pattern_without_files_is_refused(self, root: Path):
+        with pytest.raises(ValueError, match=r"expected files lab/\*\.cu, found none"):
+            queue.hash_files(replace(experiment(), files=("lab/*.cu",)), root)
+
+    def test_more_than_two_minutes_are_refused(self):
+        with pytest.raises(ValueError, match="split it"):
+            experiment(seconds=121)
+
+
+class TestRun:
+    def test_it_stops_in_time_and_keeps_the_rest_for_the_next(self, root: Path):
+        now = [0.0]
+
+        def run(each: Experiment, seconds: float) -> Outcome:
+            now[0] += seconds / 2
+            return Outcome([], "", seconds / 2)
+
+        each = [experiment("a", 40), experiment("b", 90), experiment("c", 60)]
+        verdicts, left = queue.run_queue(
+            [state_of(one, root) for one in each], seconds=100.0, device="toy",
+            records=root / "records", run=run, clock=lambda: now[0], say=lambda line: None,
+        )  # fmt: skip
+        assert len(verdicts) == 2  # b, of 90 s, does not fit into the 80 that a leaves
+        assert [state.experiment.name for state in left] == ["b"]
+        assert [state_of(one, root).passed for one in each] == [True, False, True]
+
+    def test_a_record_names_hash_commit_device_and_date(
+        self, root: Path, monkeypatch: pytest.MonkeyPatch
+    ):
+        monkeypatch.setenv(queue.COMMIT_VARIABLE, "abc1234")
+        finish(experiment(), root)
+        rate, verdict = map(json.loads, (root / "records/one.jsonl").read_text().splitlines())
+        assert rate["value"] == 2.0
+        assert verdict["passed"]
+        for line in (rate, verdict):
+            assert line["hash"] == state_of(experiment(), root).hash
+            assert (line["commit"], line["device"]) == ("abc1234", "toy")
+
+    @pytest.fixture
+    def at_work(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+        """A checkout whose `tests.silicon.one` does what its argument says."""
+        package = tmp_path / "tests" / "silicon"
+        package.mkdir(parents=True)
+        (package / "one.py").write_text(
+            "import subprocess, sys, time\n"
+            'print(\'{"name": "seen", "value": 1}\', flush=True)\n'
+            "if sys.argv[1] == 'fails': raise RuntimeError('the kernel lied')\n"
+            "if sys.argv[1] == 'hangs':\n"
+            "    child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
+            '    print(\'{"name": "child", "value": %d}\' % child.pid, flush=True)\n'
+            "    time.sleep(600)\n"
+        )
+        monkeypatch.setattr(queue, "ROOT", tmp_path)
+        return tmp_path
+
+    def test_an_error_is_the_last_line_it_said_and_its_lines_are_kept(self, at_work: Path):
+        assert queue.run_process(experiment("works"), 60).error == ""
+        outcome = queue.run_process(experiment("fails"), 60)
+        assert outcome.error == "RuntimeError: the kernel lied"
+        assert outcome.lines == [{"name": "seen", "value": 1}]
+
+    def test_one_that_hangs_is_ended_with_its_children(self, at_work: Path):
+        outcome = queue.run_process(experiment("hangs"), 3.0)
+        assert outcome.error.startswith("took longer than 3 s")
+        child = next(line["value"] for line in outcome.lines if line["name"] == "child")
+        for _ in range(100):
+            if not Path(f"/proc/{child}").exists() or _is_zombie(child):
+                return
+            time.sleep(0.05)
+        pytest.fail(f"process {child} lives on")
+
+
+def _is_zombie(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().split(")")[1].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+class TestCommand:
+    @pytest.fixture(autouse=True)
+    def records(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+        monkeypatch.setattr(command, "RECORDS", tmp_path)
+        return tmp_path
+
+    def test_without_a_gpu_it_says_so_and_runs_nothing(
+        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ):
+        monkeypatch.setattr(command, "name_gpu", lambda: "")
+        assert command.main(["--seconds", "5"]) == 1
+        assert "expected a GPU that torch can use, found none" in capsys.readouterr().err
+
+    def test_todo_lists_what_is_due(self, capsys: pytest.CaptureFixture[str]):
+        assert command.main(["--todo"]) == 0
+        assert capsys.readouterr().out.splitlines()[-1].endswith("s at most")
+
+    def test_a_log_is_spread_over_the_records_and_a_foreign_one_refused(
+        self, records: Path, capsys: pytest.CaptureFixture[str]
+    ):
+        log = records / "log"
+        log.write_text('{"record": "probe_full", "name": "x", "value": 1}\n')
+        assert command.main(["--take", str(log)]) == 0
+        assert json.loads((records / "probe_full.jsonl").read_text()) == {"name": "x", "value": 1}
+        log.write_text('{"record": "../../evil", "name": "x"}\n')
+        assert command.main(["--take", str(log)]) == 2
+        assert "expected records of the queue" in capsys.readouterr().err
+
+
+class TestEntries:
+    def test_names_are_unique_and_every_pattern_names_files(self):
+        assert len({each.name for each in EXPERIMENTS}) == len(EXPERIMENTS)
+        for each in EXPERIMENTS:
+            assert queue.hash_files(each)
+
+    def test_every_test_that_takes_a_gpu_is_in_the_queue_once(self):
+        folder = queue.ROOT / "tests" / "runtime"
+        found = {
+            path.relative_to(folder).as_posix()
+            for path in folder.rglob("test_*.py")
+            if any(word in path.read_text() for word in ("kernel_device", "cuda.is_available"))
+        }
+        listed = [path for paths in TESTED.values() for path in paths]
+        assert sorted(listed) == sorted(found)
+
+    def test_the_floor_and_the_parts_of_a_step_are_found_on_cores(
+        self, capsys: pytest.CaptureFixture[str]
+    ):
+        step.find_floor(Setting(emulated=True), precision="bfloat16")
+        step.count_step(Setting(emulated=True))
+        lines = queue.parse_lines(capsys.readouterr().out)
+        names = {line["name"] for line in lines}
+        assert {"floor_bfloat16", "step_kernels", "step_waits", "step_gpu_seconds"} <= names
+
+    def test_a_probe_is_timed_by_kind_of_work(self, capsys: pytest.CaptureFixture[str]):
+        probing.time_probe(Setting(emulated=True), quick=True)
+        lines = queue.parse_lines(capsys.readouterr().out)
+        assert {"probe_copy_host", "probe_gather_own"} <= {line["name"] for line in lines}
+        assert lines[-1]["gpus"] == 1
+
+    @pytest.mark.distributed
+    def test_ranks_that_share_a_device_run_on_cores(self):
+        nccl.check_collectives(Setting(emulated=True), ranks=2)
+        peers.open_on_readers_device(Setting(emulated=True))
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize(
+        "name", ["two_hosts_validate", "two_hosts_resume", "peer_expandable_segments"]
+    )
+    def test_longer_ones_run_on_cores(self, name: str):
+        program = [sys.executable, "-m", "tests.silicon.one", name, "--emulate"]
+        done = subprocess.run(program, cwd=queue.ROOT, env=dict(os.environ), capture_output=True)
+        assert done.returncode == 0, done.stderr.decode()[-2000:]
