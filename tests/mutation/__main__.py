@@ -10,6 +10,7 @@ where it was stopped. `--only survived` runs those again whose last result is th
 
 import argparse
 import json
+import signal
 import subprocess
 import sys
 import tempfile
@@ -37,6 +38,7 @@ def main() -> int:
     running.add_argument("--seconds", type=float, default=SECONDS, help="of tests for a fault")
     running.add_argument("--only", help="faults whose last result is this, once more")
     given = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what was started ends with it
     if given.command == "draw":
         mutants, lines = draw_mutants(ROOT, given.seed, given.count)
         head = {"seed": given.seed, "commit": commit(), "lines": lines}

@@ -37,6 +37,41 @@ def test_an_earlier_folder_is_handed_back_whole(
     assert sorted(p.name for p in tmp_path.iterdir()) == sorted([earlier.name, "name"])
 
 
+@pytest.mark.parametrize("exchange", [True, False])
+def test_all_of_a_folder_is_on_the_disk_before_it_has_its_name_and_then_the_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exchange: bool
+) -> None:
+    """Order of the calls that a power cut could come between."""
+    target = tmp_path / "name"
+    take_name(made(tmp_path, "one"), target)
+    new = made(tmp_path, "two")
+    (new / "deep" / "er").mkdir(parents=True)
+    (new / "deep" / "er" / "b").write_text("b")
+    named = {path.stat().st_ino: path.name for path in [tmp_path, new, *new.rglob("*")]}
+    calls: list[str] = []
+    sync, rename, swap = os.fsync, os.rename, folders._exchanged
+
+    def fsync(descriptor: int) -> None:
+        calls.append(named[os.fstat(descriptor).st_ino])
+        sync(descriptor)
+
+    def renamed(old: Path, name: Path) -> None:
+        rename(old, name)  # the name is taken where this returns
+        calls.append("the name")
+
+    def exchanged(one: Path, other: Path) -> bool:
+        calls.append("the name")
+        return exchange and swap(one, other)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(os, "rename", renamed)
+    monkeypatch.setattr(folders, "_exchanged", exchanged)
+    take_name(new, target)
+    first, last = calls.index("the name"), len(calls) - calls[::-1].index("the name")
+    assert sorted(calls[:first]) == sorted([new.name, "a", "deep", "er", "b"])
+    assert calls[last:] == [tmp_path.name]
+
+
 def test_an_empty_folder_is_taken(tmp_path: Path) -> None:
     (tmp_path / "name").mkdir()
     assert take_name(made(tmp_path, "one"), tmp_path / "name") is None

@@ -1,5 +1,6 @@
 """What cooperative batches are predicted to send, against what the runtime counts itself."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,6 +27,7 @@ from runtime.sampling.cooperative_exchange import expected_remote_fraction
 from runtime.stages import Stage
 from tests.support.cooperative import make_cooperative_plan, open_rank
 from tests.support.inprocess import run_in_process
+from tests.support.profiles import batch_profile, exactly
 
 BATCH, HIDDEN, WIDTH_BYTES = 256, 8, 64
 Dialect = Literal["first_seen", "every_hop"]
@@ -129,6 +131,23 @@ def test_a_part_as_a_batch_has_room_for_remote_rows_and_the_hash(small_graph: Gr
     assert found.vertices[0].mean == BATCH / 2
     assert found.edges[0].mean == whole.edges[0].mean / 2
     assert found.vertices[-1].std > whole.vertices[-1].std / 2
+
+
+@pytest.mark.parametrize("ranks", [2, 8])
+def test_a_rank_is_dealt_as_much_more_or_less_as_a_hash_deals(ranks: int) -> None:
+    total, rng = 10_000, np.random.default_rng(ranks)
+    dealt = rng.binomial(total, 1 / ranks, 100_000)  # each edge goes to any rank
+    even = exactly(float(total))
+    batch = replace(batch_profile(1000), edges=[even] * 2, vertices=[even] * 3)
+    part = Part(own=[total / ranks] * 3, edges=[total / ranks] * 2, remote=[0.0] * 2,
+                asked=[0.0] * 2, drawn=[0.0] * 2, expanded=[0.0] * 2)  # fmt: skip
+    found = part_profile(batch, part)
+    for spread in (*found.edges, *found.vertices[:-1]):
+        assert spread.mean == pytest.approx(dealt.mean(), rel=1e-3)
+        assert spread.std == pytest.approx(dealt.std(), rel=0.02)
+        high = float(np.quantile(dealt, 0.99)) - spread.mean
+        assert spread.p99 - spread.mean == pytest.approx(high, rel=0.05)
+        assert spread.largest >= spread.p99
 
 
 def test_stacks_hold_no_more_rows_than_their_batches(small_graph: Graph) -> None:

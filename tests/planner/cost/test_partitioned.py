@@ -1,5 +1,6 @@
 """What a grid is predicted to send while it samples, against what its ranks count themselves."""
 
+from dataclasses import MISSING, fields, replace
 from typing import Any
 
 import numpy as np
@@ -7,10 +8,11 @@ import pytest
 
 from planner.candidate import Candidate
 from planner.cost.matrix import link_words, probability_seconds, replications
-from planner.cost.partitioned import Fetched, fetched, grid_parts, sent_bytes
+from planner.cost.partitioned import Fetched, fetched, grid_parts, grid_rank, sent_bytes
+from planner.cost.rank_seconds import RankSeconds
 from planner.profiling.draw import drawer
 from planner.profiling.sharing import stack_profile
-from planner.workload import StackProfile
+from planner.workload import BatchProfile, StackProfile
 from runtime.comm.grid import open_grid
 from runtime.graph.dataset import Graph
 from runtime.plan import GraphRef, Sampler, Threads, Workload
@@ -20,7 +22,10 @@ from runtime.sampling.matrix_stack import Request
 from runtime.sampling.neighbor import NeighborSampler
 from runtime.sampling.seeds import SeedSchedule
 from runtime.stages import Stage
+from tests.planner.cost.by_hand import GRAPH
 from tests.support.inprocess import run_in_process
+from tests.support.machines import machine
+from tests.support.profiles import batch_profile, exactly
 
 BATCH, FANOUTS = 100, [6, 4]
 
@@ -113,3 +118,38 @@ def test_stages_one_after_another_are_never_faster_so_plans_take_one_shot(ranks:
             )  # fmt: skip
             if copies * copies <= ranks:
                 assert at_once <= staged * (1 + 1e-12)
+
+
+def grid_sample(copies: int, batch: BatchProfile) -> float:
+    """Seconds of `sample` on 4 ranks of one host, of a rank that samples alone in 10 ms."""
+    found = Fetched(rows=[40.0, 80.0], entries=[400.0, 900.0], batches=float(copies), steps=1.0)
+    one = replace(candidate(4, copies, 1), hosts=1)
+    stages = [f.name for f in fields(RankSeconds) if f.type is float and f.default is MISSING]
+    seconds: dict[str, Any] = {**dict.fromkeys(stages, 0.0), "sample": 10e-3}
+    base = RankSeconds(**seconds, spreads={"sample": 0.0}, provenance={"sample": "measured"})
+    return grid_rank(base, one, GRAPH, batch, found, machine()).sample
+
+
+@pytest.mark.parametrize("copies", [1, 2, 4])
+def test_every_copy_but_its_own_adds_a_ranks_inner_hops(copies: int) -> None:
+    # The first hop of 4,000 vertices has 5,000 edges: 10 ns an edge and 50 ns a vertex of the
+    # machine by hand. The outermost hop is a rank's own, whatever its size.
+    batch = batch_profile(1000)
+    wide = replace(batch, edges=[batch.edges[0], exactly(1e6)])
+    none = replace(batch, edges=[exactly(0.0), batch.edges[1]],
+                   vertices=[batch.vertices[0], exactly(0.0), batch.vertices[2]])  # fmt: skip
+    inner = 5_000 * 10e-9 + 4_000 * 50e-9
+    added = grid_sample(copies, batch) - grid_sample(copies, none)
+    assert added == pytest.approx((copies - 1) * inner, abs=1e-12)
+    assert grid_sample(copies, wide) == grid_sample(copies, batch)
+
+
+def test_seconds_of_a_stack_by_hand() -> None:
+    # Without copies: 10 ms alone, 120 rows asked at 50 ns, 1,300 entries of 4 bytes copied 4 times
+    # at 5 GB/s, and per hop four exchanges of 1 ms (counts, ids, lengths, columns).
+    alone = 10e-3 + 120 * 50e-9 + 1300 * 4 * 4 / 5e9 + 2 * 4 * 1e-3
+    assert grid_sample(1, batch_profile(1000)) == pytest.approx(alone)
+    # Two copies: entries are copied 3 times, two more exchanges a hop, and one more inner hop.
+    inner = 5_000 * 10e-9 + 4_000 * 50e-9
+    twice = 10e-3 + inner + 120 * 50e-9 + 1300 * 4 * 3 / 5e9 + 2 * 6 * 1e-3
+    assert grid_sample(2, batch_profile(1000)) == pytest.approx(twice)

@@ -17,6 +17,12 @@ def drawn(num_batches: int, seed: int) -> list[np.ndarray]:
     return [rng.permutation(np.flatnonzero(rng.random(NODES) < LAW)) for _ in range(num_batches)]
 
 
+def frequencies(batches: list[np.ndarray]) -> np.ndarray:
+    """Share of the batches that hold each row."""
+    counts = np.bincount(np.concatenate(batches), minlength=NODES)
+    return (counts / len(batches)).astype(np.float32)
+
+
 def simulated(batches: list[np.ndarray], num_slots: int, warm: int) -> float:
     cache, touched, hits = SlowLru(num_slots), 0, 0
     for step, ids in enumerate(batches):
@@ -41,10 +47,7 @@ def test_counted_sequences_give_the_hit_rate_of_a_cache(num_slots: int) -> None:
 
 @pytest.mark.parametrize("num_slots", [20, 60, 150])
 def test_frequencies_of_few_batches_do_not_flatter(num_slots: int) -> None:
-    counts = np.zeros(NODES, np.float32)
-    for ids in drawn(32, 3):
-        counts[ids] += 1
-    found = rate(of_frequencies(counts / np.float32(32), 32, {"host": None}), num_slots)
+    found = rate(of_frequencies(frequencies(drawn(32, 3)), 32, {"host": None}), num_slots)
     assert found == pytest.approx(lru_hit_rate(LAW, num_slots), abs=0.03)
 
 
@@ -119,6 +122,10 @@ def test_a_curve_of_independent_batches_goes_on_by_frequencies() -> None:
         assert m.size == 40 > reach
         assert m[:reach] == pytest.approx(counted.misses[kind])
         assert (np.diff(m[reach:]) <= 1e-9).all()
+        # By frequencies alone the curve would go on lower or higher than it was counted.
+        further = of_frequencies(frequencies(batches), 40, sources).misses[kind]
+        assert m[reach:] * further[reach - 1] == pytest.approx(further[reach:] * m[reach - 1])
+        assert kind == "host" or further[reach - 1] != pytest.approx(m[reach - 1], rel=0.02)
     # 150 rows are the footprint of more batches than the counted half looks at.
     few = drawn(10, 7)
     assert of_batches(few, NODES, {"host": None}).hits(150)[1]

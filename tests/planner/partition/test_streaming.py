@@ -1,5 +1,6 @@
 """Tests for planner/partition/streaming.py, balance.py and pagraph.py."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -9,9 +10,9 @@ from planner.errors import SettingsError
 from planner.partition.balance import repair_balance
 from planner.partition.pagraph import pagraph_parts
 from planner.partition.partition import partition
-from planner.partition.problem import Balance, make_problem
+from planner.partition.problem import Balance, Problem, make_problem
 from planner.partition.quality import measure_quality
-from planner.partition.streaming import ldg_parts
+from planner.partition.streaming import fennel_parts, ldg_parts
 from planner.placement.baselines import pagraph_score
 from tests.planner.partition.graphs import csc, random_csc, ring_of_cliques
 
@@ -57,6 +58,65 @@ def test_first_pass_of_ldg_by_hand(monkeypatch: pytest.MonkeyPatch):
     indptr, indices = csc(4, [(0, 1), (1, 2), (2, 3)])
     problem = make_problem(indptr, indices, parts=2, balance=Balance(nodes=0.01))
     assert ldg_parts(problem).tolist() == [0, 0, 1, 1]
+
+
+def ldg_score(problem: Problem, near: int, filled: float) -> float:
+    """Stanton and Kliot: neighbours in the part, by the share of its capacity that is free."""
+    return near * (1 - filled)
+
+
+def fennel_score(problem: Problem, near: int, filled: float) -> float:
+    """Tsourakakis et al., exponent 1.5: less the derivative of a * sum of loads^1.5."""
+    n, p, m = problem.num_nodes, problem.num_parts, problem.num_edges / 2  # both ends store it
+    alpha = np.sqrt(p) * m / n**1.5
+    return near - alpha * 1.5 * np.sqrt(filled * n / p)
+
+
+def streamed(problem: Problem, score: Callable[..., float], slack: float) -> list[int]:
+    """Node by node, with every load counted anew, for three rounds.
+
+    Loads are the parts' largest over their share, `slack` times as large for LDG's capacity.
+    """
+    n, size, parts = problem.num_nodes, problem.num_parts, [-1] * problem.num_nodes
+    amounts = np.stack([np.ones(n), problem.training, np.diff(problem.indptr)])
+    balanced = [c for c in range(3) if np.isfinite(problem.limits[c, 0]) and amounts[c].sum() > 0]
+    # Scores that tie are told apart by their last bit, so loads are multiplied here too.
+    with np.errstate(divide="ignore"):
+        per_load = 1 / (amounts.sum(axis=1)[:, None] * problem.shares) / slack
+    for v in list(range(n)) * 3:
+        near = [parts[u] for u in problem.indices[problem.indptr[v] : problem.indptr[v + 1]]]
+        parts[v] = -1
+        held = np.array([amounts[:, np.equal(parts, p)].sum(axis=1) for p in range(size)]).T
+        filled = [max(held[c, p] * per_load[c, p] for c in balanced) for p in range(size)]
+        counted = [c for c in balanced if amounts[c, v] > 0]
+        room = [
+            p
+            for p in range(size)
+            if all(held[c, p] + amounts[c, v] <= problem.limits[c, p] for c in counted)
+        ]
+        scores = {p: score(problem, near.count(p), filled[p]) for p in room} or {
+            p: -filled[p] for p in range(size)
+        }
+        parts[v] = max(scores, key=lambda p: (scores[p], -filled[p], -p))
+    return parts
+
+
+@pytest.mark.parametrize("weights", [(1, 1, 1), (1, 2, 3, 1)])
+@pytest.mark.parametrize("seed", range(4))
+def test_streams_follow_the_published_rules_node_by_node(seed: int, weights: tuple[int, ...]):
+    indptr, indices = random_csc(60, 200 + 100 * seed, seed)
+    training = np.random.default_rng(seed).random(60) < 0.3
+    for mask, balance in ((training, Balance(nodes=0.3, training=0.3, edges=0.3)),
+                          (None, Balance(nodes=0.4))):  # fmt: skip
+        problem = make_problem(
+            indptr, indices, parts=len(weights), training=mask, weights=weights, balance=balance
+        )
+        assert balance.nodes is not None
+        ldg = streamed(problem, ldg_score, 1 + balance.nodes)
+        assert ldg_parts(problem).tolist() == ldg
+        fennel = streamed(problem, fennel_score, 1.0)
+        assert fennel_parts(problem).tolist() == fennel
+        assert ldg != fennel
 
 
 @pytest.mark.parametrize("seed", range(10))

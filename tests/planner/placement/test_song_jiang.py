@@ -219,6 +219,20 @@ class TestBestOf:
             star = score(swap(p, n, b, alpha_star(costs, n)), p, costs).mean_seconds
             assert star <= min(v.mean_seconds for v in placement.variants) + 1e-9 * (1 + star)
 
+    def test_each_variant_scores_what_its_rule_scores(self):
+        rng = np.random.default_rng(15)
+        for _ in range(60):
+            n, num_nodes = int(rng.integers(2, 6)), int(rng.integers(20, 60))
+            p, b = random_hotness(rng, num_nodes), int(rng.integers(1, 12))
+            costs = costs_of(float(rng.uniform(0.1, 0.9)))
+            found = {v.name: v for v in best_of(p, costs, n, b).variants}
+            thresholds = {"alpha": alpha(costs), "alpha*": alpha_star(costs, n)}
+            for name, threshold in thresholds.items():
+                rule = score(swap(p, n, b, threshold), p, costs)
+                variant = found[f"algorithm 1, {name}"]
+                assert variant.max_seconds == pytest.approx(rule.max_seconds)
+                assert variant.mean_seconds == pytest.approx(rule.mean_seconds)
+
     @pytest.mark.parametrize("peer", [1.0, 1.5, np.inf])
     def test_a_peer_no_faster_than_the_host_means_replication(self, peer):
         # formulas [C3] and 6.6.7: at alpha = 2 the alpha* formula would partition fully

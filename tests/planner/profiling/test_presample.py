@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from planner.cost.disk import counted_runs
 from planner.profiling import presample as presample_module
 from planner.profiling.batches import interpolated
+from planner.profiling.draw import last_batch
 from planner.profiling.model_seconds import batch_shape
 from planner.profiling.presample import MOST_BATCHES, presample
 from planner.profiling.synthetic import BatchShape, synthetic_batch, synthetic_links
@@ -18,6 +20,8 @@ from runtime.graph.generate_typed import generate_typed
 from runtime.loader_typed import typed_sampler
 from runtime.plan import Links, Sampler, Workload
 from runtime.sampling.minibatch import Dialect
+from runtime.sampling.neighbor import NeighborSampler
+from runtime.sampling.seeds import SeedSchedule
 
 SAMPLED = Workload(fanouts=[5, 3], batch_size=100, seed=1)
 
@@ -73,6 +77,34 @@ def test_neighbours_with_neighbouring_ids_take_fewer_requests(small_graph: Graph
         found.append((batch.disk_requests, batch.disk_bytes))
     assert found[0][0] < 0.5
     assert found[1] == pytest.approx((1.0, 1.0), abs=0.1)
+
+
+@pytest.mark.parametrize("links", [False, True])
+def test_no_batch_of_training_is_profiled(
+    small_graph: Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, links: bool
+) -> None:
+    """Neither its seeds nor its neighbours: all are drawn for epochs that nothing trains."""
+    epochs: set[int] = set()
+
+    def recorded(kind: type, name: str, at: int) -> None:
+        inner = getattr(kind, name)
+
+        def outer(*args: Any, **kwargs: Any) -> Any:
+            epochs.add(kwargs["epoch"] if "epoch" in kwargs else args[at])
+            return inner(*args, **kwargs)
+
+        monkeypatch.setattr(kind, name, outer)
+
+    recorded(SeedSchedule, "share", 1)
+    recorded(NeighborSampler, "sample", 2)
+    graph = small_graph
+    if links:
+        graph = generate_links(tmp_path / "g", num_nodes=300, degree=8, feature_dim=4, seed=0)
+    work = replace(SAMPLED, batch_size=graph.num_train // 4 - 1)
+    presample(graph, work, Sampler(), 2)
+    last_batch(graph, work, Sampler(), 1)
+    assert len(epochs) > 1  # more batches than one epoch has
+    assert min(epochs) >= 1_000_000
 
 
 def test_every_hop_blocks_are_counted_block_by_block(small_graph: Graph) -> None:

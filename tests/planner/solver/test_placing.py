@@ -10,7 +10,7 @@ from planner.candidate import RankRows
 from planner.cost.budget import Budgets
 from planner.cost.model import fixed_parts, predict, row_bytes
 from planner.solver.cooperative import place_shared
-from planner.solver.placing import Capacity, code_bytes, memories_of
+from planner.solver.placing import Capacity, code_bytes, memories_of, place_rows
 from tests.planner.cost.by_hand import GRAPH, NODES, candidate, request
 from tests.support.placing import rows_placed
 from tests.support.profiles import hotness
@@ -60,6 +60,23 @@ def test_an_owner_reads_its_neighbouring_rows_of_a_shared_batch_together() -> No
     apart[::200] = 1.0
     for rank in shared_rows(apart):
         assert rank.disk_requests == pytest.approx(1.0)
+
+
+def test_a_placement_is_scored_on_the_half_that_it_was_not_chosen_on() -> None:
+    # The first half read the first quarter of the rows, the second half the next one, and both the
+    # third; there is room for a quarter. What is chosen on one half is read no more in the other.
+    at, room = np.arange(NODES) * 4 // NODES, Capacity(own_rows=NODES // 4, host_rows=None)
+    law = {"first_half": (0.9, 0.0, 0.1, 0.0), "second_half": (0.0, 0.9, 0.1, 0.0)}
+    halves = {name: np.array(p, np.float32)[at] for name, p in law.items()}
+    hot = replace(hotness(1000, np.full(NODES, 0.2)), **halves)
+    one = replace(candidate(), policy="degree")
+    asked = request()
+    memories = replace(memories_of(asked, one, hot, shared_host=True), room=room)
+    for policy, share in (("song-jiang", 0.0), ("degree", 0.1)):
+        # In-degrees say the same in both halves: the third quarter, a tenth of the reads of each.
+        degrees = np.array([0, 0, 9, 0])[at]
+        found = place_rows(asked, replace(one, policy=policy), hot, memories, out_degree=degrees)
+        assert found.rows.ranks[0].shares.get("own", 0.0) == pytest.approx(share)
 
 
 def test_buffers_for_the_rows_of_peers_come_out_of_a_ranks_own() -> None:

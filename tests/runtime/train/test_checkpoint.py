@@ -38,6 +38,14 @@ def test_the_last_k_are_kept_and_nothing_else_is_removed(tmp_path: Path) -> None
     assert sorted(p.suffix for p in tmp_path.iterdir()) == [".pt", ".pt", ".txt"]
 
 
+@pytest.mark.parametrize("keep", [1, 3])
+def test_training_that_goes_on_keeps_as_many_as_were_asked_for(tmp_path: Path, keep: int) -> None:
+    for step in range(1, 6):
+        save_checkpoint(tmp_path, step, state_of(step), keep=keep)
+        steps = [int(path.name[11:21]) for path in list_checkpoints(tmp_path)]
+        assert steps == list(range(max(1, step - keep + 1), step + 1))
+
+
 @pytest.mark.parametrize("damage", ["truncated", "flipped", "empty"])
 def test_a_damaged_newest_checkpoint_falls_back_to_the_one_before(
     tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture
