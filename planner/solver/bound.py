@@ -57,6 +57,7 @@ def lower_bound(
     Example:
         Two GPUs of one row each; both keep row 0 and read row 1 from the host, or deal them:
 
+        >>> import numpy as np
         >>> costs = RowCosts(local=0.0, peer=0.5, host=1.0)
         >>> round(lower_bound(np.array([1.0, 0.4]), costs, 1, 2), 6)
         0.35

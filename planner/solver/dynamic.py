@@ -102,7 +102,8 @@ def missed_law(p: NDArray[np.float32], rows: float) -> NDArray[np.float32]:
 
     Source: formulas.md 8.7 [A7], the characteristic time of an LRU cache.
 
-    >>> missed_law(np.array([0.5, 0.0, 0.1], np.float32), 0.215).round(3).tolist()  # tau = 2
+    >>> found = missed_law(np.array([0.5, 0.0, 0.1], np.float32), 0.206)  # tau = 2
+    >>> [round(float(chance), 3) for chance in found]
     [0.125, 0.0, 0.081]
     """
     total = float(p.sum(dtype=np.float64))
