@@ -12,7 +12,7 @@ import statistics
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 from planner.workload import AfterWait, Beside, Handing
@@ -193,7 +193,7 @@ def _after(before: Callable[[], object], work: Work) -> float:
 def _beside(
     work: Work,
     step: Callable[[], object],
-    loader: ThreadPoolExecutor,
+    loader: Executor,
     alone: float,
     *,
     begun: Work | None,

@@ -2,7 +2,6 @@
 
 import os
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -35,11 +34,21 @@ from runtime.features.disk import Disk
 from runtime.graph.dataset import Graph
 from runtime.plan import Sampler, Workload
 from runtime.sampling.minibatch import MiniBatch
+from tests.support.clock import FairLock, Simulation
 
 
-def pause(seconds: float) -> float:
-    """Sleeps, and says for how long."""
-    return seconds_of(lambda: time.sleep(seconds))
+@pytest.fixture
+def simulated(monkeypatch: pytest.MonkeyPatch) -> Simulation:
+    """Time and threads of the module, simulated."""
+    simulation = Simulation()
+    monkeypatch.setattr(loader_seconds, "time", simulation)
+    monkeypatch.setattr(loader_seconds, "ThreadPoolExecutor", simulation.executor)
+    return simulation
+
+
+def lasting(simulation: Simulation, seconds: float) -> Callable[[], float]:
+    """Work that takes so many seconds and says so."""
+    return lambda: seconds_of(lambda: simulation.sleep(seconds))
 
 
 def room(graph: Graph, batches: list[np.ndarray]) -> np.ndarray:
@@ -47,24 +56,25 @@ def room(graph: Graph, batches: list[np.ndarray]) -> np.ndarray:
     return room_for(graph, batches, least_rows=1)
 
 
-def test_work_between_steps_is_timed_alone() -> None:
+def test_work_between_steps_is_timed_alone(simulated: Simulation) -> None:
     order: list[str] = []
 
     def work() -> float:
         order.append("work")
-        return pause(0.002)
+        return lasting(simulated, 0.002)()
 
     def step() -> None:
         order.append("step")
-        time.sleep(0.001)
+        simulated.sleep(0.001)
 
     found = in_turns(work, step)
-    assert found.work >= 0.002
-    assert 0.001 <= found.step < found.work
+    assert (found.work, found.step) == (pytest.approx(0.002), pytest.approx(0.001))
     assert order == ["step", "work"] * (WARM_TURNS + TIMED_BATCHES)
 
 
-def test_what_a_loader_does_before_is_done_between_and_is_not_timed() -> None:
+def test_what_a_loader_does_before_is_done_between_and_is_not_timed(
+    simulated: Simulation,
+) -> None:
     order: list[str] = []
 
     def work() -> float:
@@ -73,72 +83,64 @@ def test_what_a_loader_does_before_is_done_between_and_is_not_timed() -> None:
 
     def step() -> None:
         order.append("step")
+        simulated.sleep(0.001)
 
     found = in_turns(work, step, lambda: order.append("before"))
     assert order[:6] == ["step", "before", "work"] * 2
     assert found.work == 0.5
-    order.clear()
-    beside = all_beside(
-        {"gather": work}, step, {}, alone={"gather": 0.25}, before={"gather": lambda: pause(0.002)}
-    )
-    assert beside["gather"].work == 2.0
+    lasts = lasting(simulated, 0.5)
+    before = {"gather": lasting(simulated, 0.002)}
+    beside = all_beside({"gather": lasts}, step, {}, alone={"gather": 0.25}, before=before)
+    assert beside["gather"].work == pytest.approx(2.0)
 
 
-def test_long_steps_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loader_seconds, "TURNS_SECONDS", 0.03)
+def test_long_steps_are_few(simulated: Simulation) -> None:
     steps: list[int] = []
 
     def step() -> None:
         steps.append(1)
-        time.sleep(0.02)
+        simulated.sleep(loader_seconds.TURNS_SECONDS / 2)
 
     in_turns(lambda: 0.0, step)
     assert len(steps) == WARM_TURNS + LEAST_BATCHES
 
 
-class FairLock:
-    """A lock that is given to who has waited longest, whatever else the machine does."""
-
-    def __init__(self) -> None:
-        self._changed = threading.Condition()
-        self._next = self._now = 0
-
-    def __enter__(self) -> None:
-        with self._changed:
-            mine = self._next
-            self._next += 1
-            self._changed.wait_for(lambda: self._now == mine)
-
-    def __exit__(self, *_: object) -> None:
-        with self._changed:
-            self._now += 1
-            self._changed.notify_all()
-
-
-def test_work_that_wants_the_same_lock_slows_steps_down_and_is_slowed_down() -> None:
-    lock = FairLock()
+def test_work_that_wants_the_same_lock_slows_steps_down_and_is_slowed_down(
+    simulated: Simulation,
+) -> None:
+    lock = FairLock(simulated)
 
     def held() -> float:
-        start = time.perf_counter()
+        start = simulated.perf_counter()
         with lock:
-            time.sleep(0.02)
-        return time.perf_counter() - start
+            simulated.sleep(0.002)
+        return simulated.perf_counter() - start
 
     # Each waits for the other one's turn: twice as slow.
-    found = all_beside({"lock": held}, held, {}, alone={"lock": 0.02})["lock"]
-    assert found.step > 1.3
-    assert found.work > 1.3
+    found = all_beside({"lock": held}, held, {}, alone={"lock": 0.002})["lock"]
+    assert found.step == pytest.approx(2.0)
+    assert found.work == pytest.approx(2.0)
 
 
-def test_work_is_held_against_what_it_takes_between_steps() -> None:
-    works = {"slower": lambda: 3e-3, "faster": lambda: 1e-3}
+def test_work_that_wants_nothing_of_the_steps_slows_nothing_down(simulated: Simulation) -> None:
+    step = lasting(simulated, 0.003)
+    work = {"own core": lasting(simulated, 0.002)}
+    found = all_beside(work, step, {}, alone={"own core": 0.002})["own core"]
+    assert (found.step, found.work) == (pytest.approx(1.0), pytest.approx(1.0))
+
+
+def test_work_is_held_against_what_it_takes_between_steps(simulated: Simulation) -> None:
+    works = {"slower": lasting(simulated, 3e-3), "faster": lasting(simulated, 1e-3)}
     alone = dict.fromkeys(works, 2e-3)
-    found = all_beside(works, lambda: time.sleep(0.001), {}, alone=alone)
+    found = all_beside(works, lasting(simulated, 0.001), {}, alone=alone)
     assert found["slower"].work == pytest.approx(1.5)
     assert found["faster"].work == pytest.approx(0.5)
 
 
-def test_each_kind_has_a_thread_of_its_own_which_keeps_to_the_cores_of_that_kind() -> None:
+def test_each_kind_has_a_thread_of_its_own_which_keeps_to_the_cores_of_that_kind(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(loader_seconds, "STRETCH_SECONDS", 0.005)
     cores = usable_core_ids()[-1:]
     seen: dict[str, set[tuple[int, tuple[int, ...]]]] = {"one": set(), "two": set()}
     here: set[int] = set()
@@ -146,18 +148,16 @@ def test_each_kind_has_a_thread_of_its_own_which_keeps_to_the_cores_of_that_kind
     def work(kind: str) -> Callable[[], float]:
         def run() -> float:
             seen[kind].add((threading.get_ident(), tuple(usable_core_ids())))
-            return pause(0.001)
+            return 0.001
 
         return run
 
     def step() -> None:
         here.add(threading.get_ident())
-        time.sleep(0.001)
 
     before = usable_core_ids()
     works = {kind: work(kind) for kind in seen}
-    found = all_beside(works, step, {"two": cores}, alone=dict.fromkeys(works, 0.001))
-    assert all(each.work >= 1.0 and each.step >= 1.0 for each in found.values())
+    all_beside(works, step, {"two": cores}, alone=dict.fromkeys(works, 0.001))
     for kind, threads in seen.items():
         ((thread, kept),) = threads
         assert thread not in here
@@ -166,17 +166,24 @@ def test_each_kind_has_a_thread_of_its_own_which_keeps_to_the_cores_of_that_kind
     assert usable_core_ids() == before
 
 
-def test_a_step_that_fails_ends_the_measurement() -> None:
-    calls: list[int] = []
+def test_a_step_that_fails_ends_the_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loader_seconds, "STRETCH_SECONDS", 0.005)
+    before = threading.active_count()
+    calls, worked = list[int](), list[int]()
 
     def step() -> None:
         calls.append(1)
-        if threading.active_count() > 1 and len(calls) > 40:
+        if len(worked) > WARM_TURNS:  # beside work
             raise ValueError("out of memory")
-        time.sleep(0.001)
+
+    def work() -> float:
+        worked.append(1)
+        return 0.001
 
     with pytest.raises(ValueError, match="out of memory"):
-        all_beside({"gather": lambda: pause(0.001)}, step, {}, alone={"gather": 0.001})
+        all_beside({"gather": work}, step, {}, alone={"gather": 0.001})
+    assert len(calls) > WARM_TURNS
+    assert threading.active_count() == before
 
 
 def _counted(graph: Graph) -> tuple[Callable[[], MiniBatch], list[MiniBatch]]:
@@ -259,27 +266,30 @@ def _as_if_direct(path: Path) -> tuple[int, bool]:
     return os.open(path, os.O_RDONLY), True
 
 
-def test_work_that_training_waits_for_follows_itself() -> None:
-    beside: list[bool] = []
-    stepping = threading.Event()
+def test_work_that_training_waits_for_follows_itself(simulated: Simulation) -> None:
+    begun: list[float] = []
+    steps: list[float] = []
 
     def step() -> None:
-        stepping.set()
-        time.sleep(0.002)
-        stepping.clear()
+        steps.append(simulated.now)
+        simulated.sleep(0.002)
 
     def work() -> float:
-        beside.append(stepping.is_set())
-        return pause(0.001)
+        begun.append(simulated.now)
+        simulated.sleep(0.0013)
+        return 0.0013
 
     counts: dict[bool, int] = {}
     for unbroken in (False, True):
-        beside.clear()
+        begun.clear()
         kinds = ["disk"] if unbroken else []
-        found = all_beside({"disk": work}, step, {}, alone={"disk": 0.001}, unbroken=kinds)
-        assert found["disk"].work >= 1.0
-        counts[unbroken] = len(beside)
-    # Beside the third stretch, which is left out, one piece of work goes with every step or two.
+        found = all_beside({"disk": work}, step, {}, alone={"disk": 0.0013}, unbroken=kinds)
+        assert found["disk"].work == pytest.approx(1.0)
+        counts[unbroken] = len(begun)
+    # Each of it begins as the one before ends, after what warms up; and none with a step.
+    pauses = np.diff(begun[WARM_TURNS:])
+    assert np.count_nonzero(pauses > 0.0014) == loader_seconds.ROUNDS - 1
+    # Beside the third stretch, which is left out, one piece of work goes with every step.
     assert counts[True] < counts[False]
 
 
