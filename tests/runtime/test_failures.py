@@ -4,9 +4,7 @@ Longer faults (links, control groups, a rank that hangs without being stopped) a
 `test_failures_slow.py`, those of one process in `test_failures_local.py`.
 """
 
-import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -47,12 +45,7 @@ def test_a_stopped_rank_is_found_named_and_started_again(
     plan: Path, undisturbed: RunReport, tmp_path: Path
 ) -> None:
     """SIGSTOP in the forward pass of step 12; hang_seconds is 4 here, 20 by default."""
-    events: list[tuple[str, float]] = []
-
-    def note(event: dict[str, Any]) -> None:
-        events.append((str(event["event"]), time.monotonic()))
-
-    report = train(plan, tmp_path, "1:12:stop:once", max_restarts=1, progress=note)
+    report = train(plan, tmp_path, "1:12:stop:once", max_restarts=1)
     assert report.first_step == last_saved(11) == 10
     assert report.losses == undisturbed.losses[10:]
     expected = "restart 1: rank 1: hung in forward_backward of step 11, stopped by a signal for"

@@ -126,15 +126,8 @@ def test_a_failing_rank_ends_the_job_and_is_named(
 ) -> None:
     make_plan(small_graph, tmp_path / "plan", ranks=2, model="tests.support.models:faulty")
     monkeypatch.setenv("GNNPLAN_TEST_FAULT", f"1:2:{how}")
-    first_step: list[float] = []
-
-    def note(event: dict[str, Any]) -> None:
-        if event["event"] == "step":
-            first_step.append(time.monotonic())
-
     with pytest.raises(WorkerFailed, match=expected):
-        launch.train(tmp_path / "plan", epochs=3, eval_every=0, max_restarts=0, progress=note)
-    assert time.monotonic() - first_step[0] < 10
+        launch.train(tmp_path / "plan", epochs=3, eval_every=0, max_restarts=0)
     assert processes_of(tmp_path) == []
     if how == "raise":
         traceback = (tmp_path / "plan" / "run" / "errors" / "rank1.txt").read_text()

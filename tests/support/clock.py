@@ -1,6 +1,6 @@
 """Clocks for tests: time passes only where a test says so.
 
-A module that reads `time.perf_counter()` is given one by `monkeypatch.setattr(module, "time", ...)`.
+A module that reads `time.perf_counter()` is given one in place of its name `time`.
 """
 
 import heapq
@@ -9,12 +9,26 @@ from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from typing import Any
 
+import pytest
 
-class FakeClock:
-    """Stands for the module `time`: its seconds pass by `sleep` and `work` alone."""
+
+class FakeClock(threading.local):
+    """Stands for the module `time`: a thread's seconds pass by its own `sleep` and `work` alone."""
 
     def __init__(self) -> None:
         self.now = self.worked = 0.0
+
+    def lasts(
+        self, monkeypatch: pytest.MonkeyPatch, owner: object, name: str, seconds: float
+    ) -> None:
+        """Make a function or method take so many seconds, and do what it does."""
+        done = getattr(owner, name)
+
+        def takes(*arguments: Any, **named: Any) -> Any:
+            self.work(seconds)
+            return done(*arguments, **named)
+
+        monkeypatch.setattr(owner, name, takes)
 
     def perf_counter(self) -> float:
         """Elapsed seconds."""

@@ -13,7 +13,7 @@ def test_a_step_takes_as_long_as_its_arithmetic_and_leaves_torch_as_it_was() -> 
     torch.set_num_threads(2)
     try:
         # 200 million operations: no core does them in a tenth of a millisecond.
-        assert 1e-4 < step_seconds() < 1.0
+        assert step_seconds() > 1e-4
         assert torch.get_num_threads() == 2
         assert torch.equal(torch.get_rng_state(), drawn)
     finally:

@@ -1,6 +1,5 @@
 """Exchanges between stretches of compute: what is read from the ranks' moments."""
 
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -10,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from planner.cost.straggler import kappa
+from planner.probe import stepped as module
 from planner.probe.stepped import (
     AROUND_IDS,
     AROUND_ROWS,
@@ -28,6 +28,7 @@ from planner.probe.stepped import (
     there_and_back,
 )
 from runtime.comm.collectives import Traffic
+from tests.support.clock import FakeClock
 
 
 def spans(entries: NDArray[np.float64], seconds: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -82,8 +83,8 @@ class Recorder:
 
     size = 2
 
-    def __init__(self, name: str, calls: list[tuple[str, str, int]]) -> None:
-        self.name, self.calls = name, calls
+    def __init__(self, name: str, calls: list[tuple[str, str, int]], clock: FakeClock) -> None:
+        self.name, self.calls, self.clock = name, calls, clock
         self.metered = Traffic()
 
     @property
@@ -93,7 +94,7 @@ class Recorder:
 
     def _note(self, call: str, tensor: torch.Tensor) -> None:
         self.calls.append((self.name, call, tensor.nbytes))
-        time.sleep(0.003)
+        self.clock.sleep(0.003)
         self.metered.seconds += 0.002
 
     def all_to_all_ids(self, ids: torch.Tensor, counts: Sequence[int]) -> None:
@@ -119,9 +120,10 @@ class Recorder:
         self._note("sum", tensor)
 
 
-def test_a_step_is_that_of_training() -> None:
-    calls, done = list[tuple[str, str, int]](), list[str]()
-    exchanging, reducing = Recorder("x", calls), Recorder("g", calls)
+def test_a_step_is_that_of_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls, done, clock = list[tuple[str, str, int]](), list[str](), FakeClock()
+    monkeypatch.setattr(module, "time", clock)
+    exchanging, reducing = Recorder("x", calls, clock), Recorder("g", calls, clock)
     moments = take_steps(
         exchanging, reducing, 4096, 3,
         lambda: done.append("compute"), lambda: done.append("short"),
@@ -141,7 +143,7 @@ def test_a_step_is_that_of_training() -> None:
     assert np.all(after_least[:, 1] <= there[:, 0])
     assert np.all(there[:, 1] <= back[:, 0])
     for place in (AROUND_IDS, AROUND_ROWS):
-        assert 0.001 <= around(np.array(moments)[None, :, place]).value < 0.025
+        assert around(np.array(moments)[None, :, place]).value == pytest.approx(0.001)
     assert np.all(reduced[:, 1] <= after_least[:, 0])
     assert np.all(asking[:, 1] <= rows[:, 0])
     assert np.all(rows[:, 1] <= computed[:, 0])

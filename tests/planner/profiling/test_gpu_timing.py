@@ -12,10 +12,12 @@ pytest.importorskip("triton")
 from planner.profiling import gpu_loop, gpu_timing
 from planner.profiling.gpu_timing import GpuTimed
 from planner.profiling.gpu_timing_request import GpuTimingAnswer, GpuTimingRequest
-from runtime import codec
+from runtime import codec, loader_pass, meter
 from runtime.graph.dataset import open_graph
 from runtime.graph.generate import generate_rmat
 from runtime.plan import Sampler, Workload
+from runtime.train import minibatch
+from tests.support.clock import FakeClock
 
 
 @pytest.fixture(scope="module")
@@ -67,13 +69,39 @@ def test_every_part_of_a_step_is_timed(
         assert each.spread >= 0
         own = ("wait", "forward_backward", "optimizer")
         assert all(each.stages[name] > 0 for name in (*own, "sample", "gather", "seeds", "batch"))
-        # The one step that counts holds its parts, none of them twice; and what lies between them.
         assert each.step_seconds >= sum(each.stages[name] for name in own)
         if not each.ahead:
             assert each.stages["wait"] >= each.stages["sample"]
     assert codec.decode(GpuTimingAnswer, codec.to_plain(found)) == found
     if kernel_device.type == "cuda":
         assert found.activation_bytes > 0
+
+
+def test_a_loops_step_is_its_parts_and_what_lies_between_none_of_them_twice(
+    folder: Path, kernel_device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, parts = FakeClock(), GpuTimed(asked(folder), kernel_device).loop_parts(None)
+    for reads in (loader_pass, meter, minibatch):
+        monkeypatch.setattr(reads, "time", clock)
+    for owner, name, seconds in (
+        (gpu_loop.SeedsStage, "submit", 0.001),
+        (gpu_loop.DeviceSampleStage, "submit", 0.002),
+        (gpu_loop.DeviceGatherStage, "submit", 0.004),
+        (gpu_loop.DeviceBatchStage, "submit", 0.008),
+        (gpu_loop, "labelled", 0.016),  # by the training thread, in its wait
+        (minibatch.TrainLoop, "_forward_backward", 0.032),
+        (minibatch.Precision, "unscale", 0.064),
+        (minibatch.TrainLoop, "step", 0.128),  # between
+    ):
+        clock.lasts(monkeypatch, owner, name, seconds)
+    making = {"seeds": 0.001, "sample": 0.002, "gather": 0.004, "batch": 0.008}
+    in_line, by_a_thread = gpu_loop.time_loops(parts, kernel_device)
+    for found, wait in ((in_line, sum(making.values()) + 0.016), (by_a_thread, 0.016)):
+        own = {"wait": wait, "forward_backward": 0.032, "optimizer": 0.064}
+        for name, seconds in (making | own).items():
+            assert found.stages[name] == pytest.approx(seconds), (name, found.ahead)
+        assert found.step_seconds == pytest.approx(sum(own.values()) + 0.128)
+    assert (in_line.ahead, by_a_thread.ahead) == (False, True)
 
 
 @pytest.mark.parametrize(("model", "sampler"), [("gcn", "neighbor"), ("gat", "neighbor")])

@@ -1,6 +1,5 @@
 """Tests for planner/profiling/handing.py: what lies between the stages, by the runtime's loop."""
 
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,11 +12,14 @@ from planner.profiling.bench import Bench
 from planner.profiling.handing import STEPS, WARM, handing
 from planner.profiling.synthetic import BatchShape
 from planner.profiling.timing_request import TimingRequest
+from runtime import loader_pass, meter
 from runtime.graph.dataset import Graph
 from runtime.graph.generate_links import generate_links
 from runtime.plan import Workload
 from runtime.stages import Stage
+from runtime.train import minibatch
 from runtime.train.minibatch import STEP
+from tests.support.clock import FakeClock
 
 WORK = Workload(hidden=8, fanouts=[3, 2], batch_size=16)
 
@@ -38,15 +40,30 @@ def bench(graph: Graph, *, num_links: int = 0) -> Bench:
     )
 
 
-def test_every_step_is_metered_and_its_labels_are_those_of_the_model(small_graph: Graph) -> None:
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> FakeClock:
+    """Time of the loop and its stages: a batch's seeds take 2 ms, its labels 3, its step 5."""
+    made = FakeClock()
+    for reads in (loader_pass, meter, minibatch):
+        monkeypatch.setattr(reads, "time", made)
+
+    made.lasts(monkeypatch, module.SeedsStage, "submit", 0.002)
+    made.lasts(monkeypatch, module._Labels, "submit", 0.003)
+    made.lasts(monkeypatch, minibatch.TrainLoop, "_forward_backward", 0.005)
+    return made
+
+
+def test_every_step_is_metered_and_its_labels_are_those_of_the_model(
+    small_graph: Graph, clock: FakeClock
+) -> None:
     made = bench(small_graph)
     labels = [batch.y for batch in made.batches[0]]
     found = handing(made.loop, small_graph, WORK, 2, made.batches[0], 5)
-    assert 0 < found.seeds < 0.1
-    assert 0 < found.labels < 0.1
-    assert 0 < found.between < 0.1
+    assert found.seeds == pytest.approx(0.002)
+    assert found.labels == pytest.approx(0.003)
+    assert found.between == pytest.approx(0.0)
     meter = made.loop.meter
-    assert len(meter.seconds(STEP, skip_steps=5)) == STEPS
+    assert meter.seconds(STEP, skip_steps=5) == pytest.approx([0.010] * STEPS)
     for name in (Stage.SEEDS, Stage.SAMPLE, Stage.GATHER, Stage.BATCH, Stage.OPTIMIZER):
         assert len(meter.seconds(name, skip_steps=5 + WARM)) == STEPS - WARM
     assert all(b.y is y for b, y in zip(made.batches[0], labels, strict=True))
@@ -55,23 +72,24 @@ def test_every_step_is_metered_and_its_labels_are_those_of_the_model(small_graph
 
 
 def test_what_lies_between_the_stages_is_found(
-    small_graph: Graph, monkeypatch: pytest.MonkeyPatch
+    small_graph: Graph, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     taken: Callable[..., Iterator[object]] = module._handed
 
     def slower(*arguments: Any) -> Iterator[object]:
         for batch in taken(*arguments):
-            time.sleep(0.01)
+            clock.sleep(0.01)
             yield batch
 
     monkeypatch.setattr(module, "_handed", slower)
     made = bench(small_graph)
-    assert 0.01 <= handing(made.loop, small_graph, WORK, 1, made.batches[0], 0).between < 0.1
+    found = handing(made.loop, small_graph, WORK, 1, made.batches[0], 0)
+    assert found.between == pytest.approx(0.01)
 
 
-def test_links_bring_their_own_seeds(tmp_path: Path) -> None:
+def test_links_bring_their_own_seeds(tmp_path: Path, clock: FakeClock) -> None:
     graph = generate_links(tmp_path / "links", num_nodes=200, degree=6.0, feature_dim=4, seed=0)
     made = bench(graph, num_links=8)
     found = handing(made.loop, graph, replace(WORK, batch_size=8), 1, made.batches[0], 0)
-    assert found.labels < 1e-3  # no labels are taken
-    assert found.between > 0
+    assert (found.seeds, found.labels) == (0.0, 0.0)  # they come with the batch
+    assert found.between == pytest.approx(0.0)

@@ -38,9 +38,9 @@ def test_a_timing_process_loads_the_dataset_beside_the_model(
         assert each.after_wait.wait_seconds > 0
     line = steps.in_line
     assert line is not None
-    assert 0 < line.sample_seconds < 1
+    assert line.sample_seconds > 0
     assert set(line.gathers) == {"gather", "mapped_gather"}
-    assert all(0 < gather.seconds < 1 for gather in line.gathers.values())
+    assert all(gather.seconds > 0 for gather in line.gathers.values())
     timing = next(iter(by_hand(50, 10).numbers.timing.values()))
     timed = with_loading(timing, line, found, None, 1)
     assert (timed.sample_seconds, timed.beside) == (line.sample_seconds, found.beside)
