@@ -13,18 +13,22 @@ run on the kernels of `layers`, any other convolution as conv((x, x[:num_dst]), 
 
 What happens between the convolutions is the model's own, and may not survive: batch norm sees fewer
 rows, a residual x + conv(x) meets two lengths. So the first batch runs both ways, in evaluation
-mode and as in training without dropout, and where outputs differ the model keeps running unchanged,
-with one warning. every_hop batches have no edge_index for an unchanged run, hence no check.
+mode and as in training without dropout, whatever mode the model is in, and where outputs differ the
+model keeps running unchanged, with one warning. every_hop batches have no edge_index for an
+unchanged run, hence no check.
 """
 
+import random
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 
 from runtime.errors import InputError
@@ -36,6 +40,8 @@ from runtime.sampling.minibatch import Dialect, MiniBatch
 
 TOLERANCE = 1e-4
 """Largest difference between both ways, relative to 1 + the largest output."""
+_FAILURES = (RuntimeError, ValueError, TypeError, IndexError, AssertionError, InputError)
+"""What a model raises that meets rows or arguments it was not written for."""
 
 
 class _UnusualError(InputError):
@@ -148,11 +154,24 @@ class Planned(nn.Module):
                 "first_seen dialect"
             ) from None
 
-    def _check(self, run: _Run) -> bool:
-        """Run both ways in each mode the model will be in; warn once where they differ."""
+    def _check(self, run: _Run) -> bool | None:
+        """Whether blocks give the model's own outputs in both modes; None: ask the next batch.
+
+        Warns once where they do not.
+        """
+        if any(is_lazy(parameter) for parameter in self.model.parameters()):
+            return None  # the first run makes them, with the draws it would make unwrapped
         why = None
-        for training in {False, self.model.training}:
-            why = why or self._difference(run, training)
+        if any(isinstance(module, nn.SyncBatchNorm) for module in self.model.modules()):
+            why = "SyncBatchNorm takes its statistics from all rows of all ranks"
+        padded = _with_more_rows(run)
+        for training in (False, True):
+            if why is None:
+                try:
+                    expected = self._tried(self._unchanged, padded, training)
+                except _FAILURES:
+                    return None  # for example one row alone, which batch norm refuses
+                why = self._difference(expected, padded, training)
         if why is not None:
             warnings.warn(
                 f"planned: {type(self.model).__name__} runs unchanged, on all sampled vertices, "
@@ -162,22 +181,17 @@ class Planned(nn.Module):
             )
         return why is None
 
-    def _difference(self, run: _Run, training: bool) -> str | None:
-        with torch.no_grad(), _as_it_was(self.model), _NoDropout():
+    def _tried(self, forward: Callable[[_Run], Tensor], run: _Run, training: bool) -> Tensor:
+        """Outputs in a mode; the model and all random draws are afterwards as before."""
+        with torch.no_grad(), _as_it_was(self.model, run.x.device), _NoDropout():
             self.model.train(training)
-            expected = self._unchanged(run)
-            try:
-                found = self._on_blocks(run)
-            except (
-                _UnusualError,
-                RuntimeError,
-                ValueError,
-                TypeError,
-                IndexError,
-                AssertionError,
-                InputError,
-            ) as error:
-                return str(error).splitlines()[0] if str(error) else type(error).__name__
+            return forward(run)
+
+    def _difference(self, expected: Tensor, run: _Run, training: bool) -> str | None:
+        try:
+            found = self._tried(self._on_blocks, run, training)
+        except _FAILURES as error:
+            return str(error).splitlines()[0] if str(error) else type(error).__name__
         if found.shape != expected.shape:
             return f"shape {tuple(found.shape)} instead of {tuple(expected.shape)}"
         largest = float((found - expected).abs().max()) if found.numel() else 0.0
@@ -185,6 +199,21 @@ class Planned(nn.Module):
         mode = "training" if training else "evaluation"
         # Written so that NaN counts as a difference.
         return None if largest <= allowed else f"outputs differ by {largest:.2g} in {mode} mode"
+
+
+def _with_more_rows(run: _Run) -> _Run:
+    """The same batch with a quarter more sources that no edge leads to or from.
+
+    Every layer's block then leaves out rows, also where all that was sampled are seeds: what
+    depends on rows that blocks do not have cannot pass unseen.
+    """
+    more = run.x.shape[0] // 4 + 1
+    x = torch.cat([run.x, run.x[:1].expand(more, *run.x.shape[1:])])
+
+    def padded(blocks: list[TorchBlock]) -> list[TorchBlock]:
+        return [replace(b, num_src=b.num_src + more) for b in blocks[:1]] + blocks[1:]
+
+    return replace(run, x=x, blocks=padded(run.blocks), gcn_blocks=padded(run.gcn_blocks))
 
 
 def planned(model: nn.Module) -> Planned:
@@ -258,18 +287,32 @@ def _convolve(
 
 
 @contextmanager
-def _as_it_was(model: nn.Module) -> Iterator[None]:
-    """Put back modes, buffers (batch norm's statistics) and the random state afterwards."""
+def _as_it_was(model: nn.Module, device: torch.device) -> Iterator[None]:
+    """Put back every module's mode and statistics, and all random states, afterwards.
+
+    Statistics are buffers and tensors kept as plain attributes; a module may write into one or put
+    another in its place.
+    """
     modes = [(module, module.training) for module in model.modules()]
-    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    kept = [
+        (holder, name, value, value.clone())
+        for module in model.modules()
+        for holder in (module._buffers, vars(module))
+        for name, value in holder.items()
+        if isinstance(value, Tensor)
+    ]
+    draws = random.getstate(), np.random.get_state()  # noqa: NPY002 - the models' own draws
     try:
-        with torch.random.fork_rng():
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
             yield
     finally:
+        random.setstate(draws[0])
+        np.random.set_state(draws[1])  # noqa: NPY002
         for module, training in modes:
             module.training = training
-        for buffer, before in buffers:
-            buffer.copy_(before)
+        for holder, name, value, before in kept:
+            value.copy_(before)
+            holder[name] = value
 
 
 class _NoDropout(TorchFunctionMode):
@@ -279,6 +322,6 @@ class _NoDropout(TorchFunctionMode):
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if "dropout" in getattr(func, "__name__", ""):
+        if "dropout" in getattr(func, "__name__", "") and func is not torch.native_dropout:
             return args[0] if args else kwargs["input"]
         return func(*args, **kwargs)

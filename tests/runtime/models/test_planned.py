@@ -1,3 +1,5 @@
+import copy
+import random
 import warnings
 from dataclasses import replace
 
@@ -5,12 +7,22 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch_geometric.nn import GATv2Conv, GCNConv, GraphConv, SAGEConv
+from torch_geometric.nn import (
+    BatchNorm,
+    GATv2Conv,
+    GCNConv,
+    GraphConv,
+    GraphNorm,
+    InstanceNorm,
+    LayerNorm,
+    PairNorm,
+    SAGEConv,
+)
 from torch_geometric.nn.models import GAT, GCN, GraphSAGE
 
 from runtime.errors import InputError
 from runtime.models.adjacency import torch_blocks
-from runtime.models.planned import planned
+from runtime.models.planned import _as_it_was, planned
 from runtime.sampling.cooperative_exchange import RowExchange
 from runtime.sampling.minibatch import Dialect, MiniBatch
 from runtime.sampling.pyg import to_pyg
@@ -49,6 +61,46 @@ class OneConv(nn.Module):
 
     def forward(self, x, edge_index):
         return self.conv(x, edge_index)
+
+
+class Refuses(nn.Module):
+    """As batch norm does, one row alone in training."""
+
+    def forward(self, x):
+        if self.training and len(x) < 3:
+            raise ValueError("expected more than one row")
+        return x
+
+
+class NoisyInPlace(nn.Module):
+    """Draws of two generators, and a count of its runs in training."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("runs", torch.zeros(()))
+
+    def forward(self, x):
+        if self.training:
+            self.runs.add_(1)
+        noise = float(np.random.random())  # noqa: NPY002
+        return x + x.mean(0) + noise + torch.rand(1)
+
+
+class NoisyInput(ByHand):
+    def __init__(self):
+        super().__init__(SAGEConv)
+
+    def forward(self, x, edge_index):
+        return super().forward(x + torch.randn(12) if self.training else x, edge_index)
+
+
+class ByHandLazy(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = SAGEConv((-1, -1), 16), SAGEConv((-1, -1), 5)
+
+    def forward(self, x, edge_index):
+        return self.second(self.first(x, edge_index).relu(), edge_index)
 
 
 @pytest.fixture
@@ -119,25 +171,170 @@ def test_a_model_that_blocks_would_change_runs_unchanged_with_one_warning(model,
     torch.testing.assert_close(wrapped(batch), expected)
 
 
-def test_batch_norm_in_evaluation_mode_can_use_blocks(batch):
-    wrapped = planned(ByHand(SAGEConv, nn.BatchNorm1d(16)).eval())
+class UsersNorm(nn.Module):
+    """Batch norm by hand: a running mean that is a plain attribute, put in place anew each time."""
+
+    def __init__(self):
+        super().__init__()
+        self.mean = torch.zeros(16)
+
+    def forward(self, x):
+        if self.training:
+            self.mean = 0.5 * self.mean + 0.5 * x.detach().mean(0)
+            return x - x.mean(0)
+        return x - self.mean
+
+
+class Standardised(nn.Module):
+    """Sums of squares added into a buffer, in place."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("squares", torch.ones(16))
+
+    def forward(self, x):
+        if self.training:
+            self.squares += x.detach().square().mean(0)
+        return x / self.squares.sqrt()
+
+
+NORMS = {
+    "BatchNorm1d": lambda: nn.BatchNorm1d(16),
+    "BatchNorm1d without statistics": lambda: nn.BatchNorm1d(16, track_running_stats=False),
+    "PyG BatchNorm": lambda: BatchNorm(16),
+    "GraphNorm": lambda: GraphNorm(16),
+    "PairNorm": PairNorm,
+    "InstanceNorm": lambda: InstanceNorm(16),
+    "LayerNorm over the graph": lambda: LayerNorm(16, mode="graph"),
+    "by hand": UsersNorm,
+    "nested": lambda: nn.Sequential(nn.ReLU(), nn.Sequential(nn.Dropout(0.3), nn.BatchNorm1d(16))),
+}
+"""What depends on all rows, in one mode at least."""
+
+
+@pytest.mark.parametrize("mode", [True, False])
+@pytest.mark.parametrize("name", NORMS)
+def test_a_norm_over_rows_falls_back_whatever_mode_the_first_batch_is_in(name, mode, batch):
+    model = ByHand(SAGEConv, NORMS[name]())
+    wrapped = planned(model).train(mode)
+    with pytest.warns(UserWarning, match="runs unchanged") as warned:
+        wrapped(batch)
+    assert len(warned) == 1
+    assert wrapped.uses_blocks is False
+    edge_index = torch_blocks(batch)[0].edge_index()
+    for training in (True, False):
+        wrapped.train(training)
+        torch.manual_seed(1)
+        found = wrapped(batch)
+        torch.manual_seed(1)
+        torch.testing.assert_close(found, model(batch.x, edge_index)[:40])
+
+
+@pytest.mark.parametrize("mode", [True, False])
+@pytest.mark.parametrize(
+    "between",
+    [nn.LayerNorm(16), LayerNorm(16, mode="node"), nn.Dropout(0.9), nn.PReLU(16)],
+)
+def test_what_is_done_row_by_row_uses_blocks(between, mode, batch):
+    wrapped = planned(ByHand(SAGEConv, between)).train(mode)
     wrapped(batch)
     assert wrapped.uses_blocks
 
 
-def test_the_check_leaves_statistics_random_state_and_modes_alone(batch):
-    model = ByHand(SAGEConv, nn.Sequential(nn.BatchNorm1d(16), nn.Dropout(0.5)))
-    wrapped = planned(model)
-    wrapped.train()
-    before = {name: value.clone() for name, value in model.state_dict().items()}
-    torch.manual_seed(3)
+@pytest.mark.parametrize("mode", [True, False])
+def test_batch_norm_is_seen_where_the_first_batch_has_no_row_to_leave_out(
+    mode, make_csc, make_batch
+):
+    """All nodes are seeds: blocks and the whole batch have the same rows."""
+    batch = make_batch(make_csc(60, 8, 1), list(range(60)), [5, 3], 2)
+    batch.x = torch.randn(60, 12)
+    wrapped = planned(ByHand(SAGEConv, nn.BatchNorm1d(16))).train(mode)
     with pytest.warns(UserWarning, match="training mode"):
-        found = wrapped(batch)
-    assert model.training
-    model.load_state_dict(before)
-    torch.manual_seed(3)
-    expected = model(batch.x, torch_blocks(batch)[0].edge_index())[:40]
+        wrapped(batch)
+
+
+def test_one_row_that_batch_norm_refuses_in_training_leaves_the_decision_to_the_next_batch(
+    batch, make_batch
+):
+    loop = make_batch((np.array([0, 1]), np.zeros(1, np.int32)), [0], [1, 1], 2)
+    loop.x = torch.randn(1, 12)
+    narrow = nn.Sequential(Refuses(), nn.BatchNorm1d(16))
+    wrapped = planned(ByHand(SAGEConv, narrow)).eval()
+    wrapped(loop)
+    assert wrapped.uses_blocks is None
+    with pytest.warns(UserWarning, match="training mode"):
+        wrapped(batch)
+
+
+def test_statistics_over_ranks_fall_back_without_a_try(batch):
+    """A try would wait for ranks whose first batch is empty."""
+    wrapped = planned(ByHand(SAGEConv, nn.SyncBatchNorm(16))).eval()
+    with pytest.warns(UserWarning, match="all ranks"):
+        wrapped(batch)
+
+
+@pytest.mark.parametrize("mode", [True, False])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: nn.Sequential(nn.BatchNorm1d(16), nn.Dropout(0.5)),
+        UsersNorm,
+        Standardised,
+        NoisyInPlace,
+    ],
+)
+def test_the_check_leaves_statistics_random_states_and_modes_alone(make, mode, batch):
+    between = make()
+    model = ByHand(SAGEConv, between)
+    model.add_module("frozen", nn.BatchNorm1d(3))  # in a mode of its own
+    frozen = model.get_submodule("frozen")
+    model.train(mode)
+    frozen.train(not mode)
+    twin = copy.deepcopy(model)
+    wrapped = planned(model)
+
+    def seeded(run):
+        torch.manual_seed(3)
+        np.random.seed(3)  # noqa: NPY002
+        return run(), torch.rand(1), np.random.random()  # noqa: NPY002
+
+    with pytest.warns(UserWarning, match="runs unchanged"):
+        found = seeded(lambda: wrapped(batch))
+    edge_index = torch_blocks(batch)[0].edge_index()
+    torch.testing.assert_close(found, seeded(lambda: twin(batch.x, edge_index)[:40]))
+    assert (model.training, frozen.training) == (mode, not mode)
+    torch.testing.assert_close(model.state_dict(), twin.state_dict())
+    if isinstance(between, UsersNorm):
+        torch.testing.assert_close(between.mean, twin.between.mean)
+
+
+def test_the_check_leaves_the_draws_of_pythons_own_generator_alone():
+    before = random.getstate()
+    with _as_it_was(nn.ReLU(), torch.device("cpu")):
+        random.random()
+    assert random.getstate() == before
+
+
+def test_layers_without_sizes_are_made_by_the_first_batch_and_checked_with_the_second(batch):
+    torch.manual_seed(5)
+    model = ByHandLazy()
+    twin = copy.deepcopy(model)
+    wrapped = planned(model)
+    torch.manual_seed(6)
+    found = wrapped(batch)
+    torch.manual_seed(6)
+    expected = twin(batch.x, torch_blocks(batch)[0].edge_index())[:40]
     torch.testing.assert_close(found, expected)
+    assert wrapped.uses_blocks is None
+    torch.testing.assert_close(wrapped(batch), expected, rtol=1e-5, atol=1e-5)
+    assert wrapped.uses_blocks
+
+
+def test_noise_drawn_by_the_model_is_the_same_both_ways(batch):
+    """It is added to all rows before the first layer: blocks change nothing."""
+    wrapped = planned(NoisyInput())
+    wrapped(batch)
+    assert wrapped.uses_blocks
 
 
 def test_an_empty_batch_leaves_the_decision_to_the_next_one(batch, make_csc, make_batch):
