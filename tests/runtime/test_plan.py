@@ -3,6 +3,7 @@
 import hashlib
 import io
 import json
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -241,6 +242,18 @@ def test_an_array_file_that_is_none_is_refused(small_graph: Graph, tmp_path: Pat
     (tmp_path / "plan" / ref.file).write_bytes(content)
     with pytest.raises(PlanError, match="cannot be read"):
         load_array(plan, tmp_path / "plan", name)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [np.arange(5, dtype=np.uint32), np.zeros((2, 2), np.uint32), np.arange(4, dtype=np.int32)],
+)
+def test_an_array_of_another_shape_or_type_is_refused(tmp_path: Path, other: NDArray[Any]):
+    saved = save_plan(example(), ARRAYS, tmp_path / "p")
+    np.save(tmp_path / "p" / saved.arrays["one"].file, other)
+    found = f"{other.dtype}{list(other.shape)}"
+    with pytest.raises(PlanError, match=re.escape(f"expected uint32[4], found {found}")):
+        load_array(saved, tmp_path / "p", "one")
 
 
 def test_a_trained_plan_is_kept_whole_where_another_takes_its_name(

@@ -55,6 +55,22 @@ def test_each_node_is_kept_with_probability_p(rounding: Any, keep: float) -> Non
         assert sizes.var() == pytest.approx(9 * keep * (1 - keep), rel=0.2)
 
 
+@pytest.mark.parametrize("rounding", ["bernoulli", "stochastic"])
+def test_receivers_draw_independently_of_each_other(rounding: Any) -> None:
+    """Both receivers of a node keep it with probability p squared: z-tests over 10000 nodes."""
+    ids, keep, size = np.arange(10000), 0.3, 4
+    numbers = stream(5, 0, 0, 0, Purpose.BOUNDARY)
+    kept = np.stack([
+        kept_nodes(
+            numbers, ids, owner=0, receiver=r, size=size, keep=keep, rounding=rounding
+        )
+        for r in range(1, size)
+    ])  # fmt: skip
+    deviation = np.sqrt(keep**2 * (1 - keep**2) / ids.size)
+    for a, b in itertools.combinations(kept, 2):
+        assert (a & b).mean() == pytest.approx(keep**2, abs=4 * deviation)
+
+
 def test_p_of_0_and_1_need_no_draws_and_sizes_hit_whole_numbers() -> None:
     numbers, ids = stream(0, 0, 0, 0, Purpose.BOUNDARY), np.arange(8)
     assert not kept_nodes(numbers, ids, keep=0.0, **PAIR).any()

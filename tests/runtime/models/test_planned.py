@@ -78,6 +78,7 @@ class NoisyInPlace(nn.Module):
     def __init__(self):
         super().__init__()
         self.register_buffer("runs", torch.zeros(()))
+        self.runs: torch.Tensor
 
     def forward(self, x):
         if self.training:
