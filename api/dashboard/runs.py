@@ -13,7 +13,7 @@ from api.routes.common import CallerIn, ServiceIn
 from api.schemas.requests import RunRequest
 from api.schemas.resources import Job
 from api.security.auth import Reader, Runner
-from api.service import plans, runs
+from api.service import jobs, runs
 from api.service.context import Service
 from planner.errors import SettingsError
 from planner.report.machine import machine_of
@@ -47,10 +47,10 @@ async def start_run(
 
 
 @router.get("/runs/{run}")
-def show_run(request: Request, service: ServiceIn, _who: Reader, run: RunId) -> Response:
+def show_run(request: Request, service: ServiceIn, who: Reader, run: RunId) -> Response:
     """One run; htmx asks again for what changes."""
     row = runs.get_run(service, run)
-    plan = plans.get_plan(service, row.subject)
+    plan = runs.plan_of_run(service, row)
     found = _measured(service, run, plan)
     told = losses(service.storage.job_folder(run))
     template = "run_state.html" if "hx-request" in request.headers else "run_page.html"
@@ -59,6 +59,7 @@ def show_run(request: Request, service: ServiceIn, _who: Reader, run: RunId) -> 
         template,
         status=part_status(request, row.state),
         job=Job.of(row),
+        may_cancel=jobs.may_cancel(who, row),
         plan=plan,
         run=found,
         run_picture=draw_measured(found) if found and found.stages else None,

@@ -52,15 +52,19 @@ def _plan(storage: Storage, job: JobRow, result: dict[str, Any]) -> Ending:
     shutil.rmtree(made, ignore_errors=True)
     rows: list[Any] = []
     if storage.catalogue.plan(plan_id) is None:
-        rows.append(plan_row(final))
+        rows.append(plan_row(final, job.principal))
     rows.append(PlanRequestRow(key=result["request_key"], plan_id=plan_id))
     return Ending(
         state="succeeded", result=f"/v1/plans/{plan_id}", subject=plan_id, rows=tuple(rows)
     )
 
 
-def plan_row(folder: Path) -> PlanRow:
+def plan_row(folder: Path, owner: str = "") -> PlanRow:
     """A plan folder as a row of the catalogue.
+
+    Args:
+        folder: of the plan.
+        owner: id of the key that asked for it.
 
     Raises:
         PlanError: it holds no whole plan.
@@ -77,6 +81,7 @@ def plan_row(folder: Path) -> PlanRow:
         epoch_seconds=plan.prediction.epoch_seconds.value,
         statistics_class=plan.statistics_class,
         created_seconds=time.time(),
+        owner=owner,
     )
 
 

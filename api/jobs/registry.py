@@ -19,6 +19,8 @@ class Kind:
     """Longest time an attempt may take, unless the request says less."""
     most_crashes: int = 3
     """Attempts that may end without an outcome before the job fails."""
+    scope: str = "plan"
+    """Of the keys that may make such a job, and end their own."""
 
 
 KINDS = {
@@ -28,5 +30,5 @@ KINDS = {
     "simulate": Kind(lane=PLANNING, module="simulate", limit_seconds=3600.0),
     "why-not": Kind(lane=PLANNING, module="why_not", limit_seconds=3600.0),
     "what-if": Kind(lane=PLANNING, module="what_if", limit_seconds=3600.0),
-    "train": Kind(lane=EXCLUSIVE, module="train", limit_seconds=7 * 86400.0),
+    "train": Kind(lane=EXCLUSIVE, module="train", limit_seconds=7 * 86400.0, scope="run"),
 }

@@ -10,7 +10,7 @@ from api.routes.common import CallerIn, PageIn, ServiceIn, accepted, shown, tagg
 from api.schemas.common import Document, PageOf
 from api.schemas.requests import NoopRequest
 from api.schemas.resources import Attempt, Job, JobKind, JobState
-from api.security.auth import Planner, Reader
+from api.security.auth import Maker, Planner, Reader
 from api.service import jobs
 from api.service.events import JobStates, Position, follow
 
@@ -60,9 +60,12 @@ def list_attempts(service: ServiceIn, _who: Reader, job: JobId) -> PageOf[Attemp
 
 
 @router.post("/{job}/cancel", status_code=202)
-def cancel_job(service: ServiceIn, _who: Planner, job: JobId) -> Job:
-    """Cancel a job that waits; one that runs ends soon."""
-    return Job.of(jobs.cancel_job(service, job))
+def cancel_job(service: ServiceIn, who: Maker, job: JobId) -> Job:
+    """Cancel a job of one's own that waits; one that runs ends soon.
+
+    It takes the scope that made it: run for training, plan for the rest; admin for others' jobs.
+    """
+    return Job.of(jobs.cancel_job(service, who, job))
 
 
 @router.get("/{job}/result", response_model=Document)

@@ -80,9 +80,16 @@ async def get_plan(request: Request, service: ServiceIn, _who: Reader, plan: Pla
 
 
 @router.delete("/{plan}", status_code=204)
-def delete_plan(service: ServiceIn, _who: Planner, plan: PlanId) -> None:
-    """Remove a plan that no job is about."""
-    plans.delete_plan(service, plan)
+def delete_plan(
+    service: ServiceIn,
+    who: Planner,
+    plan: PlanId,
+    with_runs: Annotated[
+        bool, Query(description="Remove its runs too; else a plan that has some is kept (409).")
+    ] = False,
+) -> None:
+    """Remove a plan of one's own that no job is about."""
+    plans.delete_plan(service, who, plan, with_runs=with_runs)
 
 
 @router.get("/{plan}/explain", response_model=Explanation)

@@ -64,10 +64,10 @@ async def follow_run(
 
 
 @router.post("/{run}/cancel", status_code=202)
-def cancel_run(service: ServiceIn, _who: Runner, run: RunId) -> Job:
-    """End a run; its checkpoints and what it measured stay."""
+def cancel_run(service: ServiceIn, who: Runner, run: RunId) -> Job:
+    """End a run of one's own; its checkpoints and what it measured stay."""
     runs.get_run(service, run)
-    return Job.of(jobs.cancel_job(service, run))
+    return Job.of(jobs.cancel_job(service, who, run))
 
 
 @router.get("/{run}/report", response_model=RunReport)

@@ -30,6 +30,9 @@ class Job(Strict):
     created_seconds: float = Field(description="Unix time.")
     started_seconds: float | None = None
     finished_seconds: float | None = None
+    owner: str = Field(
+        default="", description="Id of the key that made it; local or empty: no key's."
+    )
     subject: str | None = Field(default=None, description="Plan that the job is about.")
     result: str | None = Field(default=None, description="Where the result is, when succeeded.")
     problem: Problem | None = None
@@ -48,6 +51,7 @@ class Job(Strict):
                 "created_seconds": row.created_seconds,
                 "started_seconds": row.started_seconds,
                 "finished_seconds": row.finished_seconds,
+                "owner": row.principal,
                 "subject": row.subject or None,
                 "result": row.result,
                 "problem": problem,
@@ -155,6 +159,9 @@ class PlanSummary(Strict):
     epoch_seconds: float
     statistics_class: str
     created_seconds: float
+    owner: str = Field(
+        default="", description="Id of the key that made it; local or empty: no key's."
+    )
 
     @staticmethod
     def of(row: PlanRow) -> "PlanSummary":
@@ -179,6 +186,9 @@ class Run(Strict):
     progress: Progress
     attempt: int
     options: dict[str, Any]
+    owner: str = Field(
+        default="", description="Id of the key that made it; local or empty: no key's."
+    )
     created_seconds: float
     started_seconds: float | None
     finished_seconds: float | None
@@ -195,6 +205,7 @@ class Run(Strict):
             progress=job.progress,
             attempt=job.attempt,
             options=json.loads(row.request)["options"],
+            owner=job.owner,
             created_seconds=job.created_seconds,
             started_seconds=job.started_seconds,
             finished_seconds=job.finished_seconds,

@@ -10,8 +10,9 @@ from fastapi import Depends, Request, Security
 from fastapi.security import HTTPBearer
 from starlette.datastructures import Headers
 
-from api.errors import ForbiddenError, UnauthorizedError
+from api.errors import UnauthorizedError
 from api.security.keys import LOCAL, Principal, hash_of, principal_of
+from api.security.owners import wrong_scope
 from api.storage.access import Access
 
 COOKIE = "gnnplan_key"
@@ -98,17 +99,13 @@ def principal_in(request: Request) -> Principal:
     return found
 
 
-def require(scope: str) -> Callable[..., Any]:
-    """A dependency that lets through who holds a scope."""
+def require(*scopes: str) -> Callable[..., Any]:
+    """A dependency that lets through who holds one of the scopes."""
 
     async def check(request: Request, _shown: Annotated[Any, Security(bearer)]) -> Principal:
         principal = principal_in(request)
-        if scope not in principal.scopes:
-            raise ForbiddenError(
-                f"expected a key with scope {scope}, found {', '.join(sorted(principal.scopes))}",
-                kind="wrong-scope",
-                scope=scope,
-            )
+        if principal.scopes.isdisjoint(scopes):
+            raise wrong_scope(principal, *scopes)
         return principal
 
     return check
@@ -117,4 +114,6 @@ def require(scope: str) -> Callable[..., Any]:
 Reader = Annotated[Principal, Depends(require("read"))]
 Planner = Annotated[Principal, Depends(require("plan"))]
 Runner = Annotated[Principal, Depends(require("run"))]
+Maker = Annotated[Principal, Depends(require("plan", "run"))]
+"""Who may make something; what was made says which scope ends it."""
 Admin = Annotated[Principal, Depends(require("admin"))]

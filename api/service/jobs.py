@@ -8,8 +8,10 @@ from api.errors import ConflictError, NotFoundError, TooManyError, Unprocessable
 from api.jobs.context import LOG_FILE
 from api.jobs.registry import KINDS
 from api.schemas.requests import NoopRequest
+from api.security.keys import Principal
+from api.security.owners import check_owner, owns
 from api.service.context import Caller, Service
-from api.storage.job_queue import ENDED, KeyReusedError, NewJob
+from api.storage.job_queue import ENDED, KeyReusedError, NewJob, PlanGoneError
 from api.storage.paging import Page
 from api.storage.tables import AttemptRow, JobRow
 
@@ -30,6 +32,7 @@ def submit(
     """Accept a job; with an Idempotency-Key that was used before, the job it made.
 
     Raises:
+        NotFoundError: the plan that it is about is gone.
         TooManyError: too many jobs wait.
         UnprocessableError: the key was used for another request.
     """
@@ -54,6 +57,8 @@ def submit(
     )
     try:
         row, _ = service.storage.jobs.add(job)
+    except PlanGoneError:
+        raise NotFoundError(f"no plan {subject}") from None
     except KeyReusedError:
         raise UnprocessableError(
             f"Idempotency-Key {caller.idempotency_key!r}: expected the request it was first used "
@@ -108,14 +113,21 @@ def list_attempts(service: Service, job_id: str) -> list[AttemptRow]:
     return service.storage.jobs.attempts(job_id)
 
 
-def cancel_job(service: Service, job_id: str) -> JobRow:
+def may_cancel(who: Principal, row: JobRow) -> bool:
+    """Whether somebody may cancel a job; a run is a job of training, wherever it is named."""
+    return owns(who, KINDS[row.kind].scope, row.principal)
+
+
+def cancel_job(service: Service, who: Principal, job_id: str) -> JobRow:
     """Cancel a job; one that runs ends soon.
 
     Raises:
         NotFoundError: there is none.
+        ForbiddenError: it is another key's, or of a kind that the key may not make.
         ConflictError: it has ended already.
     """
     before = get_job(service, job_id)
+    check_owner(who, KINDS[before.kind].scope, before.principal, f"job {job_id}")
     if before.state in ENDED and before.state != "cancelled":
         raise ConflictError(f"job {job_id} has {before.state} already", kind="job-ended")
     row = service.storage.jobs.cancel(job_id)

@@ -2,7 +2,6 @@
 
 from api.service import runs
 from api.service.context import Service
-from api.service.plans import get_plan
 from planner.machine import MachineModel
 from planner.report.machine import machine_of
 from planner.report.page import report_html
@@ -21,12 +20,12 @@ def run_page(service: Service, run_id: str) -> str:
     """The page of a run's plan, with what that run measured.
 
     Raises:
-        NotFoundError: there is no such run, or its plan is gone.
-        ConflictError: it has not finished an epoch.
+        NotFoundError: there is no such run.
+        ConflictError: it has not finished an epoch, or its plan was removed.
     """
     row = runs.get_run(service, run_id)
     report = runs.run_report(service, run_id)
-    return _page(get_plan(service, row.subject), report)
+    return _page(runs.plan_of_run(service, row), report)
 
 
 def _page(plan: Plan, report: RunReport | None) -> str:

@@ -5,11 +5,15 @@ import shutil
 from typing import Any
 
 from api.errors import ConflictError, NotFoundError, UnprocessableError
+from api.jobs.registry import KINDS
 from api.schemas.requests import SimulationRequest, WhatIfRequest, WhyNotRequest
+from api.security.keys import Principal
+from api.security.owners import check_owner
 from api.service.context import Caller, Service
 from api.service.documents import as_json
 from api.service.jobs import submit
 from api.service.machines import machine_reference
+from api.storage.catalogue import PlanInUseError
 from api.storage.paging import Page
 from api.storage.tables import JobRow, PlanRow
 from planner.diff import PlanDiff, diff
@@ -130,17 +134,30 @@ def ask_simulation(
     return _ask(service, caller, "simulate", plan_id, body, request.time_limit_seconds)
 
 
-def delete_plan(service: Service, plan_id: str) -> None:
-    """Remove a plan and its folder.
+def delete_plan(service: Service, who: Principal, plan_id: str, *, with_runs: bool = False) -> None:
+    """Remove a plan and its folder, and where asked all that its runs left.
+
+    Args:
+        service: the service.
+        who: who asks.
+        plan_id: the plan.
+        with_runs: remove its runs too; else a plan that has some is kept.
 
     Raises:
         NotFoundError: there is none.
-        ConflictError: a job that has not ended is about it.
+        ForbiddenError: it, or a run of it, is another key's.
+        ConflictError: a job that has not ended is about it, or it has runs.
     """
-    _row(service, plan_id)
-    if service.storage.catalogue.plan_in_use(plan_id):
-        raise ConflictError(f"plan {plan_id}: a job is about it; cancel that first", kind="in-use")
-    service.storage.catalogue.forget_plan(plan_id)
+    check_owner(who, KINDS["plan"].scope, _row(service, plan_id).owner, f"plan {plan_id}")
+    runs = service.storage.catalogue.runs_of(plan_id) if with_runs else []
+    for run in runs:
+        check_owner(who, KINDS[run.kind].scope, run.principal, f"run {run.id}")
+    ids = [run.id for run in runs]
+    try:
+        service.storage.catalogue.forget_plan(plan_id, ids)
+    except PlanInUseError as error:
+        raise ConflictError(f"plan {plan_id}: {error}", kind="in-use") from None
+    service.storage.remove_job_files(ids)
     service.documents.forget(f"{plan_id}/")
     shutil.rmtree(service.storage.catalogue.plan_folder(plan_id), ignore_errors=True)
 

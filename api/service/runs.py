@@ -14,6 +14,7 @@ from api.storage.tables import JobRow
 from planner.compare import Comparison, compare
 from runtime import codec
 from runtime.errors import InputError
+from runtime.plan import Plan
 from runtime.report import RunReport, load_report
 
 RANKS_LOG_FILE = "ranks.log"
@@ -73,6 +74,22 @@ def get_run(service: Service, run_id: str) -> JobRow:
     return row
 
 
+def plan_of_run(service: Service, row: JobRow) -> Plan:
+    """The plan that a run trains under.
+
+    Raises:
+        ConflictError: it was removed.
+    """
+    try:
+        return get_plan(service, row.subject)
+    except NotFoundError:
+        raise ConflictError(
+            f"the plan {row.subject} of run {row.id} was removed; what the run measured is at "
+            f"/v1/runs/{row.id}/report",
+            kind="plan-gone",
+        ) from None
+
+
 def run_report(service: Service, run_id: str) -> RunReport:
     """What a run has measured, up to its last epoch.
 
@@ -96,11 +113,11 @@ def run_comparison(service: Service, run_id: str) -> Comparison:
 
     Raises:
         NotFoundError: there is no such run.
-        ConflictError: it has measured too little.
+        ConflictError: it has measured too little, or its plan was removed.
     """
     row, report = get_run(service, run_id), run_report(service, run_id)
     try:
-        return compare(get_plan(service, row.subject), report)
+        return compare(plan_of_run(service, row), report)
     except InputError as error:
         raise ConflictError(str(error), kind="no-report") from None
 

@@ -1,6 +1,8 @@
 """Plans, machines and profiles: rows that describe what lies in files."""
 
+from collections.abc import Collection
 from pathlib import Path
+from typing import Any
 
 from sqlalchemy import delete, select
 from sqlalchemy.exc import IntegrityError
@@ -8,6 +10,10 @@ from sqlalchemy.exc import IntegrityError
 from api.storage.database import Database
 from api.storage.paging import Page, page_of
 from api.storage.tables import JobRow, MachineRow, PlanRequestRow, PlanRow, ProfileRow
+
+
+class PlanInUseError(Exception):
+    """A plan cannot be removed; the text says why."""
 
 
 class Catalogue:
@@ -60,17 +66,35 @@ class Catalogue:
                 limit=limit,
             )
 
-    def plan_in_use(self, plan_id: str) -> bool:
-        """Whether a job that has not ended is about the plan."""
-        query = select(JobRow.id).where(
-            JobRow.subject == plan_id, JobRow.state.in_(("queued", "running"))
-        )
+    def runs_of(self, plan_id: str) -> list[JobRow]:
+        """Every training job under a plan."""
         with self._database.reading() as session:
-            return session.execute(query.limit(1)).first() is not None
+            return list(session.scalars(select(JobRow).where(*_runs_of(plan_id))))
 
-    def forget_plan(self, plan_id: str) -> None:
-        """Remove a plan's row and what points at it."""
+    def forget_plan(self, plan_id: str, runs: Collection[str]) -> None:
+        """Remove a plan's row, what points at it, and its runs' rows.
+
+        Args:
+            plan_id: the plan.
+            runs: every run of it.
+
+        Raises:
+            PlanInUseError: a job that has not ended is about it, or it has further runs.
+        """
         with self._database.writing() as session:
+            # Locked, so that no job begins to be about it meanwhile.
+            session.get(PlanRow, plan_id, with_for_update=True)
+            about = JobRow.subject == plan_id
+            unended = select(JobRow.id).where(about, JobRow.state.in_(("queued", "running")))
+            if session.execute(unended.limit(1)).first() is not None:
+                raise PlanInUseError("a job is about it; cancel that first")
+            found = set(session.scalars(select(JobRow.id).where(*_runs_of(plan_id))))
+            if not found <= set(runs):
+                raise PlanInUseError(
+                    f"it has runs ({len(found)}), which could not be read without it; remove it "
+                    "with them by ?with_runs=true"
+                )
+            session.execute(delete(JobRow).where(*_runs_of(plan_id)))
             session.execute(delete(PlanRequestRow).where(PlanRequestRow.plan_id == plan_id))
             session.execute(delete(PlanRow).where(PlanRow.id == plan_id))
 
@@ -118,3 +142,7 @@ class Catalogue:
                 cursor=cursor,
                 limit=limit,
             )
+
+
+def _runs_of(plan_id: str) -> tuple[Any, ...]:
+    return JobRow.subject == plan_id, JobRow.kind == "train"

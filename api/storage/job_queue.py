@@ -16,7 +16,7 @@ from sqlalchemy.orm import Session
 
 from api.storage.database import Database
 from api.storage.paging import Page, page_of
-from api.storage.tables import AttemptRow, IdempotencyRow, JobRow
+from api.storage.tables import AttemptRow, IdempotencyRow, JobRow, PlanRow
 from runtime import codec
 
 LEASE_SECONDS = 30.0
@@ -57,6 +57,10 @@ class KeyReusedError(Exception):
     """An Idempotency-Key came again with another request."""
 
 
+class PlanGoneError(Exception):
+    """A job is about a plan that is not there, or is being removed."""
+
+
 class JobQueue:
     """The jobs table. Every method is one short transaction."""
 
@@ -71,6 +75,7 @@ class JobQueue:
 
         Raises:
             KeyReusedError: the key was used for another request.
+            PlanGoneError: the plan that it is about is not there.
         """
         digest = codec.content_hash([job.kind, job.request])
         try:
@@ -86,6 +91,10 @@ class JobQueue:
                     if known.request_hash != digest:
                         raise KeyReusedError(job.idempotency_key)
                     return _row(session, known.job_id), True
+            # Locked, so that it is not removed before this job keeps it.
+            lock = {"read": True}
+            if job.subject and session.get(PlanRow, job.subject, with_for_update=lock) is None:
+                raise PlanGoneError(job.subject)
             row = _new_row(job)
             session.add(row)
             session.flush()

@@ -9,6 +9,7 @@ DATA/artefacts/ab/ab...  documents named by their content
 
 import shutil
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 from sqlalchemy import delete, select
@@ -54,6 +55,12 @@ class Storage:
         """Where a training job's checkpoints and report lie."""
         return self.data_dir / "runs" / job_id
 
+    def remove_job_files(self, job_ids: Iterable[str]) -> None:
+        """Remove what jobs have left in their folders; documents stay until the next sweep."""
+        for job_id in job_ids:
+            shutil.rmtree(self.job_folder(job_id), ignore_errors=True)
+            shutil.rmtree(self.run_folder(job_id), ignore_errors=True)
+
     def sweep(self, retention_days: float) -> int:
         """Remove jobs that ended longer ago, their files, and artefacts that nobody names.
 
@@ -65,9 +72,7 @@ class Storage:
             ended = (JobRow.state.in_(ENDED), JobRow.finished_seconds < before)
             ids = list(session.scalars(delete(JobRow).where(*ended).returning(JobRow.id)))
             session.execute(delete(AuditRow).where(AuditRow.time_seconds < before))
-        for job_id in ids:
-            shutil.rmtree(self.job_folder(job_id), ignore_errors=True)
-            shutil.rmtree(self.run_folder(job_id), ignore_errors=True)
+        self.remove_job_files(ids)
         with self.database.reading() as session:
             wanted: set[str] = set()
             for column in (JobRow.result_sha256, MachineRow.sha256, ProfileRow.sha256):

@@ -92,6 +92,8 @@ class PlanRow(Base):
     epoch_seconds: Mapped[float]
     statistics_class: Mapped[str] = mapped_column(String(16))
     created_seconds: Mapped[float]
+    owner: Mapped[str] = mapped_column(String(64), default="", server_default="")
+    """Id of the key whose job made it; empty: nobody's."""
 
     __table_args__ = (Index("ix_plans_created", "created_seconds", "id"),)
 
@@ -129,6 +131,15 @@ class ProfileRow(Base):
     machine: Mapped[str] = mapped_column(String(128))
     sha256: Mapped[str] = mapped_column(String(64))
     created_seconds: Mapped[float]
+
+
+class WrittenRow(Base):
+    """Written again and again, to see whether anything can be."""
+
+    __tablename__ = "written"
+
+    id: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    time_seconds: Mapped[float]
 
 
 class KeyRow(Base):

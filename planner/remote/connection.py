@@ -90,9 +90,9 @@ class Connection:
         key = idempotency_key or uuid.uuid4().hex
         return self._json(self.ask("POST", path, body=body, headers={"Idempotency-Key": key}))
 
-    def delete(self, path: str) -> None:
+    def delete(self, path: str, params: Mapping[str, Any] | None = None) -> None:
         """Remove a resource; raises as `get`."""
-        self.ask("DELETE", path)
+        self.ask("DELETE", path, params=params)
 
     def ask(
         self,

@@ -80,9 +80,14 @@ class Plans:
         """A plan, as plan.json holds it."""
         return decoded(Plan, self._connection.get(_at(plan)))
 
-    def delete(self, plan: str) -> None:
-        """Remove a plan that no job is about."""
-        self._connection.delete(_at(plan))
+    def delete(self, plan: str, *, with_runs: bool = False) -> None:
+        """Remove a plan of one's own that no job is about.
+
+        Args:
+            plan: its id.
+            with_runs: remove its runs too; else a plan that has some is refused.
+        """
+        self._connection.delete(_at(plan), {"with_runs": "true"} if with_runs else None)
 
     def explain(self, plan: str) -> Explanation:
         """Where the time goes, where rows live, and why the runner-up lost."""

@@ -39,6 +39,8 @@ class Job:
     """Address of the result, once it has succeeded."""
     problem: dict[str, Any] | None = None
     """Problem document of a job that failed."""
+    owner: str = ""
+    """Id of the key that made it; local or empty: no key's."""
 
     @property
     def ended(self) -> bool:
@@ -60,6 +62,8 @@ class Run:
     started_seconds: float | None
     finished_seconds: float | None
     problem: dict[str, Any] | None
+    owner: str = ""
+    """As of a job."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -124,6 +128,8 @@ class PlanSummary:
     epoch_seconds: float
     statistics_class: str
     created_seconds: float
+    owner: str = ""
+    """As of a job."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

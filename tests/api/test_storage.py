@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
-from sqlalchemy import inspect, update
+from sqlalchemy import inspect, text, update
 
 from api.jobs.lanes import lock_folder, sign_folder
 from api.storage.artefacts import Artefacts
 from api.storage.database import Database, normal_url
-from api.storage.job_queue import Ending, KeyReusedError, NewJob
+from api.storage.job_queue import Ending, KeyReusedError, NewJob, PlanGoneError
 from api.storage.paging import decode_cursor
 from api.storage.storage import Storage
 from api.storage.tables import Base, JobRow, MachineRow
@@ -55,6 +55,42 @@ def test_migrations_can_be_taken_back(storage: Storage):
     with storage.database.engine.connect() as connection:
         assert inspect(connection).get_table_names() == ["alembic_version"]
     storage.database.migrate()
+
+
+def test_plans_that_are_there_belong_to_whose_job_made_them(storage: Storage):
+    storage.database.migrate("base")
+    storage.database.migrate("0001")
+    plan = (
+        "INSERT INTO plans (id, graph, graph_fingerprint, machine, policy, num_ranks, step_seconds,"
+        " epoch_seconds, statistics_class, created_seconds)"
+        " VALUES (:id, 'g', 'f', 'm', 'none', 1, 1.0, 1.0, 'exact', 0.0)"
+    )
+    made = (
+        "INSERT INTO jobs (id, kind, lane, state, request, subject, principal, request_id, stage,"
+        " share, attempt, crashes, cancel, time_limit_seconds, created_seconds) VALUES (:id, :kind,"
+        " 'planning', 'succeeded', '{}', :plan, :who, '', '', 1.0, :attempt, 0, false, 1.0, :when)"
+    )
+    rows = [
+        ("1", "plan", "a", "cached", 0, 0.0),  # answered by the plan that was there
+        ("2", "what-if", "a", "asker", 1, 1.0),
+        ("3", "plan", "a", "maker", 2, 2.0),
+        ("4", "plan", "a", "later", 1, 3.0),
+    ]
+    with storage.database.engine.begin() as connection:
+        for name in ("a", "b"):
+            connection.execute(text(plan), {"id": name})
+        for row in rows:
+            names = ("id", "kind", "plan", "who", "attempt", "when")
+            connection.execute(text(made), dict(zip(names, row, strict=True)))
+    storage.database.migrate()
+    owners = [(row.id, row.owner) for row in storage.catalogue.plans().items]
+    assert sorted(owners) == [("a", "maker"), ("b", "")]
+
+
+def test_a_job_is_not_accepted_about_a_plan_that_is_not_there(storage: Storage):
+    with pytest.raises(PlanGoneError):
+        storage.jobs.add(job(subject="0" * 32))
+    assert storage.jobs.num_waiting() == 0
 
 
 def test_a_job_is_claimed_once_oldest_first(storage: Storage):
@@ -213,7 +249,7 @@ def test_psycopg_is_the_driver_of_a_postgresql_url():
     assert normal_url("postgresql://u@h/d") == "postgresql+psycopg://u@h/d"
 
 
-@pytest.mark.parametrize("text", ["", "x", "bm90IGpzb24", "W10", "e30", "WyJhIiwgMV0"])
-def test_a_cursor_that_is_none_of_ours_is_refused(text: str):
+@pytest.mark.parametrize("cursor", ["", "x", "bm90IGpzb24", "W10", "e30", "WyJhIiwgMV0"])
+def test_a_cursor_that_is_none_of_ours_is_refused(cursor: str):
     with pytest.raises(InputError, match="cursor"):
-        decode_cursor(text)
+        decode_cursor(cursor)

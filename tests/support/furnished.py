@@ -26,7 +26,7 @@ PROBLEM = {"type": "plan-does-not-fit", "title": "No feasible plan", "status": 4
 
 def furnish(service: Service, graph: Graph, folder: Path) -> dict[str, list[str]]:
     """Put plans, a machine, a profile and jobs in every state; returns names by parameter."""
-    plans = [_plan(service, graph, folder / f"plan{seed}", seed) for seed in range(2)]
+    plans = [keep_plan(service, graph, folder / f"plan{seed}", seed) for seed in range(2)]
     document: dict[str, Any] = codec.to_plain(load_preset("cpu-2core"))
     machine = upload_machine(service, document).id
     jobs, runs = _jobs(service, plans[0])
@@ -44,7 +44,8 @@ def furnish(service: Service, graph: Graph, folder: Path) -> dict[str, list[str]
     }
 
 
-def _plan(service: Service, graph: Graph, folder: Path, seed: int) -> str:
+def keep_plan(service: Service, graph: Graph, folder: Path, seed: int = 0) -> str:
+    """Make a plan in a folder that is not there yet, and keep it; returns its id."""
     made = make_plan(graph, folder, seed=seed)
     final = service.storage.catalogue.plan_folder(made.plan_id)
     final.parent.mkdir(parents=True, exist_ok=True)

@@ -12,7 +12,6 @@ from fastapi.testclient import TestClient
 from api.app import create_app
 from api.dashboard.planning import request_fields
 from api.jobs.context import EVENTS_FILE, append_line
-from api.jobs.recording import plan_row
 from api.schemas.requests import NoopRequest
 from api.security.keys import create_key
 from api.service.context import Caller, Service
@@ -22,7 +21,7 @@ from api.settings import ServiceSettings
 from planner.errors import SettingsError
 from runtime.device import machine_fingerprint
 from runtime.graph.dataset import Graph
-from tests.support.plans import make_plan
+from tests.support.furnished import keep_plan
 
 VOID = {"meta", "link", "input", "br", "wbr"}
 CALLER = Caller(principal="local")
@@ -77,16 +76,6 @@ def service_client(
     yield app.state.service, client
     client.close()
     app.state.service.close()
-
-
-def keep_plan(service: Service, graph: Graph, folder: Path, seed: int = 0) -> str:
-    made = make_plan(graph, folder, seed=seed)
-    final = service.storage.catalogue.plan_folder(made.plan_id)
-    final.parent.mkdir(parents=True, exist_ok=True)
-    folder.rename(final)
-    with service.storage.database.writing() as session:
-        session.add(plan_row(final))
-    return made.plan_id
 
 
 def read(client: TestClient, address: str, status: int = 200) -> str:
