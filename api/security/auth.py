@@ -1,9 +1,9 @@
 """From a request's headers to who asks, and from a route's scope to yes or no."""
 
 import asyncio
-import time
 from collections.abc import Callable
 from http.cookies import CookieError, SimpleCookie
+from time import monotonic
 from typing import Annotated, Any
 
 from fastapi import Depends, Request, Security
@@ -52,7 +52,7 @@ class Authenticator:
         return found
 
     async def _look_up(self, text: str) -> Principal | None:
-        now, name = time.monotonic(), hash_of(text)
+        now, name = monotonic(), hash_of(text)
         known = self._known.get(name)
         if known is not None and now - known[0] < REMEMBERED_SECONDS:
             return known[1]

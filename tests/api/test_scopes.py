@@ -11,7 +11,7 @@ from fastapi.testclient import TestClient
 from sqlalchemy import update
 
 from api.jobs.lanes import Lanes
-from api.security.keys import create_key
+from api.security.keys import create_key, principal_of
 from api.service.context import Caller, Service
 from api.service.jobs import submit
 from api.storage.job_queue import Ending
@@ -131,7 +131,7 @@ def operations(routes: list[Any]) -> Iterator[tuple[str, str]]:
             inner = getattr(route, "routes", None) or getattr(
                 getattr(route, "original_router", None), "routes", []
             )
-            yield from operations(inner)
+            yield from operations(inner or [])
 
 
 def test_the_table_names_every_operation_and_no_other(keyed: tuple[TestClient, dict[str, str]]):
@@ -167,11 +167,18 @@ def test_a_scope_lets_in_where_the_table_says_so(
         assert let_in == (scope in MAY[NEEDS[operation]]), (scope, answer.status_code)
 
 
+def name_of(service: Service, key: str) -> str:
+    who = principal_of(service.storage.access, key)
+    assert who is not None
+    return who.name
+
+
 def made_by(client: TestClient, key: str, kind: str = "train", subject: str = "") -> str:
     """A job of that key that waits."""
     service = service_of(client)
-    who = client.portal.call(service.auth._look_up, key)  # pyright: ignore[reportOptionalMemberAccess]
-    return submit(service, Caller(principal=who.name), kind, {"options": {}}, subject=subject).id
+    return submit(
+        service, Caller(principal=name_of(service, key)), kind, {"options": {}}, subject=subject
+    ).id
 
 
 @pytest.mark.parametrize("address", ["/v1/jobs/{}/cancel", "/v1/runs/{}/cancel", "/jobs/{}/cancel"])
@@ -228,10 +235,11 @@ def planned(
     """A plan of the key `both`."""
     client, keys = keyed
     service = service_of(client)
-    who = client.portal.call(service.auth._look_up, keys["both"])  # pyright: ignore[reportOptionalMemberAccess]
     plan = keep_plan(service, small_graph, tmp_path / "plan")
     with service.storage.database.writing() as session:
-        session.execute(update(PlanRow).where(PlanRow.id == plan).values(owner=who.name))
+        session.execute(
+            update(PlanRow).where(PlanRow.id == plan).values(owner=name_of(service, keys["both"]))
+        )
     yield plan
     if service.storage.catalogue.plan(plan) is not None:
         client.delete(f"/v1/plans/{plan}?with_runs=true", headers=bearer(keys["admin"]))

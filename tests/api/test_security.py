@@ -1,13 +1,11 @@
 """Every refusal: its status, its type, and nothing changed."""
 
 import pickle
-import time
 from pathlib import Path
 
 import pytest
 from fastapi.testclient import TestClient
 
-from api.security.auth import REMEMBERED_SECONDS
 from api.security.keys import create_key, hash_of
 from api.security.limits import RateLimit
 from api.security.paths import OutsideRootsError, confined, dataset_folder
@@ -25,13 +23,30 @@ def bearer(text: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {text}"}
 
 
+class Clock:
+    """What the looking up of keys takes for the time."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
 @pytest.fixture
-def keyed(tmp_path: Path):
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr("api.security.auth.monotonic", made)
+    return made
+
+
+@pytest.fixture
+def keyed(tmp_path: Path, clock: Clock):
     """A service with a key of each scope."""
     with make_client(tmp_path) as client:
         access = client.app.state.service.storage.access  # pyright: ignore[reportAttributeAccessIssue, reportFunctionMemberAccess]
         keys = {s: create_key(access, s, [s])[1] for s in ("read", "plan", "run", "admin")}
-        time.sleep(REMEMBERED_SECONDS)
+        clock.now += 1.0
         yield client, keys
 
 
@@ -67,14 +82,16 @@ def test_scopes_allow_what_they_name(keyed: tuple[TestClient, dict[str, str]]):
     assert len(jobs_of(client, **bearer(keys["read"]))) == 2
 
 
-def test_a_revoked_key_is_refused(keyed: tuple[TestClient, dict[str, str]]):
+def test_a_revoked_key_is_refused_after_a_second(
+    keyed: tuple[TestClient, dict[str, str]], clock: Clock
+):
     client, keys = keyed
     headers = bearer(keys["plan"])
     assert client.post("/v1/jobs", json={}, headers=headers).status_code == 202
     access = client.app.state.service.storage.access  # pyright: ignore[reportAttributeAccessIssue, reportFunctionMemberAccess]
     row = access.key_of_hash(hash_of(keys["plan"]))
     assert access.revoke(row.id)
-    time.sleep(REMEMBERED_SECONDS)
+    clock.now += 1.0
     assert client.post("/v1/jobs", json={}, headers=headers).status_code == 401
     assert len(jobs_of(client, **bearer(keys["read"]))) == 1
 
@@ -252,6 +269,24 @@ def test_clients_that_ask_too_often_wait(tmp_path: Path):
         assert refused
         assert int(refused[0].headers["retry-after"]) >= 1
         assert len(jobs_of(client)) == 10 - len(refused)
+
+
+def test_wrong_keys_are_tried_no_faster_than_things_are_changed(tmp_path: Path):
+    with make_client(tmp_path, reads_per_second=1e6, writes_per_second=0.001) as client:
+        wrong = bearer("gnnplan_wrong")
+        answers = [client.get("/v1/jobs", headers=wrong).status_code for _ in range(5)]
+        assert answers == [401, 429, 429, 429, 429]
+        # Who has a key, or needs none, is not held up by it.
+        assert client.get("/v1/jobs").status_code == 200
+
+
+def test_an_idle_client_saves_no_more_than_a_burst(monkeypatch: pytest.MonkeyPatch):
+    now = 0.0
+    monkeypatch.setattr("api.security.limits.time.monotonic", lambda: now)
+    limit = RateLimit(2.0)
+    assert limit.wait_seconds("a") == 0
+    now = 3600.0
+    assert [limit.wait_seconds("a") for _ in range(5)] == [0, 0, 0, 0, 0.5]
 
 
 def test_a_bucket_refills_at_its_rate(monkeypatch: pytest.MonkeyPatch):

@@ -19,7 +19,7 @@ from api.storage.database import Database, normal_url
 from api.storage.job_queue import Ending, KeyReusedError, NewJob, PlanGoneError
 from api.storage.paging import decode_cursor
 from api.storage.storage import Storage
-from api.storage.tables import Base, JobRow, MachineRow
+from api.storage.tables import AuditRow, Base, JobRow, MachineRow
 from runtime.errors import InputError
 
 
@@ -195,6 +195,38 @@ def test_pages_hold_every_job_once(storage: Storage):
             break
     assert len(seen) == 7
     assert set(seen) == ids
+
+
+def test_rows_of_one_moment_are_not_lost_between_pages(storage: Storage):
+    ids = {storage.jobs.add(job())[0].id for _ in range(5)}
+    with storage.database.writing() as session:
+        session.execute(update(JobRow).values(created_seconds=1.0))
+        session.add_all(audit_line(at) for at in (2.0, 2.0, 2.0))
+    first = storage.jobs.page(limit=2)
+    second = storage.jobs.page(limit=2, cursor=first.next_cursor)
+    third = storage.jobs.page(limit=2, cursor=second.next_cursor)
+    pages = [row.id for page in (first, second, third) for row in page.items]
+    assert len(pages) == 5
+    assert set(pages) == ids
+    lines = storage.access.audit(limit=2)
+    rest = storage.access.audit(limit=2, cursor=lines.next_cursor)
+    assert [line.id for line in (*lines.items, *rest.items)] == [3, 2, 1]
+
+
+def audit_line(at: float) -> AuditRow:
+    return AuditRow(time_seconds=at, principal="", client="", method="POST", path="/", status=202,
+                    request_id="")  # fmt: skip
+
+
+def test_crashes_are_counted_and_interruptions_are_not(storage: Storage):
+    made, _ = storage.jobs.add(job())
+    for outcome in ("crashed", "interrupted", "crashed"):
+        claimed = storage.jobs.claim("planning", "a")
+        assert claimed is not None
+        assert storage.jobs.give_back(claimed, outcome)
+    row = storage.jobs.get(made.id)
+    assert row is not None
+    assert (row.crashes, row.attempt, row.state) == (2, 3, "queued")
 
 
 def test_retention_removes_ended_jobs_and_their_files_alone(storage: Storage):
