@@ -125,7 +125,7 @@ def keyed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[TestClient
 def operations(routes: list[Any]) -> Iterator[tuple[str, str]]:
     for route in routes:
         if isinstance(route, APIRoute):
-            for method in route.methods:
+            for method in route.methods or ():
                 yield method, re.sub(r":\w+}", "}", route.path)
         else:
             inner = getattr(route, "routes", None) or getattr(
