@@ -1,10 +1,12 @@
 """How `prediction` reads what ranks measured, and README what it found."""
 
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from tests.benchmarks.prediction_cases import CASES
 from tests.benchmarks.prediction_measure import stage_seconds
 from tests.benchmarks.prediction_rounds import (
     TakenTurns,
@@ -14,7 +16,20 @@ from tests.benchmarks.prediction_rounds import (
     steady_rounds,
     undisturbed_turns,
 )
-from tests.benchmarks.prediction_table import HEADER, RECORD, read_pairs, table
+from tests.benchmarks.prediction_table import (
+    HEADER,
+    HOURS_HEADER,
+    RECORD,
+    RECORDS,
+    figures,
+    memory_figures,
+    other_hours,
+    read_lines,
+    read_pairs,
+    table,
+)
+
+README = (Path(__file__).parents[2] / "README.md").read_text()
 
 
 def test_a_wait_for_each_other_is_seen_in_the_steps_though_each_rank_rarely_waits() -> None:
@@ -87,12 +102,35 @@ def test_medians_grow_surer_with_turns_and_what_rounds_share_is_no_doubt() -> No
     assert standard_error(steady.tolist(), [[1.0] * 400] * 2) == pytest.approx(0.0, abs=1e-12)
 
 
-def test_the_readmes_table_is_that_of_the_record() -> None:
-    readme = (Path(__file__).parents[2] / "README.md").read_text()
+def test_the_readmes_tables_and_figures_are_those_of_the_records() -> None:
     pairs = read_pairs(RECORD)
-    assert "\n".join([HEADER, *table(pairs)]) in readme
+    assert "\n".join([HEADER, *table(pairs)]) in README
+    assert "\n".join(figures(RECORD)) in README
+    assert "\n".join([HOURS_HEADER, *other_hours()]) in README
+    assert memory_figures() in README
+
+
+def test_what_the_readme_says_of_how_it_was_measured_is_in_the_records() -> None:
+    (how, *_), pairs = read_lines(RECORD), read_pairs(RECORD)
     candidates = sum(len(pair["candidates"]) for pair in pairs)
-    assert f"({len(pairs)} configurations, {candidates} candidates" in readme
+    assert f"({len(pairs)} configurations, {candidates} candidates, {how['date']}, commit" in README
+    assert f"commit {how['commit']};" in README
+    for words in ("15 of 696", "9% of turns were disturbed"):
+        assert words in how["note"]
+        assert words in README
+    (held, *lines) = read_lines(RECORDS / "memory_plans.jsonl")
+    assert f"({held['commit']}, {held['date']})" in README
+    steps = [line["steps"] for line in lines if line["name"] == "memory_plan"]
+    assert f"Most took {np.median(steps):.0f} steps,\nthe longest {max(steps)}" in README
+    for work in (made.workload for case in CASES for made in case.settings()):
+        assert (work.model, work.num_layers, work.hidden) == ("sage", 2, 128)
+        assert (work.fanouts, work.batch_size) == ([10, 5], 512)
+
+
+def test_every_record_that_the_readme_names_is_there() -> None:
+    named = set(re.findall(r"`(?:tests/golden/benchmarks/)?(\w+\.jsonl|gpu_\w+\.json)`", README))
+    assert len(named) >= 8
+    assert [name for name in sorted(named) if not (RECORDS / name).exists()] == []
 
 
 def test_a_row_of_the_table_by_hand() -> None:
