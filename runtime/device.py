@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from runtime.cgroup import cpu_quota, memory_limit_bytes
+from runtime.visible_gpus import Listed, read_slices, shown_gpus
 
 PROC = Path("/proc")
 SYS = Path("/sys")
@@ -164,7 +165,7 @@ def _versions() -> dict[str, str]:
 
 
 def _gpus() -> tuple[list[dict[str, Any]], dict[str, str]]:
-    """GPUs by NVML and the driver's version; ([], {}) where there is no NVML or no GPU."""
+    """GPUs that CUDA shows, by NVML, and the driver's version; ([], {}) without NVML or GPUs."""
     try:
         import pynvml
     except ImportError:
@@ -181,13 +182,36 @@ def _gpus() -> tuple[list[dict[str, Any]], dict[str, str]]:
                 "name": _text(pynvml.nvmlDeviceGetName(handle)),
                 "memory_bytes": int(pynvml.nvmlDeviceGetMemoryInfo(handle).total),
             }
-            for handle in handles
+            for handle in _shown_handles(pynvml, handles)
         ]
         return gpus, {"nvidia_driver": _text(pynvml.nvmlSystemGetDriverVersion())}
     except pynvml.NVMLError:
         return [], {}
     finally:
         pynvml.nvmlShutdown()
+
+
+def _shown_handles(nvml: Any, handles: list[Any]) -> list[Any]:
+    """Of the driver's GPUs those that CUDA shows, and slices in the place of divided ones."""
+    slices = [read_slices(nvml, each) if _is_divided(nvml, each) else None for each in handles]
+    listed = [
+        Listed(
+            uuid=_text(nvml.nvmlDeviceGetUUID(handle)),
+            slices=None if parts is None else [_text(nvml.nvmlDeviceGetUUID(p)) for p in parts],
+        )
+        for handle, parts in zip(handles, slices, strict=True)
+    ]
+    shown = [(handles[each.gpu], slices[each.gpu], each.slice) for each in shown_gpus(listed)]
+    return [
+        gpu if parts is None or number is None else parts[number] for gpu, parts, number in shown
+    ]
+
+
+def _is_divided(nvml: Any, handle: Any) -> bool:
+    try:
+        return int(nvml.nvmlDeviceGetMigMode(handle)[0]) == 1
+    except nvml.NVMLError:
+        return False
 
 
 def _text(value: Any) -> str:

@@ -1,11 +1,13 @@
 """Is this the graph, and is this the machine, that the plan was made for?"""
 
+import os
 from pathlib import Path
 
 from runtime.device import machine_fingerprint
 from runtime.errors import PlanError
 from runtime.graph.dataset import open_graph
 from runtime.plan import Plan
+from runtime.visible_gpus import VARIABLE
 
 
 def check_identity(plan: Plan, *, force: bool = False) -> list[str]:
@@ -37,9 +39,14 @@ def check_identity(plan: Plan, *, force: bool = False) -> list[str]:
     if found_machine not in plan.machine.fingerprint.split("+"):
         notes.append(
             f"expected the machine the plan was made for ({plan.machine.name}, fingerprint "
-            f"{plan.machine.fingerprint[:12]}), found {found_machine[:12]}; probe and plan again "
-            "or use --force"
+            f"{plan.machine.fingerprint[:12]}), found {found_machine[:12]}{_visible()}; probe and "
+            "plan again or use --force"
         )
     if notes and not force:
         raise PlanError(notes[0])
     return notes
+
+
+def _visible() -> str:
+    text = os.environ.get(VARIABLE)
+    return "" if text is None else f" (with the GPUs that {VARIABLE}={text} shows)"

@@ -20,6 +20,7 @@ from planner.commands.common import (
 from planner.commands.remote import ServerOption
 from planner.errors import SettingsError
 from planner.machine import MachineModel
+from planner.probe.gpu_inventory import gpu_notes
 from planner.settings import AUTO_SAMPLER, PlanSettings
 from planner.units import parse_bytes
 from runtime.plan import Links, Plan, Workload, load_plan, refuse_foreign_folder
@@ -261,6 +262,8 @@ def print_plan(result: Plan, output: Path, *, as_json: bool) -> None:
 def machine_for_planning(name: str | None) -> MachineModel:
     """The named machine, or this one: probed once and cached by its fingerprint.
 
+    What a reader must know of its GPUs is printed to stderr.
+
     Raises:
         MachineError: it was probed here and its GPUs are no longer joined as they were.
         InputError: GNNPLAN_CACHE names a folder that cannot be written.
@@ -277,9 +280,13 @@ def machine_for_planning(name: str | None) -> MachineModel:
             machine = load_or_probe(quick=False, progress=progress)
     if machine.gpus and machine.provenance == "measured":
         from planner.probe.nvml import inventory
-        from planner.probe.topology import refuse_changed
+        from planner.probe.topology import refuse_changed, with_free_memory
 
-        refuse_changed(machine, inventory())
+        found = inventory()
+        refuse_changed(machine, found)
+        machine = with_free_memory(machine, found)
+    for note in gpu_notes(machine.notes):
+        console(as_json=True).print(f"note: {note}", markup=False, soft_wrap=True)
     return machine
 
 

@@ -196,7 +196,7 @@ def _topology(machine: MachineModel | None) -> list[Finding]:
 def topology_findings(
     found: Inventory | None, machine: MachineModel | None = None
 ) -> list[Finding]:
-    """Faults of an inventory, and its differences from a machine file, as findings."""
+    """Faults and notes of an inventory, and its differences from a machine file, as findings."""
     if found is None:
         gone = machine is not None and machine.provenance == "measured" and machine.gpus
         lost = Fault(
@@ -207,11 +207,19 @@ def topology_findings(
         wrong = [lost] if gone else []
     else:
         wrong = faults(found) + (changes(machine, found) if machine else [])
-    if found is not None and not wrong:
-        return [Finding(check="gpu links", level="ok", found="all up, at full width")]
+    good = Finding(check="gpu links", level="ok", found="all up, at full width")
+    told = {f.found for f in wrong}
     return [
-        Finding(check=f"gpu {f.check}", level="problem", found=f.found, advice=f.advice)
-        for f in wrong
+        *([good] if found is not None and found.gpus and not wrong else []),
+        *(
+            Finding(check=f"gpu {f.check}", level="problem", found=f.found, advice=f.advice)
+            for f in wrong
+        ),
+        *(
+            Finding(check="gpu", level="note", found=note)
+            for note in ([] if found is None else found.notes)
+            if note not in told
+        ),
     ]
 
 

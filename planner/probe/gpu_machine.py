@@ -19,9 +19,11 @@ from planner.machine import Link, MachineModel, Table
 from planner.machine_routes import moved_bytes
 from planner.probe.fit import fit_alpha_beta
 from planner.probe.gpu_bench import GpuFindings, Points
+from planner.probe.gpu_match import matched
 
 UNITS = (32, 64, 128)
 """Bytes of a transaction that are tried."""
+FASTER_IF_LARGER = ("gpu_flops", "gpu_overlap_eta")
 NEAR_BEST = 0.95
 """The least grid that reaches so much of the best rate is the gather's cap."""
 
@@ -62,9 +64,9 @@ def with_gpus(machine: MachineModel, findings: Sequence[GpuFindings]) -> Machine
         machine: as the driver describes it; links keep what was not measured.
         findings: one per GPU, in the driver's order.
     """
-    links = {link.name: link for link in machine.links}
     notes = [note for found in findings for note in found.notes]
-    findings = _renumbered(machine, findings)
+    machine, findings = matched(machine, findings)
+    links = {link.name: link for link in machine.links}
     used: list[str] = []
     tables: dict[str, Table] = {}
     for found in findings:
@@ -83,27 +85,6 @@ def with_gpus(machine: MachineModel, findings: Sequence[GpuFindings]) -> Machine
         sources=machine.sources | dict.fromkeys(used, "measured here by the GPU probe"),
         notes=[*machine.notes, *notes],
     )
-
-
-def _renumbered(machine: MachineModel, findings: Sequence[GpuFindings]) -> list[GpuFindings]:
-    """The findings by the driver's numbers; GPUs that the machine does not have are left out."""
-    numbers = {p.uuid: int(p.name.removeprefix("gpu")) for p in machine.gpus if p.host == 0}
-    joined = {f.gpu: numbers[f.uuid] for f in findings if f.uuid in numbers}
-
-    def of(points: Points) -> Points:
-        return {(joined[o], *rest): m for (o, *rest), m in points.items() if o in joined}
-
-    return [
-        replace(
-            found,
-            gpu=joined[found.gpu],
-            peer_copy=of(found.peer_copy),
-            peer_message=of(found.peer_message),
-            peer_gather=of(found.peer_gather),
-        )
-        for found in findings
-        if found.gpu in joined
-    ]
 
 
 def _links_of(found: GpuFindings, known: Mapping[str, Link]) -> list[Link]:
@@ -232,7 +213,7 @@ def _message_tables(found: GpuFindings) -> dict[str, Table]:
 
 
 def _shared_tables(findings: Sequence[GpuFindings]) -> dict[str, Table]:
-    """Curves of the first GPU that has them: cost models know one kind of GPU per machine."""
+    """Curves of the slowest GPU of each: cost models know one kind of GPU per machine."""
     tables: dict[str, Table] = {}
     for found in findings:
         new: dict[str, Table | None] = {
@@ -248,13 +229,21 @@ def _shared_tables(findings: Sequence[GpuFindings]) -> dict[str, Table]:
             "gpu_context": _value("bytes", found.context_bytes or None),
             "gpu_process": _value("bytes", found.process_bytes or None),
         }
-        tables |= {k: t for k, t in new.items() if t is not None and k not in tables}
+        for name, table in new.items():
+            if table is not None:
+                tables[name] = _worse(name, tables.get(name, table), table)
     crowded = [f.crowded[()] for f in findings if f.crowded]
     if crowded and len(crowded) == len(findings):
         slowest = max(crowded, key=lambda m: m.value)
         table = _value_table("ratio", slowest.value, slowest.spread)
         tables["gpu_crowded_copy"] = replace(table, points=[[float(len(findings))]])
     return tables
+
+
+def _worse(name: str, first: Table, second: Table) -> Table:
+    """Of two GPUs' curves the one that costs more: seconds, bytes and slowdowns, not rates."""
+    low, high = sorted((first, second), key=lambda table: float(np.median(table.values)))
+    return low if name in FASTER_IF_LARGER else high
 
 
 def _value_table(unit: str, value: float, spread: float = 0.0) -> Table:

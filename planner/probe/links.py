@@ -103,14 +103,18 @@ def _exchange_link(table: Table) -> tuple[Link, str]:
 
 
 def gpu_parts(inventory: Inventory) -> tuple[list[Processor], list[Memory], list[str]]:
-    """A processor and a memory per GPU; a GPU whose memory is unknown is left out, with a note."""
+    """A processor and a memory per GPU, of what is free of it.
+
+    A GPU whose memory is unknown, or held by others, is left out, with a note.
+    """
     processors: list[Processor] = []
     memories: list[Memory] = []
     notes = list(inventory.notes)
     for gpu in inventory.gpus:
         name = f"gpu{gpu.index}"
-        if gpu.memory_bytes is None:
-            notes.append(f"{name}: memory size unknown; left out of the machine")
+        if not gpu.capacity_bytes:
+            why = "memory size unknown" if gpu.memory_bytes is None else "no memory is free"
+            notes.append(f"{name}: {why}; left out of the machine")
             continue
         processors.append(
             Processor(
@@ -127,7 +131,7 @@ def gpu_parts(inventory: Inventory) -> tuple[list[Processor], list[Memory], list
             Memory(
                 name=f"{name}.memory",
                 kind="device",
-                capacity_bytes=gpu.memory_bytes,
+                capacity_bytes=gpu.capacity_bytes,
                 numa_node=-1 if gpu.numa_node is None else gpu.numa_node,
             )
         )
@@ -136,7 +140,7 @@ def gpu_parts(inventory: Inventory) -> tuple[list[Processor], list[Memory], list
 
 def gpu_links(inventory: Inventory) -> list[Link]:
     """PCIe to the host, direct NVLinks, and one switch node with each GPU's port capacity."""
-    present = {gpu.index: gpu for gpu in inventory.gpus if gpu.memory_bytes is not None}
+    present = {gpu.index: gpu for gpu in inventory.gpus if gpu.capacity_bytes}
     groups = pcie_groups(inventory)
     above = {g: f"plx{s}" for s, group in enumerate(groups) for g in group}
     links: list[Link] = []
@@ -169,7 +173,7 @@ def pcie_groups(inventory: Inventory) -> list[list[int]]:
 
     Where the tree is hidden, those whose way to each other does not pass the host bridge.
     """
-    present = {gpu.index for gpu in inventory.gpus if gpu.memory_bytes is not None}
+    present = {gpu.index for gpu in inventory.gpus if gpu.capacity_bytes}
     bridges = {g.index: g.pci_bridges for g in inventory.gpus if g.pci_bridges is not None}
     if present <= set(bridges):
         return shared_bridges({index: bridges[index] for index in sorted(present)})
@@ -240,13 +244,14 @@ def _nvlink(gpu: Gpu, source: str, target: str, count: int) -> list[Link]:
 
 def nvlink_covers(inventory: Inventory) -> list[list[list[str]]]:
     """Covers by the fewest groups of GPUs joined all to all by NVLink, best first."""
-    place = {gpu.index: position for position, gpu in enumerate(inventory.gpus)}
+    present = [gpu.index for gpu in inventory.gpus if gpu.capacity_bytes]
+    place = {index: position for position, index in enumerate(present)}
     joined = np.zeros((len(place), len(place)), np.int64)
     for pair in inventory.pairs:
-        if pair.num_nvlinks:
+        if pair.num_nvlinks and {pair.first, pair.second} <= set(place):
             a, b = place[pair.first], place[pair.second]
             joined[a, b] = joined[b, a] = pair.num_nvlinks
-    names = [f"gpu{gpu.index}" for gpu in inventory.gpus]
+    names = [f"gpu{index}" for index in present]
     return [
         [[names[g] for g in clique] for clique in cover.cliques] for cover in clique_covers(joined)
     ]

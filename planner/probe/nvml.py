@@ -6,13 +6,17 @@ here only when the inventory is asked for; tests hand in a fake or a recorded mo
 """
 
 import importlib
-from collections.abc import Callable
-from dataclasses import dataclass, field
+import itertools
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from planner.probe.nvlinks import NvLink, bus_key, pair_links, read_links
+from planner.probe.gpu_inventory import Asker, Gpu, GpuPair, Inventory, busy_text, differences
+from planner.probe.nvlinks import bus_key, pair_links, read_links
 from planner.probe.pcie import PciDevices, SysfsDevices
+from planner.probe.visible import slices_of, used_bytes, visible_gpus
+
+__all__ = ["Asker", "Gpu", "GpuPair", "Inventory", "inventory", "set_bits"]
 
 COMMON_ANCESTORS = {
     0: "internal",
@@ -30,104 +34,24 @@ MASK_WORDS = 16
 """64-bit words of a CPU or NUMA node mask: 1024 bits."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Gpu:
-    """One GPU; None is unknown."""
-
-    index: int
-    uuid: str
-    name: str
-    bus_id: str
-    """domain:bus:device.function, lower case, domain of 4 hex digits."""
-    compute_capability: tuple[int, int] | None
-    memory_bytes: int | None
-    mig: bool | None
-    numa_node: int | None
-    numa_conflict: tuple[int, int] | None
-    """What NVML and the system say of the NUMA node, where they disagree."""
-    pci_bridges: list[str] | None
-    """PCI addresses above it, the one next to the root first."""
-    cpus: list[int] | None
-    """Cores next to it."""
-    pcie_generation: int | None
-    """Now: the link trains down when idle."""
-    pcie_width: int | None
-    pcie_max_generation: int | None
-    pcie_max_width: int | None
-    nvlinks: list[NvLink] | None
-    """None where not one link could be asked for (MIG, old driver)."""
-    compute_processes: int | None
-    """Processes that use it now: it is measured alone or not at all."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class GpuPair:
-    """How two GPUs are joined; None is unknown."""
-
-    first: int
-    second: int
-    common_ancestor: str | None
-    p2p: dict[str, bool | None]
-    num_nvlinks: int | None
-    via_switch: bool | None
-    """None where there is no NVLink between them or it is unknown."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Inventory:
-    """All GPUs and pairs."""
-
-    driver_version: str
-    cuda_driver_version: int | None
-    gpus: list[Gpu]
-    pairs: list[GpuPair]
-    notes: list[str] = field(default_factory=list[str])
-
-
-class Asker:
-    """Calls NVML functions and turns every refusal into None."""
-
-    def __init__(self, nvml: Any) -> None:
-        self.nvml = nvml
-        self.refused: set[str] = set()
-
-    def ask(self, name: str, *arguments: Any) -> Any:
-        """The function's answer, or None where it is refused or unknown to this module."""
-        function: Callable[..., Any] | None = getattr(self.nvml, name, None)
-        if function is None:
-            self.refused.add(name)
-            return None
-        try:
-            return function(*arguments)
-        except self.nvml.NVMLError:
-            self.refused.add(name)
-            return None
-
-    def number(self, name: str, *arguments: Any) -> int | None:
-        """An integer answer, or None."""
-        answer = self.ask(name, *arguments)
-        return None if answer is None else int(answer)
-
-    def text(self, name: str, *arguments: Any) -> str:
-        """A text answer, empty where unknown."""
-        answer = self.ask(name, *arguments)
-        if answer is None:
-            return ""
-        return answer.decode() if isinstance(answer, bytes) else str(answer)
-
-
 def inventory(
-    nvml: Any = None, sysfs: Path = Path("/sys"), *, devices: PciDevices | None = None
+    nvml: Any = None,
+    sysfs: Path = Path("/sys"),
+    *,
+    devices: PciDevices | None = None,
+    environment: Mapping[str, str] | None = None,
 ) -> Inventory | None:
-    """Ask NVML for GPUs and links.
+    """Ask NVML for the GPUs that CUDA shows, and their links.
 
     Args:
         nvml: a module like pynvml; None imports it.
         sysfs: where PCI devices say their NUMA node and the bridges above them.
         devices: looks PCI devices up instead of `sysfs`.
+        environment: variables that say which GPUs CUDA shows; None: those of this process.
 
     Returns:
-        None where there is no NVML, no driver or no GPU.
+        None where there is no NVML, no driver or no GPU; an inventory without GPUs, and notes,
+        where there are some and CUDA shows none.
     """
     if nvml is None:
         try:
@@ -139,29 +63,34 @@ def inventory(
     except nvml.NVMLError:
         return None
     try:
-        return _read_inventory(Asker(nvml), devices or SysfsDevices(sysfs))
+        return _read_inventory(Asker(nvml), devices or SysfsDevices(sysfs), environment)
     finally:
         nvml.nvmlShutdown()
 
 
-def _read_inventory(asker: Asker, devices: PciDevices) -> Inventory | None:
+def _read_inventory(
+    asker: Asker, devices: PciDevices, environment: Mapping[str, str] | None
+) -> Inventory | None:
     count = asker.number("nvmlDeviceGetCount") or 0
     handles = [(i, asker.ask("nvmlDeviceGetHandleByIndex", i)) for i in range(count)]
     usable = [(i, handle) for i, handle in handles if handle is not None]
     if not usable:
         return None
-    gpus = [_read_gpu(asker, i, handle, devices) for i, handle in usable]
+    listed = [_read_gpu(asker, i, handle, devices) for i, handle in usable]
+    slices = [
+        slices_of(asker, handle) if gpu.mig else None
+        for gpu, (_, handle) in zip(listed, usable, strict=True)
+    ]
+    visible = visible_gpus(listed, slices, environment)
+    gpus = visible.gpus
+    by_place = sorted(zip(visible.places, gpus, strict=True), key=lambda each: each[0])
     pairs = [
-        _read_pair(asker, gpus[a], gpus[b], usable[a][1], usable[b][1])
-        for a in range(len(gpus))
-        for b in range(a + 1, len(gpus))
+        _read_pair(asker, one, other, usable[a][1], usable[b][1])
+        for (a, one), (b, other) in itertools.combinations(by_place, 2)
     ]
-    notes = [f"nvml: {name} refused, left unknown" for name in sorted(asker.refused)]
-    notes += [
-        f"gpu{gpu.index}: {gpu.compute_processes} other processes use it"
-        for gpu in gpus
-        if gpu.compute_processes
-    ]
+    notes = visible.notes + differences(gpus)
+    notes += [f"nvml: {name} refused, left unknown" for name in sorted(asker.refused)]
+    notes += [note for gpu in gpus if (note := busy_text(gpu))]
     if len(usable) < count:
         notes.append(f"nvml: {count - len(usable)} of {count} GPUs could not be opened")
     return Inventory(
@@ -201,7 +130,16 @@ def _read_gpu(asker: Asker, index: int, handle: Any, devices: PciDevices) -> Gpu
         pcie_max_width=asker.number("nvmlDeviceGetMaxPcieLinkWidth", handle),
         nvlinks=read_links(asker.ask, asker.nvml, handle, compute[0] if compute else None),
         compute_processes=None if processes is None else len(processes),
+        used_bytes=_taken(memory, processes),
     )
+
+
+def _taken(memory: Any, processes: Any) -> int | None:
+    """Bytes in use: as the device says, or as its processes do where those are more."""
+    running: list[Any] = list(processes or [])
+    held = sum(getattr(each, "usedGpuMemory", None) or 0 for each in running)
+    told = None if memory is None else used_bytes(memory)
+    return (held or None) if told is None else max(told, held)
 
 
 def set_bits(mask: Any) -> list[int] | None:

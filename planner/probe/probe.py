@@ -29,6 +29,7 @@ from planner.machine import (
 from planner.probe import collectives, disk, gpu, host, links, memory, overlap, sampling
 from planner.probe.context import ProbeContext, ProgressCallback
 from planner.probe.disturbance import disturbance
+from planner.probe.gpu_bench import GpuFindings
 from planner.probe.gpu_machine import with_gpus
 from planner.probe.hosts import measure_hosts
 from planner.probe.hosts_machine import join_hosts
@@ -127,9 +128,10 @@ def probe_with(sizes: ProbeSizes, *, progress: ProgressCallback | None = None) -
                 report(name, share)
                 tables |= measure(context)
             gpus = inventory()
-            if gpus is not None:
+            measured = list[GpuFindings]()
+            if gpus is not None and gpus.gpus:
                 report("GPUs", 0.9)
-            measured = gpu.measure(context, gpus)
+                measured = gpu.measure(context, gpus)
             paces.append(slowdown(sizes.pace_seconds))
         memories = host.host_memories(facts, scratch)
     finally:

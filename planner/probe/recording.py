@@ -1,9 +1,9 @@
 """NVML recorded and played back, in a form that any binding can be recorded to.
 
 A recording is JSON: each call with its arguments, and its answer or error code. Devices are written
-`device:<index>`. `Recorder` stands before a module like pynvml and notes what passes; `Replay`
-stands in for the module and answers from the notes. What was not recorded is refused, as an old
-driver would.
+`device:<index>`, their slices `device:<index>/<number>`. `Recorder` stands before a module like
+pynvml and notes what passes; `Replay` stands in for the module and answers from the notes. What was
+not recorded is refused, as an old driver would.
 """
 
 import functools
@@ -22,21 +22,28 @@ FORMAT = "gnnplan-nvml-1"
 NOT_FOUND = 13
 """NVML_ERROR_FUNCTION_NOT_FOUND: what a call that was not recorded is answered with."""
 HANDLE = "nvmlDeviceGetHandleByIndex"
+SLICE_HANDLE = "nvmlDeviceGetMigDeviceHandleByIndex"
 FIELDS: dict[str, tuple[str, ...]] = {
     "nvmlDeviceGetPciInfo": ("busId",),
     "nvmlDeviceGetNvLinkRemotePciInfo": ("busId",),
     "nvmlDeviceGetMemoryInfo": ("total",),
 }
 """Calls that answer with a structure, and the fields that are kept."""
+OPTIONAL: dict[str, tuple[str, ...]] = {"nvmlDeviceGetMemoryInfo": ("free", "used", "reserved")}
+"""Fields that are kept where they are answered."""
+PROCESSES = "nvmlDeviceGetComputeRunningProcesses"
+HELD = "usedGpuMemory"
 NOTHING = ("nvmlInit", "nvmlShutdown")
 TEXTS = (
     HANDLE,
+    SLICE_HANDLE,
     "nvmlDeviceGetUUID",
     "nvmlDeviceGetName",
     "nvmlSystemGetDriverVersion",
 )
 MASKS = ("nvmlDeviceGetCpuAffinity", "nvmlDeviceGetMemoryAffinity")
 PAIRS = ("nvmlDeviceGetCudaComputeCapability", "nvmlDeviceGetMigMode")
+COUNTS = ("nvmlDeviceGetCount", "nvmlDeviceGetMaxMigDeviceCount")
 MOST_GPUS, MOST_WORDS = 64, 64
 
 
@@ -60,10 +67,15 @@ class NVMLError_NoPermission(NVMLError):  # noqa: N801, N818
     """Code 4: the user may not, or MIG is on."""
 
 
+class NVMLError_NotFound(NVMLError):  # noqa: N801, N818
+    """Code 6: there is no slice of that number."""
+
+
 ERRORS: dict[int, type[NVMLError]] = {
     2: NVMLError_InvalidArgument,
     3: NVMLError_NotSupported,
     4: NVMLError_NoPermission,
+    6: NVMLError_NotFound,
 }
 
 
@@ -98,9 +110,9 @@ class Recorder:
         except self._nvml.NVMLError as error:
             self.calls[key] = {"error": int(getattr(error, "value", NOT_FOUND))}
             raise
-        if name == HANDLE:
-            self._handles.append((answer, f"device:{arguments[0]}"))
-            self.calls[key] = f"device:{arguments[0]}"
+        if name in (HANDLE, SLICE_HANDLE):
+            self.calls[key] = _handle_text([self._plain_argument(a) for a in arguments])
+            self._handles.append((answer, self.calls[key]))
         else:
             self.calls[key] = _plain(name, answer)
         return answer
@@ -141,6 +153,11 @@ def call_key(name: str, arguments: Sequence[Any]) -> str:
     return f"{name}({', '.join(words)})"
 
 
+def _handle_text(arguments: Sequence[Any]) -> str:
+    """How a handle is written: `device:<index>`, and `device:<index>/<number>` of its slices."""
+    return f"device:{arguments[0]}" if len(arguments) == 1 else f"{arguments[0]}/{arguments[1]}"
+
+
 def _bus_of(answer: dict[str, Any]) -> str:
     return bus_key(answer.get("busId") or "")
 
@@ -148,12 +165,14 @@ def _bus_of(answer: dict[str, Any]) -> str:
 def _plain(name: str, answer: Any) -> Any:
     """An answer as JSON's types: text, numbers, lists, and structures as objects."""
     if name in FIELDS:
-        return {field: _scalar(getattr(answer, field)) for field in FIELDS[name]}
+        kept = [f for f in OPTIONAL.get(name, ()) if getattr(answer, f, None) is not None]
+        return {field: _scalar(getattr(answer, field)) for field in (*FIELDS[name], *kept)}
     if name == "nvmlDeviceGetFieldValues":
         first = answer[0]
         return [{"nvmlReturn": int(first.nvmlReturn), "uiVal": int(first.value.uiVal)}]
-    if name == "nvmlDeviceGetComputeRunningProcesses":
-        return [{} for _ in answer]  # how many; who they are is nobody's business
+    if name == PROCESSES:  # how many, and what they hold; who they are is nobody's business
+        held = [getattr(each, HELD, None) for each in answer]
+        return [{} if each is None else {HELD: int(each)} for each in held]
     if isinstance(answer, str | bytes) or answer is None:
         return _scalar(answer)
     if hasattr(answer, "__len__"):  # lists, and arrays of ctypes, which have no __iter__
@@ -213,6 +232,8 @@ class Replay:
         if name == "nvmlDeviceGetFieldValues":
             value = SimpleNamespace(uiVal=answer[0]["uiVal"])
             return [SimpleNamespace(nvmlReturn=answer[0]["nvmlReturn"], value=value)]
+        if name == PROCESSES:
+            return [SimpleNamespace(usedGpuMemory=each.get(HELD)) for each in answer]
         return answer
 
 
@@ -227,7 +248,7 @@ def is_answer(name: str, answer: Any) -> bool:
     if isinstance(answer, dict) and "error" in answer:
         return _is_whole(cast("dict[str, Any]", answer)["error"])
     if name in FIELDS:
-        return _is_structure(answer, FIELDS[name])
+        return _is_structure(answer, FIELDS[name], OPTIONAL.get(name, ()))
     if name == "nvmlDeviceGetFieldValues":
         return _is_list(answer, 1) and _is_structure(answer[0], ("nvmlReturn", "uiVal"))
     if name in TEXTS:
@@ -236,18 +257,29 @@ def is_answer(name: str, answer: Any) -> bool:
         length = 2 if name in PAIRS else None
         found = cast("list[Any]", answer)
         return _is_list(answer, length) and all(_is_whole(x, low=0) for x in found)
-    if name == "nvmlDeviceGetComputeRunningProcesses":
-        return isinstance(answer, list)
+    if name == PROCESSES:
+        found = cast("list[Any]", answer)
+        return isinstance(answer, list) and all(_is_process(x) for x in found)
     if not _is_whole(answer):
         return False
-    return name != "nvmlDeviceGetCount" or 0 <= cast("int", answer) <= MOST_GPUS
+    return name not in COUNTS or 0 <= cast("int", answer) <= MOST_GPUS
 
 
-def _is_structure(answer: Any, fields: tuple[str, ...]) -> bool:
-    if not isinstance(answer, dict) or set(cast("dict[str, Any]", answer)) != set(fields):
+def _is_structure(answer: Any, fields: tuple[str, ...], optional: tuple[str, ...] = ()) -> bool:
+    if not isinstance(answer, dict):
+        return False
+    found = set(cast("dict[str, Any]", answer))
+    if not set(fields) <= found <= {*fields, *optional}:
         return False
     values = cast("dict[str, Any]", answer).items()
     return all(isinstance(v, str) if k == "busId" else _is_whole(v, low=0) for k, v in values)
+
+
+def _is_process(value: Any) -> bool:
+    if not isinstance(value, dict):
+        return False
+    held = cast("dict[str, Any]", value).get(HELD)
+    return held is None or _is_whole(held, low=0)
 
 
 def _is_list(answer: Any, length: int | None) -> bool:

@@ -6,12 +6,13 @@ rest on those links. Capability bits are facts here, never rates.
 """
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from planner.errors import MachineError
-from planner.machine import Link, MachineModel
+from planner.machine import Link, MachineModel, Memory
+from planner.probe.gpu_inventory import Gpu, Inventory, busy_text
 from planner.probe.links import gpu_links, gpu_parts, nvlink_cliques, pcie_groups, pcie_width
-from planner.probe.nvml import Gpu, Inventory
+from planner.probe.visible import unknown_slice_text
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -19,7 +20,7 @@ class Fault:
     """One thing that is not as it should be."""
 
     check: str
-    """pcie | nvlink | numa | gpu."""
+    """mig | pcie | nvlink | numa | gpu."""
     found: str
     advice: str
 
@@ -28,8 +29,21 @@ def faults(inventory: Inventory) -> list[Fault]:
     """What one look at the machine shows, GPUs in order."""
     found: list[Fault] = []
     for gpu in inventory.gpus:
-        found += _slot(gpu) + _links_down(gpu)
+        found += _divided(gpu) + _slot(gpu) + _links_down(gpu)
     return found + _fewer_links(inventory) + _nodes(inventory)
+
+
+def _divided(gpu: Gpu) -> list[Fault]:
+    if not gpu.mig or gpu.slice_of:
+        return []
+    return [
+        Fault(
+            check="mig",
+            found=unknown_slice_text(gpu),
+            advice="turn MIG off (nvidia-smi -mig 0), or let the driver name the slices: a newer "
+            "driver and nvidia-ml-py, and permission to see them",
+        )
+    ]
 
 
 def _slot(gpu: Gpu) -> list[Fault]:
@@ -207,3 +221,23 @@ def refuse_changed(machine: MachineModel, inventory: Inventory | None) -> None:
             f"machine {machine.name}: expected it as it was probed, found {found[0].found}{more}; "
             "run `gnnplan doctor --machine FILE` and probe again"
         )
+
+
+def with_free_memory(machine: MachineModel, inventory: Inventory | None) -> MachineModel:
+    """The machine with no more memory on each GPU than is free of it now, noted where that is less.
+
+    Args:
+        machine: as it was probed; GPUs are found again by UUID.
+        inventory: as it is now.
+    """
+    free = {gpu.uuid: gpu for gpu in ([] if inventory is None else inventory.gpus)}
+    now: dict[str, Gpu] = {p.memory: free[p.uuid] for p in machine.gpus if p.uuid in free}
+    memories, notes = list[Memory](), list(machine.notes)
+    for memory in machine.memories:
+        gpu = now.get(memory.name)
+        left = memory.capacity_bytes if gpu is None else gpu.capacity_bytes
+        if gpu is not None and left is not None and left < memory.capacity_bytes:
+            memory = replace(memory, capacity_bytes=max(1, left))
+            notes.append(busy_text(gpu))
+        memories.append(memory)
+    return replace(machine, memories=memories, notes=list(dict.fromkeys(notes)))

@@ -1,6 +1,7 @@
 """Recorded machines of tests/golden/machines, as drivers answered and as a probe writes them."""
 
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +20,46 @@ def recorded(name: str) -> Recording:
     return json.loads((FOLDER / f"{name}.json").read_text())
 
 
-def look(recording: Recording) -> Inventory:
-    """What the probe sees of it."""
+def look(recording: Recording, environment: Mapping[str, str] | None = None) -> Inventory:
+    """What the probe sees of it, under the given variables instead of this process's."""
     replay = Replay(recording)
-    found = inventory(replay, devices=replay.devices)
+    found = inventory(replay, devices=replay.devices, environment=environment)
     assert found is not None
     return found
+
+
+def divide(recording: Recording, gpu: int, slices: Sequence[int]) -> Recording:
+    """Put a GPU under MIG, with slices of so many GiB, as NVML answers for them.
+
+    After the reference of nvmlDeviceGetMaxMigDeviceCount and nvmlDeviceGetMigDeviceHandleByIndex:
+    a number that no slice has is answered by NVML_ERROR_NOT_FOUND.
+    """
+    calls, most = recording["calls"], 7
+    calls[f"nvmlDeviceGetMigMode(device:{gpu})"] = [1, 1]
+    calls[f"nvmlDeviceGetMaxMigDeviceCount(device:{gpu})"] = most
+    name = calls[f"nvmlDeviceGetName(device:{gpu})"]
+    for number in range(most):
+        key = f"nvmlDeviceGetMigDeviceHandleByIndex(device:{gpu}, {number})"
+        calls[key] = {"error": 6}
+        if number < len(slices):
+            handle, size = f"device:{gpu}/{number}", slices[number] * 2**30
+            calls[key] = handle
+            calls[f"nvmlDeviceGetUUID({handle})"] = slice_uuid(gpu, number)
+            calls[f"nvmlDeviceGetName({handle})"] = f"{name} MIG 1g.{slices[number]}gb"
+            calls[f"nvmlDeviceGetMemoryInfo({handle})"] = {"total": size, "free": size, "used": 0}
+    return recording
+
+
+def slice_uuid(gpu: int, number: int) -> str:
+    """UUID of a slice that `divide` made."""
+    return f"MIG-{gpu:08d}-0000-0000-0000-{number:012d}"
+
+
+def rename(recording: Recording, gpu: int, name: str, memory_gib: int) -> Recording:
+    """Make a GPU one of another kind."""
+    recording["calls"][f"nvmlDeviceGetName(device:{gpu})"] = name
+    recording["calls"][f"nvmlDeviceGetMemoryInfo(device:{gpu})"] = {"total": memory_gib * 2**30}
+    return recording
 
 
 def machine_of(found: Inventory) -> MachineModel:

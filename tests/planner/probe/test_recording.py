@@ -131,7 +131,7 @@ def test_under_mig_links_are_unknown_and_not_zero():
     assert found.pairs[0].num_nvlinks is None
     assert found.gpus[0].nvlinks is None
     assert any("nvmlDeviceGetP2PStatus refused" in note for note in found.notes)
-    assert faults(found) == []  # nothing is wrong that anybody knows of
+    assert [fault.check for fault in faults(found)] == ["mig", "mig"]  # else nothing is known
 
 
 def test_a_machine_with_two_best_covers_offers_both():

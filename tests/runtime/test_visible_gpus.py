@@ -1,0 +1,139 @@
+"""$CUDA_VISIBLE_DEVICES and slices, as the CUDA programming guide and the MIG user guide say."""
+
+import sys
+from typing import Any
+
+import pytest
+
+from planner.probe.recording import Replay
+from runtime.device import machine_facts
+from runtime.visible_gpus import VARIABLE, Listed, Shown, read_slices, shown_gpus
+from tests.support.recordings import divide, recorded, slice_uuid
+
+WHOLE = [Listed(uuid=f"GPU-{name}") for name in ("aa11", "aa22", "bb33", "cc44")]
+A, B = "MIG-11aa", "MIG-11bb"
+DIVIDED = [
+    Listed(uuid="GPU-aa11"),
+    Listed(uuid="GPU-aa22", slices=[A, B]),
+    Listed(uuid="GPU-bb33", slices=[]),
+]
+
+
+def numbers(text: str | None, listed: list[Listed] = WHOLE) -> list[Any]:
+    shown = shown_gpus(listed, {} if text is None else {VARIABLE: text})
+    return [each.gpu if each.slice is None else (each.gpu, each.slice) for each in shown]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (None, [0, 1, 2, 3]),
+        ("", []),
+        ("2", [2]),
+        ("3,0", [3, 0]),
+        (" 1 , 2 ", [1, 2]),
+        ("-1", []),
+        ("1,-1,2", [1]),
+        ("0,9,1", [0]),
+        ("0,one,1", [0]),
+        ("0,,1", [0]),
+        ("1gpu,2", [1, 2]),
+        ("0,0", []),
+        ("NoDevFiles", []),
+        ("99999999999999999999", []),
+        ("GPU-bb33", [2]),
+        ("GPU-b,GPU-aa1", [2, 0]),
+        ("GPU-aa", []),
+        ("GPU-cc44,GPU-none,GPU-bb33", [3]),
+        ("GPU-cc44,0", [3]),
+        ("0,GPU-cc44", [0]),
+        ("GPU-cc44,GPU-cc", []),
+        ("MIG-11aa", []),
+    ],
+)
+def test_whole_gpus(text: str | None, expected: list[int]) -> None:
+    assert numbers(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (None, [(1, 0)]),
+        ("0", [0]),
+        ("1", [(1, 0)]),
+        ("0,1", [(1, 0)]),
+        ("2", []),
+        (A, [(1, 0)]),
+        ("MIG-11b", [(1, 1)]),
+        ("MIG-11", []),
+        (f"{B},{A}", [(1, 1)]),
+        ("GPU-aa11", [0]),
+        ("GPU-aa22", [(1, 0)]),
+    ],
+)
+def test_of_slices_one_is_shown_and_no_whole_gpu_beside_it(
+    text: str | None, expected: list[Any]
+) -> None:
+    assert numbers(text, DIVIDED) == expected
+
+
+def test_a_divided_gpu_whose_slices_are_unknown_is_taken_for_one_device() -> None:
+    assert shown_gpus([Listed(uuid="GPU-a")], {}) == [Shown(0)]
+
+
+def test_torch_reads_the_variable_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch.cuda", reason="this torch has no torch.cuda")
+    if not hasattr(torch, "_parse_visible_devices"):
+        pytest.skip("this torch has no _parse_visible_devices to compare with")
+    for text in ("", "2", "3,0", "1,-1,2", "0,one,1", "0,0", "1gpu,2", "-1", "0,GPU-cc44"):
+        monkeypatch.setenv(VARIABLE, text)
+        assert numbers(text) == torch._parse_visible_devices(), text
+
+
+class Driver:
+    """Answers for slices as told: a handle, or the code of an error."""
+
+    class NVMLError(Exception):
+        """As in pynvml."""
+
+        value = 0
+
+    def __init__(self, answers: list[str | int]) -> None:
+        self.answers = answers
+
+    def nvmlDeviceGetMaxMigDeviceCount(self, handle: str) -> int:  # noqa: N802
+        del handle
+        return len(self.answers)
+
+    def nvmlDeviceGetMigDeviceHandleByIndex(self, handle: str, index: int) -> str:  # noqa: N802
+        del handle
+        answer = self.answers[index]
+        if isinstance(answer, int):
+            error = self.NVMLError()
+            error.value = answer
+            raise error
+        return answer
+
+
+def test_a_fingerprint_is_of_the_gpus_that_cuda_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+    replay = Replay(divide(recorded("nvswitch-8"), 5, [10, 20]))
+    # What is recorded of the module is answered, its memory of slices too.
+    monkeypatch.setitem(sys.modules, "pynvml", replay)
+
+    def facts(text: str | None) -> list[tuple[str, int]]:
+        monkeypatch.delenv(VARIABLE, raising=False)
+        if text is not None:
+            monkeypatch.setenv(VARIABLE, text)
+        return [(gpu["uuid"], gpu["memory_bytes"] >> 30) for gpu in machine_facts()["gpus"]]
+
+    assert facts(None) == [(slice_uuid(5, 0), 10)]
+    assert facts(slice_uuid(5, 1)) == [(slice_uuid(5, 1), 20)]
+    assert [size for _, size in facts("0,3")] == [80, 80]
+    assert facts("") == []
+
+
+def test_slices_are_those_that_the_driver_names() -> None:
+    assert read_slices(Driver(["a", 6, "b", 6]), "gpu") == ["a", "b"]
+    assert read_slices(Driver([6, 2]), "gpu") == []
+    assert read_slices(Driver([4, 4]), "gpu") is None  # it may not be asked
+    assert read_slices(object(), "gpu") is None  # an old module
