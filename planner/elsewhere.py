@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from planner.explain import explain, seconds_text
-from planner.pipeline import plan
 from planner.probe.presets import load_preset
 from planner.settings import PlanSettings
 from runtime.plan import Plan
@@ -49,6 +48,8 @@ def plan_elsewhere(
     Raises:
         InputError: as `plan`.
     """
+    from planner.pipeline import plan
+
     found: list[Elsewhere] = []
     for name in machines:
         machine = load_preset(name)
@@ -63,6 +64,8 @@ def plan_elsewhere(
 
 def _budget(graph: Path, settings: PlanSettings, name: str, out: Path) -> int:
     """Device memory that leaves room for `DEMO_SHARE` of the rows beside everything else."""
+    from planner.pipeline import plan
+
     bare = plan(
         graph,
         replace(settings, policy="none"),

@@ -5,8 +5,7 @@ from dataclasses import replace
 from planner.errors import SettingsError
 from planner.settings import PlanSettings
 from runtime.graph.dataset import Graph
-from runtime.graph.types import types_of
-from runtime.loader_typed import is_typed
+from runtime.graph.types import is_typed, types_of
 
 LINK_TASK = "link"
 

@@ -7,9 +7,7 @@ depend on several things (row size, working set, concurrent readers) are `Table`
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
-
-import networkx as nx
+from typing import TYPE_CHECKING, Any, Literal
 
 from planner.errors import MachineError
 from planner.machine_table import Provenance, Table
@@ -30,9 +28,11 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
+    import networkx as nx
+
     Topology = nx.DiGraph[str]
 else:
-    Topology = nx.DiGraph  # generic to type checkers only
+    Topology = Any  # networkx is imported where a machine's graph is asked for
 
 SCHEMA_VERSION = 1
 
@@ -176,6 +176,8 @@ class MachineModel:
 
     def graph(self) -> Topology:
         """The machine as a directed graph: processors, memories and switches joined by links."""
+        import networkx as nx
+
         out: Topology = nx.DiGraph()
         for s in self.switches:
             out.add_node(s.name, kind=s.kind)

@@ -19,10 +19,10 @@ from planner.across import across
 from planner.assemble import assemble
 from planner.calibrate import calibrated, load_calibration
 from planner.cost.budget import Budgets
-from planner.cost.model import Request, row_bytes
+from planner.cost.model import Request
 from planner.errors import PlanDoesNotFit, SettingsError
 from planner.kept import final
-from planner.kinds import check_kind, sampler_words, settled
+from planner.kinds import sampler_words, settled
 from planner.machine import MachineModel
 from planner.partition.partition import partition
 from planner.placement.baselines import count_out_degree
@@ -32,20 +32,18 @@ from planner.profiling.gpu_profile import gpu_profile
 from planner.profiling.profile import Wanted, profiles
 from planner.progress import Progress, onward, portion, silent
 from planner.record import PlanRecord, save_record
+from planner.request_check import check_graph, check_output, check_outputs, check_settings
 from planner.samplers import with_samplers
 from planner.settings import PlanSettings
 from planner.solver.candidates_gpu import plans_gpus
 from planner.solver.choose import Priced, choose
 from planner.solver.joined import combinations_of, joined_candidates
-from planner.solver.kinds.allowed import unfit
-from planner.solver.sampling import statistics_of
 from planner.solver.search import Search
 from planner.thinned import thinned
 from planner.ways_out import advice, ways_out
 from runtime.graph.dataset import Graph, open_graph
 from runtime.npy import release_pages
-from runtime.plan import GraphRef, Plan, refuse_foreign_folder, save_plan
-from runtime.sampling.statistics import StatisticsClass
+from runtime.plan import GraphRef, Plan, save_plan
 
 PROFILED = 0.8
 """Of the progress of a plan: what a profile is, where it has to be made."""
@@ -79,9 +77,12 @@ def plan(
         SettingsError: the settings contradict each other, the graph or the machine.
         PlanDoesNotFit: no candidate fits; the text is the sum.
         PlanError: `out` holds something that is not a plan.
+        InputError: `out` cannot be written.
     """
-    refuse_foreign_folder(out)
+    check_output(out)
     graph = open_graph(Path(graph_folder))
+    check_graph(graph, settings, calibrate=calibrate)
+    check_outputs(graph, settings, machine)
     say, factors = onward(progress or silent), dict[str, float]()
     settings = with_samplers(graph, settings)
     if settings.mode == "full-graph":
@@ -246,42 +247,6 @@ def _parts(graph: Graph, name: str, ranks: int) -> NDArray[np.int32]:
     return partition(
         graph.indptr, graph.indices, parts=ranks, name=partitioner, training=graph.train_idx
     )
-
-
-def check_settings(graph: Graph, settings: PlanSettings) -> None:
-    """Refuse what no candidate can do.
-
-    Raises:
-        SettingsError: one line with what was expected, what was found and what to do.
-    """
-    if settings.mode == "full-graph":
-        raise SettingsError(
-            "expected mode auto or minibatch, found full-graph, whose candidates only `gnnplan "
-            "plan` prices; plan again with other settings"
-        )
-    check_kind(graph, settings)
-    if unfit(settings):
-        raise SettingsError(
-            "model gat: expected a sampler without edge weights (attention has no unbiased "
-            f"weighted form), found {settings.sampler}, whose blocks have them; plan with neighbor "
-            "or labor:estimator=plain, or another model"
-        )
-    found, allowed = statistics_of(settings), StatisticsClass(settings.workload.allow)
-    if not allowed.allows(found):
-        raise SettingsError(
-            f"expected a sampler whose statistics are {allowed.value}, found {settings.sampler}, "
-            f"which is {found.value} under {settings.workload.model}; add --allow {found.value}"
-        )
-    if graph.num_train == 0:
-        raise SettingsError(f"{graph.path}: expected training nodes, found none in train_idx")
-    if graph.feature_dim < 1:
-        raise SettingsError(f"{graph.path}: expected features or a declared feature_dim")
-    row, device = row_bytes(graph_ref(graph)), settings.device_memory_bytes
-    if device is not None and device < row:
-        raise SettingsError(
-            f"expected device memory of at least one feature row ({row} bytes), found {device}; "
-            "raise --device-memory"
-        )
 
 
 def graph_ref(graph: Graph) -> GraphRef:

@@ -8,7 +8,7 @@ from planner.settings import AUTO_SAMPLER, PlanSettings, SamplerChoice
 from planner.solver.kinds.allowed import unfit
 from planner.solver.sampling import statistics_of
 from runtime.graph.dataset import Graph
-from runtime.loader_typed import is_typed
+from runtime.graph.types import is_typed
 from runtime.sampling.statistics import StatisticsClass
 
 LABOR: tuple[dict[str, float | str], ...] = (

@@ -136,6 +136,11 @@ def check_workload(work: Workload) -> None:
     check_numbers(work.links, LINKS)
     check_choices(work)
     check_choices(work.links)
+    if work.model == "gat" and work.num_layers > 1 and work.hidden % work.heads:
+        raise SettingsError(
+            f"model gat: expected hidden ({work.hidden}) divisible by heads ({work.heads}); change "
+            "--hidden or --heads"
+        )
     if len(work.fanouts) != work.num_layers:
         raise SettingsError(
             f"expected {work.num_layers} fan-outs (one per layer), found {len(work.fanouts)}: "

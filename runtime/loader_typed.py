@@ -4,14 +4,9 @@ from typing import Any
 
 from runtime.errors import InputError
 from runtime.graph.dataset import Graph
-from runtime.graph.types import types_of
+from runtime.graph.types import is_typed as is_typed, types_of
 from runtime.plan import Workload
 from runtime.sampling.typed import TypedSampler
-
-
-def is_typed(workload: Workload) -> bool:
-    """Whether the model reads the types of edges, so that each type is sampled apart."""
-    return workload.model == "rgcn"
 
 
 def typed_sampler(

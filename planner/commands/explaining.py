@@ -65,17 +65,17 @@ def simulate_command(
 
 
 def _simulated(plan: Path, machine: str | None, batches: int | None) -> "Simulation":
-    from planner.simulate import simulate
-
     found = load_plan(plan)
     if machine is None:
         from planner.record import load_record
 
         model = load_record(found).machine
     else:
-        from planner.commands.machines import find_machine
+        from planner.probe.presets import find_machine
 
         model = find_machine(machine)
+    from planner.simulate import simulate
+
     with progress_bar("simulate") as progress:
         return simulate(plan, model, batches=batches, progress=progress)
 
@@ -126,17 +126,20 @@ def why_not_command(
     as_json: JsonFlag = False,
 ) -> None:
     """Price the plan with another placement policy, and say what it would cost."""
-    from planner.whynot import render, why_not
-
     found: WhyNot
     if server is None:
-        found = why_not(load_plan(plan), policy)
+        made = load_plan(plan)
+        from planner.whynot import why_not
+
+        found = why_not(made, policy)
     else:
         with remote.service(server) as client, progress_bar("why-not") as progress:
             found = client.plans.why_not(remote.plan_id(plan), policy, progress=progress)
     if as_json:
         emit_json(found)
         return
+    from planner.whynot import render
+
     console().print(render(found), markup=False, soft_wrap=True)
 
 
@@ -179,9 +182,6 @@ def whatif_command(
     as_json: JsonFlag = False,
 ) -> None:
     """Plan again from the cached profile with something changed; nothing is measured or written."""
-    from planner.inverse import render_cheapest
-    from planner.whatif import render
-
     if target_epoch_seconds is not None:
         if not target_epoch_seconds > 0:
             raise SettingsError(
@@ -191,6 +191,8 @@ def whatif_command(
         if as_json:
             emit_json(answer)
             return
+        from planner.inverse import render_cheapest
+
         console().print(render_cheapest(answer), markup=False, soft_wrap=True)
         return
     if not changes:
@@ -201,22 +203,26 @@ def whatif_command(
     if as_json:
         emit_json(result)
         return
+    from planner.whatif import render
+
     console().print(render(result), markup=False, soft_wrap=True)
 
 
 def _cheapest(plan: Path, target: float, changes: list[str], server: str | None) -> "Cheapest":
     if server is None:
+        made = load_plan(plan)
         from planner.inverse import cheapest_for
 
-        return cheapest_for(load_plan(plan), target, changes)
+        return cheapest_for(made, target, changes)
     with remote.service(server) as client, progress_bar("whatif") as progress:
         return client.plans.cheapest(remote.plan_id(plan), target, changes, progress=progress)
 
 
 def _changed(plan: Path, changes: list[str], server: str | None) -> "WhatIf":
     if server is None:
+        made = load_plan(plan)
         from planner.whatif import whatif
 
-        return whatif(load_plan(plan), changes)
+        return whatif(made, changes)
     with remote.service(server) as client, progress_bar("whatif") as progress:
         return client.plans.what_if(remote.plan_id(plan), changes, progress=progress)

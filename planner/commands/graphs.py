@@ -18,7 +18,6 @@ from runtime.graph.dataset import Graph, open_graph
 from runtime.graph.generate import generate_rmat, generate_sbm
 from runtime.graph.generate_links import generate_links
 from runtime.graph.generate_typed import generate_typed
-from runtime.graph.importing import ImportOptions, import_graph
 
 EDGE_DATA = ("edge_weight", "edge_type", "edge_id")
 """Arrays of one value per edge that a dataset may have."""
@@ -140,6 +139,8 @@ def import_command(
     as_json: JsonFlag = False,
 ) -> None:
     """Import a graph from another format."""
+    from runtime.graph.importing import ImportOptions, import_graph
+
     options = ImportOptions(
         features=features,
         symmetrise=symmetrise,

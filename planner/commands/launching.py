@@ -80,18 +80,18 @@ def launch_command(
     In the script, PlannedLoader() reads the plan. The exit code is that of the rank that failed
     first.
     """
-    from runtime.launch_hosts import Place
-    from runtime.launch_script import launch_script
-
-    words = arguments or []
+    found, words = load_plan(plan), arguments or []
     if emit is not None:
         before = [f"--max-restarts={max_restarts}", f"--hang-seconds={hang_seconds:g}"]
         before += [f"--rdzv-timeout={rdzv_timeout:g}"]
         before += ["--force"] * force + ["--oversubscribe"] * oversubscribe
         to = EmitTo(scheduler=emit, output=output, image=image, claim=claim)
         script_words = [str(script), *words]
-        emit_job(to, load_plan(plan), plan, verb="launch", before=before, script=script_words)
+        emit_job(to, found, plan, verb="launch", before=before, script=script_words)
         return 0
+    from runtime.launch_hosts import Place
+    from runtime.launch_script import launch_script
+
     return launch_script(
         plan,
         script,

@@ -21,7 +21,7 @@ from planner.commands.common import (
 from planner.commands.remote import ServerOption
 from planner.errors import MachineError
 from planner.machine import MachineModel, load_machine, save_machine
-from planner.probe.presets import is_preset, list_presets, load_preset
+from planner.probe.presets import find_machine, list_presets
 from runtime.device import machine_fingerprint
 from runtime.errors import InputError
 
@@ -35,15 +35,6 @@ def register(parent: typer.Typer) -> None:
     """Add `doctor` and `probe` to the top level."""
     parent.command()(doctor)
     parent.command("probe")(probe_command)
-
-
-def find_machine(name: str) -> MachineModel:
-    """A machine file, or a preset by name.
-
-    Raises:
-        MachineError: neither exists.
-    """
-    return load_preset(name) if is_preset(name) else load_machine(Path(name))
 
 
 def doctor(

@@ -21,9 +21,12 @@ from planner.commands.remote import ServerOption
 from planner.errors import SettingsError
 from planner.machine import MachineModel
 from planner.probe.gpu_inventory import gpu_notes
+from planner.probe.presets import find_machine
+from planner.request_check import check_machine_name, check_output, check_request
 from planner.settings import AUTO_SAMPLER, PlanSettings
 from planner.units import parse_bytes
-from runtime.plan import Links, Plan, Workload, load_plan, refuse_foreign_folder
+from runtime.graph.dataset import open_graph
+from runtime.plan import Links, Plan, Workload, load_plan
 
 
 class Allow(StrEnum):
@@ -220,8 +223,10 @@ def plan_command(
         shared_host=shared_host,
         oversubscribe=oversubscribe,
     )
-    refuse_foreign_folder(output)
     if server is not None:
+        check_output(output)
+        if machine is not None and not remote.is_upload(machine):
+            check_machine_name(machine)
         made = remote.make_plan(
             server, graph, output, settings, machine=machine, calibrated=calibrated
         )
@@ -240,9 +245,10 @@ def make_plan(
     calibrated: bool = False,
 ) -> None:
     """Plan, write the folder and print the explanation."""
+    check_request(graph, settings, out=output, machine=machine, calibrate=calibrated)
     from planner.pipeline import plan
 
-    model = machine_for_planning(machine)
+    model = machine_for_planning(machine, graph)
     with progress_bar("plan") as progress:
         result = plan(
             graph, settings, machine=model, out=output, progress=progress, calibrate=calibrated
@@ -259,10 +265,14 @@ def print_plan(result: Plan, output: Path, *, as_json: bool) -> None:
     console().print(f"written to {output}", markup=False)
 
 
-def machine_for_planning(name: str | None) -> MachineModel:
+def machine_for_planning(name: str | None, graph: Path | None = None) -> MachineModel:
     """The named machine, or this one: probed once and cached by its fingerprint.
 
     What a reader must know of its GPUs is printed to stderr.
+
+    Args:
+        name: preset or machine file; None: this machine.
+        graph: dataset whose every value is checked before this machine is probed.
 
     Raises:
         MachineError: it was probed here and its GPUs are no longer joined as they were.
@@ -270,12 +280,12 @@ def machine_for_planning(name: str | None) -> MachineModel:
     """
     cache_folder()
     if name is not None:
-        from planner.commands.machines import find_machine
-
         machine = find_machine(name)
     else:
-        from planner.probe.probe import load_or_probe
+        from planner.probe.probe import cached_machine, load_or_probe
 
+        if graph is not None and cached_machine() is None:
+            open_graph(graph)
         with progress_bar("probe") as progress:
             machine = load_or_probe(quick=False, progress=progress)
     if machine.gpus and machine.provenance == "measured":

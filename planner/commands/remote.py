@@ -52,15 +52,18 @@ def plan_id(plan: Path) -> str:
     return load_plan(plan).plan_id
 
 
+def is_upload(machine: str) -> bool:
+    """Whether a machine is named by the id that a service gave it."""
+    return re.fullmatch(r"[0-9a-f]{32}", machine) is not None
+
+
 def machine_name(client: "Client", machine: str | None) -> str | None:
     """What the service calls a machine: a preset, a file that is uploaded, or an id of its own."""
-    from planner.probe.presets import is_preset
+    from planner.probe.presets import find_machine, is_preset
 
-    if machine is None or is_preset(machine) or re.fullmatch(r"[0-9a-f]{32}", machine):
+    if machine is None or is_preset(machine) or is_upload(machine):
         return machine
-    from planner.machine import load_machine
-
-    return client.machines.upload(load_machine(Path(machine))).id
+    return client.machines.upload(find_machine(machine)).id
 
 
 def refuse_local(server: str, given: dict[str, bool]) -> None:

@@ -110,7 +110,7 @@ def _machine(plan: Plan, named: str | None) -> MachineModel | None:
         MachineError: the named one cannot be read.
         SettingsError: the named one is another machine.
     """
-    from planner.commands.machines import find_machine
+    from planner.probe.presets import find_machine
     from planner.report.machine import machine_of
 
     if named is None:

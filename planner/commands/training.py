@@ -125,6 +125,8 @@ def train_command(
         before = [*train_words(options), f"--rdzv-timeout={rdzv_timeout:g}"]
         emit_job(to, found, plan, verb="train", before=before, script=[])
         return
+    else:
+        load_plan(plan)  # what is none is refused before anything heavy is imported
     screen = console(as_json)
     with progress_bar("train") as progress:
 

@@ -8,7 +8,9 @@ import typer
 from rich.table import Table as Grid
 
 from planner.commands.common import JsonFlag, console, emit_json, progress_bar, seconds_text
+from planner.request_check import check_output
 from planner.tune_result import Asked, Tuned
+from runtime.plan import load_plan
 
 
 def register(parent: typer.Typer) -> None:
@@ -37,9 +39,11 @@ def tune_command(
     as_json: JsonFlag = False,
 ) -> None:
     """Measure the best candidates briefly, in turn, and keep the fastest."""
+    asked = Asked(top=top, steps=steps, rounds=rounds, seed=seed, target=to_accuracy, epochs=epochs)
+    load_plan(plan)
+    check_output(plan if output is None else output)
     from planner.tune import tune
 
-    asked = Asked(top=top, steps=steps, rounds=rounds, seed=seed, target=to_accuracy, epochs=epochs)
     with progress_bar("tune") as progress:
         found = tune(plan, asked, output=output, progress=progress)
     if as_json:

@@ -2,6 +2,7 @@
 
 from planner.errors import SettingsError
 from planner.machine import MachineModel
+from planner.request_check import check_training_data
 from planner.settings import PlanSettings
 from planner.solver.candidates_gpu import plans_gpus
 from runtime.errors import PlanError
@@ -16,6 +17,16 @@ def check_request(
     graph: Graph, settings: PlanSettings, machine: MachineModel, *, calibrate: bool = False
 ) -> None:
     """Refuse what no full-graph candidate can do.
+
+    Raises:
+        SettingsError: one line with what was expected, what was found and what to do.
+    """
+    check_training(graph, settings, calibrate=calibrate)
+    _check_machine(settings, machine, graph.num_nodes)
+
+
+def check_training(graph: Graph, settings: PlanSettings, *, calibrate: bool = False) -> None:
+    """Refuse what full-graph training cannot do, on whatever machine.
 
     Raises:
         SettingsError: one line with what was expected, what was found and what to do.
@@ -43,24 +54,11 @@ def check_request(
         raise SettingsError(
             f"{WHERE}: expected gcn_norm full, found {work.gcn_norm}; drop --gcn-norm"
         )
-    if work.model == "gat" and (work.heads < 1 or work.hidden % work.heads):
-        raise SettingsError(
-            f"model gat: expected hidden ({work.hidden}) divisible by heads ({work.heads}); change "
-            "--hidden or --heads"
-        )
     if calibrate:
         raise SettingsError(
             f"{WHERE}: expected no --calibrated, whose factors are those of mini-batches; drop it"
         )
-    _check_graph(graph)
-    _check_machine(settings, machine, graph.num_nodes)
-
-
-def _check_graph(graph: Graph) -> None:
-    if graph.num_train == 0:
-        raise SettingsError(f"{graph.path}: expected training nodes, found none in train_idx")
-    if graph.feature_dim < 1:
-        raise SettingsError(f"{graph.path}: expected features or a declared feature_dim")
+    check_training_data(graph)
     if graph.x_by_type:
         raise SettingsError(
             f"{WHERE}: expected features of one width, found features by node type in "

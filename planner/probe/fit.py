@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import optimize  # pyright: ignore[reportMissingTypeStubs]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,6 +46,8 @@ def fit_non_negative(
     Raises:
         ValueError: no case, or seconds that are not positive.
     """
+    from scipy import optimize  # pyright: ignore[reportMissingTypeStubs]
+
     if len(seconds) == 0 or not np.all(seconds > 0):
         raise ValueError("expected positive seconds of at least one case")
     scale = quantities.max(axis=0)

@@ -6,6 +6,7 @@ from which the machine is built (box_machine.py). Each number says where it is f
 N boxes joined by their network, where the preset allows several.
 """
 
+import difflib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -13,9 +14,7 @@ from typing import Any, cast
 import yaml
 
 from planner.errors import MachineError
-from planner.machine import MachineModel
-from planner.probe.box import read_box
-from planner.probe.box_machine import box_machine
+from planner.machine import MachineModel, load_machine
 from runtime import codec
 
 FOLDER = Path(__file__).with_name("presets")
@@ -31,6 +30,31 @@ def is_preset(name: str) -> bool:
     return name.partition(":")[0] in list_presets()
 
 
+def find_machine(name: str) -> MachineModel:
+    """A machine file, or a preset by name.
+
+    Raises:
+        MachineError: neither exists, or it is damaged.
+    """
+    if is_preset(name):
+        return load_preset(name)
+    if not Path(name).exists():
+        raise unknown_machine(name)
+    return load_machine(Path(name))
+
+
+def unknown_machine(name: str) -> MachineError:
+    """The error for a name that is neither a preset's nor a file's."""
+    base, colon, count = name.partition(":")
+    alike = difflib.get_close_matches(base.lower(), list_presets(), n=2, cutoff=0.5)
+    guess = f"; did you mean {' or '.join(a + colon + count for a in alike)}?"
+    guess = guess if alike else f" among {', '.join(list_presets())}"
+    return MachineError(
+        f"{name}: expected a preset's name or a machine file, found neither{guess} (`gnnplan "
+        "machine list` names the presets, `gnnplan probe -o FILE` writes a file)"
+    )
+
+
 def load_preset(name: str) -> MachineModel:
     """A machine known by name, such as siton or perlmutter:8.
 
@@ -39,10 +63,7 @@ def load_preset(name: str) -> MachineModel:
     """
     base, colon, count = name.partition(":")
     if base not in list_presets():
-        raise MachineError(
-            f"expected a preset among {', '.join(list_presets())}, found {name!r}; "
-            "or give a machine file written by `gnnplan probe`"
-        )
+        raise unknown_machine(name)
     if colon and (not count.isdecimal() or int(count) < 1):
         raise MachineError(f"expected {base}:N with a number N of hosts, found {name!r}")
     text = (FOLDER / f"{base}.yaml").read_text()
@@ -73,6 +94,9 @@ def parse_preset(text: str, name: str, *, num_hosts: int = 1) -> MachineModel:
 
 
 def _from_box(plain: dict[str, Any], name: str, num_hosts: int) -> MachineModel:
+    from planner.probe.box import read_box  # imported here: what a name is needs none of it
+    from planner.probe.box_machine import box_machine
+
     box = read_box(plain, name)
     _refuse_hosts(name, num_hosts, box.most_hosts)
     return box_machine(box, name if num_hosts == 1 else f"{name}:{num_hosts}", num_hosts)

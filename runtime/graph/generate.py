@@ -18,7 +18,6 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import norm
 
 from runtime.errors import DatasetError
 from runtime.graph.csc import EdgeOptions, array_edges, build_csc
@@ -160,6 +159,8 @@ def signal_length(num_classes: int, feature_signal: float) -> float:
         num_classes: C.
         feature_signal: (P(right) - 1/C) / (1 - 1/C), in [0, 1).
     """
+    from scipy.stats import norm  # half a second of imports, for generators alone
+
     if num_classes == 1 or feature_signal <= 0:
         return 0.0
     goal = 1 / num_classes + min(feature_signal, 0.999) * (1 - 1 / num_classes)

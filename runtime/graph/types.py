@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from runtime.errors import DatasetError
 from runtime.graph.dataset import Graph
+from runtime.plan import Workload
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -22,6 +23,11 @@ class GraphTypes:
     node_types: list[str]
     widths: list[int]
     """Feature columns of each node type."""
+
+
+def is_typed(workload: Workload) -> bool:
+    """Whether the model reads the types of edges, so that each type is sampled apart."""
+    return workload.model == "rgcn"
 
 
 def types_of(graph: Graph) -> GraphTypes:
