@@ -25,7 +25,10 @@ FUZZ := $(shell find tests -name 'test_fuzz_*.py')
 # One BLAS thread unless a plan says otherwise: tests run several processes at once.
 TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 
-.PHONY: help install demo test test-slow check format bench soak gpu mutants silicon silicon-pack clean
+# Names or paths of the interpreters beside $(PYTHON) that test-versions takes.
+INTERPRETERS ?= python3.12 python3.13
+
+.PHONY: help install demo test test-slow test-versions check format bench soak gpu mutants silicon silicon-pack clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -48,6 +51,27 @@ test: $(STAMP)  ## unit and property tests, distributed tests, notebooks
 test-slow: $(STAMP)  ## tests of more than ten seconds
 	$(TEST_ENV) $(BIN)/python -m pytest -q -m slow tests
 	GNNPLAN_FUZZ_EXAMPLES=$${GNNPLAN_FUZZ_EXAMPLES:-1000} $(TEST_ENV) $(BIN)/python -m pytest -q $(FUZZ)
+
+# Other versions than those of every day warn of this and that.
+test-versions:  ## unit tests on other Pythons, and with the oldest packages that pyproject.toml allows
+	@missing=; failed=; \
+	run() { \
+	  venv=.venv-$$1; test -x $$venv/bin/python || $$2 -m venv $$venv || return 1; \
+	  $$venv/bin/python -m pip install --quiet --disable-pip-version-check --prefer-binary \
+	    -c $$3 -e ".[dev]" || return 1; \
+	  NUMBA_CACHE_DIR=$$venv/numba $(TEST_ENV) $$venv/bin/python -m pytest -q -n 2 -p no:cacheprovider \
+	    -W ignore::DeprecationWarning -W ignore::FutureWarning -m "not slow and not distributed" tests; \
+	}; \
+	run oldest $(PYTHON) constraints-oldest.txt || failed="$$failed oldest"; \
+	for python in $(INTERPRETERS); do \
+	  name=$$($$python -c "import platform; print(platform.python_version())" 2>/dev/null) || \
+	    { missing="$$missing $$python"; continue; }; \
+	  run $$name $$python constraints.txt || failed="$$failed $$python"; \
+	done; \
+	test -z "$$failed" || echo "test-versions: failed with$$failed"; \
+	test -z "$$missing" || \
+	  echo "test-versions: not run with$$missing, which do not start here (INTERPRETERS=\"NAME-OR-PATH ...\")"; \
+	test -z "$$missing$$failed"
 
 check: $(STAMP)  ## format, lint, types, import directions, notebooks without outputs
 	$(BIN)/ruff format --check .
