@@ -136,12 +136,25 @@ def import_command(
     symmetrise: Annotated[bool, typer.Option(help="Store both directions of each edge.")] = False,
     self_loops: Annotated[str, typer.Option(help="keep | add | remove.")] = "keep",
     deduplicate: Annotated[bool, typer.Option(help="Keep each edge once.")] = False,
+    split: Annotated[
+        str, typer.Option(help="Which of several published splits: its number from 0, or its name.")
+    ] = "",
+    task: Annotated[
+        str, typer.Option(help="auto | multiclass | multilabel | binary | link.")
+    ] = "auto",
+    feature_dim: Annotated[
+        int, typer.Option(min=0, help="Width to plan with where the source has no features.")
+    ] = 0,
     as_json: JsonFlag = False,
 ) -> None:
-    """Import a graph from another format."""
+    """Import a graph from another format; what of it is not used is said."""
     from runtime.graph.importing import ImportOptions, import_graph
 
     options = ImportOptions(
+        split_index=int(split) if split.isdecimal() else 0,
+        split_name="" if split.isdecimal() else split,
+        task=task,
+        feature_dim=feature_dim,
         features=features,
         symmetrise=symmetrise,
         self_loops=self_loops,
@@ -153,9 +166,12 @@ def import_command(
         folder,
         format=format.value,
         options=options,
-        report=lambda text: screen.print(text, markup=False),
+        report=lambda text: screen.print(text, markup=False, highlight=False, soft_wrap=True),
     )
-    _show(facts(graph), as_json)
+    values = facts(graph)
+    if not as_json:
+        del values["notes"]  # printed as they came
+    _show(values, as_json)
 
 
 @app.command()
@@ -200,6 +216,7 @@ def facts(graph: Graph) -> dict[str, object]:
         "node_types": list(graph.meta.node_types),
         "edge_types": list(graph.meta.edge_types),
         "fingerprint": graph.fingerprint,
+        "notes": list(graph.meta.notes),
     }
 
 
@@ -218,7 +235,7 @@ def _show(values: dict[str, Any], as_json: bool) -> None:
     table = Table(show_header=False, box=None)
     for key, value in values.items():
         if isinstance(value, list):
-            text = ", ".join(cast(list[str], value))
+            text = ("\n" if key == "notes" else ", ").join(cast(list[str], value))
             if not text:
                 continue
         elif key.endswith("_bytes"):

@@ -8,17 +8,23 @@ from typing import Any
 from numpy.typing import NDArray
 
 from runtime.errors import DatasetError
+from runtime.graph.inventory import Inventory
+from runtime.graph.pickled import PickledArray
 from runtime.graph.reading import reading
-from runtime.npy import map_npy
+from runtime.npy import map_npy, read_header
+
+PICKLED = "pickled objects are not read"
 
 
-def extract_npz(path: Path, scratch: Path) -> dict[str, NDArray[Any]]:
+def extract_npz(path: Path, scratch: Path) -> dict[str, NDArray[Any] | PickledArray]:
     """Unpack each member as a .npy file of the scratch folder and map it.
+
+    Members of pickled objects are unpacked and not read.
 
     Disk full while unpacking raises OSError, as any write does; everything wrong with the archive
     is a DatasetError.
     """
-    out: dict[str, NDArray[Any]] = {}
+    out: dict[str, NDArray[Any] | PickledArray] = {}
     with reading(path, "a NumPy .npz archive"):
         archive = zipfile.ZipFile(path)
     with archive:
@@ -31,7 +37,7 @@ def extract_npz(path: Path, scratch: Path) -> dict[str, NDArray[Any]]:
             _unpack(path, archive, info, target)
             name = info.filename.removesuffix(".npy")
             with reading(path, f"a .npy array as member {name!r:.80}"):
-                out[name] = map_npy(target)
+                out[name] = _pickled(target) or map_npy(target)
     return out
 
 
@@ -46,6 +52,27 @@ def _unpack(path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo, target:
                 if not block:
                     return
                 file.write(block)
+
+
+def plain_members(
+    path: Path, scratch: Path, inventory: Inventory, place: str = ""
+) -> dict[str, NDArray[Any]]:
+    """Unpack and map the members of plain values; the inventory gets the names of all."""
+    out: dict[str, NDArray[Any]] = {}
+    for name, value in extract_npz(path, scratch).items():
+        if isinstance(value, PickledArray):
+            inventory.leave(PICKLED, name, place=place)
+        else:
+            out[name] = value
+            inventory.meet([name], place)
+    return out
+
+
+def _pickled(path: Path) -> PickledArray | None:
+    """A member of pickled objects; None where it holds plain values."""
+    with path.open("rb") as file:
+        _, _, dtype = read_header(file)
+        return PickledArray(path, file.tell()) if dtype.hasobject else None
 
 
 def free_scratch(scratch: Path) -> None:

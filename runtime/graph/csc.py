@@ -69,18 +69,37 @@ def number_edges(edges: EdgeSource) -> EdgeSource:
     return EdgeSource(num_edges=edges.num_edges, chunks=chunks, attributes=attributes)
 
 
-def csc_edges(indptr: NDArray[Any], indices: NDArray[Any]) -> EdgeSource:
+def csc_edges(indptr: NDArray[Any], indices: NDArray[Any], **values: NDArray[Any]) -> EdgeSource:
     """Edges of a topology that is in CSC already; the pointers must not fall."""
+    return _compressed(indptr, indices, ("dst", "src"), values)
+
+
+def csr_edges(indptr: NDArray[Any], indices: NDArray[Any], **values: NDArray[Any]) -> EdgeSource:
+    """Edges of a topology in CSR: those of `indices[indptr[v]:indptr[v + 1]]` leave node v."""
+    return _compressed(indptr, indices, ("src", "dst"), values)
+
+
+def _compressed(
+    indptr: NDArray[Any],
+    indices: NDArray[Any],
+    ends: tuple[str, str],
+    values: dict[str, NDArray[Any]],
+) -> EdgeSource:
+    """Edges whose one end (the first of `ends`) is told by pointers, the other by indices."""
+    owner, other = ends
 
     def chunks() -> Iterator[dict[str, NDArray[Any]]]:
         for start in range(0, len(indices), CHUNK_EDGES):
-            src = indices[start : start + CHUNK_EDGES]
+            part = slice(start, start + CHUNK_EDGES)
+            ids = indices[part]
             first = int(np.searchsorted(indptr, start, side="right")) - 1
-            last = int(np.searchsorted(indptr, start + len(src), side="left"))
-            ends = np.clip(indptr[first : last + 1], start, start + len(src)).astype(np.int64)
-            yield {"src": src, "dst": np.repeat(np.arange(first, last), np.diff(ends))}
+            last = int(np.searchsorted(indptr, start + len(ids), side="left"))
+            cuts = np.clip(indptr[first : last + 1], start, start + len(ids)).astype(np.int64)
+            extra = {name: array[part] for name, array in values.items()}
+            yield {other: ids, owner: np.repeat(np.arange(first, last), np.diff(cuts)), **extra}
 
-    return EdgeSource(num_edges=len(indices), chunks=chunks)
+    kinds = {name: array.dtype for name, array in values.items()}
+    return EdgeSource(num_edges=len(indices), chunks=chunks, attributes=kinds)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,17 +1,12 @@
-"""Import of edge lists: a CSV, TSV, text or Parquet table of edges, with an optional node table.
+"""Import of edge lists: a CSV, TSV, text or Parquet table of edges, with optional tables of nodes.
 
-A file is the table of edges; a folder holds `edges.*` and optionally `nodes.*`. Columns are found
-by name (any case), else by position:
+A file is the table of edges; a folder holds `edges.*` (or `NAME_edges.*`) and optionally tables of
+nodes, features and labels (`node_tables.py`). Columns are found by name (`column_names.py`), else
+by position: the first two are source and destination, and of a table without a header a third one
+of fractions is the weight. What is not used is named in the inventory.
 
-    edges   src | source | from | u   and   dst | target | destination | to | v, else the first two
-            weight | edge_weight, type | edge_type                                     (optional)
-    nodes   id | node | node_id       own ids, numbers or text; else the row number is the id
-            label | y | class         numbers or text; empty is unknown
-            split                     train, val (valid, validation) or test
-            every other numeric column is a feature, in order
-
-Without a node table, ids are node numbers; where they are text, negative or far apart, nodes are
-renumbered and `source_id.npy` keeps the source's ids.
+Without a table of nodes, ids are node numbers; where they are text, negative or have gaps, nodes
+are renumbered and `source_id.npy` keeps the source's ids.
 """
 
 from contextlib import ExitStack
@@ -22,17 +17,27 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runtime.errors import DatasetError
+from runtime.graph.column_names import (
+    DST,
+    EDGE_ROW,
+    EDGE_TYPE,
+    SRC,
+    WEIGHT,
+    column_named,
+    plain_name,
+)
 from runtime.graph.csc import array_edges
-from runtime.graph.node_ids import SPARSE_IDS, compact_ids, first_seen_ids, lookup_ids
-from runtime.graph.node_table import NodeTable, column_named, read_nodes
+from runtime.graph.inventory import EDGE_DATA, Inventory, Role
+from runtime.graph.node_ids import IdIndex, close_gaps, first_seen_ids
+from runtime.graph.node_table import NodeTable
+from runtime.graph.node_tables import find_tables, read_tables
 from runtime.graph.source import ImportOptions, RawGraph
 from runtime.graph.staging import ArrayWriter
-from runtime.graph.tables import Chunk, as_numbers, table_chunks
+from runtime.graph.tables import Chunk, as_numbers, as_text, table_chunks
 
-SRC = ("src", "source", "from", "u", "src_id", "source_id")
-DST = ("dst", "target", "destination", "to", "v", "dst_id", "target_id")
-VALUES = {"edge_weight": ("weight", "edge_weight"), "edge_type": ("type", "edge_type")}
-TYPES = {"edge_weight": np.float32, "edge_type": np.int32}
+TYPES = {"weight": np.float32, "type": np.int32, "third": np.float32}
+NAMES = {"weight": "edge_weight", "type": "edge_type"}
+ROLES = {"src": Role.EDGES, "dst": Role.EDGES, "weight": Role.WEIGHTS, "type": Role.EDGE_TYPES}
 
 
 def read_edgelist(source: Path, scratch: Path, options: ImportOptions) -> RawGraph:
@@ -42,27 +47,30 @@ def read_edgelist(source: Path, scratch: Path, options: ImportOptions) -> RawGra
         DatasetError: no such table, damaged, or edges that name unknown nodes.
     """
     del options
-    edges = _single(source, "edges") if source.is_dir() else source
-    if edges is None:
-        raise DatasetError(f"{source}: expected a folder with edges.csv, .tsv, .txt or .parquet")
-    nodes_path = _single(source, "nodes") if source.is_dir() else None
-    nodes = None if nodes_path is None else read_nodes(nodes_path, scratch)
-    columns, source_id = _read_edges(edges, scratch, nodes)
+    inventory = Inventory()
+    nodes, edges = None, source
+    if source.is_dir():
+        tables = find_tables(source, inventory)
+        if tables.edges is None:
+            raise DatasetError(
+                f"{source}: expected a folder with edges.csv, .tsv, .txt or .parquet"
+            )
+        edges = tables.edges
+        nodes = read_tables(tables, scratch, inventory)
     notes: list[str] = []
+    columns, source_id = _EdgeReader(edges, scratch, nodes, inventory, notes).read()
     src, dst = columns.pop("src"), columns.pop("dst")
     if nodes is None and source_id is None and len(src):
-        low = int(min(src.min(), dst.min()))
-        high = int(max(src.max(), dst.max()))
-        if low < 0 or high >= SPARSE_IDS * len(src) + 1000:
-            src, dst, source_id = compact_ids(src, dst, scratch)
+        src, dst, source_id = close_gaps(src, dst, scratch)
     if source_id is not None:
-        notes.append(f"nodes renumbered from 0 to {len(source_id) - 1}: see source_id.npy")
+        notes.append(_renumbered(source_id))
     graph = RawGraph(
         name=source.name.split(".")[0],
         num_nodes=_num_nodes(src, dst, nodes, source_id),
         edges=array_edges(src, dst, **columns),
         source_id=source_id,
         notes=notes,
+        inventory=inventory,
     )
     if nodes is not None:
         graph.features, graph.y, graph.split = nodes.features, nodes.y, nodes.split
@@ -71,11 +79,15 @@ def read_edgelist(source: Path, scratch: Path, options: ImportOptions) -> RawGra
     return graph
 
 
-def _single(folder: Path, stem: str) -> Path | None:
-    found = sorted(folder.glob(f"{stem}.*"))
-    if len(found) > 1:
-        raise DatasetError(f"{folder}: expected one table {stem}.*, found {len(found)}")
-    return found[0] if found else None
+def _renumbered(source_id: NDArray[Any]) -> str:
+    count = len(source_id)
+    text = f"nodes renumbered from 0 to {count - 1}: see source_id.npy"
+    if source_id.dtype.kind == "U":
+        return text
+    low, high = int(source_id[0]), int(source_id[-1])
+    missing = high - low + 1 - count
+    gaps = f"; {missing} ids between them name no node" if missing else ""
+    return f"{text} (ids from {low} to {high}{gaps})"
 
 
 def _num_nodes(
@@ -91,47 +103,122 @@ def _num_nodes(
     return int(max(src.max(), dst.max())) + 1 if len(src) else 0
 
 
-def _read_edges(
-    path: Path, scratch: Path, nodes: NodeTable | None
-) -> tuple[dict[str, NDArray[Any]], NDArray[Any] | None]:
-    """Edge columns as mapped scratch files, and the source's ids where those are text."""
-    writers: dict[str, ArrayWriter] = {}
-    seen: dict[str, int] = {}
-    text = False
-    with ExitStack() as stack:
-        for chunk in table_chunks(path):
-            columns = _edge_columns(path, chunk)
-            ends = columns["src"], columns["dst"]
-            if nodes is not None and nodes.ids is not None:
-                ends = tuple(lookup_ids(path, values, nodes.ids) for values in ends)
-            elif any(values.dtype.kind == "U" for values in ends):
-                text = True
-                ends = first_seen_ids(*ends, seen)
-            elif text:
-                raise DatasetError(f"{path}: expected ids all numbers or all text, found both")
-            columns["src"], columns["dst"] = ends
-            for name, values in columns.items():
-                dtype = TYPES.get(name, np.int64)
-                if name not in writers:
-                    writer = ArrayWriter(scratch / f"edges-{name}.npy", dtype)
-                    writers[name] = stack.enter_context(writer)
-                writers[name].append(as_numbers(path, values, dtype))
-    out: dict[str, NDArray[Any]] = {n: np.empty(0, np.int64) for n in ("src", "dst")}
-    for name, writer in writers.items():
-        out[name] = np.asarray(np.load(writer.path, mmap_mode="r"))
-    return out, np.array(list(seen), dtype=np.str_) if text else None
+class _EdgeReader:
+    """Streams a table of edges to scratch files, one per column."""
+
+    def __init__(
+        self,
+        path: Path,
+        scratch: Path,
+        nodes: NodeTable | None,
+        inventory: Inventory,
+        notes: list[str],
+    ) -> None:
+        self.path = path
+        self.scratch = scratch
+        self.index = IdIndex(nodes.ids) if nodes is not None and nodes.ids is not None else None
+        self.inventory = inventory
+        self.notes = notes
+        self.place = path.name if nodes is not None else ""
+        self._seen: dict[str, int] = {}
+        self._text = False
+
+    def read(self) -> tuple[dict[str, NDArray[Any]], NDArray[Any] | None]:
+        """Edge columns as mapped scratch files, and the source's ids where those are words."""
+        writers: dict[str, ArrayWriter] = {}
+        names: dict[str, str] | None = None
+        with ExitStack() as stack:
+            for chunk in table_chunks(self.path, floats=(*WEIGHT, "c2"), notes=self.notes):
+                if names is None:
+                    names = self._assign(chunk)
+                columns: Chunk = {key: chunk[name] for key, name in names.items()}
+                columns["src"], columns["dst"] = self._number(columns["src"], columns["dst"])
+                for key, values in columns.items():
+                    dtype = TYPES.get(key, np.int64)
+                    if key not in writers:
+                        writer = ArrayWriter(self.scratch / f"edges-{key}.npy", dtype)
+                        writers[key] = stack.enter_context(writer)
+                    writers[key].append(as_numbers(self.path, values, dtype))
+        out: dict[str, NDArray[Any]] = {n: np.empty(0, np.int64) for n in ("src", "dst")}
+        for key, writer in writers.items():
+            out[NAMES.get(key, key)] = np.asarray(np.load(writer.path, mmap_mode="r"))
+        third = out.pop("third", None)
+        if third is not None and names is not None:
+            reason = _no_weight(third)
+            if reason is None:
+                self.inventory.use(Role.WEIGHTS, names["third"], place=self.place)
+                out["edge_weight"] = third
+            else:
+                self.inventory.leave(reason, names["third"], place=self.place)
+        ids = np.array(list(self._seen), dtype=np.str_) if self._text else None
+        return out, ids
+
+    def _number(self, src: NDArray[Any], dst: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
+        src, dst = as_text(src), as_text(dst)
+        if self.index is not None:
+            return self.index.rows(self.path, src), self.index.rows(self.path, dst)
+        if "U" in (src.dtype.kind, dst.dtype.kind):
+            self._text = True
+            return first_seen_ids(src, dst, self._seen)
+        if self._text:
+            raise DatasetError(f"{self.path}: expected ids all numbers or all text, found both")
+        return src, dst
+
+    def _assign(self, chunk: Chunk) -> dict[str, str]:
+        """Decide what each column is."""
+        names, place = list(chunk), self.place
+        self.inventory.meet(names, place)
+        if len(names) < 2:
+            raise DatasetError(f"{self.path}: expected two columns of node ids, found {len(names)}")
+        out = self._ends(names)
+        others = [name for name in names if name not in out.values()]
+        for key, known in (("weight", WEIGHT), ("type", EDGE_TYPE)):
+            name = column_named(others, known)
+            if name is None:
+                continue
+            if key == "type" and chunk[name].dtype.kind not in "iub":
+                self.inventory.leave("edge types are whole numbers", name, place=place)
+                continue
+            out[key] = name
+        nameless = [name for name in names if name == f"c{names.index(name)}"]
+        if len(nameless) == len(names) > 2 and chunk["c2"].dtype.kind in "fiub":
+            out["third"] = "c2"
+        for key, name in out.items():
+            if key in ROLES:
+                self.inventory.use(ROLES[key], name, place=place)
+        self.inventory.leave(EDGE_DATA, *[n for n in others if n not in out.values()], place=place)
+        return out
+
+    def _ends(self, names: list[str]) -> dict[str, str]:
+        src, dst = column_named(names, SRC), column_named(names, DST)
+        if src is not None and dst is not None:
+            return {"src": src, "dst": dst}
+        if src is None and dst is None:
+            # Saved data frames number their rows in front.
+            skip = len(names) > 2 and plain_name(names[0]) in EDGE_ROW
+            first = names[1:3] if skip else names[:2]
+            return {"src": first[0], "dst": first[1]}
+        one = src or dst
+        other = next((name for name in names if name != one), "")
+        if len(names) > 2:
+            raise DatasetError(
+                f"{self.path}: expected a source and a destination column, found {one!r:.60} alone "
+                f"among {', '.join(names)!s:.200}; name them src and dst"
+            )
+        return {"src": src or other, "dst": dst or other}
 
 
-def _edge_columns(path: Path, chunk: Chunk) -> Chunk:
-    names = list(chunk)
-    if len(names) < 2:
-        raise DatasetError(f"{path}: expected two columns of node ids, found {len(names)}")
-    src, dst = column_named(names, SRC), column_named(names, DST)
-    if src is None or dst is None:
-        src, dst = names[:2]
-    out = {"src": chunk[src], "dst": chunk[dst]}
-    for key, known in VALUES.items():
-        name = column_named(names, known)
-        if name is not None and name not in (src, dst):
-            out[key] = chunk[name]
-    return out
+def _no_weight(values: NDArray[Any]) -> str | None:
+    """Why a third column without a name is not the weight; None where it is."""
+    fractions = False
+    for start in range(0, len(values), 1 << 20):
+        part = np.asarray(values[start : start + (1 << 20)])
+        if not np.isfinite(part).all() or (part < 0).any():
+            return "a third column with negative, infinite or empty values is no weight"
+        fractions = fractions or bool((part % 1 != 0).any())
+    if fractions:
+        return None
+    return (
+        "a third column of whole numbers may be weights, times or types; name the columns in a "
+        "first line: src,dst,weight"
+    )

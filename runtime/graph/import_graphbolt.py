@@ -1,10 +1,11 @@
 """Import of DGL GraphBolt's on-disk layout: a folder with `metadata.yaml`, one node and edge type.
 
 Read are `dataset_name`, `graph.nodes[0].num`, `graph.edges[0]` (csv, or numpy of shape [2, E]), the
-first table of `feature_data` with domain node (numpy, torch or csv) whose name is not `label`, and
-of the first task `num_classes`, `train_set`, `validation_set`, `test_set` with data `seeds` (or
-`seed_nodes`, `node_pairs`) and `labels`. Seeds of two columns make it a link task; pairs labelled 0
-(negatives) are left out. PyYAML is imported on use.
+first table of `feature_data` with domain node (numpy, torch or csv) whose name does not look like
+labels, ids or masks, and of the first task `num_classes`, `train_set`, `validation_set`, `test_set`
+with data `seeds` (or `seed_nodes`, `node_pairs`) and `labels`. Seeds of two columns make it a link
+task; pairs labelled 0 (negatives) are left out. All other entries and files are named in the
+inventory. PyYAML is imported on use.
 """
 
 from pathlib import Path
@@ -14,7 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runtime.errors import DatasetError
+from runtime.graph.column_names import looks_like
 from runtime.graph.csc import array_edges
+from runtime.graph.inventory import EDGE_DATA, LOOKS, Inventory, Role
 from runtime.graph.memory import check_num_nodes
 from runtime.graph.reading import map_array, reading
 from runtime.graph.source import ImportOptions, RawFeatures, RawGraph
@@ -35,6 +38,7 @@ def read_graphbolt(source: Path, scratch: Path, options: ImportOptions) -> RawGr
     del options
     path = source / "metadata.yaml" if source.is_dir() else source
     meta = _load_yaml(path)
+    inventory = Inventory()
     files = _Files(path, scratch)
     with reading(path, "GraphBolt metadata with graph.nodes and graph.edges of one type"):
         nodes, edges = meta["graph"]["nodes"], meta["graph"]["edges"]
@@ -52,13 +56,16 @@ def read_graphbolt(source: Path, scratch: Path, options: ImportOptions) -> RawGr
         )
     with reading(path, "a dataset_name in words"):
         title = _word(meta.get("dataset_name") or path.parent.name)
+    inventory.use(Role.EDGES, "graph.edges")
     graph = RawGraph(
         name=title,
         num_nodes=num_nodes,
         edges=array_edges(pairs[:, 0], pairs[:, 1]),
-        features=_features(path, meta, files),
+        features=_features(path, meta, files, inventory),
+        inventory=inventory,
     )
     _read_task(path, meta, files, graph)
+    inventory.meet(_unread(path, meta, files))
     return graph
 
 
@@ -69,6 +76,8 @@ class _Files:
         self.path = path
         self.folder = path.parent
         self.scratch = scratch
+        self.named: set[Path] = set()
+        """Files that were read."""
         self._count = 0
 
     def load(self, spec: dict[str, Any], dtype: Any) -> NDArray[Any]:
@@ -85,6 +94,7 @@ class _Files:
             raise DatasetError(
                 f"{self.path}: expected the file that it names, found no {name!r:.120}"
             )
+        self.named.add(path)
         if kind == "numpy":
             return map_array(path)
         if kind == "torch":
@@ -112,22 +122,37 @@ def _load_yaml(path: Path) -> dict[str, Any]:
             f"{path}: reading GraphBolt metadata needs PyYAML; install it with pip install pyyaml"
         ) from None
     with reading(path, "GraphBolt metadata in YAML"):
-        meta = yaml.safe_load(path.read_text(encoding="utf-8"))
+        meta = yaml.safe_load(path.read_text(encoding="utf-8-sig"))
     if not isinstance(meta, dict):
         raise DatasetError(f"{path}: expected GraphBolt metadata as a mapping")
     return meta
 
 
-def _features(path: Path, meta: dict[str, Any], files: _Files) -> RawFeatures | None:
+def _features(
+    path: Path, meta: dict[str, Any], files: _Files, inventory: Inventory
+) -> RawFeatures | None:
+    """The first table of node features; the others, and those of edges, are named as left."""
     with reading(path, "feature_data as a list of tables"):
-        tables = [
-            dict(entry)
-            for entry in meta.get("feature_data") or []
-            if entry.get("domain") == "node" and entry.get("name") not in ("label", "labels")
-        ]
-    if not tables:
+        entries = [dict(entry) for entry in meta.get("feature_data") or []]
+        within = [dict(entry) for entry in dict(meta["graph"]).get("feature_data") or []]
+        names = [_word(entry.get("name") or f"table {i}") for i, entry in enumerate(entries)]
+    chosen: dict[str, Any] | None = None
+    for name, entry in zip(names, entries, strict=True):
+        part, look = f"feature_data {name}", looks_like(name)
+        if entry.get("domain") != "node":
+            inventory.leave(EDGE_DATA, part)
+        elif look is not None:
+            inventory.leave(LOOKS.format(look), part)
+        elif chosen is not None:
+            inventory.leave("one table of node features is taken: join them in one file", part)
+        else:
+            chosen = entry
+            inventory.use(Role.FEATURES, part)
+    if within:
+        inventory.leave(EDGE_DATA, "graph.feature_data")
+    if chosen is None:
         return None
-    table = files.load(tables[0], np.float32)
+    table = files.load(chosen, np.float32)
     if table.ndim != 2:
         raise DatasetError(
             f"{path}: expected node features of two axes, found shape {list(table.shape)}"
@@ -135,20 +160,51 @@ def _features(path: Path, meta: dict[str, Any], files: _Files) -> RawFeatures | 
     return RawFeatures(dim=table.shape[1], dense=table)
 
 
+def _unread(path: Path, meta: dict[str, Any], files: _Files) -> list[str]:
+    """Files of the folder and entries at the top of the metadata that nothing was read from."""
+    known = {"dataset_name", "graph", "feature_data", "tasks"}
+    with reading(path, "metadata of entries with names in words"):
+        entries = [f"entry {_word(key)}" for key in meta if key not in known]
+    named = {(files.folder / name).resolve() for name in _paths(meta)} | {path.resolve()}
+    there = [p for p in sorted(files.folder.rglob("*")) if p.is_file()]
+    return entries + [
+        p.relative_to(files.folder).as_posix() for p in there if p.resolve() not in named
+    ]
+
+
+def _paths(value: Any, depth: int = 8) -> list[str]:
+    """The paths that the metadata names anywhere."""
+    if depth == 0:
+        return []
+    if isinstance(value, dict):
+        own = value.get("path")
+        below = [p for v in value.values() for p in _paths(v, depth - 1)]
+        return ([own] if isinstance(own, str) else []) + below
+    if isinstance(value, list):
+        return [p for v in value for p in _paths(v, depth - 1)]
+    return []
+
+
 def _read_task(path: Path, meta: dict[str, Any], files: _Files, graph: RawGraph) -> None:
     with reading(path, "tasks as a list"):
         tasks = [dict(task) for task in meta.get("tasks") or []]
     if not tasks:
         return
+    inventory = graph.inventory
+    inventory.leave("the first task is taken", *(f"task {i}" for i in range(1, len(tasks))))
     split: dict[str, NDArray[Any]] = {}
+    negatives = 0
     labels: list[tuple[NDArray[Any], NDArray[Any]]] = []
     with reading(path, "num_classes as an integer"):
         graph.num_classes = int(tasks[0].get("num_classes") or 0)
     for key, name in SET_NAMES.items():
         data = _set_data(path, tasks[0], name)
-        seeds = next((data[n] for n in SEED_NAMES if n in data), None)
-        if seeds is None:
+        inventory.meet(f"{name} {part}" for part in data)
+        word = next((n for n in SEED_NAMES if n in data), None)
+        if word is None:
             continue
+        seeds = data[word]
+        inventory.use(Role.SPLIT, f"{name} {word}")
         ids = files.load(seeds, np.int64)
         if ids.ndim not in (1, 2) or ids.dtype.kind not in "iu":
             raise DatasetError(
@@ -162,12 +218,21 @@ def _read_task(path: Path, meta: dict[str, Any], files: _Files, graph: RawGraph)
                 f"{path}: expected one label per seed of {name} ({len(ids)}), found labels of "
                 f"shape {list(known.shape)}"
             )
+        if known is not None:
+            inventory.use(Role.SPLIT if ids.ndim == 2 else Role.LABELS, f"{name} labels")
         if ids.ndim == 2:
-            ids = ids if known is None else ids[np.asarray(known).reshape(len(ids), -1)[:, 0] > 0]
             graph.num_classes = 0
+            if known is not None:
+                positive = np.asarray(known).reshape(len(ids), -1)[:, 0] > 0
+                negatives += int((~positive).sum())
+                ids = ids[positive]
         elif known is not None:
             labels.append((ids, known))
         split[key] = ids
+    if negatives:
+        graph.notes.append(
+            f"{negatives} pairs labelled 0 left out: a link task draws its own negatives"
+        )
     graph.split = split or None
     graph.y = _scatter(path, labels, graph.num_nodes)
 

@@ -1,8 +1,16 @@
-"""Import of .npz packs: one archive with a CSC topology, features, labels and masks.
+"""Import of .npz packs, in the layouts that graph data sets are published in.
 
-Keys: `indptr`, `indices`; `x`, or `x_indptr`, `x_indices`, `x_data`, `x_shape`; `y`; `train_mask`,
-`val_mask`, `test_mask` (bool [n]), or `train_masks` ... (bool [splits, n]); `meta` (JSON text).
-All but the topology are optional.
+    ours           indptr, indices (CSC); x, or x_indptr, x_indices, x_data, x_shape; y; train_mask,
+                   val_mask, test_mask or train_idx ...; train_masks ... ([splits, n]);
+                   edge_weight, edge_type, node_type; meta (JSON)
+    GNN-benchmark  adj_data, adj_indices, adj_indptr, adj_shape (or adj_matrix.data ...), the same
+                   of attr; labels. Others keep a pickled SciPy matrix as adj_matrix and
+                   attr_matrix: its arrays are taken without running the pickle (`pickled.py`).
+    heterophilous  edges [E, 2], node_features, node_labels, train_masks, val_masks, test_masks
+    SciPy          what scipy.sparse.save_npz writes, csr, csc or coo
+
+A matrix has an edge from its row to its column. Members that have no place are named in the
+inventory.
 """
 
 import json
@@ -13,12 +21,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runtime.errors import DatasetError
-from runtime.graph.archive import extract_npz
-from runtime.graph.csc import csc_edges
+from runtime.graph.archive import PICKLED, extract_npz
+from runtime.graph.csc import EdgeSource, array_edges, csc_edges, csr_edges
 from runtime.graph.dataset import SparseFeatures
+from runtime.graph.inventory import Inventory, Role
+from runtime.graph.pickled import PickledArray, unpickle
 from runtime.graph.reading import reading
-from runtime.graph.source import SPLIT_KEYS, ImportOptions, RawFeatures, RawGraph
+from runtime.graph.source import ImportOptions, RawFeatures, RawGraph
+from runtime.graph.splits import split_fields, split_ids
 from runtime.graph.validate import check_csc_ends, check_monotone, check_range
+
+LABELS = ("y", "labels", "node_labels", "label", "node_label")
+FEATURES = ("x", "features", "node_features", "attr_matrix", "node_attr", "feat")
+MATRICES = ("adj", "adj_matrix")
+ATTRIBUTES = ("attr", "attr_matrix", "node_attr")
+EDGE_VALUES = (
+    ("edge_weight", Role.WEIGHTS, np.float32),
+    ("edge_type", Role.EDGE_TYPES, np.int32),
+)
+_PARTS = ("data", "indices", "indptr", "shape")
 
 
 def read_npz(source: Path, scratch: Path, options: ImportOptions) -> RawGraph:
@@ -27,56 +48,298 @@ def read_npz(source: Path, scratch: Path, options: ImportOptions) -> RawGraph:
     Raises:
         DatasetError: not such an archive, or its arrays do not fit together.
     """
-    arrays = extract_npz(source, scratch)
-    missing = [key for key in ("indptr", "indices") if key not in arrays]
-    if missing:
-        raise DatasetError(
-            f"{source}: expected an .npz pack with indptr and indices, found no {missing[0]!r} "
-            f"among {', '.join(sorted(arrays)) or 'its members'!s:.200}"
+    return _Pack(source, extract_npz(source, scratch), options).read()
+
+
+class _Pack:
+    """The members of one archive, each taken at most once."""
+
+    def __init__(
+        self, source: Path, members: dict[str, NDArray[Any] | PickledArray], options: ImportOptions
+    ) -> None:
+        self.source = source
+        self.members = members
+        self.options = options
+        self.inventory = Inventory()
+        self.inventory.meet(members)
+        self.notes: list[str] = []
+
+    def read(self) -> RawGraph:
+        """The graph of whichever layout it is."""
+        edges, num_nodes = self._edges()
+        meta = self._meta()
+        features, y = self._features(), self._labels()
+        split, num_splits = self._split(num_nodes)
+        pickled = [n for n, value in self.members.items() if isinstance(value, PickledArray)]
+        self.inventory.leave_unused(PICKLED, *pickled)
+        return RawGraph(
+            name=str(meta.get("name") or self.source.stem),
+            num_nodes=num_nodes,
+            edges=edges,
+            features=features,
+            y=y,
+            task=_task(meta, y),
+            num_classes=_count(meta.get("num_classes")),
+            split=split,
+            num_splits=num_splits,
+            node_type=self._node_type(),
+            notes=self.notes,
+            inventory=self.inventory,
         )
-    indptr, indices = arrays["indptr"], arrays["indices"]
-    if indices.ndim != 1 or indices.dtype.kind not in "iu":
+
+    def _edges(self) -> tuple[EdgeSource, int]:
+        if "indptr" in self.members and "indices" in self.members:
+            if "format" not in self.members:
+                return self._csc()
+            return self._matrix("", self._text("format"))
+        if {"row", "col", "shape"} <= set(self.members):
+            return self._coo()
+        for stem in MATRICES:
+            if self._has_parts(stem):
+                return self._matrix(stem, "csr")
+        if "edges" in self.members:
+            return self._pairs()
+        missing = "indices" if "indptr" in self.members else "indptr"
         raise DatasetError(
-            f"{source}: expected indices as a row of integers, found {indices.dtype} of shape "
-            f"{list(indices.shape)}"
+            f"{self.source}: expected an .npz pack with indptr and indices (or adj_indptr ..., "
+            f"adj_matrix, row and col, or edges), found no {missing!r} among "
+            f"{', '.join(sorted(self.members)) or 'its members'!s:.200}"
         )
-    indptr = _pointers(source, "indptr", indptr, len(indices))
-    num_nodes = len(indptr) - 1
-    meta = _meta(source, arrays.get("meta"))
-    y = arrays.get("y")
-    return RawGraph(
-        name=str(meta.get("name") or source.stem),
-        num_nodes=num_nodes,
-        edges=csc_edges(indptr, indices),
-        features=_features(source, arrays),
-        y=y,
-        task=_task(meta, y),
-        num_classes=_count(meta.get("num_classes")),
-        split=_split(source, arrays, options.split_index),
-    )
+
+    def _csc(self) -> tuple[EdgeSource, int]:
+        indptr, indices = self._pointers("indptr", "indices")
+        self.inventory.use(Role.EDGES, "indptr", "indices")
+        return csc_edges(indptr, indices, **self._values("", len(indices))), len(indptr) - 1
+
+    def _matrix(self, stem: str, kind: str) -> tuple[EdgeSource, int]:
+        """Edges of a square CSR or CSC matrix, which goes from row to column."""
+        names = self._part_names(stem)
+        if kind not in ("csr", "csc"):
+            raise DatasetError(
+                f"{self.source}: expected a matrix in csr, csc or coo, found {kind!r:.20}"
+            )
+        indptr, indices = self._pointers(names["indptr"], names["indices"])
+        rows, columns = self._shape(names["shape"])
+        if not rows == columns == len(indptr) - 1:
+            raise DatasetError(
+                f"{self.source}: expected a square matrix of edges, found {rows} by {columns} and "
+                f"{len(indptr) - 1} pointers"
+            )
+        self.inventory.use(Role.EDGES, names["indptr"], names["indices"], names["shape"])
+        self.inventory.use(Role.EDGES, *[n for n in ("format",) if n in self.members])
+        values = self._values(names["data"], len(indices))
+        make = csr_edges if kind == "csr" else csc_edges
+        return make(indptr, indices, **values), rows
+
+    def _coo(self) -> tuple[EdgeSource, int]:
+        src, dst = self._array("row"), self._array("col")
+        _check_pairs(self.source, np.dtype(np.result_type(src, dst)), src.shape, dst.shape)
+        rows, columns = self._shape("shape")
+        if rows != columns:
+            raise DatasetError(
+                f"{self.source}: expected a square matrix, found {rows} by {columns}"
+            )
+        self.inventory.use(Role.EDGES, "row", "col", "shape")
+        self.inventory.use(Role.EDGES, *[n for n in ("format",) if n in self.members])
+        return array_edges(src, dst, **self._values("data", len(src))), rows
+
+    def _pairs(self) -> tuple[EdgeSource, int]:
+        """Edges as rows of two node numbers; nodes are counted by features or labels."""
+        pairs = self._array("edges")
+        if pairs.ndim == 2 and pairs.shape[1] != 2 and pairs.shape[0] == 2:
+            pairs = pairs.T
+        if pairs.ndim != 2 or pairs.shape[1] != 2 or pairs.dtype.kind not in "iu":
+            raise DatasetError(
+                f"{self.source}: expected edges as rows of two integers, found {pairs.dtype} of "
+                f"shape {list(pairs.shape)}"
+            )
+        self.inventory.use(Role.EDGES, "edges")
+        tables = [self.members[n] for n in (*FEATURES, *LABELS) if n in self.members]
+        sizes = [len(t) for t in tables if isinstance(t, np.ndarray) and t.ndim]
+        count = sizes[0] if sizes else int(pairs.max(initial=-1)) + 1
+        if not self.options.symmetrise:
+            self.notes.append(
+                "edges taken as stored; published packs of this layout name each undirected edge "
+                "once (--symmetrise stores both directions)"
+            )
+        return array_edges(pairs[:, 0], pairs[:, 1], **self._values("", len(pairs))), count
+
+    def _values(self, data: str, count: int) -> dict[str, NDArray[Any]]:
+        """Weights and types of the edges, the weights perhaps the values of their matrix."""
+        out: dict[str, NDArray[Any]] = {}
+        for name, role, dtype in EDGE_VALUES:
+            if name in self.members:
+                out[name] = self._per_edge(name, count).astype(dtype)
+                self.inventory.use(role, name)
+        if data in self.members:
+            weights = self._per_edge(data, count)
+            if "edge_weight" in out:
+                self.inventory.leave("the weights are edge_weight", data)
+            elif bool((weights == 1).all()):
+                self.inventory.leave("every edge weighs 1", data)
+            else:
+                out["edge_weight"] = weights.astype(np.float32)
+                self.inventory.use(Role.WEIGHTS, data)
+        return out
+
+    def _per_edge(self, name: str, count: int) -> NDArray[Any]:
+        values = self._array(name)
+        if values.shape != (count,) or values.dtype.kind not in "fiub":
+            raise DatasetError(
+                f"{self.source}: expected {name} with one number per edge ({count}), found "
+                f"{values.dtype} of shape {list(values.shape)}"
+            )
+        return values
+
+    def _node_type(self) -> NDArray[Any] | None:
+        if "node_type" not in self.members:
+            return None
+        self.inventory.use(Role.NODE_TYPES, "node_type")
+        return self._array("node_type")
+
+    def _features(self) -> RawFeatures | None:
+        for stem in ("x", *ATTRIBUTES):
+            if self._has_parts(stem):
+                return self._sparse(self._part_names(stem))
+        name = next((n for n in FEATURES if n in self.members), None)
+        if name is None:
+            return None
+        x = self._array(name)
+        if x.ndim != 2:
+            raise DatasetError(
+                f"{self.source}: expected {name} of two axes, found shape {list(x.shape)}"
+            )
+        self.inventory.use(Role.FEATURES, name)
+        return RawFeatures(dim=x.shape[1], dense=x)
+
+    def _sparse(self, names: dict[str, str]) -> RawFeatures:
+        with reading(self.source, f"{', '.join(names.values())} of one matrix"):
+            data = self._array(names["data"])
+            rows, dim = self._shape(names["shape"])
+        indptr, indices = self._pointers(names["indptr"], names["indices"])
+        if data.shape != indices.shape:
+            raise DatasetError(
+                f"{self.source}: expected {names['indices']} and {names['data']} of one length"
+            )
+        if rows != len(indptr) - 1:
+            raise DatasetError(
+                f"{self.source}: expected {len(indptr) - 1} rows in {names['shape']}, found {rows}"
+            )
+        check_range(self.source / names["indices"], indices, 0, dim, "feature columns")
+        self.inventory.use(Role.FEATURES, *names.values())
+        return RawFeatures(dim=dim, csr=SparseFeatures(indptr=indptr, indices=indices, data=data))
+
+    def _labels(self) -> NDArray[Any] | None:
+        name = next((n for n in LABELS if n in self.members), None)
+        if name is None:
+            return None
+        self.inventory.use(Role.LABELS, name)
+        return self._array(name)
+
+    def _split(self, num_nodes: int) -> tuple[dict[str, NDArray[Any]] | None, int]:
+        """Node ids of the chosen split: of the single masks or ids, or one of several masks."""
+        single = split_fields(self.members, "mask", "idx", "index")
+        many = split_fields(self.members, "masks")
+        index = self.options.split_index
+        chosen, left = (many, single) if many and (index or not single) else (single, many)
+        out: dict[str, NDArray[Any]] = {}
+        for key, names in chosen.items():
+            out[key], _ = split_ids(
+                names[0], self._array(names[0]), num_nodes, index=index, splits_first=True
+            )
+            self.inventory.use(Role.SPLIT, names[0])
+            self.inventory.leave(f"the split is taken from {names[0]}", *names[1:])
+        for names in left.values():
+            self.inventory.leave("one of several splits is taken: --split N takes another", *names)
+        counts = [len(self._array(names[0])) for names in many.values()]
+        return out or None, max(counts, default=1)
+
+    def _meta(self) -> dict[str, Any]:
+        if "meta" not in self.members:
+            return {}
+        self.inventory.use(Role.DESCRIPTION, "meta")
+        with reading(self.source, "JSON text as member 'meta'"):
+            meta = json.loads(str(self._array("meta")).removeprefix("\ufeff"))
+        if not isinstance(meta, dict):
+            raise DatasetError(f"{self.source}: expected member 'meta' to be a JSON object")
+        return meta
+
+    def _part_names(self, stem: str) -> dict[str, str]:
+        """Names of a compressed matrix's members: adj_data or adj.data, or data without a stem."""
+        for joint in ("_", ".") if stem else ("",):
+            if f"{stem}{joint}indptr" in self.members:
+                return {part: f"{stem}{joint}{part}" for part in _PARTS}
+        return {part: f"{stem}_{part}" for part in _PARTS}
+
+    def _has_parts(self, stem: str) -> bool:
+        self._open_pickled(stem)
+        return self._part_names(stem)["indptr"] in self.members
+
+    def _open_pickled(self, stem: str) -> None:
+        """Put the parts of a pickled matrix beside it, as if they had been written so."""
+        value = self.members.get(stem)
+        if not isinstance(value, PickledArray):
+            return
+        found = unpickle(self.source, stem, value)
+        if isinstance(found, np.ndarray):
+            self.members[stem] = found
+            return
+        del self.members[stem]
+        self.inventory.use(Role.EDGES if stem in MATRICES else Role.FEATURES, stem)
+        for part, array in found.items():
+            self.members[f"{stem}.{part}"] = array
+
+    def _array(self, name: str) -> NDArray[Any]:
+        value = self.members.get(name)
+        if value is None:
+            raise DatasetError(f"{self.source}: expected a member {name!r:.60}, found none")
+        if isinstance(value, PickledArray):
+            found = unpickle(self.source, name, value)
+            if not isinstance(found, np.ndarray):
+                raise DatasetError(
+                    f"{self.source}: expected {name} as an array, found a pickled matrix"
+                )
+            return found
+        return value
+
+    def _text(self, name: str) -> str:
+        value = self._array(name)
+        text = value.reshape(-1)[0] if value.size == 1 else ""
+        return text.decode("ascii", "replace") if isinstance(text, bytes) else str(text)
+
+    def _shape(self, name: str) -> tuple[int, int]:
+        shape = self._array(name)
+        if shape.size != 2 or shape.dtype.kind not in "iu":
+            raise DatasetError(f"{self.source}: expected {name} as two integers")
+        rows, columns = (int(n) for n in shape.reshape(-1))
+        return rows, columns
+
+    def _pointers(self, indptr: str, indices: str) -> tuple[NDArray[np.int64], NDArray[Any]]:
+        """Pointer and index arrays in this machine's integers, checked against each other."""
+        pointers, entries = self._array(indptr), self._array(indices)
+        for name, array in ((indices, entries), (indptr, pointers)):
+            if array.ndim != 1 or array.dtype.kind not in "iu":
+                raise DatasetError(
+                    f"{self.source}: expected {name} as a row of integers, found {array.dtype} of "
+                    f"shape {list(array.shape)}"
+                )
+        path = self.source / indptr
+        if len(pointers) < 1:
+            raise DatasetError(f"{path}: expected at least one pointer, found none")
+        pointers = pointers.astype(np.int64, copy=False)
+        check_csc_ends(path, pointers, len(entries))
+        check_monotone(path, pointers)
+        return pointers, entries
 
 
-def _pointers(source: Path, name: str, indptr: NDArray[Any], num_entries: int) -> NDArray[np.int64]:
-    """A pointer array in this machine's integers, checked."""
-    if indptr.ndim != 1 or indptr.dtype.kind not in "iu" or len(indptr) < 1:
+def _check_pairs(
+    source: Path, dtype: np.dtype[Any], src: tuple[int, ...], dst: tuple[int, ...]
+) -> None:
+    if dtype.kind not in "iu" or len(src) != 1 or src != dst:
         raise DatasetError(
-            f"{source}: expected {name} as a row of integers, found {indptr.dtype} of shape "
-            f"{list(indptr.shape)}"
+            f"{source}: expected row and col as equally long rows of integers, found shapes "
+            f"{list(src)} and {list(dst)}"
         )
-    path, pointers = source / name, indptr.astype(np.int64, copy=False)
-    check_csc_ends(path, pointers, num_entries)
-    check_monotone(path, pointers)
-    return pointers
-
-
-def _meta(source: Path, text: NDArray[Any] | None) -> dict[str, Any]:
-    if text is None:
-        return {}
-    with reading(source, "JSON text as member 'meta'"):
-        meta = json.loads(str(text))
-    if not isinstance(meta, dict):
-        raise DatasetError(f"{source}: expected member 'meta' to be a JSON object")
-    return meta
 
 
 def _task(meta: dict[str, Any], y: NDArray[Any] | None) -> str:
@@ -88,41 +351,3 @@ def _task(meta: dict[str, Any], y: NDArray[Any] | None) -> str:
 
 def _count(value: Any) -> int:
     return value if isinstance(value, int) and 0 <= value < 1 << 31 else 0
-
-
-def _features(source: Path, arrays: dict[str, NDArray[Any]]) -> RawFeatures | None:
-    if "x" in arrays:
-        x = arrays["x"]
-        if x.ndim != 2:
-            raise DatasetError(f"{source}: expected x of two axes, found shape {list(x.shape)}")
-        return RawFeatures(dim=x.shape[1], dense=x)
-    if "x_indptr" not in arrays:
-        return None
-    with reading(source, "x_indices, x_data and x_shape beside x_indptr"):
-        indices, data, shape = (arrays[f"x_{key}"] for key in ("indices", "data", "shape"))
-        rows, dim = (int(n) for n in shape.reshape(-1)[:3])
-    if indices.ndim != 1 or indices.dtype.kind not in "iu" or data.shape != indices.shape:
-        raise DatasetError(f"{source}: expected x_indices and x_data of one equal length")
-    indptr = _pointers(source, "x_indptr", arrays["x_indptr"], len(indices))
-    if rows != len(indptr) - 1:
-        raise DatasetError(f"{source}: expected {len(indptr) - 1} rows in x_shape, found {rows}")
-    check_range(source / "x_indices", indices, 0, dim, "feature columns")
-    return RawFeatures(dim=dim, csr=SparseFeatures(indptr=indptr, indices=indices, data=data))
-
-
-def _split(
-    source: Path, arrays: dict[str, NDArray[Any]], index: int
-) -> dict[str, NDArray[Any]] | None:
-    many = f"{SPLIT_KEYS[0]}_masks"
-    if index and many not in arrays:
-        raise DatasetError(f"{source}: expected several splits for split {index}, found one")
-    if index:
-        if not 0 <= index < len(arrays[many]):
-            raise DatasetError(
-                f"{source}: expected a split from 0 to {len(arrays[many]) - 1}, found {index}"
-            )
-        with reading(source, "train_masks, val_masks and test_masks"):
-            return {key: arrays[f"{key}_masks"][index] for key in SPLIT_KEYS}
-    if "train_mask" not in arrays:
-        return None
-    return {key: arrays[f"{key}_mask"] for key in SPLIT_KEYS if f"{key}_mask" in arrays}

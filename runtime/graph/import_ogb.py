@@ -7,7 +7,8 @@
     split/<name>/{train,valid,test}.csv.gz                     node ids
 
 The `raw/` folder may also be given itself. Edges are taken as stored; OGB's own loader adds the
-inverse edges for some sets (ogbn-products), which is `symmetrise` here.
+inverse edges for some sets (ogbn-products), which is `symmetrise` here. Other files and arrays,
+such as edge-feat and node_year, are named in the inventory.
 """
 
 from pathlib import Path
@@ -17,12 +18,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runtime.errors import DatasetError
-from runtime.graph.archive import extract_npz
+from runtime.graph.archive import plain_members
 from runtime.graph.csc import array_edges
+from runtime.graph.inventory import EDGE_DATA, Inventory, Role
 from runtime.graph.source import ImportOptions, RawFeatures, RawGraph
 from runtime.graph.tables import number_table
 
 SPLIT_FILES = {"train": "train", "val": "valid", "test": "test"}
+COUNTS = ("num_nodes_list", "num_edges_list")
 
 
 def read_ogb(source: Path, scratch: Path, options: ImportOptions) -> RawGraph:
@@ -35,10 +38,16 @@ def read_ogb(source: Path, scratch: Path, options: ImportOptions) -> RawGraph:
     root = raw.parent if raw.name == "raw" else source
     if list(raw.glob("num-node-dict*")) or (raw / "triplet-type-list.csv.gz").exists():
         raise DatasetError(f"{source}: expected one node and edge type, found a heterogeneous set")
+    inventory = Inventory()
+    inventory.meet(_files(root))
     binary = (raw / "data.npz").is_file()
-    graph = _read_npz(raw, scratch) if binary else _read_csv(raw, scratch)
+    read = _read_npz if binary else _read_csv
+    graph = read(raw, scratch, inventory)
     graph.name = root.name
-    graph.split = _split(root, scratch, options.split_name)
+    graph.inventory = inventory
+    graph.split, graph.split_names = _split(root, scratch, options.split_name, inventory)
+    for path in raw.glob("edge-feat*"):
+        inventory.leave_unused(EDGE_DATA, path.relative_to(root).as_posix())
     if not options.symmetrise:
         graph.notes.append(
             "edges taken as stored; OGB's loader adds inverse edges for some sets (--symmetrise)"
@@ -46,16 +55,31 @@ def read_ogb(source: Path, scratch: Path, options: ImportOptions) -> RawGraph:
     return graph
 
 
-def _read_csv(raw: Path, scratch: Path) -> RawGraph:
+def _files(root: Path) -> list[str]:
+    """Files beside the graph that may belong to it, relative to its folder."""
+    folders = [root, *(root / name for name in ("raw", "split", "mapping"))]
+    found = [path for folder in folders if folder.is_dir() for path in folder.iterdir()]
+    found += [path for folder in (root / "split").glob("*") for path in folder.glob("*")]
+    return sorted(path.relative_to(root).as_posix() for path in found if path.is_file())
+
+
+def _read_csv(raw: Path, scratch: Path, inventory: Inventory) -> RawGraph:
     counts = number_table(_file(raw, "num-node-list"), scratch / "count.npy", np.int64)
     pairs = number_table(_file(raw, "edge"), scratch / "edge.npy", np.int64)
     _check_pairs(raw / "edge.csv.gz", pairs.T)
+    place = "raw/" if raw.name == "raw" else ""
+    inventory.use(Role.EDGES, f"{place}edge.csv.gz")
+    inventory.use(Role.DESCRIPTION, f"{place}num-node-list.csv.gz")
+    if (raw / "num-edge-list.csv.gz").is_file():
+        inventory.use(Role.DESCRIPTION, f"{place}num-edge-list.csv.gz")
     features = y = None
     if (raw / "node-feat.csv.gz").is_file():
         table = number_table(raw / "node-feat.csv.gz", scratch / "feat.npy", np.float32)
         features = RawFeatures(dim=table.shape[1], dense=table)
+        inventory.use(Role.FEATURES, f"{place}node-feat.csv.gz")
     if (raw / "node-label.csv.gz").is_file():
         y = number_table(raw / "node-label.csv.gz", scratch / "label.npy", np.float64)
+        inventory.use(Role.LABELS, f"{place}node-label.csv.gz")
     return RawGraph(
         name="",
         num_nodes=_single_count(raw / "num-node-list.csv.gz", counts),
@@ -65,14 +89,20 @@ def _read_csv(raw: Path, scratch: Path) -> RawGraph:
     )
 
 
-def _read_npz(raw: Path, scratch: Path) -> RawGraph:
+def _read_npz(raw: Path, scratch: Path, inventory: Inventory) -> RawGraph:
     path = raw / "data.npz"
-    arrays = extract_npz(path, scratch)
+    prefix = "raw/" if raw.name == "raw" else ""
+    arrays = plain_members(path, scratch, inventory, path.name)
+    inventory.use(Role.EDGES, f"{prefix}{path.name}")
     for key in ("edge_index", "num_nodes_list"):
         if key not in arrays:
             raise DatasetError(f"{path}: expected an array {key!r}, found none")
     pairs = arrays["edge_index"]
     _check_pairs(path, pairs)
+    inventory.use(Role.EDGES, "edge_index", place=path.name)
+    inventory.use(Role.DESCRIPTION, *(n for n in COUNTS if n in arrays), place=path.name)
+    if "edge_feat" in arrays:
+        inventory.leave(EDGE_DATA, "edge_feat", place=path.name)
     features = y = None
     if "node_feat" in arrays:
         table = arrays["node_feat"]
@@ -81,8 +111,13 @@ def _read_npz(raw: Path, scratch: Path) -> RawGraph:
                 f"{path}: expected node_feat of two axes, found shape {list(table.shape)}"
             )
         features = RawFeatures(dim=table.shape[1], dense=table)
-    if (raw / "node-label.npz").is_file():
-        y = extract_npz(raw / "node-label.npz", scratch).get("node_label")
+        inventory.use(Role.FEATURES, "node_feat", place=path.name)
+    labels = raw / "node-label.npz"
+    if labels.is_file():
+        y = plain_members(labels, scratch, inventory, labels.name).get("node_label")
+        if y is not None:
+            inventory.use(Role.LABELS, "node_label", place=labels.name)
+            inventory.use(Role.LABELS, f"{prefix}{labels.name}")
     return RawGraph(
         name="",
         num_nodes=_single_count(path, arrays["num_nodes_list"]),
@@ -113,19 +148,33 @@ def _single_count(path: Path, counts: NDArray[Any]) -> int:
     return int(counts.reshape(-1)[0])
 
 
-def _split(root: Path, scratch: Path, name: str) -> dict[str, NDArray[Any]] | None:
+def _split(
+    root: Path, scratch: Path, name: str, inventory: Inventory
+) -> tuple[dict[str, NDArray[Any]] | None, list[str]]:
+    """Node ids of the split of this name (the only one if empty), and the names there are."""
     folders = sorted(p for p in (root / "split").glob("*") if p.is_dir())
+    names = [folder.name for folder in folders]
     if name:
         folders = [p for p in folders if p.name == name]
     if not folders and not name:
-        return None
+        return None, names
     if len(folders) != 1:
-        found = ", ".join(p.name for p in sorted((root / "split").glob("*"))) or "none"
-        raise DatasetError(f"{root / 'split'}: expected one split {name!r}, found {found}")
+        asked = f"one split {name!r}" if name else "one of several splits (--split NAME)"
+        raise DatasetError(
+            f"{root / 'split'}: expected {asked}, found {', '.join(names) or 'none'}"
+        )
     out: dict[str, NDArray[Any]] = {}
     for key, stem in SPLIT_FILES.items():
         path = folders[0] / f"{stem}.csv.gz"
         if not path.is_file():
             raise DatasetError(f"{path}: expected the {key} split, found no such file")
         out[key] = number_table(path, scratch / f"{key}.npy", np.int64).reshape(-1)
-    return out
+        inventory.use(Role.SPLIT, path.relative_to(root).as_posix())
+    for other in names:
+        if other != folders[0].name:
+            files = sorted((root / "split" / other).glob("*"))
+            inventory.leave_unused(
+                f"split {folders[0].name} is taken (--split {other})",
+                *(p.relative_to(root).as_posix() for p in files),
+            )
+    return out, names

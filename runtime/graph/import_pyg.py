@@ -1,10 +1,11 @@
 """Import of a PyTorch Geometric `Data` saved with torch.save, read with weights_only=True.
 
-Accepted: a `Data` object, its `to_dict()`, or the tuple an `InMemoryDataset` of one graph saves
-(`(dict or Data, slices, ...)`). Read are `edge_index` (needed), `x` (dense, sparse COO or sparse
+Accepted: a `Data` object, its `to_dict()`, the tuple an `InMemoryDataset` of one graph saves
+(`(dict or Data, slices, ...)`), and the three `Data` of RandomLinkSplit (training, validation,
+test), which make a link task. Read are `edge_index` or `adj_t`, `x` (dense, sparse COO or sparse
 CSR), `y`, `num_nodes`, `edge_weight` (or `edge_attr` of one column), `edge_type`, `node_type`, and
-the split as `train_mask`, `val_mask`, `test_mask` ([n], or [n, splits]) or `train_idx` ... .
-Everything else is left out. `HeteroData` and `SparseTensor` are refused.
+the split as `train_mask`, `val_mask`, `test_mask` ([n], or [n, splits]) or `train_idx` ... . Every
+other field is named in the inventory. `HeteroData` is refused.
 """
 
 from pathlib import Path
@@ -14,13 +15,29 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runtime.errors import DatasetError
-from runtime.graph.csc import array_edges
+from runtime.graph.column_names import looks_like
+from runtime.graph.csc import EdgeSource, array_edges, csc_edges
 from runtime.graph.dataset import SparseFeatures
+from runtime.graph.inventory import EDGE_DATA, Inventory, Role
 from runtime.graph.memory import check_num_nodes
 from runtime.graph.reading import reading
 from runtime.graph.source import SPLIT_KEYS, ImportOptions, RawFeatures, RawGraph
-from runtime.graph.tensors import load_torch, to_numpy
-from runtime.graph.validate import check_range
+from runtime.graph.splits import split_fields, split_ids
+from runtime.graph.tensors import compressed_columns, load_torch, to_numpy, torch_sparse_names
+from runtime.graph.validate import check_csc_ends, check_monotone, check_range
+
+LINKS = ("edge_label_index", "edge_label")
+REASONS = {
+    "edge_attr": EDGE_DATA,
+    "edge_label_index": "pairs to predict; --task link takes the positive ones for training",
+    "edge_label": "labels of edge_label_index",
+    "pos": "positions are no features: concatenate them to x to have them so",
+    "node_time": "a dataset has no times",
+    "edge_time": EDGE_DATA,
+    "time": "a dataset has no times",
+    "batch": "of batches of graphs",
+    "ptr": "of batches of graphs",
+}
 
 
 def read_pyg(source: Path, scratch: Path, options: ImportOptions) -> RawGraph:
@@ -30,36 +47,190 @@ def read_pyg(source: Path, scratch: Path, options: ImportOptions) -> RawGraph:
         DatasetError: damaged, holds other classes, or has no edge_index.
     """
     del scratch
-    fields = _fields(source, load_torch(source, _safe_classes()))
-    if "edge_index" not in fields:
-        raise DatasetError(
-            f"{source}: expected a Data with edge_index, found fields "
-            f"{', '.join(sorted(map(str, fields))) or 'none'!s:.200}"
+    parts = _parts(source, load_torch(source, _safe_classes()))
+    return _Reader(source, parts[0], options).read(parts)
+
+
+class _Reader:
+    """The fields of one `Data`, each with what becomes of it."""
+
+    def __init__(self, source: Path, fields: dict[str, Any], options: ImportOptions) -> None:
+        self.source = source
+        self.fields = {str(k): v for k, v in fields.items() if v is not None}
+        self.options = options
+        self.inventory = Inventory()
+        self.inventory.meet(self.fields)
+        self.notes: list[str] = []
+
+    def read(self, parts: list[dict[str, Any]]) -> RawGraph:
+        """The graph; the further parts are those of a split of links."""
+        features = self._features()
+        y = self._take(Role.LABELS, "y")
+        edges, implied = self._edges()
+        num_nodes = self._num_nodes(features, y, implied)
+        split, num_splits = self._split(num_nodes)
+        task = "auto"
+        if len(parts) > 1 or (self.options.task == "link" and split is None):
+            split, task = self._links(parts) or split, "link" if len(parts) > 1 else "auto"
+        node_type = self._take(Role.NODE_TYPES, "node_type")
+        self._leave_rest()
+        if y is not None and y.ndim == 2 and y.shape[1] > 1 and _one_hot(y):
+            self.notes.append(
+                f"y has one 1 in each row of {y.shape[1]}: read as {y.shape[1]} labels per node "
+                "(multilabel); save y.argmax(1) to have it as classes"
+            )
+        return RawGraph(
+            name=self.source.stem,
+            num_nodes=num_nodes,
+            edges=edges,
+            features=features,
+            y=y,
+            task=task,
+            split=split,
+            num_splits=num_splits,
+            node_type=node_type,
+            notes=self.notes,
+            inventory=self.inventory,
         )
-    pairs = to_numpy(source, "edge_index", fields["edge_index"])
-    if pairs.ndim != 2 or pairs.shape[0] != 2 or pairs.dtype.kind not in "iu":
-        raise DatasetError(
-            f"{source}: expected edge_index of integers [2, edges], found {pairs.dtype} of shape "
-            f"{list(pairs.shape)}"
+
+    def _take(self, role: Role, name: str) -> NDArray[Any] | None:
+        if name not in self.fields:
+            return None
+        self.inventory.use(role, name)
+        return to_numpy(self.source, name, self.fields[name])
+
+    def _edges(self) -> tuple[EdgeSource, int]:
+        """The edges, and how many nodes they imply."""
+        if "edge_index" not in self.fields:
+            name = next((n for n in ("adj_t", "adj") if n in self.fields), None)
+            if name is not None:
+                return self._adjacency(name)
+            found = ", ".join(sorted(self.fields)) or "none"
+            raise DatasetError(
+                f"{self.source}: expected a Data with edge_index or adj_t, found fields "
+                f"{found!s:.200}"
+            )
+        pairs = to_numpy(self.source, "edge_index", self.fields["edge_index"])
+        _check_pairs(self.source, "edge_index", pairs)
+        self.inventory.use(Role.EDGES, "edge_index")
+        for name in ("adj_t", "adj"):
+            if name in self.fields:
+                self.inventory.leave("the edges are taken from edge_index", name)
+        values = self._edge_values(pairs.shape[1])
+        return array_edges(pairs[0], pairs[1], **values), int(pairs.max(initial=-1)) + 1
+
+    def _adjacency(self, name: str) -> tuple[EdgeSource, int]:
+        """Edges of a sparse square matrix: row v of adj_t holds the in-neighbours of v."""
+        indptr, indices, weights, shape = compressed_columns(
+            self.source, name, self.fields[name], transposed=name == "adj"
         )
-    features = _features(source, fields.get("x"))
-    y = to_numpy(source, "y", fields["y"]) if fields.get("y") is not None else None
-    types = fields.get("node_type")
-    return RawGraph(
-        name=source.stem,
-        num_nodes=_num_nodes(source, fields, features, y, pairs),
-        edges=array_edges(pairs[0], pairs[1], **_edge_values(source, fields, pairs.shape[1])),
-        features=features,
-        y=y,
-        split=_split(source, fields, options.split_index),
-        node_type=None if types is None else to_numpy(source, "node_type", types),
-    )
+        path = self.source / name
+        if shape[0] != shape[1] or len(indptr) - 1 != shape[0]:
+            raise DatasetError(f"{path}: expected a square matrix, found shape {list(shape)}")
+        check_csc_ends(path, indptr, len(indices))
+        check_monotone(path, indptr)
+        self.inventory.use(Role.EDGES, name)
+        values = self._edge_values(len(indices))
+        if weights is not None and "edge_weight" not in values and not (weights == 1).all():
+            values["edge_weight"] = weights.astype(np.float32)
+            self.notes.append(f"edge weights: the values of {name}")
+        return csc_edges(indptr, indices, **values), shape[0]
+
+    def _edge_values(self, num_edges: int) -> dict[str, NDArray[Any]]:
+        out: dict[str, NDArray[Any]] = {}
+        attribute = "edge_weight" if "edge_weight" in self.fields else "edge_attr"
+        for name, key, role, dtype in (
+            (attribute, "edge_weight", Role.WEIGHTS, np.float32),
+            ("edge_type", "edge_type", Role.EDGE_TYPES, np.int32),
+        ):
+            if name not in self.fields:
+                continue
+            array = to_numpy(self.source, name, self.fields[name])
+            if array.ndim == 2 and array.shape[1] == 1:
+                array = array[:, 0]
+            if name == "edge_attr" and array.ndim != 1:
+                width = " x ".join(map(str, array.shape[1:]))
+                self.inventory.leave(f"{width} values per edge: {EDGE_DATA}", name)
+                continue
+            if array.shape != (num_edges,):
+                raise DatasetError(
+                    f"{self.source}: expected {name} with one value per edge ({num_edges}), "
+                    f"found shape {list(array.shape)}"
+                )
+            out[key] = array.astype(dtype)
+            self.inventory.use(role, name)
+        return out
+
+    def _num_nodes(self, features: RawFeatures | None, y: NDArray[Any] | None, implied: int) -> int:
+        named = self.fields.get("num_nodes")
+        if named is not None:
+            self.inventory.use(Role.DESCRIPTION, "num_nodes")
+            with reading(self.source, "num_nodes as an integer"):
+                return int(named)
+        if features is not None:
+            return features.num_rows
+        if y is not None and y.ndim:
+            return len(y)
+        return implied
+
+    def _features(self) -> RawFeatures | None:
+        if "x" not in self.fields:
+            return None
+        self.inventory.use(Role.FEATURES, "x")
+        return _features(self.source, self.fields["x"])
+
+    def _split(self, num_nodes: int) -> tuple[dict[str, NDArray[Any]] | None, int]:
+        out: dict[str, NDArray[Any]] = {}
+        count = 1
+        for key, names in split_fields(self.fields, "mask", "idx", "index").items():
+            self.inventory.leave(f"the split is taken from {names[0]}", *names[1:])
+            array = to_numpy(self.source, names[0], self.fields[names[0]])
+            out[key], splits = split_ids(names[0], array, num_nodes, index=self.options.split_index)
+            count = max(count, splits)
+            self.inventory.use(Role.SPLIT, names[0])
+        return out or None, count
+
+    def _links(self, parts: list[dict[str, Any]]) -> dict[str, NDArray[Any]] | None:
+        """Pairs that are edges, of each part of a split of links."""
+        out: dict[str, NDArray[Any]] = {}
+        negatives = 0
+        for key, fields in zip(SPLIT_KEYS, parts, strict=False):
+            if fields.get("edge_label_index") is None:
+                continue
+            pairs = to_numpy(self.source, "edge_label_index", fields["edge_label_index"])
+            _check_pairs(self.source, "edge_label_index", pairs)
+            pairs = pairs.T
+            if fields.get("edge_label") is not None:
+                label = to_numpy(self.source, "edge_label", fields["edge_label"])
+                if label.shape != (len(pairs),):
+                    raise DatasetError(
+                        f"{self.source}: expected edge_label with one label per pair "
+                        f"({len(pairs)}), found shape {list(label.shape)}"
+                    )
+                negatives += int((label <= 0).sum())
+                pairs = pairs[label > 0]
+                self.inventory.use(Role.SPLIT, "edge_label")
+            out[key] = pairs
+            self.inventory.use(Role.SPLIT, "edge_label_index")
+        if negatives:
+            self.notes.append(
+                f"{negatives} pairs labelled 0 left out: a link task draws its own negatives"
+            )
+        return out or None
+
+    def _leave_rest(self) -> None:
+        for name in self.fields:
+            look = looks_like(name)
+            reason = REASONS.get(name) or (f"looks like {look}" if look else None)
+            if reason is not None:
+                self.inventory.leave_unused(reason, name)
 
 
 def _safe_classes() -> list[Any]:
-    from torch_geometric.data import Data
+    from torch_geometric.data import Data, HeteroData
     from torch_geometric.data.data import DataEdgeAttr, DataTensorAttr
     from torch_geometric.data.storage import (
+        AttrType,
         BaseStorage,
         EdgeStorage,
         GlobalStorage,
@@ -68,21 +239,52 @@ def _safe_classes() -> list[Any]:
 
     return [
         Data,
+        HeteroData,
         DataEdgeAttr,
         DataTensorAttr,
+        AttrType,
         BaseStorage,
         EdgeStorage,
         GlobalStorage,
         NodeStorage,
+        *torch_sparse_names(),
     ]
 
 
-def _fields(source: Path, saved: Any) -> dict[str, Any]:
+def _parts(source: Path, saved: Any) -> list[dict[str, Any]]:
+    """The fields of the one graph, or of the three parts of a split of its links."""
     value = saved
+    several = isinstance(saved, list | tuple) and all(hasattr(v, "edge_index") for v in saved)
+    if several and len(saved) > 1:
+        return _link_parts(source, list(saved))
     if isinstance(saved, tuple) and len(saved) > 1:
         value, slices = saved[:2]
         if isinstance(slices, dict) and any(len(s) > 2 for s in slices.values()):
             raise DatasetError(f"{source}: expected one graph, found a dataset of several")
+    elif several and saved:
+        value = saved[0]
+    return [_fields(source, value)]
+
+
+def _link_parts(source: Path, saved: list[Any]) -> list[dict[str, Any]]:
+    parts = [_fields(source, value) for value in saved]
+    if len(parts) != 3 or any(part.get("edge_label_index") is None for part in parts):
+        raise DatasetError(
+            f"{source}: expected one Data, or the three of RandomLinkSplit with edge_label_index, "
+            f"found {len(parts)}; save each graph in a file of its own"
+        )
+    return parts
+
+
+def _fields(source: Path, value: Any) -> dict[str, Any]:
+    hetero = type(value).__name__ == "HeteroData" or (
+        isinstance(value, dict) and any(isinstance(key, tuple) for key in value)
+    )
+    if hetero:
+        raise DatasetError(
+            f"{source}: expected a Data of one node and edge type, found HeteroData; save "
+            "data.to_homogeneous(), which keeps the types as node_type and edge_type"
+        )
     if isinstance(value, dict):
         return value
     with reading(source, "a torch_geometric Data object"):
@@ -94,29 +296,21 @@ def _fields(source: Path, saved: Any) -> dict[str, Any]:
     )
 
 
-def _num_nodes(
-    source: Path,
-    fields: dict[str, Any],
-    features: RawFeatures | None,
-    y: NDArray[Any] | None,
-    pairs: NDArray[Any],
-) -> int:
-    named = fields.get("num_nodes")
-    if named is not None:
-        with reading(source, "num_nodes as an integer"):
-            return int(named)
-    if features is not None:
-        return features.num_rows
-    if y is not None and y.ndim:
-        return len(y)
-    return int(pairs.max(initial=-1)) + 1
+def _check_pairs(source: Path, name: str, pairs: NDArray[Any]) -> None:
+    if pairs.ndim != 2 or pairs.shape[0] != 2 or pairs.dtype.kind not in "iu":
+        raise DatasetError(
+            f"{source}: expected {name} of integers [2, edges], found {pairs.dtype} of shape "
+            f"{list(pairs.shape)}"
+        )
 
 
-def _features(source: Path, x: Any) -> RawFeatures | None:
+def _one_hot(y: NDArray[Any]) -> bool:
+    return bool(((y == 0) | (y == 1)).all() and (y.sum(axis=1) == 1).all())
+
+
+def _features(source: Path, x: Any) -> RawFeatures:
     import torch
 
-    if x is None:
-        return None
     if isinstance(x, torch.Tensor) and x.layout in (torch.sparse_coo, torch.sparse_csr):
         with reading(source, "x as a sparse tensor of two axes"):
             import scipy.sparse as sp
@@ -137,44 +331,3 @@ def _features(source: Path, x: Any) -> RawFeatures | None:
     if table.ndim != 2:
         raise DatasetError(f"{source}: expected x of two axes, found shape {list(table.shape)}")
     return RawFeatures(dim=table.shape[1], dense=table)
-
-
-def _edge_values(source: Path, fields: dict[str, Any], num_edges: int) -> dict[str, NDArray[Any]]:
-    out: dict[str, NDArray[Any]] = {}
-    weight = fields.get("edge_weight", fields.get("edge_attr"))
-    for name, value, dtype in (
-        ("edge_weight", weight, np.float32),
-        ("edge_type", fields.get("edge_type"), np.int32),
-    ):
-        if value is None:
-            continue
-        array = to_numpy(source, name, value)
-        if array.ndim == 2 and array.shape[1] == 1:
-            array = array[:, 0]
-        if array.ndim == 2 and "edge_weight" not in fields:
-            continue  # edge features of several columns have no place in the dataset
-        if array.shape != (num_edges,):
-            raise DatasetError(
-                f"{source}: expected {name} with one value per edge ({num_edges}), "
-                f"found shape {list(array.shape)}"
-            )
-        out[name] = array.astype(dtype)
-    return out
-
-
-def _split(source: Path, fields: dict[str, Any], index: int) -> dict[str, NDArray[Any]] | None:
-    out: dict[str, NDArray[Any]] = {}
-    for key in SPLIT_KEYS:
-        for suffix in ("mask", "idx"):
-            value = fields.get(f"{key}_{suffix}")
-            if value is None:
-                continue
-            array = to_numpy(source, f"{key}_{suffix}", value)
-            if array.ndim == 2 and array.dtype.kind == "b":
-                if not 0 <= index < array.shape[1]:
-                    raise DatasetError(
-                        f"{source}: expected a split from 0 to {array.shape[1] - 1}, found {index}"
-                    )
-                array = array[:, index]
-            out[key] = array
-    return out or None

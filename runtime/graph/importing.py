@@ -5,26 +5,31 @@
 One small module per format turns the source into a `RawGraph`; everything after that is shared.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from runtime.errors import DatasetError
 from runtime.graph.archive import free_scratch
-from runtime.graph.csc import build_csc, number_edges
+from runtime.graph.csc import CHUNK_EDGES, build_csc, number_edges
 from runtime.graph.dataset import Graph, commit_dataset
 from runtime.graph.features import write_features
+from runtime.graph.inventory import Role
 from runtime.graph.labels import normalise_labels, normalise_split
 from runtime.graph.memory import check_num_nodes
+from runtime.graph.node_tables import SUFFIXES, find_tables
 from runtime.graph.source import SPLIT_KEYS, ImportOptions, RawGraph
 from runtime.graph.staging import Staging
+from runtime.npy import map_npy
 
 __all__ = ["FORMATS", "ImportOptions", "detect_format", "import_graph"]
 
 Reader = Callable[[Path, Path, ImportOptions], RawGraph]
 FORMATS = ("npz", "pyg", "ogb", "graphbolt", "edgelist")
-EDGE_SUFFIXES = (".csv", ".tsv", ".txt", ".edges", ".parquet", ".csv.gz", ".tsv.gz", ".txt.gz")
 
 
 def import_graph(
@@ -55,19 +60,28 @@ def import_graph(
     with Staging(folder) as staging:
         scratch = staging.folder / "scratch"
         scratch.mkdir()
-        raw = read(source, scratch, options)
+        with _naming(source, folder):
+            raw = read(source, scratch, options)
         if raw.num_nodes < 1 or raw.edges.num_edges < 1:
             raise DatasetError(
                 f"{source}: expected at least one node and one edge, found an empty graph of "
                 f"{raw.num_nodes} nodes and {raw.edges.num_edges} edges"
             )
-        try:
+        with _naming(source, folder):
             check_num_nodes(raw.num_nodes)
+            _check_choice(raw, options)
             return _convert(raw, staging, scratch, options, report)
-        except DatasetError as error:
-            text = str(error)
-            named = text.startswith((str(source), str(folder)))
-            raise DatasetError(text if named else f"{source}: {text}") from error
+
+
+@contextmanager
+def _naming(source: Path, folder: Path) -> Iterator[None]:
+    """Begin the text of every error with a path."""
+    try:
+        yield
+    except DatasetError as error:
+        text = str(error)
+        named = text.startswith((str(source), str(folder)))
+        raise DatasetError(text if named else f"{source}: {text}") from error
 
 
 def detect_format(source: Path) -> str:
@@ -83,7 +97,7 @@ def detect_format(source: Path) -> str:
         ogb = ("edge.csv.gz", "raw/edge.csv.gz", "data.npz", "raw/data.npz")
         if any((source / part).is_file() for part in ogb):
             return "ogb"
-        if any(source.glob("edges.*")):
+        if find_tables(source).edges is not None:
             return "edgelist"
     elif name in ("metadata.yaml", "metadata.yml"):
         return "graphbolt"
@@ -91,7 +105,7 @@ def detect_format(source: Path) -> str:
         return "npz"
     elif name.endswith((".pt", ".pth")):
         return "pyg"
-    elif name.endswith(EDGE_SUFFIXES):
+    elif name.endswith(SUFFIXES):
         return "edgelist"
     raise DatasetError(
         f"{source}: expected an .npz pack, a .pt file, an OGB folder, a folder with metadata.yaml, "
@@ -101,7 +115,7 @@ def detect_format(source: Path) -> str:
 
 
 def _reader(format: str) -> Reader:
-    # Imported on use: torch, yaml and pyarrow are needed by some formats only.
+    # Imported on use: torch and yaml are needed by some formats only.
     if format == "npz":
         from runtime.graph.import_npz import read_npz as read
     elif format == "pyg":
@@ -146,6 +160,12 @@ def _convert(
         memory_limit_bytes=options.memory_limit_bytes,
         report=report,
     )
+    raw.notes = [
+        *raw.notes,
+        *_summary(raw, stored, features, num_classes, y, split),
+        *_isolated(staging, raw.num_nodes, split, task),
+        *raw.inventory.lines(),
+    ]
     if report is not None:
         for note in raw.notes:
             report(note)
@@ -160,3 +180,74 @@ def _convert(
         notes=raw.notes,
         **features,
     )
+
+
+def _check_choice(raw: RawGraph, options: ImportOptions) -> None:
+    """Refuse to choose where there is nothing to choose: among splits, or a width of features."""
+    if options.feature_dim and raw.features is not None and options.features != "none":
+        raise DatasetError(
+            f"expected a source without features for a declared width of {options.feature_dim}, "
+            f"found {raw.features.dim} feature columns"
+        )
+    if options.split_index and raw.num_splits == 1:
+        raise DatasetError(
+            f"expected several splits for split {options.split_index}, found "
+            f"{'one' if raw.split else 'none'}"
+        )
+    if options.split_name and not raw.split_names:
+        raise DatasetError(
+            f"expected splits with names for split {options.split_name!r}, found none"
+        )
+
+
+def _summary(
+    raw: RawGraph,
+    num_edges: int,
+    features: dict[str, Any],
+    num_classes: int,
+    y: NDArray[np.int64] | None,
+    split: dict[str, NDArray[np.int64]],
+) -> list[str]:
+    """What the dataset was made from, in a line for each part."""
+    origin = raw.inventory.origin
+    lines = [f"edges: {num_edges} stored, from {origin(Role.EDGES)}"]
+    for role in (Role.WEIGHTS, Role.EDGE_TYPES, Role.IDS, Role.NODE_TYPES):
+        if origin(role):
+            lines.append(f"{role}: from {origin(role)}")
+    if raw.features is not None and features["feature_storage"] != "none":
+        lines.append(f"features: {features['feature_dim']} columns from {origin(Role.FEATURES)}")
+    else:
+        lines.append("features: none")
+    known = 0 if y is None else int((y.reshape(len(y), -1).max(axis=1) >= 0).sum())
+    if y is not None:
+        lines.append(
+            f"labels: {num_classes} classes, {known} of {raw.num_nodes} nodes have one, from "
+            f"{origin(Role.LABELS)}"
+        )
+    else:
+        lines.append("labels: none" if raw.y is None else "labels: none known")
+    counts = ", ".join(f"{len(ids)} {key}" for key, ids in split.items())
+    place = f", from {origin(Role.SPLIT)}" if raw.split is not None else ""
+    if raw.num_splits > 1:
+        place += f" (one of {raw.num_splits} splits: --split N takes another)"
+    lines.append(f"split: {counts}{place}")
+    return lines
+
+
+def _isolated(
+    staging: Staging, num_nodes: int, split: dict[str, NDArray[np.int64]], task: str
+) -> list[str]:
+    """A line on the nodes that no edge touches, where there are some."""
+    pointers = map_npy(staging.folder / "indptr.npy")
+    alone = pointers[1:] == pointers[:-1]
+    indices = map_npy(staging.folder / "indices.npy")
+    for start in range(0, len(indices), CHUNK_EDGES):
+        alone[indices[start : start + CHUNK_EDGES]] = False
+    count = int(alone.sum())
+    if not count:
+        return []
+    trained = 0 if task == "link" else int(alone[split["train"]].sum())
+    return [
+        f"{count} of {num_nodes} nodes are isolated (in no edge), {trained} of them in the "
+        "training split"
+    ]

@@ -52,10 +52,15 @@ def normalise_split(
     """Node ids (or pairs) of train, val and test; drawn at random where the source has none.
 
     Raises:
-        DatasetError: masks of the wrong length, or ids that are no integers.
+        DatasetError: no training nodes, or ids that are no integers.
     """
     if raw.split is not None:
-        return {key: _ids(key, raw.split.get(key), raw.num_nodes, task) for key in SPLIT_KEYS}
+        if "train" not in raw.split:
+            raise DatasetError(
+                f"split: expected training nodes beside {', '.join(raw.split)}, found none; add "
+                "train_mask (or train_idx) or leave all of them out"
+            )
+        return {key: _ids(key, raw.split.get(key), task) for key in SPLIT_KEYS}
     if task == "link":
         raise DatasetError("split: expected training pairs for task link, found no split")
     known = np.arange(raw.num_nodes)
@@ -97,16 +102,9 @@ def _as_int64(y: NDArray[Any]) -> NDArray[np.int64]:
     return np.where(out < 0, UNKNOWN, out)
 
 
-def _ids(key: str, value: NDArray[Any] | None, num_nodes: int, task: Task) -> NDArray[np.int64]:
+def _ids(key: str, value: NDArray[Any] | None, task: Task) -> NDArray[np.int64]:
     if value is None:
         return np.empty((0, 2) if task == "link" else 0, np.int64)
-    if value.dtype.kind == "b":
-        if value.shape != (num_nodes,):
-            raise DatasetError(
-                f"{key} mask: expected one flag per node ({num_nodes}), found shape "
-                f"{list(value.shape)}"
-            )
-        return np.flatnonzero(value)
     if value.dtype.kind not in "iu":
         raise DatasetError(f"{key} split: expected integer node ids, found {value.dtype}")
     shape = (-1, 2) if task == "link" else -1

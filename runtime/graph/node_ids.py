@@ -11,28 +11,45 @@ from runtime.graph.csc import CHUNK_EDGES
 from runtime.graph.staging import ArrayWriter
 
 SPARSE_IDS = 8
-"""Ids are renumbered where the largest exceeds this many times the number of edges."""
+"""Up to this many times the number of edges, ids are numbered by a table of one entry per id."""
 
 
-def lookup_ids(path: Path, values: NDArray[Any], ids: NDArray[Any]) -> NDArray[np.int64]:
-    """Row number in `ids` of each value.
+class IdIndex:
+    """Where each id of a node table stands."""
 
-    Raises:
-        DatasetError: a value that is not among the ids, or of another kind.
-    """
-    if (values.dtype.kind == "U") != (ids.dtype.kind == "U"):
-        if ids.dtype.kind != "U":
-            raise DatasetError(f"{path}: expected numbers as node ids, as in the node table")
-        values = values.astype(np.str_)
-    order = np.argsort(ids, kind="stable")
-    place = np.minimum(np.searchsorted(ids, values, sorter=order), len(ids) - 1)
-    rows = order[place]
-    missing = ids[rows] != values
-    if missing.any():
-        raise DatasetError(
-            f"{path}: expected ends named in the node table, found {str(values[missing][0])!r:.60}"
-        )
-    return rows.astype(np.int64)
+    def __init__(self, ids: NDArray[Any]) -> None:
+        self.ids = ids
+        self._order = np.argsort(ids, kind="stable")
+
+    def find(self, path: Path, values: NDArray[Any]) -> NDArray[np.int64]:
+        """Row number of each value, -1 where there is none.
+
+        Raises:
+            DatasetError: words where the table has numbers.
+        """
+        if (values.dtype.kind == "U") != (self.ids.dtype.kind == "U"):
+            if self.ids.dtype.kind != "U":
+                raise DatasetError(f"{path}: expected numbers as node ids, as in the node table")
+            values = values.astype(np.str_)
+        place = np.searchsorted(self.ids, values, sorter=self._order)
+        rows = self._order[np.minimum(place, len(self.ids) - 1)].astype(np.int64)
+        rows[self.ids[rows] != values] = -1
+        return rows
+
+    def rows(self, path: Path, values: NDArray[Any]) -> NDArray[np.int64]:
+        """Row number of each value.
+
+        Raises:
+            DatasetError: a value that is not among the ids, or of another kind.
+        """
+        rows = self.find(path, values)
+        missing = rows < 0
+        if missing.any():
+            raise DatasetError(
+                f"{path}: expected ends named in the node table, found "
+                f"{str(values[missing][0])!r:.60}"
+            )
+        return rows
 
 
 def first_seen_ids(
@@ -50,22 +67,45 @@ def first_seen_ids(
     return numbered[: len(src)], numbered[len(src) :]
 
 
-def compact_ids(
+def close_gaps(
     src: NDArray[Any], dst: NDArray[Any], scratch: Path
-) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """Renumber integer ids without gaps, keeping their order.
+) -> tuple[NDArray[Any], NDArray[Any], NDArray[np.int64] | None]:
+    """Renumber integer ids without gaps from 0, keeping their order.
 
     Returns:
-        New sources and destinations (mapped scratch files), and the old id of each node.
+        Sources and destinations (mapped scratch files where they changed), and the old id of each
+        node, or None where the ids had no gaps.
     """
-    ids = np.empty(0, np.int64)
-    for values in (src, dst):
-        for start in range(0, len(values), CHUNK_EDGES):
-            ids = np.union1d(ids, values[start : start + CHUNK_EDGES])
+    low = int(min(src.min(), dst.min()))
+    high = int(max(src.max(), dst.max()))
+    number = None
+    if low < 0 or high >= SPARSE_IDS * len(src) + 1000:
+        ids = _distinct(src, dst)
+    else:
+        met = np.zeros(high + 1, bool)
+        for part in _parts(src, dst):
+            met[part] = True
+        if met.all():
+            return src, dst, None
+        ids = np.flatnonzero(met)
+        number = np.cumsum(met, dtype=np.int32 if len(ids) < 1 << 31 else np.int64) - 1
     out: list[NDArray[np.int64]] = []
     for name, values in (("src", src), ("dst", dst)):
         with ArrayWriter(scratch / f"compact-{name}.npy", np.int64) as writer:
-            for start in range(0, len(values), CHUNK_EDGES):
-                writer.append(np.searchsorted(ids, values[start : start + CHUNK_EDGES]))
+            for part in _parts(values):
+                writer.append(np.searchsorted(ids, part) if number is None else number[part])
         out.append(np.asarray(np.load(writer.path, mmap_mode="r")))
     return out[0], out[1], ids
+
+
+def _distinct(*arrays: NDArray[Any]) -> NDArray[np.int64]:
+    ids = np.empty(0, np.int64)
+    for part in _parts(*arrays):
+        ids = np.union1d(ids, part)
+    return ids
+
+
+def _parts(*arrays: NDArray[Any]):
+    for values in arrays:
+        for start in range(0, len(values), CHUNK_EDGES):
+            yield values[start : start + CHUNK_EDGES]

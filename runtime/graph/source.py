@@ -10,6 +10,7 @@ from runtime.errors import DatasetError
 from runtime.graph.csc import EdgeOptions, EdgeSource, SelfLoops
 from runtime.graph.dataset import SparseFeatures
 from runtime.graph.format import TASKS
+from runtime.graph.inventory import Inventory
 
 SPLIT_KEYS = ("train", "val", "test")
 
@@ -129,7 +130,13 @@ class RawGraph:
     num_classes: int = 0
     """Declared number of classes; 0 derives it from the labels."""
     split: dict[str, NDArray[Any]] | None = None
-    """Node ids or masks by `train`, `val`, `test`; [k, 2] pairs for task link."""
+    """Node ids by `train`, `val`, `test`; [k, 2] pairs for task link."""
+    num_splits: int = 1
+    """Splits of the source among which `ImportOptions.split_index` chooses."""
+    split_names: list[str] = field(default_factory=list)
+    """Names of the splits among which `ImportOptions.split_name` chooses."""
+    inventory: Inventory = field(default_factory=Inventory)
+    """All that the source holds, and what became of it."""
     node_type: NDArray[Any] | None = None
     source_id: NDArray[Any] | None = None
     """The source's own node ids, where nodes were renumbered."""

@@ -1,14 +1,10 @@
 """CSV and Parquet tables in chunks of columns, with bounded memory.
 
-CSV is read by pyarrow where it is installed and by NumPy otherwise (slower, numbers only); Parquet
-needs pyarrow.
+Both are read by pyarrow, which is imported on use: the other formats do without it.
 """
 
-import gzip
 import io
-import itertools
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,41 +12,37 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runtime.errors import DatasetError
+from runtime.graph.column_names import plain_name
 from runtime.graph.reading import reading
 from runtime.graph.staging import ArrayWriter
+from runtime.graph.text_lines import BLOCK_BYTES, PlainLines, TextLayout, sniff
 from runtime.graph.validate import check_range
 
 Chunk = dict[str, NDArray[Any]]
-BLOCK_BYTES = 1 << 24
+"""Columns by name: numbers [rows], lists of numbers [rows, width], words as Python objects (kind O;
+`as_text` makes them an array of text), and of other types a void (kind V), which nothing reads."""
 ROWS_PER_CHUNK = 1 << 18
-_END_WORDS = "src dst source target from to u v src_id dst_id source_id target_id destination"
-_VALUE_WORDS = "weight edge_weight type edge_type id node node_id label y class split"
-HEADER_WORDS = frozenset(f"{_END_WORDS} {_VALUE_WORDS}".split())
-"""Column names that make a first line of text a header even over rows of text."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CsvLayout:
-    """How a text table is written."""
-
-    delimiter: str
-    skip_lines: int
-    """Comment and header lines before the first row."""
-    columns: list[str]
-    """Names from the header, or c0, c1 ..."""
-    has_header: bool
-
-
-def table_chunks(path: Path, *, header: bool | None = None) -> Iterator[Chunk]:
+def table_chunks(
+    path: Path,
+    *,
+    header: bool | None = None,
+    floats: Sequence[str] = (),
+    notes: list[str] | None = None,
+) -> Iterator[Chunk]:
     """Chunks of the columns of a table, in file order.
 
     Args:
-        path: .parquet, or text (csv, tsv, space separated; may be gzipped). Lines that start with
-            `#` or `%` at the top are comments.
+        path: .parquet, or text (csv, tsv, blank separated; may be gzipped). Lines that start with
+            `#` or `%` are comments: at the top, and among rows of numbers.
         header: whether the first line names the columns; found out by looking if None.
+        floats: plain names of columns of a text table that are fractions even where the first rows
+            are whole.
+        notes: gets a line where comments were left out.
 
     Raises:
-        DatasetError: damaged, ragged, or Parquet without pyarrow.
+        DatasetError: damaged or ragged.
     """
     if path.name.endswith(".parquet"):
         yield from _parquet_chunks(path)
@@ -58,36 +50,18 @@ def table_chunks(path: Path, *, header: bool | None = None) -> Iterator[Chunk]:
     layout = sniff(path, header)
     if layout is None:
         return
-    chunks = _arrow_csv(path, layout) if _has_arrow() else _numpy_csv(path, layout)
-    iterator = iter(chunks)
-    while True:
-        with reading(path, f"a table of {len(layout.columns)} columns"):
-            chunk = next(iterator, None)
-        if chunk is None:
-            return
-        yield chunk
-
-
-def sniff(path: Path, header: bool | None = None) -> CsvLayout | None:
-    """Look at the first lines of a text table; None where it has no rows."""
-    with reading(path, "a text table"), _open_text(path) as file:
-        skipped = 0
-        for line in file:
-            if line.strip() and line[0] not in "#%":
+    with reading(path, "a text table"):
+        lines = PlainLines(path, layout)
+    with lines:
+        iterator = _csv_chunks(lines, layout, floats)
+        while True:
+            with reading(path, f"a table of {len(layout.columns)} columns"):
+                chunk = next(iterator, None)
+            if chunk is None:
                 break
-            skipped += 1
-        else:
-            return None
-        delimiter = next((d for d in (",", "\t", ";") if d in line), " ")
-        cells = [c.strip().strip('"') for c in line.strip().split(delimiter)]
-        second = next(file, "").strip().split(delimiter)
-        named = _looks_named(cells, second) if header is None else header
-        names = cells if named else [f"c{i}" for i in range(len(cells))]
-        if len(set(names)) != len(names):
-            raise DatasetError(f"{path}: expected different column names, found {names!s:.120}")
-    return CsvLayout(
-        delimiter=delimiter, skip_lines=skipped + named, columns=names, has_header=named
-    )
+            yield chunk
+    if notes is not None and lines.comments:
+        notes.append(f"{path.name}: {lines.comments} comment lines (# or %) left out")
 
 
 def number_table(path: Path, target: Path, dtype: Any) -> NDArray[Any]:
@@ -122,74 +96,40 @@ def as_numbers(path: Path, values: NDArray[Any], dtype: Any) -> NDArray[Any]:
         return values.astype(wanted)
 
 
-def _looks_named(first: list[str], second: list[str]) -> bool:
-    """Whether the first line names columns: all text, and either known words or over numbers."""
-    if any(_is_number(cell) for cell in first):
-        return False
-    known = any(cell.lower() in HEADER_WORDS for cell in first)
-    return known or any(_is_number(cell.strip().strip('"')) for cell in second)
+def as_text(values: NDArray[Any]) -> NDArray[Any]:
+    """Words as an array of text without blanks around them; empty cells are empty words."""
+    if values.dtype.kind != "O":
+        return values
+    words = ["" if value is None else str(value).strip() for value in values.tolist()]
+    return np.array(words, dtype=np.str_)
 
 
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
-
-
-def _has_arrow() -> bool:
-    try:
-        import pyarrow  # noqa: F401
-    except ModuleNotFoundError:
-        return False
-    return True
-
-
-def _open_text(path: Path) -> io.TextIOWrapper:
-    if path.name.endswith(".gz"):
-        return io.TextIOWrapper(gzip.GzipFile(path), encoding="utf-8")
-    return io.TextIOWrapper(path.open("rb"), encoding="utf-8")
-
-
-def _arrow_csv(path: Path, layout: CsvLayout) -> Iterator[Chunk]:
+def _csv_chunks(lines: PlainLines, layout: TextLayout, floats: Sequence[str]) -> Iterator[Chunk]:
+    import pyarrow as pa
     import pyarrow.csv as pc
 
     read = pc.ReadOptions(
         use_threads=False,
         block_size=BLOCK_BYTES,
-        skip_rows=layout.skip_lines,
+        skip_rows=int(layout.has_header),
         column_names=layout.columns,
     )
     parse = pc.ParseOptions(delimiter=layout.delimiter)
-    with pc.open_csv(path, read_options=read, parse_options=parse) as reader:
+    wide = {
+        name: pa.float64()
+        for name, numbers in zip(layout.columns, layout.numbers, strict=True)
+        if plain_name(name) in floats and numbers
+    }
+    convert = pc.ConvertOptions(column_types=wide)
+    stream = io.BufferedReader(lines, BLOCK_BYTES)
+    with pc.open_csv(
+        stream, read_options=read, parse_options=parse, convert_options=convert
+    ) as reader:
         for batch in reader:
-            yield {name: _plain(batch.column(name)) for name in layout.columns}
-
-
-def _numpy_csv(path: Path, layout: CsvLayout) -> Iterator[Chunk]:
-    with _open_text(path) as file:
-        lines = itertools.islice(file, layout.skip_lines, None)
-        while rows := list(itertools.islice(lines, ROWS_PER_CHUNK)):
-            delimiter = None if layout.delimiter == " " else layout.delimiter
-            width = len(layout.columns)
-            try:
-                table = np.loadtxt(rows, np.int64, delimiter=delimiter, ndmin=2)
-            except ValueError:
-                table = np.loadtxt(rows, np.float64, delimiter=delimiter, ndmin=2)
-            if table.shape[1] != width:
-                raise DatasetError(
-                    f"{path}: expected {width} columns, found {table.shape[1]}; tables with text "
-                    "need pyarrow (pip install 'gnnplan[parquet]')"
-                )
-            yield {name: table[:, i] for i, name in enumerate(layout.columns)}
+            yield {name: _plain(name, batch.column(name)) for name in layout.columns}
 
 
 def _parquet_chunks(path: Path) -> Iterator[Chunk]:
-    if not _has_arrow():
-        raise DatasetError(
-            f"{path}: reading Parquet needs pyarrow; install it with pip install 'gnnplan[parquet]'"
-        )
     import pyarrow.parquet as pq
 
     with reading(path, "a Parquet table"):
@@ -202,15 +142,53 @@ def _parquet_chunks(path: Path) -> Iterator[Chunk]:
                 if batch is None:
                     return
                 names = batch.schema.names
-                chunk = {name: _plain(batch.column(i)) for i, name in enumerate(names)}
+                columns = {name: batch.column(i) for i, name in enumerate(names)}
+                chunk = {name: _plain(name, column) for name, column in columns.items()}
             yield chunk
 
 
-def _plain(column: Any) -> NDArray[Any]:
-    """An arrow column as numbers (empty cells become NaN) or as fixed-width text."""
-    values = column.to_numpy(zero_copy_only=False)
-    if values.dtype.kind != "O":
-        return values
-    if not any(value is not None for value in values[:1]) and column.null_count == len(column):
+def _plain(name: str, column: Any) -> NDArray[Any]:
+    """An arrow column as `Chunk` holds it; empty cells of numbers become NaN."""
+    import pyarrow as pa
+
+    kind = column.type
+    if pa.types.is_dictionary(kind):
+        column = column.dictionary_decode()
+        kind = column.type
+    if pa.types.is_null(kind) or (column.null_count == len(column) and len(column)):
         return np.full(len(column), np.nan)
-    return np.array(["" if v is None else str(v) for v in values.tolist()], dtype=np.str_)
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+        return _lists(name, column)
+    if pa.types.is_boolean(kind) and column.null_count:
+        column = column.cast(pa.int8())
+    elif pa.types.is_decimal(kind):
+        column = column.cast(pa.float64())
+    elif pa.types.is_string(kind) or pa.types.is_large_string(kind):
+        return column.to_numpy(zero_copy_only=False)
+    if pa.types.is_primitive(column.type) and not pa.types.is_temporal(column.type):
+        return column.to_numpy(zero_copy_only=False)
+    return np.zeros(len(column), "V1")
+
+
+def _lists(name: str, column: Any) -> NDArray[Any]:
+    """A column of lists of numbers as a table [rows, width]; empty rows are NaN."""
+    import pyarrow.compute as pc
+
+    counted = pc.call_function("list_value_length", [column])
+    lengths = counted.fill_null(-1).to_numpy(zero_copy_only=False)
+    inner = column.flatten()
+    values = inner.to_numpy(zero_copy_only=False)
+    if values.dtype.kind not in "fiub":
+        return np.zeros(len(column), "V1")
+    widths = np.unique(lengths[lengths >= 0])
+    if len(widths) != 1 or widths[0] < 1:
+        raise DatasetError(
+            f"expected lists of one length in column {name!r:.60}, found lengths "
+            f"{', '.join(map(str, widths[:5].tolist()))}; leave the column out"
+        )
+    width = int(widths[0])
+    if (lengths >= 0).all():
+        return values.reshape(len(column), width)
+    out = np.full((len(column), width), np.nan)
+    out[lengths >= 0] = values.reshape(-1, width)
+    return out

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from runtime.errors import DatasetError
-from runtime.graph import tables
 from runtime.graph.dataset import Graph
 from runtime.graph.importing import ImportOptions, import_graph
 
@@ -33,11 +32,7 @@ def edges_of(graph: Graph) -> list[tuple[int, int]]:
         ("edges.csv", '"a","b"\n0,1\n2,1\n3,0\n'),
     ],
 )
-@pytest.mark.parametrize("arrow", [True, False])
-def test_the_same_edges_in_any_dress(
-    tmp_path: Path, name: str, text: str, arrow: bool, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr(tables, "_has_arrow", lambda: arrow)
+def test_the_same_edges_in_any_dress(tmp_path: Path, name: str, text: str):
     graph = load(tmp_path, text, name)
     assert edges_of(graph) == [(0, 1), (2, 1), (3, 0)]
     assert graph.num_nodes == 4
@@ -114,12 +109,3 @@ def test_tables_that_are_no_edges_are_refused(tmp_path: Path, text: str):
     with pytest.raises(DatasetError):
         load(tmp_path, text)
     assert not (tmp_path / "g").exists()
-
-
-def test_parquet_without_pyarrow_says_what_to_install(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr(tables, "_has_arrow", lambda: False)
-    (tmp_path / "edges.parquet").write_bytes(b"")
-    with pytest.raises(DatasetError, match=r"gnnplan\[parquet\]"):
-        import_graph(tmp_path / "edges.parquet", tmp_path / "g")

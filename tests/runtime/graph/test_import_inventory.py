@@ -1,0 +1,249 @@
+"""Nothing that an import meets is lost without a word: the table of the HOWTO, row by row."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from torch_geometric.data import Data
+
+from runtime.graph import importing
+from runtime.graph.column_names import DST, SRC, plain_name
+from runtime.graph.importing import import_graph
+from runtime.graph.inventory import Inventory, Role
+from tests.runtime.graph.conftest import write_graphbolt, write_gz, write_ogb
+
+HOWTO = Path(importing.__file__).parent / "HOWTO_your_graph.md"
+N = 6
+EDGES = np.array([[0, 1, 2, 3, 4, 5, 1], [1, 2, 3, 4, 5, 0, 4]])
+E = EDGES.shape[1]
+FLAGS = np.arange(N) < 3
+
+
+def rows() -> list[tuple[str, str, str]]:
+    """Where, name and outcome, of every name of every row of the table."""
+    out: list[tuple[str, str, str]] = []
+    for line in HOWTO.read_text().splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if line.startswith("| ") and len(cells) == 3 and "`" in cells[1]:
+            out += [(cells[0], name, cells[2]) for name in re.findall(r"`([^`-][^`]*)`", cells[1])]
+    return out
+
+
+def column(name: str) -> Any:
+    """Values of a column of nodes that fit its name."""
+    words = {
+        "split": ["train", "train", "val", "val", "test", ""],
+        "set": ["train", "train", "val", "val", "test", ""],
+        "name": list("abcdef"),
+        "created": pa.array(range(N), pa.timestamp("s")),
+        "embedding": [[float(i), 1.0] for i in range(N)],
+    }
+    if name in words:
+        return words[name]
+    if name in ("age", "f0"):
+        return np.linspace(0.5, 3, N)
+    return np.arange(N) if plain_name(name) in ("id", "node", "nodeid", "unnamed0") else 1 * FLAGS
+
+
+def edge_table(folder: Path, name: str) -> Path:
+    ends = {"src": EDGES[0], "dst": EDGES[1]}
+    for key, words in (("src", SRC), ("dst", DST)):
+        if plain_name(name) in words:
+            ends = {name if end == key else end: values for end, values in ends.items()}
+    extra = {} if name in ends else {name: ["x"] * E if name == "note" else np.arange(E)}
+    pq.write_table(pa.table({**ends, **extra}), folder / "edges.parquet")
+    return folder / "edges.parquet"
+
+
+def node_table(folder: Path, name: str) -> Path:
+    edge_table(folder, "src")
+    table = {"train_mask": FLAGS} if name.endswith("_mask") else {}
+    pq.write_table(pa.table({**table, name: column(name)}), folder / "nodes.parquet")
+    return folder
+
+
+def other_file(folder: Path, name: str) -> Path:
+    edge_table(folder, "src")
+    (folder / name).write_text("a,b\n")
+    return folder
+
+
+def pack(folder: Path, name: str) -> Path:
+    order = np.lexsort(EDGES)
+    values = {
+        "indptr": np.concatenate([[0], np.cumsum(np.bincount(EDGES[1], minlength=N))]),
+        "indices": EDGES[0][order],
+    }
+    extra = {
+        "x": np.ones((N, 2), np.float32),
+        "y": np.arange(N) % 2,
+        "train_idx": np.array([1, 4]),
+        "train_masks": np.stack([FLAGS, ~FLAGS]),
+        "edge_weight": np.linspace(1, 2, E),
+        "edge_type": np.arange(E) % 2,
+        "node_type": np.arange(N) % 2,
+        "pos": np.ones((N, 2)),
+        "class_names": np.array(["a", "b"]),
+        "objects": np.array([{"a": 1}, None], dtype=object),
+    }
+    if name.endswith("_mask"):
+        values |= {"train_mask": FLAGS, name: FLAGS.astype(np.int32)}
+    elif name not in values:
+        values[name] = extra[name]
+    np.savez(folder / "pack.npz", **values)
+    return folder / "pack.npz"
+
+
+def benchmark(folder: Path, name: str) -> Path:
+    del name  # all of them are in it
+    order = np.lexsort(EDGES[::-1])
+    pointers = np.concatenate([[0], np.cumsum(np.bincount(EDGES[0], minlength=N))])
+    np.savez(
+        folder / "pack.npz",
+        adj_data=np.linspace(1, 2, E)[order],
+        adj_indices=EDGES[1][order],
+        adj_indptr=pointers,
+        adj_shape=np.array([N, N]),
+        attr_data=np.ones(N),
+        attr_indices=np.arange(N) % 3,
+        attr_indptr=np.arange(N + 1),
+        attr_shape=np.array([N, 3]),
+        labels=np.arange(N) % 2,
+        node_names=np.array(list("abcdef")),
+        metadata=np.array({"a": 1}, dtype=object),
+    )
+    return folder / "pack.npz"
+
+
+def heterophilous(folder: Path, name: str) -> Path:
+    del name
+    masks = np.stack([FLAGS] * 3)
+    np.savez(
+        folder / "pack.npz",
+        edges=EDGES.T,
+        node_features=np.ones((N, 2), np.float32),
+        node_labels=np.arange(N) % 2,
+        train_masks=masks,
+        val_masks=masks,
+        test_masks=masks,
+    )
+    return folder / "pack.npz"
+
+
+def pyg(folder: Path, name: str) -> Path:
+    edges: dict[str, Any] = {"edge_index": torch.from_numpy(EDGES)}
+    values: dict[str, Any] = {
+        "x": torch.ones(N, 2),
+        "y": torch.arange(N) % 2,
+        "edge_attr": torch.rand(E, 1),
+        "edge_weight": torch.rand(E),
+        "edge_type": torch.arange(E) % 2,
+        "node_type": torch.arange(N) % 2,
+        "train_idx": torch.tensor([1, 4]),
+        "edge_features": torch.ones(E, 3),
+        "edge_label": torch.ones(2),
+        "edge_label_index": torch.tensor([[0, 1], [2, 3]]),
+    }
+    if name == "adj_t":
+        edges = {
+            "adj_t": torch.sparse_coo_tensor(
+                edges["edge_index"].flip(0), torch.ones(E), (N, N), check_invariants=True
+            )
+        }
+    elif name.endswith("_mask"):
+        edges |= {"train_mask": torch.from_numpy(FLAGS), name: torch.from_numpy(1 * FLAGS)}
+    elif name not in edges:
+        edges[name] = values.get(name, torch.zeros(N))
+    torch.save(Data(**edges), folder / "data.pt")
+    return folder / "data.pt"
+
+
+def ogb(known: Any) -> Callable[[Path, str], Path]:
+    def make(folder: Path, name: str) -> Path:
+        root = write_ogb(known, folder)
+        for extra in ("raw/edge-feat", "raw/node_year", "mapping/ids"):
+            write_gz(root / f"{extra}.csv.gz", np.arange(3))
+        return root
+
+    return make
+
+
+def graphbolt(known: Any) -> Callable[[Path, str], Path]:
+    def make(folder: Path, name: str) -> Path:
+        root = write_graphbolt(known, folder)
+        (root / "notes.txt").write_text(name)
+        path = root / "metadata.yaml"
+        more = "feature_data:\n  - {domain: edge, name: weight, format: numpy, path: none.npy}\n"
+        text = path.read_text().replace("feature_data:\n", more)
+        second = "  - {domain: node, name: second, format: numpy, path: none.npy}\ntasks:\n"
+        path.write_text(text.replace("tasks:\n", second) + "  - {name: another}\n")
+        return root
+
+    return make
+
+
+@pytest.fixture
+def makers(known) -> dict[str, Callable[[Path, str], Path]]:
+    return {
+        "edge table": edge_table,
+        "node table": node_table,
+        "folder": other_file,
+        "npz": pack,
+        "GNN-benchmark": benchmark,
+        "heterophilous": heterophilous,
+        "PyG": pyg,
+        "OGB": ogb(known),
+        "GraphBolt": graphbolt(known),
+    }
+
+
+WHOLE = ("GNN-benchmark", "heterophilous", "OGB", "GraphBolt")
+"""Formats whose one source holds all that the table names."""
+
+
+@pytest.mark.parametrize("where", list(dict.fromkeys(where for where, _, _ in rows())))
+def test_each_row_of_the_howtos_table_is_what_happens(where: str, makers, tmp_path: Path):
+    said: list[str] = []
+    for number, (_, name, outcome) in enumerate(row for row in rows() if row[0] == where):
+        if number == 0 or where not in WHOLE:
+            folder = tmp_path / f"source{number}"
+            folder.mkdir()
+            said = []
+            source = makers[where](folder, "" if where in WHOLE else name)
+            graph = import_graph(source, tmp_path / "g", report=said.append)
+            assert graph.meta.notes == said[1:]
+        word = rf"(?<![\w.]){re.escape(name)}(?![\w.])"
+        assert any(re.match(f"{outcome}: .*{word}", line) for line in said), (name, said)
+        lost = any(re.match(f"not used: [^(]*{word}", line) for line in said)
+        assert lost == (outcome == "not used"), (name, said)
+
+
+def test_the_table_has_all_formats_and_outcomes(makers):
+    assert {where for where, _, _ in rows()} == set(makers)
+    assert {outcome for _, _, outcome in rows()} == {*Role, "not used"} - {Role.DESCRIPTION}
+
+
+def test_what_a_reader_says_nothing_of_is_left_all_the_same():
+    inventory = Inventory()
+    inventory.meet(["a", "b", "c", "line\nbreak"], "t.csv")
+    inventory.use(Role.FEATURES, "a", place="t.csv")
+    inventory.leave("words", "b", place="t.csv")
+    assert inventory.lines() == [
+        "not used: b of t.csv (words)",
+        "not used: c, 'line\\nbreak' of t.csv (not known to this format)",
+    ]
+
+
+def test_many_used_columns_are_shortened_and_left_ones_never():
+    inventory = Inventory()
+    names = [f"n{i}" for i in range(30)]
+    inventory.use(Role.FEATURES, *names)
+    assert inventory.origin(Role.FEATURES) == "n0, n1, n2, n3, n4, n5, ..., n29"
+    inventory.leave("words", *names)
+    assert inventory.lines() == [f"not used: {', '.join(names)} (words)"]
