@@ -56,6 +56,7 @@ def run_list(path: Path, results: Path | None, seconds: float, only: str | None)
     )
     last = {record["number"]: record["outcome"] for record in known}
     wanted = [m for m in read_list(path) if last.get(m.number) == only]
+    tested = commit()
     with tempfile.TemporaryDirectory(prefix="gnnplan-mutation-") as folder:
         tree = Tree(ROOT, Path(folder)) if wanted else None
         for mutant in wanted:
@@ -66,7 +67,7 @@ def run_list(path: Path, results: Path | None, seconds: float, only: str | None)
                 "number": mutant.number,
                 **asdict(verdict),
                 "seconds": round(time.monotonic() - begun),
-                "commit": commit(),
+                "commit": tested,
             }
             with results.open("a") as file:
                 file.write(json.dumps(record) + "\n")
