@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from planner.cost.gather import lines
+from planner.placement import legion_fill
 from planner.placement.costs import RowCosts
 from planner.placement.evaluate import evaluate
 from planner.placement.legion import (
@@ -115,6 +116,15 @@ def test_c9_lists_go_where_most_is_free_and_never_past_a_gpu():
     three = fill_lists(np.arange(3), np.array([60, 60, 60]), [100, 100])
     assert sum(map(len, three)) == 2  # the pool of 200 bytes would hold three
     assert sum(map(len, fill_lists(np.array([0]), np.array([101]), [100, 100]))) == 0
+
+
+def test_lists_are_filled_within_their_arrays():
+    """As Python, which refuses a place beyond an array where compiled code reads it."""
+    rng = np.random.default_rng(3)
+    for count in (0, 1, 7):
+        sizes, free = rng.integers(0, 50, count), np.array([60, 80], np.int64)
+        checked = legion_fill._fill.py_func(sizes, free.copy())
+        assert checked.tolist() == legion_fill._fill(sizes, free.copy()).tolist()
 
 
 def test_c9_the_split_counts_a_pool_that_its_devices_are_not():

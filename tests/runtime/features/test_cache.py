@@ -14,6 +14,7 @@ from scipy.stats import norm
 from runtime.errors import PlanError
 from runtime.features.abstract import AbstractFeatureStore
 from runtime.features.cache import CachedFeatureStore
+from runtime.features.cache_slots import LOG, Slots
 from runtime.features.counters import Counters
 from runtime.features.location import host_table
 from runtime.features.store import open_store
@@ -248,6 +249,14 @@ def test_prefetched_batches_hit_as_often_as_serial_ones(
         counts.append(seen)
     assert counts[0] == counts[1]
     assert sum(rows["cache"] for rows, _ in counts[0]) > 1000
+
+
+def test_a_directory_takes_four_bytes_for_a_place_of_a_slot() -> None:
+    # LRU: a node's slot, a slot's node of 8 bytes and last touch, and a log of several places.
+    for clock, per_slot in ((False, 8 + 4 + 4 * LOG), (True, 8 + 4 + 1)):
+        one, more = (Slots(1000, slots, clock=clock).nbytes for slots in (10, 110))
+        assert more - one == 100 * per_slot
+        assert Slots(2000, 10, clock=clock).nbytes - one == 4 * 1000
 
 
 def test_settings_that_mean_nothing_are_refused() -> None:

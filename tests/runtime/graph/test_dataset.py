@@ -50,6 +50,15 @@ def test_arrays_come_back_as_written_and_read_only(tmp_path: Path):
     assert graph.path == (tmp_path / "g").resolve()
 
 
+@pytest.mark.parametrize("wrong", [-1, 2**31, 2**32 + 1])
+def test_an_id_that_32_bits_do_not_hold_is_refused_and_nothing_written(tmp_path: Path, wrong: int):
+    indices = INDICES.copy()
+    indices[2] = wrong  # written as 32 bits, 2 ** 32 + 1 would be node 1
+    with pytest.raises(DatasetError, match="expected node ids from 0 to 3 in indices"):
+        write(tmp_path / "g", indices=indices)
+    assert not (tmp_path / "g").exists()
+
+
 def test_sparse_features_and_multilabel_come_back(tmp_path: Path):
     sparse = SparseFeatures(
         indptr=np.array([0, 1, 1, 2, 3]),

@@ -11,7 +11,7 @@ from sklearn.linear_model import LogisticRegression
 
 from runtime.errors import DatasetError
 from runtime.graph.dataset import Graph
-from runtime.graph.generate import generate_rmat, generate_sbm, signal_length
+from runtime.graph.generate import generate_rmat, generate_sbm, noisy_labels, signal_length
 
 
 def matrix(graph: Graph) -> sp.csr_matrix:
@@ -64,6 +64,15 @@ def test_signal_length_gives_the_wanted_accuracy():
     # Two classes: P(right) = Phi(s / sqrt 2); Phi(0.6745) = 0.75, so s = 0.6745 sqrt 2 = 0.9539.
     assert signal_length(2, 0.5) == pytest.approx(0.9539, abs=1e-3)
     assert signal_length(10, 0.0) == 0.0
+
+
+def test_noise_gives_a_share_of_the_labels_any_of_the_other_classes():
+    communities = np.arange(40_000) % 4
+    found = noisy_labels(communities, 4, 0.3, np.random.default_rng(1))
+    shift = np.bincount((found - communities) % 4, minlength=4) / 40_000
+    assert shift == pytest.approx([0.7, 0.1, 0.1, 0.1], abs=0.006)  # 4 standard deviations at .1
+    alone = noisy_labels(np.zeros(9, np.int64), 1, 0.5, np.random.default_rng(1))
+    assert not alone.any()
 
 
 def test_neighbours_tell_more_than_ten_points_beyond_the_features(tmp_path: Path):
