@@ -76,6 +76,14 @@ def test_what_is_not_there_is_a_problem_document(client: TestClient, path: str):
     assert response.json()["instance"] == path
 
 
+@pytest.mark.parametrize(("length", "status"), [(64, 404), (65, 422)])
+def test_an_id_longer_than_any_is_refused_before_it_is_looked_for(
+    client: TestClient, length: int, status: int
+):
+    for kind in ("runs", "jobs", "plans", "profiles"):
+        assert client.get(f"/v1/{kind}/{'x' * length}").status_code == status
+
+
 @pytest.mark.distributed
 def test_a_job_is_followed_to_its_end_and_from_any_event_on(client: TestClient):
     accepted = client.post("/v1/jobs", json={"steps": 5}, headers={"x-request-id": "mine"})

@@ -230,6 +230,33 @@ def test_modelled_time_follows_the_machines_rates(small_graph: Graph, tmp_path: 
     assert other.ranks == fast.ranks  # threads change the time, never what is drawn
 
 
+def test_batches_made_ahead_are_waited_for_once_and_trained_on_one_by_one(
+    small_graph: Graph, tmp_path: Path
+) -> None:
+    plan = make_plan(small_graph, tmp_path / "plan")
+    arrays = {name: np.load(tmp_path / "plan" / ref.file) for name, ref in plan.arrays.items()}
+    trained = {"forward_backward": 0.02, "all_reduce": 0.001, "optimizer": 0.004}
+    total: list[float] = []
+    for loaders in (0, 1):
+        threads = Threads(compute=1, sample=loaders)
+        timed = replace(
+            plan,
+            strategy=replace(plan.strategy, threads=threads),
+            prediction=replace(plan.prediction, stages=trained),
+        )
+        save_plan(timed, arrays, tmp_path / str(loaders))
+        found = simulate(tmp_path / str(loaders), machine())
+        assert found.batches > 1
+        assert found.times.total_seconds is not None
+        total.append(found.times.total_seconds)
+        training = found.batches * sum(trained.values())
+        loading = sum(v for k, v in found.times.stages.items() if k not in trained)
+    assert total[0] == pytest.approx(training + found.batches * loading)
+    # Training takes longer than loading here, so that only the first of two batches is waited for,
+    # and the second one is smaller.
+    assert loading < total[1] - training < 2 * loading
+
+
 def test_what_cannot_be_replayed_is_refused(small_graph: Graph, tmp_path: Path) -> None:
     folder = tmp_path / "plan"
     plan = make_plan(small_graph, folder, ranks=2)

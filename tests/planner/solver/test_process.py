@@ -49,3 +49,18 @@ def test_elapsed_seconds_alone_do_not_stop_a_programme(monkeypatch: pytest.Monke
         assert isinstance(child.solve(covering(20), seconds=0.001), Point)
     finally:
         child.close()
+
+
+def test_a_programme_that_ends_every_solvers_process_is_a_failure(monkeypatch: pytest.MonkeyPatch):
+    asked: list[str] = []
+
+    def ended(self: process.Child, linear: LinearProgram, seconds: float, solver: str) -> None:
+        asked.append(solver)
+
+    monkeypatch.setattr(process.Child, "_solve", ended)
+    found = process.Child().solve(covering(2), seconds=1.0)
+    assert isinstance(found, Failure)
+    assert found.why == "the solver's process ended without an answer"
+    assert asked == ["", "cbc"]
+    process.Child().solve(covering(2), seconds=1.0, solver="cbc")
+    assert asked == ["", "cbc", "cbc"]  # the one that was asked for, once

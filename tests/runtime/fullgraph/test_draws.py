@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from planner.cost.full_graph import drawn_epoch_bytes
 from planner.cost.full_graph_rate import bernoulli_variance
 from runtime.comm.collectives import Communicator
-from runtime.fullgraph.draws import AbstractMasks
+from runtime.fullgraph.draws import AbstractMasks, SeededMasks
 from runtime.fullgraph.forward import FullGraphModel
 from runtime.fullgraph.statistics import full_graph_class
 from runtime.models.build import BlockModel
@@ -53,6 +53,20 @@ def test_each_node_is_kept_with_probability_p(rounding: Any, keep: float) -> Non
         assert sizes.mean() == pytest.approx(keep * 9, abs=4.5 * 0.5 / np.sqrt(epochs))
     else:
         assert sizes.var() == pytest.approx(9 * keep * (1 - keep), rel=0.2)
+
+
+@pytest.mark.parametrize("rounding", ["bernoulli", "stochastic"])
+def test_a_trainings_masks_follow_its_settings_and_nothing_else(rounding: Any) -> None:
+    ids = np.arange(50, 100)
+    masks = SeededMasks(7, 3, 0.3, rounding)
+    for epoch, layer, owner, receiver in itertools.product((0, 3), (0, 1), (0, 2), (1,)):
+        numbers = stream(7, epoch, 0, layer, Purpose.BOUNDARY)
+        expected = kept_nodes(
+            numbers, ids, owner=owner, receiver=receiver, size=3, keep=0.3, rounding=rounding
+        )
+        assert (masks.nodes(epoch, layer, ids, owner, receiver) == expected).all()
+        edges = stream(7, epoch, 0, layer, Purpose.EDGE)
+        assert (masks.edges(epoch, layer, ids) == kept_edges(edges, ids, 0.3)).all()
 
 
 @pytest.mark.parametrize("rounding", ["bernoulli", "stochastic"])
