@@ -15,7 +15,7 @@ from typing import Any
 from runtime import codec
 from runtime.cgroup import memory_group
 from runtime.config import RunConfig
-from runtime.device import usable_cores
+from runtime.device import machine_facts, usable_cores
 from runtime.errors import InputError
 from runtime.failure import clear_failures, failure_of
 from runtime.identity import check_identity
@@ -125,11 +125,19 @@ def train(
 
 
 def check_startable(devices: list[Device], *, oversubscribe: bool = False) -> None:
-    """Refuse more ranks than this host can start.
+    """Refuse ranks that this host cannot start.
 
     Raises:
-        InputError: the text names ranks, cores and what to do.
+        InputError: the text names ranks, cores or GPUs, and what to do.
     """
+    needed = max((device.index + 1 for device in devices if device.kind == "cuda"), default=0)
+    if needed:
+        there = len(machine_facts()["gpus"])
+        if needed > there:
+            raise InputError(
+                f"expected {needed} GPUs, which the plan's ranks use, found {there} on this host; "
+                "train on such a host, or plan again for this one"
+            )
     on_cpu = sum(device.kind == "cpu" for device in devices)
     cores = usable_cores()
     if on_cpu > cores and not oversubscribe:

@@ -48,7 +48,7 @@ def show_plan(request: Request, service: ServiceIn, _who: Reader, plan: PlanId) 
         "plan_page.html",
         **sections(found, drawn_machine(found), None),
         runs=made,
-        elsewhere=found.machine.fingerprint != machine_fingerprint(),
+        elsewhere=machine_fingerprint() not in found.machine.fingerprint.split("+"),
         others=[other for other in others if other.id != plan],
     )
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from api.errors import ForbiddenError
+from api.errors import ForbiddenError, UnprocessableError
 from api.fingerprints import graph_fingerprint, request_key
 from api.schemas.requests import PlanRequest, ProfileRequest, WorkloadRequest
 from api.security.models import check_model
@@ -14,10 +14,14 @@ from api.service.machines import machine_reference
 from api.storage.tables import JobRow
 from planner.calibrate import load_calibration
 from planner.machine import MachineModel, load_machine
+from planner.pipeline import check_settings
 from planner.probe.presets import load_preset
 from planner.probe.probe import cached_machine
+from planner.samplers import with_samplers
+from planner.settings import PlanSettings
 from runtime import codec
-from runtime.errors import InputError
+from runtime.errors import DatasetError, InputError
+from runtime.graph.dataset import Graph, open_graph
 
 
 def create_plan(service: Service, caller: Caller, request: PlanRequest) -> tuple[JobRow, bool]:
@@ -26,7 +30,8 @@ def create_plan(service: Service, caller: Caller, request: PlanRequest) -> tuple
     Raises:
         ForbiddenError: the graph or the model may not be used.
         SettingsError: the fields contradict each other.
-        UnprocessableError: no such machine.
+        UnprocessableError: no such machine or graph.
+        DatasetError: the graph is damaged.
     """
     wanted = _checked(service, request) | {"calibrated": request.calibrated}
     known = _known_plan(service, wanted, request)
@@ -64,18 +69,51 @@ def _checked(service: Service, request: WorkloadRequest) -> dict[str, Any]:
     """What the job is told, once all of it may be used."""
     settings = request.settings()
     check_model(request.model, service.settings.allowed_models)
-    roots = [str(root.resolve()) for root in service.graph_roots]
-    try:
-        graph = str(graph_folder(service, request.graph))
-    except InputError:
-        # The job says what is missing: a graph may appear until it runs.
-        graph = request.graph
+    machine = machine_reference(service, request.machine)
+    graph = _opened(service, request.graph)
+    check_request(graph, settings)
     return {
-        "graph": graph,
-        "roots": roots,
-        "machine": machine_reference(service, request.machine),
+        "graph": str(graph.path),
+        "roots": [str(root.resolve()) for root in service.graph_roots],
+        "machine": machine,
         "settings": codec.to_plain(settings),
     }
+
+
+def _opened(service: Service, name: str) -> Graph:
+    """The dataset of that name, which can be read.
+
+    Raises:
+        ForbiddenError: it leads out of the graph roots.
+        UnprocessableError: there is none.
+        DatasetError: it is damaged.
+    """
+    try:
+        folder = graph_folder(service, name)
+    except InputError as error:
+        raise UnprocessableError(
+            f"{error}; GET /v1/graphs lists what there is", kind="unknown-graph"
+        ) from None
+    try:
+        return open_graph(folder, validate=False)
+    except OSError as error:
+        raise DatasetError(
+            f"{name}: expected files that can be read, found {error.strerror}"
+        ) from None
+
+
+def check_request(graph: Graph, settings: PlanSettings) -> None:
+    """Refuse settings that no plan of the graph could have, before a job is made of them.
+
+    Raises:
+        SettingsError: one line with what was expected and found.
+        DatasetError: the graph lacks what they need.
+    """
+    wanted = with_samplers(graph, settings)
+    if wanted.mode == "full-graph":
+        return  # the job checks them against its machine
+    for each in wanted.by_sampler():
+        check_settings(graph, each)
 
 
 def _known_plan(service: Service, wanted: dict[str, Any], request: PlanRequest) -> str | None:

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from api.errors import ConflictError, NotFoundError, ServiceError
+from api.errors import ConflictError, NotFoundError, ServiceError, UnprocessableError
 from api.schemas.requests import RunRequest
 from api.service.context import Caller, Service
 from api.service.jobs import end_of, submit
@@ -13,12 +13,14 @@ from api.storage.paging import Page
 from api.storage.tables import JobRow
 from planner.compare import Comparison, compare
 from runtime import codec
-from runtime.errors import InputError
+from runtime.cgroup import memory_group
+from runtime.errors import BudgetExceeded, InputError
+from runtime.identity import check_identity
+from runtime.launch import LOG_FILE, check_startable
+from runtime.launch_hosts import Place, own_devices
+from runtime.memory_sum import check_limit
 from runtime.plan import Plan
 from runtime.report import RunReport, load_report
-
-RANKS_LOG_FILE = "ranks.log"
-"""As runtime.launch names it; importing that would bring torch into this process."""
 
 
 def start_run(service: Service, caller: Caller, request: RunRequest) -> JobRow:
@@ -26,8 +28,11 @@ def start_run(service: Service, caller: Caller, request: RunRequest) -> JobRow:
 
     Raises:
         NotFoundError: there is no such plan.
+        UnprocessableError: it could not begin on this machine.
     """
-    get_plan(service, request.plan)
+    plan = get_plan(service, request.plan)
+    if service.settings.ray_address is None:  # else it is the cluster's machines that count
+        check_can_begin(plan, force=request.force)
     folder = service.storage.catalogue.plan_folder(request.plan).resolve()
     # The job's own id names the run; it is known only once the job is accepted.
     wanted: dict[str, Any] = {
@@ -46,6 +51,28 @@ def start_run(service: Service, caller: Caller, request: RunRequest) -> JobRow:
         subject=request.plan,
         time_limit_seconds=request.time_limit_seconds,
     )
+
+
+def check_can_begin(plan: Plan, *, force: bool) -> None:
+    """Refuse at once a run that could not begin on this machine.
+
+    Args:
+        plan: the plan.
+        force: go on although graph or machine is not the plan's.
+
+    Raises:
+        UnprocessableError: ranks that cannot be started here, another graph or machine, or memory
+            that may not be taken here.
+    """
+    try:
+        check_startable(own_devices(plan, Place()))
+        check_identity(plan, force=force)
+        if not force:
+            check_limit(plan, memory_group())
+    except (InputError, BudgetExceeded) as error:
+        raise UnprocessableError(
+            f"plan {plan.plan_id} cannot be trained here: {error}", kind="cannot-start"
+        ) from None
 
 
 def list_runs(
@@ -136,7 +163,7 @@ def count_error(service: Service, job: JobRow, state: str) -> None:
 def run_log(service: Service, run_id: str) -> bytes:
     """The end of what the run's ranks printed."""
     get_run(service, run_id)
-    return end_of(_folder(service, run_id) / RANKS_LOG_FILE)
+    return end_of(_folder(service, run_id) / LOG_FILE)
 
 
 def _folder(service: Service, run_id: str) -> Path:

@@ -4,18 +4,26 @@ import json
 import shutil
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy.exc import OperationalError
 
+from api.errors import UnprocessableError
+from api.jobs.lanes import Lanes
+from api.service.runs import check_can_begin
 from api.storage.access import Access
 from api.storage.job_queue import Ending, JobQueue, NewJob
 from planner.errors import PlanDoesNotFit
 from planner.probe.presets import load_preset
 from runtime import codec
+from runtime.device import usable_cores
 from runtime.graph.dataset import Graph
+from tests.support.furnished import keep_plan
+from tests.support.plans import make_plan
 from tests.support.service import follow, make_client
 
 PLAN = {"machine": "cpu-2core", "devices": 1, "fanouts": [5, 5], "batch_size": 256, "hidden": 16}
@@ -148,13 +156,68 @@ def test_numbers_that_json_does_not_have_are_refused(
     assert (response.status_code, response.json()["type"]) == (422, "invalid-request")
 
 
-def test_a_graphs_name_may_be_longer_than_a_files_can_be(client: TestClient):
-    name = "a" * 300  # Linux: 255 bytes
-    assert client.get(f"/v1/graphs/{name}").status_code == 404
-    made = client.post("/v1/plans", json={"graph": name, "machine": "cpu-2core"})
-    job = follow(client, made.headers["location"])
-    assert job["state"] == "failed"
-    assert "expected a dataset folder, found File name too long" in job["problem"]["detail"]
+@pytest.mark.parametrize("path", ["/v1/plans", "/v1/profiles"])
+def test_a_graph_that_is_not_there_is_refused_at_once(client: TestClient, path: str):
+    long = "a" * 300  # Linux: 255 bytes
+    assert client.get(f"/v1/graphs/{long}").status_code == 404
+    for name, words in (("grph", "found none"), (long, "found File name too long")):
+        refused = client.post(path, json={"graph": name, "machine": "cpu-2core"})
+        assert (refused.status_code, refused.json()["type"]) == (422, "unknown-graph")
+        assert f"expected a dataset folder, {words}" in refused.json()["detail"]
+
+
+def test_what_no_plan_of_a_graph_could_have_is_refused_at_once(small_graph: Graph, tmp_path: Path):
+    root = tmp_path / "root"
+    shutil.copytree(small_graph.path, root / "whole")
+    shutil.copytree(small_graph.path, root / "torn")
+    (root / "torn" / "indices.npy").unlink()
+    (root / "empty").mkdir()
+    with make_client(tmp_path, graph_roots=(root,)) as client:
+        for body, words in (
+            ({"graph": "torn"}, "indices.npy"),
+            ({"graph": "empty"}, "graph.json"),
+            ({"graph": "whole", "device_memory_bytes": 1}, "device memory of at least one"),
+            ({"graph": "whole", "type_fanouts": {"a": [1, 1]}}, "fan-outs by edge type"),
+            ({"graph": "whole", "sampler": "labor"}, "expected a sampler whose statistics"),
+            ({"graph": "whole", "dropout": 1.0}, "dropout"),
+        ):
+            refused = client.post("/v1/plans", json={"machine": "cpu-2core", **body})
+            assert refused.status_code == 422, body
+            assert words in refused.json()["detail"], refused.json()["detail"]
+        assert client.get("/v1/jobs").json()["items"] == []
+
+
+def test_a_run_that_could_not_begin_is_refused_at_once(
+    small_graph: Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(Lanes, "_serve", lambda lanes, _lane: lanes._stopping.wait())
+    with make_client(tmp_path) as client:
+        service = client.app.state.service  # pyright: ignore[reportFunctionMemberAccess, reportAttributeAccessIssue]
+        plan = keep_plan(service, small_graph, tmp_path / "plan")
+        wide = keep_plan(service, small_graph, tmp_path / "wide", ranks=usable_cores() + 1)
+
+        def start(plan: str, **options: bool) -> Any:
+            return client.post("/v1/runs", json={"plan": plan, **options})
+
+        assert start(plan).status_code == 202
+        monkeypatch.setattr("runtime.identity.machine_fingerprint", lambda: "another")
+        for answer, words in (
+            (start(plan), "expected the machine the plan was made for"),
+            (start(wide, force=True), "usable cores), found"),
+        ):
+            assert (answer.status_code, answer.json()["type"]) == (422, "cannot-start")
+            assert words in answer.json()["detail"]
+        assert start(plan, force=True).status_code == 202
+        assert len(client.get("/v1/runs").json()["items"]) == 2
+
+
+def test_a_plan_of_gpus_is_not_begun_where_there_are_fewer(small_graph: Graph, tmp_path: Path):
+    plan = make_plan(small_graph, tmp_path / "plan")
+    devices = [replace(plan.strategy.devices[0], kind="cuda", index=index) for index in (0, 63)]
+    planned = replace(plan, strategy=replace(plan.strategy, devices=devices))
+    for force in (False, True):
+        with pytest.raises(UnprocessableError, match=r"expected 64 GPUs, .* found"):
+            check_can_begin(planned, force=force)
 
 
 def test_a_link_to_nothing_makes_a_damaged_graph(small_graph: Graph, tmp_path: Path):

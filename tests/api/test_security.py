@@ -12,6 +12,7 @@ from api.security.paths import OutsideRootsError, confined, dataset_folder
 from api.serve import is_loopback, main
 from api.storage.storage import Storage
 from runtime.errors import InputError
+from runtime.graph.dataset import Graph
 from tests.support.service import make_client
 
 
@@ -230,9 +231,10 @@ def test_pickles_are_never_loaded(client: TestClient, tmp_path: Path):
     assert not touched.exists()
 
 
-def test_models_are_imported_only_from_the_list(tmp_path: Path):
-    body = {"graph": "g", "machine": "cpu-2core", "model": "os:system"}
-    with make_client(tmp_path, allowed_models=("my_models",)) as client:
+def test_models_are_imported_only_from_the_list(tmp_path: Path, small_graph: Graph):
+    body = {"graph": small_graph.path.name, "machine": "cpu-2core", "model": "os:system"}
+    settings = {"allowed_models": ("my_models",), "graph_roots": (small_graph.path.parent,)}
+    with make_client(tmp_path, **settings) as client:
         refused = client.post("/v1/plans", json=body)
         near = client.post("/v1/plans", json={**body, "model": "my_models_evil:make"})
         allowed = client.post("/v1/plans", json={**body, "model": "my_models:make"})
