@@ -9,7 +9,7 @@ import hashlib
 import json
 import math
 import os
-import tempfile
+import secrets
 import types
 import typing
 from enum import Enum
@@ -173,28 +173,33 @@ def _expect(value: Any, kind: type, words: str, path: str) -> None:
         raise CodecError(f"{path}: expected {words}, found {type(value).__name__}")
 
 
-def write_text_atomically(path: Path, text: str) -> None:
+def write_text_atomically(path: Path, text: str, *, mode: int = 0o666) -> None:
     """Write a file so that a reader, or a crash, sees the old content or the new, never half.
+
+    Args:
+        path: the file.
+        text: its content, written as UTF-8.
+        mode: who may read and write it, less what the umask takes away.
 
     Raises:
         OSError: the disk is full or the folder cannot be written; nothing is left behind.
     """
-    write_bytes_atomically(path, text.encode())
+    write_bytes_atomically(path, text.encode(), mode=mode)
 
 
-def write_bytes_atomically(path: Path, data: bytes) -> None:
+def write_bytes_atomically(path: Path, data: bytes, *, mode: int = 0o666) -> None:
     """Like `write_text_atomically`, for bytes."""
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     try:
         with os.fdopen(descriptor, "wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        Path(temporary).chmod(0o644)
-        Path(temporary).replace(path)
+        temporary.replace(path)
         sync_folder(path.parent)
     except BaseException:
-        Path(temporary).unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise
 
 

@@ -1,6 +1,6 @@
 """Finished folders get their name in one step, and what had it before is handed back whole.
 
-    staging = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}."))
+    staging = make_beside(target)
     ...                                     # everything is written there
     earlier = take_name(staging, target)    # readers see the old folder or the new one
 
@@ -12,6 +12,7 @@ import ctypes
 import errno
 import functools
 import os
+import secrets
 import sys
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,17 @@ from runtime import codec
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
 _OCCUPIED = (errno.ENOTEMPTY, errno.EEXIST)
+
+
+def make_beside(target: Path) -> Path:
+    """Make an empty folder under a hidden name beside `target`, open to whom the umask lets in.
+
+    Raises:
+        OSError: the folder that holds both cannot be written.
+    """
+    made = target.with_name(f".{target.name}.{secrets.token_hex(6)}")
+    made.mkdir()
+    return made
 
 
 def take_name(made: Path, target: Path) -> Path | None:

@@ -13,7 +13,6 @@ import hashlib
 import io
 import logging
 import shutil
-import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from numpy.typing import NDArray
 
 from runtime import codec
 from runtime.errors import PlanError
-from runtime.folders import free_name, take_name
+from runtime.folders import free_name, make_beside, take_name
 from runtime.npy import map_npy
 from runtime.plan_schema import (
     SCHEMA_VERSION as SCHEMA_VERSION,
@@ -86,7 +85,7 @@ def save_plan(plan: Plan, arrays: dict[str, NDArray[Any]], folder: Path) -> Plan
     folder = Path(folder)
     refuse_foreign_folder(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
-    staging = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
+    staging = make_beside(folder)
     try:
         refs: dict[str, ArrayRef] = {}
         written: dict[str, str] = {}
@@ -127,7 +126,6 @@ def put_in_place(made: Path, folder: Path) -> None:
     Raises:
         OSError: it cannot be renamed; nothing has changed then.
     """
-    made.chmod(0o755)
     if _is_trained(folder) and _same_files(made, folder):
         shutil.rmtree(made, ignore_errors=True)
         return

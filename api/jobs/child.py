@@ -31,9 +31,10 @@ PR_SET_PDEATHSIG = 1  # linux/prctl.h
 def main(argv: list[str]) -> int:
     """Do a job's work and write its outcome; 0 where there is one."""
     folder, attempt, module = Path(argv[0]), int(argv[1]), argv[2]
+    os.umask(0o077)  # for everything that it and its processes write
     end_with_parent()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    descriptor = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o644)
+    descriptor = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o600)
     fcntl.flock(descriptor, fcntl.LOCK_EX)  # until an attempt that is being killed is gone
     if (folder / OUTCOME_FILE).is_file():
         return 0

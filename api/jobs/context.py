@@ -48,7 +48,7 @@ class JobContext:
 
 def append_line(path: Path, text: str) -> None:
     """Append one line in one write: readers see it whole, or not yet."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     try:
         os.write(descriptor, f"{text}\n".encode())
     finally:

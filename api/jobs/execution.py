@@ -16,6 +16,7 @@ from api.jobs.context import EVENTS_FILE, LOG_FILE, OUTCOME_FILE, REQUEST_FILE
 from api.jobs.registry import KINDS
 from api.jobs.tail import Tail, event_of
 from api.storage.job_queue import JobQueue
+from api.storage.private import open_private
 from api.storage.tables import JobRow
 from runtime import codec
 
@@ -52,8 +53,8 @@ class Execution:
 
     def run(self) -> Ended:
         """Do the work, unless an earlier attempt has done it; says what ended it."""
-        self._folder.mkdir(parents=True, exist_ok=True)
-        codec.write_text_atomically(self._folder / REQUEST_FILE, self._job.request)
+        self._folder.mkdir(0o700, parents=True, exist_ok=True)
+        codec.write_text_atomically(self._folder / REQUEST_FILE, self._job.request, mode=0o600)
         if self.outcome() is not None:
             return "exited"
         self._events.skip_to_end()
@@ -79,7 +80,7 @@ class Execution:
         module = KINDS[job.kind].module
         command = [sys.executable, "-c", ENTRY, str(self._folder)]
         paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
-        with (self._folder / LOG_FILE).open("ab") as log:
+        with open_private(self._folder / LOG_FILE) as log:
             return subprocess.Popen(
                 [*command, str(job.attempt), module],
                 stdin=subprocess.PIPE,  # the leash: it ends the job when this process is gone

@@ -14,7 +14,8 @@ from api.jobs.failures import crashed, timed_out
 from api.jobs.recording import recorded
 from api.jobs.registry import KINDS, LANES, PLANNING
 from api.storage.job_queue import Ending
-from api.storage.storage import Storage
+from api.storage.private import private_descriptor
+from api.storage.storage import LOCK_FILE, Storage
 from api.storage.tables import JobRow
 from runtime.errors import InputError
 
@@ -188,7 +189,7 @@ def lock_folder(data_dir: Path) -> tuple[int, str]:
     Raises:
         InputError: another service holds it.
     """
-    descriptor = os.open(data_dir / "service.lock", os.O_RDWR | os.O_CREAT, 0o644)
+    descriptor = private_descriptor(data_dir / LOCK_FILE, os.O_RDWR)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:

@@ -26,8 +26,8 @@ class Artefacts:
         if path.is_file():
             os.utime(path)  # a sweep that has just begun must see that it is wanted again
             return digest
-        path.parent.mkdir(parents=True, exist_ok=True)
-        codec.write_bytes_atomically(path, data)
+        path.parent.mkdir(0o700, parents=True, exist_ok=True)
+        codec.write_bytes_atomically(path, data, mode=0o600)
         return digest
 
     def get(self, digest: str) -> bytes | None:

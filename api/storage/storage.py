@@ -5,6 +5,8 @@ DATA/plans/ID            plan folders
 DATA/jobs/ID             request, log, events and outcome of a job
 DATA/runs/ID             run folders of training jobs
 DATA/artefacts/ab/ab...  documents named by their content
+
+All of it is for its owner alone, whatever the umask: folders 0700, files 0600.
 """
 
 import shutil
@@ -17,10 +19,12 @@ from sqlalchemy import delete, select
 from api.storage.access import Access
 from api.storage.artefacts import Artefacts
 from api.storage.catalogue import Catalogue
-from api.storage.database import Database, sqlite_url
+from api.storage.database import SQLITE_FILE, Database, sqlite_url
 from api.storage.job_queue import ENDED, JobQueue
+from api.storage.private import make_private, open_private
 from api.storage.tables import AuditRow, JobRow, MachineRow, ProfileRow
 
+LOCK_FILE = "service.lock"
 DAY_SECONDS = 86400.0
 GRACE_SECONDS = 3600.0
 """Files younger than this are never swept: the row that will name them may not be written yet."""
@@ -38,7 +42,12 @@ class Storage:
     """
 
     def __init__(self, data_dir: Path, url: str | None = None) -> None:
-        data_dir.mkdir(parents=True, exist_ok=True)
+        if _is_of_services(data_dir):
+            make_private(data_dir)
+        for name in ("plans", "jobs", "runs", "artefacts"):
+            make_private(data_dir / name)
+        if url is None:
+            open_private(data_dir / SQLITE_FILE).close()  # its journals are as open as it is
         self.data_dir = data_dir
         self.database = Database(url or sqlite_url(data_dir))
         self.database.migrate()
@@ -83,3 +92,10 @@ class Storage:
     def close(self) -> None:
         """Release the database."""
         self.database.close()
+
+
+def _is_of_services(folder: Path) -> bool:
+    """Whether a folder holds nothing but a service's data: one is here, or it is new."""
+    if not folder.is_dir() or not any(folder.iterdir()):
+        return True
+    return any((folder / name).exists() for name in (SQLITE_FILE, LOCK_FILE))

@@ -1,7 +1,6 @@
 """Plans of the service: made, read, explained, asked about, and brought here as folders."""
 
 import shutil
-import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
@@ -14,6 +13,7 @@ from planner.remote.jobs import Jobs, Progress, pages, segment
 from planner.remote.requests import plan_body
 from planner.remote.resources import Artefact, Job, PlanSummary, decoded
 from planner.settings import PlanSettings
+from runtime.folders import make_beside
 from runtime.plan import Plan, load_plan, put_in_place, refuse_foreign_folder
 
 if TYPE_CHECKING:
@@ -160,7 +160,7 @@ class Plans:
         """
         refuse_foreign_folder(folder)
         folder.parent.mkdir(parents=True, exist_ok=True)
-        staging = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
+        staging = make_beside(folder)
         try:
             for each in self.artefacts(plan):
                 if each.size_bytes is not None:

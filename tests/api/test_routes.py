@@ -1,6 +1,7 @@
 """The service accepts, follows and answers, and says no in one shape."""
 
 import json
+import os
 import shutil
 import sys
 import time
@@ -17,6 +18,7 @@ from api.jobs.lanes import Lanes
 from api.service.runs import check_can_begin
 from api.storage.access import Access
 from api.storage.job_queue import Ending, JobQueue, NewJob
+from api.storage.storage import Storage
 from planner.errors import PlanDoesNotFit
 from planner.probe.presets import load_preset
 from runtime import codec
@@ -275,6 +277,42 @@ def test_the_web_process_has_not_imported_torch():
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
+def others_can_read(folder: Path) -> list[str]:
+    """What is below a folder, itself included, that is not for its owner alone."""
+    return [
+        f"{path.relative_to(folder)}: {path.stat().st_mode & 0o777:o}"
+        for path in (folder, *folder.rglob("*"))
+        if path.stat().st_mode & 0o777 != (0o700 if path.is_dir() else 0o600)
+    ]
+
+
+@pytest.mark.distributed
+def test_what_the_service_keeps_is_for_its_owner_alone_whatever_the_umask(tmp_path: Path):
+    before = os.umask(0)
+    try:
+        (tmp_path / "data").mkdir()  # as an older version left it
+        (tmp_path / "data" / "service.lock").touch()
+        (tmp_path / "data" / "service.sqlite3").touch()
+        with make_client(tmp_path) as client:
+            document = codec.to_plain(load_preset("cpu-2core"))
+            assert client.post("/v1/machines", json=document).status_code == 201
+            follow(client, client.post("/v1/jobs", json={}).headers["location"])
+            assert len(list((tmp_path / "data" / "jobs").glob("*/*"))) >= 5
+            assert list((tmp_path / "data" / "artefacts").glob("*/*"))
+            assert others_can_read(tmp_path / "data") == []
+    finally:
+        os.umask(before)
+
+
+def test_a_folder_with_other_things_in_it_is_not_closed_to_others(tmp_path: Path):
+    (tmp_path / "shared").mkdir(mode=0o755)
+    (tmp_path / "shared" / "thing").touch()
+    Storage(tmp_path / "shared").close()
+    assert (tmp_path / "shared").stat().st_mode & 0o777 == 0o755
+    kept = [path for path in (tmp_path / "shared").iterdir() if path.name != "thing"]
+    assert [path for path in kept if others_can_read(path)] == []
+
+
 @pytest.mark.distributed
 def test_a_plan_is_made_served_cached_and_asked_about(planner: TestClient, small_graph: Graph):
     listed = planner.get("/v1/graphs").json()["items"]
@@ -309,6 +347,7 @@ def test_a_plan_is_made_served_cached_and_asked_about(planner: TestClient, small
     done = follow(planner, why)
     assert done["state"] == "succeeded", done
     assert planner.get(done["result"]).json()["policy"] == "naive"
+    assert others_can_read(planner.app.state.service.settings.data_dir) == []  # pyright: ignore[reportFunctionMemberAccess, reportAttributeAccessIssue]
 
 
 @pytest.mark.distributed
@@ -351,6 +390,7 @@ def test_a_run_trains_reports_and_compares(planner: TestClient, small_graph: Gra
         time.sleep(0.1)
     names = {e["event"] for e in events_of(planner, f"/v1/runs/{run}/events")}
     assert {"epoch", "end"} <= names
+    assert others_can_read(planner.app.state.service.settings.data_dir) == []  # pyright: ignore[reportFunctionMemberAccess, reportAttributeAccessIssue]
 
 
 def test_a_database_that_is_away_is_told_from_a_failure(
