@@ -14,11 +14,9 @@ from api.service.machines import machine_reference
 from api.storage.tables import JobRow
 from planner.calibrate import load_calibration
 from planner.machine import MachineModel, load_machine
-from planner.pipeline import check_settings
 from planner.probe.presets import load_preset
 from planner.probe.probe import cached_machine
-from planner.samplers import with_samplers
-from planner.settings import PlanSettings
+from planner.request_check import check_graph
 from runtime import codec
 from runtime.errors import DatasetError, InputError
 from runtime.graph.dataset import Graph, open_graph
@@ -33,7 +31,9 @@ def create_plan(service: Service, caller: Caller, request: PlanRequest) -> tuple
         UnprocessableError: no such machine or graph.
         DatasetError: the graph is damaged.
     """
-    wanted = _checked(service, request) | {"calibrated": request.calibrated}
+    wanted = _checked(service, request, calibrated=request.calibrated) | {
+        "calibrated": request.calibrated
+    }
     known = _known_plan(service, wanted, request)
     result = None if known is None else f"/v1/plans/{known}"
     row = submit(
@@ -65,13 +65,15 @@ def create_profile(service: Service, caller: Caller, request: ProfileRequest) ->
     )
 
 
-def _checked(service: Service, request: WorkloadRequest) -> dict[str, Any]:
+def _checked(
+    service: Service, request: WorkloadRequest, *, calibrated: bool = False
+) -> dict[str, Any]:
     """What the job is told, once all of it may be used."""
     settings = request.settings()
     check_model(request.model, service.settings.allowed_models)
     machine = machine_reference(service, request.machine)
     graph = _opened(service, request.graph)
-    check_request(graph, settings)
+    check_graph(graph, settings, calibrate=calibrated)
     return {
         "graph": str(graph.path),
         "roots": [str(root.resolve()) for root in service.graph_roots],
@@ -100,20 +102,6 @@ def _opened(service: Service, name: str) -> Graph:
         raise DatasetError(
             f"{name}: expected files that can be read, found {error.strerror}"
         ) from None
-
-
-def check_request(graph: Graph, settings: PlanSettings) -> None:
-    """Refuse settings that no plan of the graph could have, before a job is made of them.
-
-    Raises:
-        SettingsError: one line with what was expected and found.
-        DatasetError: the graph lacks what they need.
-    """
-    wanted = with_samplers(graph, settings)
-    if wanted.mode == "full-graph":
-        return  # the job checks them against its machine
-    for each in wanted.by_sampler():
-        check_settings(graph, each)
 
 
 def _known_plan(service: Service, wanted: dict[str, Any], request: PlanRequest) -> str | None:

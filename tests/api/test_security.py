@@ -233,11 +233,14 @@ def test_pickles_are_never_loaded(client: TestClient, tmp_path: Path):
 
 def test_models_are_imported_only_from_the_list(tmp_path: Path, small_graph: Graph):
     body = {"graph": small_graph.path.name, "machine": "cpu-2core", "model": "os:system"}
-    settings = {"allowed_models": ("my_models",), "graph_roots": (small_graph.path.parent,)}
+    settings = {
+        "allowed_models": ("tests.support.models",),
+        "graph_roots": (small_graph.path.parent,),
+    }
     with make_client(tmp_path, **settings) as client:
         refused = client.post("/v1/plans", json=body)
-        near = client.post("/v1/plans", json={**body, "model": "my_models_evil:make"})
-        allowed = client.post("/v1/plans", json={**body, "model": "my_models:make"})
+        near = client.post("/v1/plans", json={**body, "model": "tests.support.models_evil:make"})
+        allowed = client.post("/v1/plans", json={**body, "model": "tests.support.models:make"})
     assert (refused.status_code, refused.json()["type"]) == (403, "model-not-allowed")
     assert near.status_code == 403
     assert allowed.status_code == 202
