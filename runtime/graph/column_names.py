@@ -12,7 +12,7 @@ ROW_NAMES = ("", "index", "unnamed0", "indexlevel0")
 """What a saved data frame calls the names of its rows."""
 LABEL = (
     "label", "y", "class", "labels", "target", "targets", "classes", "category", "categories",
-    "nodelabel", "nodelabels", "groundtruth", "truelabel", "mltarget",
+    "nodelabel", "nodelabels", "groundtruth", "truelabel", "mltarget", "ytrue",
 )  # fmt: skip
 SPLIT = ("split", "set", "subset", "partition", "fold")
 MASKS = {
@@ -46,10 +46,25 @@ HEADER_WORDS = (
 
 _LOOKS = {
     "a mask": ("mask", "masks"),
-    "labels": ("label", "labels", "class", "classes", "target", "targets", "category"),
-    "a split": ("split", "splits", "fold", "folds"),
+    "a split": (
+        "split", "splits", "fold", "folds", "train", "training", "val", "valid", "validation",
+        "test", "testing",
+    ),
+    "labels": (
+        "label", "labels", "class", "classes", "target", "targets", "category", "categories",
+        "truth",
+    ),
     "ids": ("id", "ids", "uid", "uuid", "guid", "idx", "index"),
+}  # fmt: skip
+_JOINED = {
+    "a mask": re.compile("mask$"),
+    "a split": re.compile("^(train|val|valid|test)(set|data|flag)$"),
+    "labels": re.compile(
+        "^(label|target)|(label|target|class|category)s?$|^class(id|idx|no|name)$"
+    ),
+    "ids": re.compile("^(node|user|item|row)(id|idx|index)$"),
 }
+"""Names of two words written as one."""
 
 
 def plain_name(name: str) -> str:
@@ -82,5 +97,8 @@ def looks_like(name: str) -> str | None:
         if plain in words:
             return kind
     spaced = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name).lower()
-    tokens = re.findall(r"[^\W\d_]+", spaced)
-    return next((kind for kind, words in _LOOKS.items() if set(tokens) & set(words)), None)
+    tokens = set(re.findall(r"[^\W\d_]+", spaced))
+    for kind, words in _LOOKS.items():
+        if tokens & set(words):
+            return kind
+    return next((kind for kind, joined in _JOINED.items() if joined.search(plain)), None)

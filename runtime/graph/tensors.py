@@ -7,6 +7,7 @@ import pickle
 import re
 import warnings
 import zipfile
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -35,7 +36,7 @@ def load_torch(path: Path, safe: list[Any] | None = None) -> Any:
 
     with reading(path, "a file written by torch.save with tensors and plain containers"):
         mapped = zipfile.is_zipfile(path)
-        with _allowed_alone(safe or []), warnings.catch_warnings():
+        with _allowed(safe or []), warnings.catch_warnings():
             # torch says once per process that sparse CSR tensors are in beta.
             warnings.filterwarnings("ignore", message="Sparse CSR")
             try:
@@ -51,13 +52,14 @@ def load_torch(path: Path, safe: list[Any] | None = None) -> Any:
 
 
 @contextmanager
-def _allowed_alone(safe: list[Any]) -> Iterator[None]:
-    """Let files name these classes and no others, whatever other libraries have allowed."""
+def _allowed(safe: list[Any]) -> Iterator[None]:
+    """Let files name these classes, and those that torch_geometric allows for its own."""
     import torch.serialization as serialization
 
     earlier = serialization.get_safe_globals()
+    others = [entry for entry in earlier if entry is not defaultdict]
     serialization.clear_safe_globals()
-    serialization.add_safe_globals([*safe, (_plain_dict, "collections.defaultdict")])
+    serialization.add_safe_globals([*others, *safe, (_plain_dict, "collections.defaultdict")])
     try:
         yield
     finally:

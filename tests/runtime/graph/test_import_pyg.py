@@ -1,5 +1,7 @@
 """Saved PyG objects: what is accepted besides a plain Data, and what is refused."""
 
+import sys
+import types
 import warnings
 from pathlib import Path
 
@@ -7,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from torch_geometric.data import Data, HeteroData
+from torch_geometric.transforms import RandomLinkSplit, ToSparseTensor
 
 from runtime.errors import DatasetError
 from runtime.graph.dataset import Graph
@@ -77,11 +80,100 @@ def test_float_labels_of_several_columns_are_multilabel(tmp_path: Path):
         (Data(edge_index=PAIRS, num_nodes=-5), "at least one node"),
         (Data(edge_index=PAIRS[:, :0], num_nodes=3), "empty graph"),
         (torch.eye(3), "found Tensor"),
-        (HeteroData(), "saved.pt"),
+        (HeteroData(), r"save data.to_homogeneous\(\)"),
+        (HeteroData().to_dict() | {("a", "to", "b"): {}}, r"save data.to_homogeneous\(\)"),
         ([1, 2], "found list"),
+        (Data(adj_t=torch.ones(3, 3)), "adj_t as a sparse matrix.*Data.edge_index instead"),
+        (Data(adj_t=torch.ones(3, 2).to_sparse()), "a square matrix"),
+        ([Data(edge_index=PAIRS)] * 2, "the three of RandomLinkSplit"),
     ],
 )
 def test_what_is_no_graph_is_refused(tmp_path: Path, value, words: str):
     with pytest.raises(DatasetError, match=words):
         load(value, tmp_path)
     assert not (tmp_path / "g").exists()
+
+
+@pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr, torch.sparse_csc])
+def test_rows_of_adj_t_hold_in_neighbours(tmp_path: Path, layout: torch.layout):
+    A = torch.zeros(3, 3)
+    A[PAIRS[1], PAIRS[0]] = torch.tensor([1.0, 2.0, 3.0, 4.0])
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Sparse CS")
+        adj_t = A.to_sparse(layout=layout)
+    graph = load(Data(adj_t=adj_t, x=torch.eye(3)), tmp_path)
+    assert (graph.indptr.tolist(), graph.indices.tolist()) == ([0, 1, 2, 4], [2, 0, 1, 2])
+    assert graph.edge_weight is not None
+    assert graph.edge_weight.tolist() == [3, 1, 2, 4]
+
+
+def test_what_a_transform_leaves_in_a_data_is_read(tmp_path: Path):
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Sparse")
+        data = ToSparseTensor()(Data(edge_index=PAIRS, x=torch.eye(3)))
+        graph = load(data, tmp_path)
+    assert graph.indices.tolist() == [2, 0, 1, 2]
+    assert graph.edge_weight is None
+
+
+def sparse_tensor(**fields):
+    """What torch_sparse (not installed) saves, by classes of its names."""
+    names = ("tensor", "SparseTensor"), ("storage", "SparseStorage")
+    tensor, storage = (
+        type(name, (), {"__module__": f"torch_sparse.{module}"})() for module, name in names
+    )
+    tensor.storage = storage
+    vars(storage).update(
+        {"_row": None, "_rowptr": None, "_value": None, "_sparse_sizes": (3, 3), **fields}
+    )
+    return tensor
+
+
+@pytest.mark.parametrize("pointers", [True, False])
+def test_a_sparse_tensor_is_read_without_its_package(
+    tmp_path: Path, pointers: bool, monkeypatch: pytest.MonkeyPatch
+):
+    place = (
+        {"_rowptr": torch.tensor([0, 1, 2, 4])}
+        if pointers
+        else {"_row": torch.tensor([0, 1, 2, 2])}
+    )
+    tensor = sparse_tensor(_col=torch.tensor([2, 0, 1, 2]), **place)
+    for part in (tensor, tensor.storage):
+        module = types.ModuleType(type(part).__module__)
+        setattr(module, type(part).__name__, type(part))
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setitem(sys.modules, "torch_sparse", types.ModuleType("torch_sparse"))
+    torch.save(Data(adj_t=tensor, x=torch.eye(3)), tmp_path / "saved.pt")
+    monkeypatch.undo()
+    graph = import_graph(tmp_path / "saved.pt", tmp_path / "g")
+    assert (graph.indptr.tolist(), graph.indices.tolist()) == ([0, 1, 2, 4], [2, 0, 1, 2])
+
+
+def test_the_three_parts_of_a_split_of_links_are_a_link_task(tmp_path: Path):
+    ring = torch.arange(40)
+    whole = Data(edge_index=torch.stack([ring, ring.roll(1)]), x=torch.eye(40))
+    parts = RandomLinkSplit(num_val=0.1, num_test=0.2)(whole)
+    graph = load(parts, tmp_path)
+    assert (graph.task, graph.num_edges) == ("link", 28)
+    for ids, part in zip((graph.train_idx, graph.val_idx, graph.test_idx), parts, strict=True):
+        positive = part.edge_label_index.T[part.edge_label == 1]
+        np.testing.assert_array_equal(ids, positive.numpy())
+    assert any("40 pairs labelled 0 left out" in note for note in graph.meta.notes)
+    alone = load(parts[0], tmp_path)
+    assert (alone.task, len(alone.train_idx)) == ("multiclass", 24)
+    assert any("--task link takes the positive" in note for note in alone.meta.notes)
+    assert load(parts[0], tmp_path, task="link").num_train == 28
+
+
+def test_a_one_hot_y_is_said(tmp_path: Path):
+    graph = load(Data(edge_index=PAIRS, y=torch.eye(3)), tmp_path)
+    assert any("save y.argmax(1)" in note for note in graph.meta.notes)
+    table = torch.tensor([[1, 1], [0, 1], [1, 0]])
+    plain = load(Data(edge_index=PAIRS, y=table), tmp_path)
+    assert not any("argmax" in note for note in plain.meta.notes)
+
+
+def test_a_class_that_is_not_read_is_named(tmp_path: Path):
+    with pytest.raises(DatasetError, match=r"class pathlib\.\w*PosixPath, which is not made"):
+        load(Data(edge_index=PAIRS, num_nodes=3, where=tmp_path), tmp_path)

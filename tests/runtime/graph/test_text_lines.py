@@ -1,0 +1,133 @@
+"""Text edge lists as others write them: padded, commented, marked, with more columns than ends."""
+
+import gzip
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from runtime.errors import DatasetError
+from runtime.graph import text_lines
+from runtime.graph.dataset import Graph
+from runtime.graph.importing import import_graph
+
+RING = [(0, 1), (1, 2), (2, 0)]
+
+
+def load(tmp_path: Path, text: str | bytes, name: str = "e.txt") -> Graph:
+    data = text if isinstance(text, bytes) else text.encode()
+    (tmp_path / name).write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
+    return import_graph(tmp_path / name, tmp_path / "g")
+
+
+def pairs(graph: Graph) -> list[tuple[int, int]]:
+    dst = np.repeat(np.arange(graph.num_nodes), np.diff(graph.indptr))
+    return sorted(zip(graph.indices.tolist(), dst.tolist(), strict=True))
+
+
+@pytest.mark.parametrize("name", ["e.txt", "e.edges", "e.csv", "e.txt.gz"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "0    1\n1   2\n2    0\n",
+        " 0 1\n 1 2\n 2 0\n",
+        "0 1 \n1 2 \n2 0 ",
+        "0 1\r\n1 2 \r\n\r\n2 0\r\n",
+        "0\t1\n1 \t 2\n2 0\n",
+        "\t0\t 1\n1\t2\n  2\t0\n",
+        "0 1\n# between\n% rows\n1 2\n  # indented\n2 0\n",
+        "\ufeff0 1\n1 2\n2 0\n",
+        "\ufeff# first\n0,1\n1,2\n2,0\n",
+        " 0 , 1 \n1,2\n\n   \n2,  0\n",
+        "0,1,\n1,2,\n2,0,\n",
+        "\ufeffsrc;dst\n0;1\n1;2\n2;0\n",
+    ],
+)
+def test_what_is_between_the_cells_changes_nothing(text: str, name: str, tmp_path: Path):
+    assert pairs(load(tmp_path, text, name)) == RING
+
+
+@pytest.mark.parametrize("block", [4, 7, 16])
+def test_blocks_may_end_anywhere(block: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(text_lines, "BLOCK_BYTES", block)
+    text = "# top\n" + "".join(f"  {i}   {(i + 1) % 50} \n# remark {i}\n" for i in range(50))
+    graph = load(tmp_path, text)
+    assert pairs(graph) == sorted((i, (i + 1) % 50) for i in range(50))
+    assert any("51 comment lines" in note for note in graph.meta.notes)
+
+
+def test_words_with_blanks_are_one_id(tmp_path: Path):
+    graph = load(tmp_path, "ann, bob\n bob ,cid lee\ncid lee,ann \n", "e.csv")
+    assert sorted(np.load(graph.path / "source_id.npy")) == ["ann", "bob", "cid lee"]
+
+
+def test_ids_that_begin_with_a_comments_sign_are_kept_below_the_top(tmp_path: Path):
+    assert load(tmp_path, "a,b\n#b,a\n%c,a\n", "e.csv").num_edges == 3
+    with pytest.raises(DatasetError, match="found the line '# remark, of two cells' further down"):
+        load(tmp_path, "a,b\n# remark, of two cells\nb,a\n", "f.csv")
+
+
+def test_utf16_is_refused_by_name(tmp_path: Path):
+    with pytest.raises(DatasetError, match="expected text in UTF-8, found UTF-16"):
+        load(tmp_path, "0,1\n".encode("utf-16"))
+
+
+@pytest.mark.parametrize("join", [" ", ",", "\t"])
+def test_a_third_column_of_fractions_is_the_weight(join: str, tmp_path: Path):
+    # The first rows are whole: the type must not be taken from them.
+    rows = [(0, 1, "1"), (1, 2, "2"), (2, 0, "0.25")]
+    graph = load(tmp_path, "".join(f"{u}{join}{v}{join}{w}\n" for u, v, w in rows))
+    assert graph.edge_weight is not None
+    assert graph.edge_weight.tolist() == [0.25, 1, 2]
+    assert "edge weights: from c2" in graph.meta.notes
+
+
+@pytest.mark.parametrize(
+    ("cells", "reason"),
+    [
+        (("5", "6", "7"), "whole numbers may be weights"),
+        (("0.5", "-1.5", "1"), "negative"),
+        (("0.5", "", "1"), "empty values"),
+        (("a", "b", "c"), "one weight and one type per edge"),
+    ],
+)
+def test_a_third_column_that_is_no_weight_is_named(cells, reason: str, tmp_path: Path):
+    rows = zip(RING, cells, strict=True)
+    graph = load(tmp_path, "".join(f"{u},{v},{cell}\n" for (u, v), cell in rows), "e.csv")
+    assert graph.edge_weight is None
+    assert any("not used: c2 (" in n and reason in n for n in graph.meta.notes)
+
+
+def test_columns_behind_the_third_are_named(tmp_path: Path):
+    graph = load(tmp_path, "0 1 0.5 1e9\n1 2 1.5 2e9\n2 0 1 3e9\n")
+    assert graph.edge_weight is not None
+    assert any(note.startswith("not used: c3 (") for note in graph.meta.notes)
+
+
+def test_row_numbers_in_front_are_no_ends(tmp_path: Path):
+    graph = load(tmp_path, ",id_1,id_2\n0,0,1\n1,1,2\n2,2,0\n", "e.csv")
+    assert pairs(graph) == RING
+    assert "edges: 3 stored, from id_1, id_2" in graph.meta.notes
+
+
+def test_one_named_end_of_several_columns_is_refused(tmp_path: Path):
+    with pytest.raises(DatasetError, match="found 'source' alone among source, a, b"):
+        load(tmp_path, "source,a,b\n1,2,3\n", "e.csv")
+    assert pairs(load(tmp_path, "dst,other\n1,0\n2,1\n0,2\n", "f.csv")) == RING
+
+
+def test_gaps_in_ids_make_no_nodes(tmp_path: Path):
+    graph = load(tmp_path, "".join(f"{7 * i} {7 * i + 7}\n" for i in range(100)))
+    assert graph.num_nodes == 101
+    np.testing.assert_array_equal(np.load(graph.path / "source_id.npy"), 7 * np.arange(101))
+    assert any("600 ids between them name no node" in note for note in graph.meta.notes)
+
+
+def test_isolated_nodes_are_said_with_how_many_are_trained_on(tmp_path: Path):
+    source = tmp_path / "s"
+    source.mkdir()
+    (source / "edges.csv").write_text("0,1\n1,0\n")
+    (source / "nodes.csv").write_text("id,split\n" + "".join(f"{i},train\n" for i in range(5)))
+    graph = import_graph(source, tmp_path / "g")
+    text = "3 of 5 nodes are isolated (in no edge), 3 of them in the training split"
+    assert text in graph.meta.notes
