@@ -19,15 +19,19 @@ LOCK_FILE = "lock"
 class JobContext:
     """One attempt at a job, seen from its process."""
 
-    __slots__ = ("attempt", "folder")
+    __slots__ = ("_told", "attempt", "folder")
 
     def __init__(self, *, folder: Path, attempt: int) -> None:
         self.folder = folder
         self.attempt = attempt
+        self._told: dict[str, Any] = {}
 
     def progress(self, stage: str, share: float) -> None:
-        """Say what is going on and the share that is done."""
-        self.event("progress", {"stage": stage, "share": round(min(max(share, 0.0), 1.0), 4)})
+        """Say what is going on and the share that is done; nothing where that was said last."""
+        now: dict[str, Any] = {"stage": stage, "share": round(min(max(share, 0.0), 1.0), 4)}
+        if now != self._told:
+            self._told = now
+            self.event("progress", now)
 
     def event(
         self, name: str, data: dict[str, Any], *, place: tuple[int, int] | None = None

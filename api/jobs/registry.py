@@ -3,9 +3,12 @@
 from dataclasses import dataclass
 
 PLANNING = "planning"
+PROBING = "probing"
 EXCLUSIVE = "exclusive"
-LANES = (PLANNING, EXCLUSIVE)
-"""Planning, profiling and simulation wait for each other; so do jobs that need every rank."""
+LANES = (PLANNING, PROBING, EXCLUSIVE)
+"""Planning, profiling and simulation wait for each other; so do jobs that begin with a probe of
+this machine, which takes minutes that no plan for another should wait; so do those that need every
+rank."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

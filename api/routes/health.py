@@ -4,7 +4,6 @@ from importlib.metadata import version
 
 from fastapi import APIRouter, Depends, Response
 from prometheus_client import CONTENT_TYPE_LATEST
-from sqlalchemy import text
 
 from api.errors import UnavailableError
 from api.routes.common import ServiceIn
@@ -22,12 +21,9 @@ async def healthz() -> Health:
 
 @router.get("/readyz")
 def readyz(service: ServiceIn) -> Health:
-    """The database answers, and jobs are taken."""
-    try:
-        with service.storage.database.reading() as session:
-            session.execute(text("SELECT 1"))
-    except Exception as error:
-        raise UnavailableError(f"the database does not answer: {type(error).__name__}") from None
+    """The database and the data folder can be written, and jobs are taken."""
+    if reason := service.readiness.why_not(service.storage.check_writable):
+        raise UnavailableError(reason, headers={"Retry-After": "5"})
     if not service.lanes.alive:
         raise UnavailableError("a worker is gone; start the service again")
     return Health(version=version("gnnplan"))

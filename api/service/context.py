@@ -10,6 +10,7 @@ from api.metrics import Metrics
 from api.security.auth import Authenticator
 from api.security.limits import RateLimit
 from api.service.documents import Documents
+from api.service.readiness import Readiness
 from api.settings import ServiceSettings
 from api.storage.storage import Storage
 from api.storage.tables import JobRow
@@ -38,6 +39,7 @@ class Service:
     ray: RayWatch | None = None
     """Looks after a Ray cluster, where runs train on one."""
     documents: Documents = field(default_factory=Documents)
+    readiness: Readiness = field(default_factory=Readiness)
 
     @property
     def graph_roots(self) -> list[Path]:

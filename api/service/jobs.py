@@ -28,8 +28,11 @@ def submit(
     subject: str = "",
     time_limit_seconds: float | None = None,
     result: str | None = None,
+    lane: str | None = None,
 ) -> JobRow:
     """Accept a job; with an Idempotency-Key that was used before, the job it made.
+
+    It waits in its kind's lane where none is named.
 
     Raises:
         NotFoundError: the plan that it is about is gone.
@@ -46,7 +49,7 @@ def submit(
     limit = spec.limit_seconds if time_limit_seconds is None else time_limit_seconds
     job = NewJob(
         kind=kind,
-        lane=spec.lane,
+        lane=lane or spec.lane,
         request=request,
         time_limit_seconds=min(limit, spec.limit_seconds),
         subject=subject,
@@ -65,7 +68,7 @@ def submit(
             "with, found another; choose a new key",
             kind="idempotency-key-reused",
         ) from None
-    service.lanes.notify(spec.lane)
+    service.lanes.notify(job.lane)
     return row
 
 

@@ -5,6 +5,7 @@ from typing import Any
 
 from api.errors import ForbiddenError, UnprocessableError
 from api.fingerprints import graph_fingerprint, request_key
+from api.jobs.registry import PLANNING, PROBING
 from api.schemas.requests import PlanRequest, ProfileRequest, WorkloadRequest
 from api.security.models import check_model
 from api.service.context import Caller, Service
@@ -44,6 +45,7 @@ def create_plan(service: Service, caller: Caller, request: PlanRequest) -> tuple
         subject=known or "",
         time_limit_seconds=request.time_limit_seconds,
         result=result,
+        lane=_lane(wanted),
     )
     if known is not None:
         service.metrics.cached_plans.inc()
@@ -56,13 +58,20 @@ def create_profile(service: Service, caller: Caller, request: ProfileRequest) ->
     Raises:
         ForbiddenError: as for `create_plan`, and the other errors too.
     """
+    wanted = _checked(service, request)
     return submit(
         service,
         caller,
         "profile",
-        _checked(service, request),
+        wanted,
         time_limit_seconds=request.time_limit_seconds,
+        lane=_lane(wanted),
     )
+
+
+def _lane(wanted: dict[str, Any]) -> str:
+    """Where the job waits: apart, where this machine has to be probed first."""
+    return PROBING if _known_machine(wanted["machine"]) is None else PLANNING
 
 
 def _checked(

@@ -9,21 +9,26 @@ DATA/artefacts/ab/ab...  documents named by their content
 All of it is for its owner alone, whatever the umask: folders 0700, files 0600.
 """
 
+import contextlib
 import shutil
 import time
 from collections.abc import Iterable
 from pathlib import Path
 
 from sqlalchemy import delete, select
+from sqlalchemy.exc import IntegrityError
 
 from api.storage.access import Access
 from api.storage.artefacts import Artefacts
 from api.storage.catalogue import Catalogue
 from api.storage.database import SQLITE_FILE, Database, sqlite_url
 from api.storage.job_queue import ENDED, JobQueue
-from api.storage.private import make_private, open_private
-from api.storage.tables import AuditRow, JobRow, MachineRow, ProfileRow
+from api.storage.private import FILE, make_private, open_private
+from api.storage.tables import AuditRow, JobRow, MachineRow, ProfileRow, WrittenRow
+from runtime import codec
 
+WRITTEN_FILE = ".written"
+"""Written again and again, to see whether anything can be."""
 LOCK_FILE = "service.lock"
 DAY_SECONDS = 86400.0
 GRACE_SECONDS = 3600.0
@@ -63,6 +68,18 @@ class Storage:
     def run_folder(self, job_id: str) -> Path:
         """Where a training job's checkpoints and report lie."""
         return self.data_dir / "runs" / job_id
+
+    def check_writable(self) -> None:
+        """Write to the folder and to the database.
+
+        Raises:
+            OSError: the disk is full or the folder cannot be written.
+            SQLAlchemyError: the database cannot be written, or does not answer.
+        """
+        codec.write_bytes_atomically(self.data_dir / WRITTEN_FILE, bytes(4096), mode=FILE)
+        with contextlib.suppress(IntegrityError), self.database.writing() as session:
+            # Another service that writes the same row at the same moment shows as much.
+            session.merge(WrittenRow(id=1, time_seconds=time.time()))
 
     def remove_job_files(self, job_ids: Iterable[str]) -> None:
         """Remove what jobs have left in their folders; documents stay until the next sweep."""

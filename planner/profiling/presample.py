@@ -103,11 +103,11 @@ class _Counts:
         if outer.src_type is not None:
             self.node_types.append(np.bincount(outer.src_type))
 
-    def enough(self) -> bool:
-        """Whether the hotness of vertices has had its batches."""
+    def share(self) -> float:
+        """Share of the batches that the hotness of vertices asks for; 1 or more: all."""
         drawn = len(self.vertices)
         vertices = sum(sizes[-1] for sizes in self.vertices)
-        return drawn >= MOST_BATCHES or (drawn >= MIN_BATCHES and vertices >= DRAWN_VERTICES)
+        return max(drawn / MOST_BATCHES, min(drawn / MIN_BATCHES, vertices / DRAWN_VERTICES))
 
     def input_error(self) -> float:
         """Relative standard error of the mean input vertices."""
@@ -147,9 +147,11 @@ def presample(
             counts.add(draw(rank, step), step // turn % 2)
         error = counts.input_error()
         if progress is not None:
-            progress(f"sampling for {num_ranks} ranks", min(1.0, TARGET_ERROR / max(error, 1e-9)))
+            ranks = f"{num_ranks} rank{'s' if num_ranks > 1 else ''}"
+            words = f"drawing batches for {ranks}: {(step + 1) * num_ranks} so far"
+            progress(words, min(1.0, counts.share(), TARGET_ERROR / max(error, 1e-9)))
         known = error < TARGET_ERROR or step + 1 >= epoch
-        if (step + 1) % (2 * turn) == 0 and known and counts.enough():
+        if (step + 1) % (2 * turn) == 0 and known and counts.share() >= 1.0:
             break
     batch, hotness = _summary(counts, -(-workload.batch_size // num_ranks))
     last = last_batch(graph, workload, sampler, num_ranks)

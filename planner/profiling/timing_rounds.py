@@ -104,6 +104,7 @@ def time_all(
                 if progress is not None:
                     ranks, threads = combination.ranks, combination.threads
                     words = f"timing {each.what}, {ranks} ranks x {threads} threads"
+                    words += f": {_how_far(number, rounds, last)}"
                     progress(words, min(1.0, done / (rounds * in_a_round)))
                 each.time(team, combination, patience)
                 done += 1
@@ -115,6 +116,17 @@ def time_all(
         elif last > 0:  # As many will fit, as far as is known.
             rounds = min(STEP_ROUNDS, ROUNDS + int(MORE_SECONDS / last))
     return [each.kept() for each in timed]
+
+
+def _how_far(number: int, rounds: int, last_seconds: float) -> str:
+    """Which round it is, and for how long the rest will take where one was timed.
+
+    >>> _how_far(0, 9, 0.0), _how_far(3, 9, 12.4)
+    ('round 1 of 9', 'round 4 of 9, about 74 s left')
+    """
+    rounds = max(rounds, number + 1)
+    left = f", about {last_seconds * (rounds - number):.0f} s left" if last_seconds > 0 else ""
+    return f"round {number + 1} of {rounds}{left}"
 
 
 class _Rounds:

@@ -11,10 +11,13 @@ from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
+from sqlalchemy import event
 from sqlalchemy.exc import OperationalError
 
 from api.errors import UnprocessableError
+from api.jobs.context import EVENTS_FILE, JobContext
 from api.jobs.lanes import Lanes
+from api.jobs.tail import event_of
 from api.service.runs import check_can_begin
 from api.storage.access import Access
 from api.storage.job_queue import Ending, JobQueue, NewJob
@@ -41,6 +44,68 @@ def events_of(client: TestClient, path: str, **headers: str) -> list[dict[str, s
 def test_health_and_readiness(client: TestClient):
     assert client.get("/healthz").json()["status"] == "ok"
     assert client.get("/readyz").status_code == 200
+
+
+def test_it_is_not_ready_while_nothing_can_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    now = 0.0
+    monkeypatch.setattr("api.service.readiness.monotonic", lambda: now)
+
+    def refuse(*_args: object, **_named: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    def set_query_only(connection: Any, on: str) -> None:
+        connection.execute(f"PRAGMA query_only={on}")
+
+    with make_client(tmp_path) as client:
+        engine = client.app.state.service.storage.database.engine  # pyright: ignore[reportFunctionMemberAccess, reportAttributeAccessIssue]
+        assert client.get("/readyz").status_code == 200
+        with monkeypatch.context() as patch:
+            patch.setattr("api.storage.storage.codec.write_bytes_atomically", refuse)
+            now += 5.0
+            full = client.get("/readyz")
+            assert client.get("/healthz").status_code == 200
+        now += 5.0
+        assert client.get("/readyz").status_code == 200
+        hook = lambda connection, *_rest: set_query_only(connection, "ON")  # noqa: E731
+        event.listen(engine, "checkout", hook)
+        now += 5.0
+        locked = client.get("/readyz")
+        event.remove(engine, "checkout", hook)
+        off = lambda connection, *_rest: set_query_only(connection, "OFF")  # noqa: E731
+        event.listen(engine, "checkout", off)
+        now += 5.0
+        assert client.get("/readyz").status_code == 200
+    assert (full.status_code, locked.status_code) == (503, 503)
+    assert "found: No space left on device" in full.json()["detail"]
+    assert "readonly database" in locked.json()["detail"]
+    assert full.headers["retry-after"] == "5"
+
+
+def test_a_probe_of_this_machine_waits_in_a_lane_of_its_own(
+    small_graph: Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("GNNPLAN_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(Lanes, "_serve", lambda lanes, _lane: lanes._stopping.wait())
+    with make_client(tmp_path, graph_roots=(small_graph.path.parent,)) as client:
+        jobs = client.app.state.service.storage.jobs  # pyright: ignore[reportFunctionMemberAccess, reportAttributeAccessIssue]
+        body = {"graph": small_graph.path.name, **PLAN}
+        here = [
+            client.post(path, json={**body, "machine": None}).json()["id"]
+            for path in ("/v1/plans", "/v1/profiles")
+        ]
+        preset = client.post("/v1/plans", json=body).json()["id"]
+        assert [jobs.claim("probing", "me").id for _ in here] == here
+        assert jobs.claim("planning", "me").id == preset
+
+
+def test_progress_that_says_the_same_is_told_once(tmp_path: Path):
+    job = JobContext(folder=tmp_path, attempt=1)
+    for stage, share in (("a", 0.1), ("a", 0.1), ("a", 0.10001), ("b", 0.1), ("a", 0.1)):
+        job.progress(stage, share)
+    told = [event_of(line) for line in (tmp_path / EVENTS_FILE).read_text().splitlines()]
+    assert [each["data"]["stage"] for each in told if each] == ["a", "b", "a"]
 
 
 @pytest.mark.parametrize(
