@@ -30,7 +30,7 @@ from runtime.launch_hosts import (
     torchrun_arguments,
 )
 from runtime.launch_job import running, torchrun_command
-from runtime.loader import PLAN_VARIABLE
+from runtime.loader_arguments import PLAN_VARIABLE
 from runtime.memory_sum import check_limit
 from runtime.plan import load_plan
 from runtime.rollcall import VARIABLE as ROLL, Roll

@@ -5,8 +5,9 @@ and threads change only when they are ready. Stages are objects in a list (`load
 timed by the meter; `train/overlap.py` runs the list ahead of the training thread.
 """
 
-import os
-from collections.abc import Iterator
+import logging
+import weakref
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,32 +18,38 @@ from runtime.comm.collectives import Communicator
 from runtime.cores import GLOO_THREADS, cores_beside_training, make_batch
 from runtime.errors import DatasetError, PlanError
 from runtime.graph.dataset import Graph, open_graph
-from runtime.graph.types import types_of
+from runtime.loader_arguments import plan_folder, refuse_others
 from runtime.loader_build import LoaderParts
 from runtime.loader_device_sample import DeviceSampleStage
 from runtime.loader_pass import pass_through, taken
+from runtime.loader_position import Position
 from runtime.loader_stages import SampleStage, seed_batch
-from runtime.loader_typed import is_typed
+from runtime.loader_view import PygView
 from runtime.mesh import rank_and_size
 from runtime.meter import StageMeter
 from runtime.plan import Plan, load_plan
 from runtime.sampling.minibatch import MiniBatch
 from runtime.train.overlap import Prefetcher, Turns, Workers
 from runtime.train.streams import AbstractMark, AbstractStreams, streams_of
+from runtime.unused import unused_weights
 
 _Made = tuple[MiniBatch, AbstractMark | None]
 """A batch, and the point in the device's work at which it is whole; None: nothing is under way."""
 
-PLAN_VARIABLE = "GNNPLAN_PLAN"
-"""Environment variable that names the plan's folder to a script under `gnnplan launch`."""
+_log = logging.getLogger(__name__)
 
 
 class PlannedLoader:
     """The batches of this rank, as the plan says they are to be made.
 
-    Iterating gives the rest of the current epoch and then moves on to the next epoch. A batch is
-    a `MiniBatch` whose `x` is the float32 tensor of all its vertices' rows and whose `y` holds the
-    seeds' labels; with `blocks=False` it is PyG `Data` with NeighborLoader's fields.
+    Each iteration gives the batches of one epoch, and the next iteration those of the next epoch,
+    also after a `break`: with several ranks all leave at the same batch. Training goes on in the
+    middle of an epoch where `load_state_dict` was given what `state_dict` said there.
+
+    A batch is a `MiniBatch` whose `x` is the float32 tensor of all its vertices' rows and whose `y`
+    holds the seeds' labels; with `blocks=False` it is PyG `Data` with NeighborLoader's fields:
+    `e_id` counts edges as the imported source does, `edge_weight` holds the dataset's weights (or
+    those that the sampler gives). A loader that is dropped closes itself.
 
     Args:
         plan: plan folder; None takes that of `gnnplan launch`, from $GNNPLAN_PLAN.
@@ -57,10 +64,12 @@ class PlannedLoader:
         on_device: whether the device draws and gathers by its own kernels, as far as it can; None:
             where it is a GPU. True on the CPU runs them in Triton's interpreter (tests).
         streams: the device's; None makes them.
+        others: none; of NeighborLoader's keywords the error says that the plan decides them.
 
     Raises:
         PlanError: the plan is damaged, or for another number of ranks.
         DatasetError: the dataset has no features.
+        TypeError: other keywords, or something else than a folder as the plan.
     """
 
     def __init__(
@@ -77,8 +86,10 @@ class PlannedLoader:
         meter: StageMeter | None = None,
         on_device: bool | None = None,
         streams: AbstractStreams | None = None,
+        **others: Any,
     ) -> None:
-        folder = self._folder = _plan_folder(plan)
+        refuse_others(others)
+        folder = plan_folder(plan)
         self.plan: Plan = load_plan(folder)
         here, ranks = rank_and_size()
         self.rank = here if rank is None else rank
@@ -90,7 +101,6 @@ class PlannedLoader:
         if comm is None and self.size > 1 and self.plan.strategy.threads.comm == 0:
             make_batch(GLOO_THREADS)  # of the group that a user's script has made
         self.meter = StageMeter() if meter is None else meter
-        self._as_blocks = blocks
         where = torch.device(device)
         self._streams = streams_of(where) if streams is None else streams
         self._parts = LoaderParts(
@@ -100,16 +110,28 @@ class PlannedLoader:
         )  # fmt: skip
         self.store = self._parts.store
         self.cooperation = self._parts.cooperation
-        self.stages = self._parts.stages()
+        try:
+            self.stages = self._parts.stages()
+        except BaseException:
+            self._parts.close()
+            raise
         self.topology = self._parts.topology
         # Threads that wait for reads of the disk keep off training's cores: woken by a reader they
         # would be put on the core that is not reading, training's.
         reads_disk = any(source.kind == "disk" for source in self.plan.strategy.features.sources)
         cores = cores_beside_training(self.plan.strategy.threads) if reads_disk else []
         self._workers = Workers(self._parts.num_threads, cores=cores)
+        self._give_back = weakref.finalize(self, _give_back, self._workers, self._parts)
+        self._give_back.atexit = False  # the process's end takes all of it
+        # Ranks may meet in a stage whose batches come in order: a collective, drawn or gathered.
+        self._meets = self.size > 1 and any(stage.ordered for stage in self.stages)
         self._ready: Prefetcher[_Made] | None = None
-        self._hetero: Any = None
-        self._epoch, self._step = epoch, 0
+        self._view = None if blocks else PygView(self.graph, self.plan.workload)
+        if blocks and self.rank == 0:
+            for line in unused_weights(self.plan, self.graph):
+                _log.warning("%s", line)
+        self.position = Position(self.plan.plan_id, len(self), epoch)
+        """The epoch and step of the next batch."""
         self._factor = self.plan.strategy.sampler.parameters.get("factor")
         self.handed_out = 0
         """Batches given so far by this process, over epochs."""
@@ -119,40 +141,49 @@ class PlannedLoader:
         return self._parts.schedule.num_steps
 
     def __iter__(self) -> Iterator[Any]:
-        """The rest of this epoch's batches."""
-        return self.batches()
+        """An epoch's batches: all of them, or the rest after `load_state_dict`."""
+        self._end_iteration()
+        self.position.begin_epoch()
+        yield from self.batches()
 
     def batches(self, most: int | None = None) -> Iterator[Any]:
         """At most `most` of this epoch's remaining batches, and no batch is made beyond them.
 
-        With peers every rank must take as many: leave a loop early by this argument, not by break.
+        An iteration that is left before its end goes on here where it was left.
         """
-        first, base = self._step, self.handed_out
+        self._end_iteration()
+        epoch, first, base = self.position.epoch, self.position.step, self.handed_out
         count = len(self) - first if most is None else min(most, len(self) - first)
-        epoch = self._epoch
 
         def produce(index: int, turns: Turns) -> _Made:
             return self._make(epoch, first + index, base + index, index, turns)
 
         depth = self.plan.strategy.prefetch_depth
-        if self._ready is not None:
-            self._ready.close()  # an iteration that was left halfway: it has ended now
-        self._ready = Prefetcher(produce, count, workers=self._workers, depth=depth)
-        with self._ready as ready:
+        ready = self._ready = Prefetcher(
+            produce, count, workers=self._workers, depth=depth, meets=self._meets
+        )
+        try:
             for made in ready:
                 batch = taken(made, self._streams)
-                self._step += 1
+                self.position.advance()
                 self.handed_out += 1
-                if self._step == len(self):
-                    self._epoch, self._step = epoch + 1, 0
-                if self._step == 0 or self._step == first + count:
+                if self.position.step in (0, first + count):
                     self._finish()
-                yield batch if self._as_blocks else self._pyg(batch)
+                yield batch if self._view is None else self._view(batch)
                 del batch, made  # its buffer is free again before the next batch is waited for
+        finally:
+            if ready.close() and self._ready is ready:
+                self._ready = None  # whoever drops the loader now ends its threads
+
+    def _end_iteration(self) -> None:
+        """Wait until nothing of an iteration before this one is under way."""
+        if self._ready is not None:
+            self._ready.close(patience_s=None)
+            self._ready = None
 
     def set_epoch(self, epoch: int) -> None:
-        """Start at the first step of `epoch`."""
-        self._epoch, self._step = epoch, 0
+        """Go to the first step of `epoch`, or stay where `load_state_dict` went within it."""
+        self.position.set_epoch(epoch)
 
     def set_factor(self, factor: float) -> None:
         """Sample with another locality factor (sampler las) from the next batch on.
@@ -174,20 +205,28 @@ class PlannedLoader:
         ]
         self._factor = factor
 
-    def state(self) -> dict[str, int]:
-        """Where the next batch comes from: plain values, for a checkpoint."""
-        return {"epoch": self._epoch, "step": self._step}
+    def state_dict(self) -> dict[str, Any]:
+        """Where the next batch comes from: plain values, for a checkpoint; alike on all ranks."""
+        state = self.position.state_dict()
+        return state if self._factor is None else state | {"factor": self._factor}
 
-    def load_state(self, state: dict[str, int]) -> None:
-        """Go on where `state` was taken."""
-        self._epoch, self._step = int(state["epoch"]), int(state["step"])
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where `state_dict` was called: the next iteration gives the rest of that epoch.
+
+        Raises:
+            InputError: it is no loader's state.
+            PlanError: it is of another plan.
+        """
+        self.position.load_state_dict(state)
+        if "factor" in state:
+            self.set_factor(float(state["factor"]))
 
     def close(self) -> None:
         """End the prefetch threads and give back the feature store."""
-        self._workers.close()
-        self.store.close()
-        if self.cooperation is not None:
-            self.cooperation.close()
+        if self._ready is not None:
+            self._ready.close(at_once=True)
+            self._ready = None
+        self._give_back()
 
     def _finish(self) -> None:
         """Meter what stages left open; the iteration's last batch is made."""
@@ -204,27 +243,11 @@ class PlannedLoader:
             self.meter.count_lists(index, batch.lists_by_source, batch.list_bytes_by_source)
         return batch, mark
 
-    def _pyg(self, batch: MiniBatch) -> Any:
-        if is_typed(self.plan.workload):
-            from runtime.sampling.hetero import HeteroView
 
-            self._hetero = self._hetero or HeteroView(self.graph, types_of(self.graph))
-            return self._hetero(batch, batch.x)
-        from runtime.sampling.pyg import to_pyg
-
-        labels = None if self.graph.y is None else torch.from_numpy(self.graph.y[batch.n_id])
-        return to_pyg(batch, batch.x, labels)
-
-
-def _plan_folder(plan: Path | str | None) -> Path:
-    """The folder that is named, or the one that `gnnplan launch` left in the environment."""
-    named = os.environ.get(PLAN_VARIABLE, "") if plan is None else plan
-    if not named:
-        raise PlanError(
-            f"expected a plan folder, or ${PLAN_VARIABLE}, found neither; name the folder or start "
-            "the script with gnnplan launch"
-        )
-    return Path(named)
+def _give_back(workers: Workers, parts: LoaderParts) -> None:
+    """End a loader's threads; what one that is stuck may be reading stays."""
+    if workers.close():
+        parts.close()
 
 
 def _check_ranks(plan: Plan, rank: int, size: int) -> None:

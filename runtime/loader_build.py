@@ -104,6 +104,12 @@ class LoaderParts:
         self.store: AbstractFeatureStore = self._open_store(comm)
         self._drawing: DeviceSampleStage | None = None
 
+    def close(self) -> None:
+        """Give back the feature store and the process groups."""
+        self.store.close()
+        if self.cooperation is not None:
+            self.cooperation.close()
+
     @functools.cached_property
     def _host_topology(self) -> Topology:
         """Where the host's samplers read adjacency lists."""

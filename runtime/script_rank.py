@@ -13,7 +13,7 @@ from pathlib import Path
 from runtime.comm.leaving import groups_left_last
 from runtime.device import flush_denormals
 from runtime.heartbeat import Heartbeat
-from runtime.loader import PLAN_VARIABLE
+from runtime.loader_arguments import PLAN_VARIABLE
 from runtime.models.memory import keep_freed_memory
 from runtime.plan import load_plan
 from runtime.process import die_first, use_threads

@@ -39,6 +39,7 @@ from runtime.train.overlapped import overlapped
 from runtime.train.precision import Precision
 from runtime.train.progress import Events
 from runtime.train.recovery import begin
+from runtime.unused import unused_weights
 
 
 def run(config: RunConfig, heartbeat: Heartbeat | None = None) -> RunReport:
@@ -68,6 +69,9 @@ def run(config: RunConfig, heartbeat: Heartbeat | None = None) -> RunReport:
     events = Events(config.run_path / "events.jsonl" if mesh.rank == 0 else None)
     job = Job(config=config, plan=plan, loader=loader, loop=loop, events=events, cores=cores)
     job.notes += notes
+    for line in unused_weights(plan, graph):
+        job.notes.append(line)
+        events.emit("warning", line=line)
     job.before = before
     if heartbeat is not None:
         job.heartbeat, loader.meter.on_enter = heartbeat, heartbeat.enter

@@ -72,6 +72,8 @@ class Planned(nn.Module):
         super().__init__()
         self.model = model
         self.uses_blocks: bool | None = None
+        self._says_unused = False
+        """Whether edge weights were said to be unused."""
         self._convs = list(_convolutions(model))
         if not self._convs:
             raise InputError(
@@ -101,6 +103,14 @@ class Planned(nn.Module):
                 or an every_hop batch with a model that blocks cannot follow.
         """
         sampled = batch if isinstance(batch, MiniBatch) else minibatch_of(batch)
+        if getattr(batch, "edge_weight", None) is not None and not self._says_unused:
+            self._says_unused = True
+            warnings.warn(
+                "planned: the batch's edge_weight is not used: forward(x, edge_index) is called "
+                "without it; leave the model unwrapped to give it edge weights",
+                UserWarning,
+                stacklevel=2,
+            )
         if sampled.exchanges:
             raise InputError(
                 "planned: expected a batch of this rank alone, found one that ranks share, whose "

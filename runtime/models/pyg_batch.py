@@ -25,8 +25,11 @@ def minibatch_of(data: Any) -> MiniBatch:
             "planned: expected a batch with num_sampled_nodes and num_sampled_edges, found none; "
             "use PlannedLoader or NeighborLoader"
         )
-    if getattr(data, "edge_weight", None) is not None:
-        raise InputError("planned: expected a batch without edge_weight; use a built-in model")
+    if getattr(data, "weights_of_sampler", False):
+        raise InputError(
+            "planned: expected edges without a sampler's weights, which forward(x, edge_index) "
+            "ignores, found some in edge_weight; use a built-in model with this sampler"
+        )
     nodes, edges = np.cumsum(data.num_sampled_nodes), np.cumsum(data.num_sampled_edges)
     source, target = data.edge_index.cpu().numpy()
     if np.any(target[1:] < target[:-1]):

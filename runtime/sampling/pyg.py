@@ -14,9 +14,10 @@ if TYPE_CHECKING:
 def to_pyg(batch: MiniBatch, x: Any = None, y: Any = None) -> "Data":
     """View a first_seen batch as `torch_geometric.data.Data`.
 
-    Fields: x, y, edge_index (source, destination), n_id with the seeds first, e_id where the
-    sampler kept edge ids, input_id, batch_size, num_sampled_nodes and num_sampled_edges (lists),
-    edge_weight where the sampler weights; for links src_index, dst_pos_index and dst_neg_index as
+    Fields: x, y, edge_index (source, destination), n_id with the seeds first, e_id (places in the
+    graph's `indices`) where the sampler kept edge ids, input_id, batch_size, num_sampled_nodes and
+    num_sampled_edges (lists); where the sampler weights, edge_weight, and weights_of_sampler is
+    True; for links src_index, dst_pos_index and dst_neg_index as
     LinkLoader gives them for triplets, dst_neg_index always [num_links, num_negatives].
 
     Args:
@@ -58,7 +59,7 @@ def to_pyg(batch: MiniBatch, x: Any = None, y: Any = None) -> "Data":
     if outer.e_id is not None:
         data.e_id = torch.from_numpy(outer.e_id)
     if outer.weight is not None:
-        data.edge_weight = torch.from_numpy(outer.weight)
+        data.edge_weight, data.weights_of_sampler = torch.from_numpy(outer.weight), True
     return data
 
 

@@ -6,7 +6,7 @@ all-reduce gives the gradient of one process.
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from runtime.features.store import AbstractFeatureStore
 from runtime.fullgraph.forward import FullGraphModel, check_settings
 from runtime.fullgraph.part import Part
 from runtime.graph.dataset import Graph
+from runtime.loader_position import Position
 from runtime.meter import StageMeter
 from runtime.models.build import BlockModel, build_model
 from runtime.models.loss import loss_sum
@@ -74,12 +75,17 @@ class FullGraphEpochs:
     """Hands out epochs of one step each, as `PlannedLoader` hands out batches."""
 
     def __init__(
-        self, graph: Graph, full: FullGraphModel, store: DatasetRows, meter: StageMeter
+        self,
+        plan_id: str,
+        graph: Graph,
+        full: FullGraphModel,
+        store: DatasetRows,
+        meter: StageMeter,
     ) -> None:
         self.graph, self.full, self.store, self.meter = graph, full, store, meter
         self.handed_out = 0
         """Steps handed out by this process."""
-        self._epoch = 0
+        self.position = Position(plan_id, len(self))
 
     @property
     def topology(self) -> Part:
@@ -90,19 +96,19 @@ class FullGraphEpochs:
         """Steps per epoch."""
         return 1
 
-    def state(self) -> dict[str, Any]:
-        """Where the next epoch starts."""
-        return {"epoch": self._epoch, "step": 0}
+    def state_dict(self) -> dict[str, Any]:
+        """See `PlannedLoader.state_dict`."""
+        return self.position.state_dict()
 
-    def load_state(self, state: dict[str, Any]) -> None:
-        """Go on from what `state` gave."""
-        self._epoch = int(state["epoch"])
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """See `PlannedLoader.load_state_dict`."""
+        self.position.load_state_dict(state)
 
     def batches(self, most: int | None = None) -> Iterator[Any]:
         """The current epoch's one step."""
         if most is None or most > 0:
-            epoch = self._epoch
-            self._epoch += 1
+            epoch = self.position.epoch
+            self.position.advance()
             self.handed_out += 1
             yield WholeEpoch(epoch=epoch)
 
@@ -181,7 +187,7 @@ def open_full_graph(
     )  # fmt: skip
     store, meter = DatasetRows(graph), StageMeter()
     loop = make_full_graph_loop(plan, graph, full, store, meter, device, comm)
-    return FullGraphEpochs(graph, full, store, meter), loop
+    return FullGraphEpochs(plan.plan_id, graph, full, store, meter), loop
 
 
 def make_full_graph_loop(

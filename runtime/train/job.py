@@ -84,7 +84,7 @@ class Job:
         self.events.emit(
             "start", ranks=self.loop.comm.size, epochs=self.config.epochs, steps_per_epoch=steps
         )
-        while self.loader.state()["epoch"] < self.config.epochs and self._allowed() > 0:
+        while self.loader.position.epoch < self.config.epochs and self._allowed() > 0:
             if self._train_epoch():
                 self._end_epoch()
         if self.config.eval_every:
@@ -100,20 +100,20 @@ class Job:
 
     def _train_epoch(self) -> bool:
         """Take the epoch's remaining steps; False where the run's last step came before its end."""
-        epoch = self.loader.state()["epoch"]
+        epoch = self.loader.position.epoch
         self.heartbeat.begin(Phase.TRAINING)
         every = self.config.checkpoint_every_steps or len(self.loader)
-        while self.loader.state()["epoch"] == epoch and self._allowed() > 0:
-            done = self.loader.state()["step"]
+        while self.loader.position.epoch == epoch and self._allowed() > 0:
+            done = self.loader.position.step
             most = min(every - done % every, self._allowed())
             started = time.perf_counter()
             batches: Iterator[Any] = self.loader.batches(most)
             self.loop.run(batches, self.loader.handed_out, self._on_step)
             self.epoch_seconds += time.perf_counter() - started
-            if self.loader.state()["epoch"] == epoch and self.config.checkpoint_every_steps:
+            if self.loader.position.epoch == epoch and self.config.checkpoint_every_steps:
                 save(self)
                 self.heartbeat.begin(Phase.TRAINING)
-        return self.loader.state()["epoch"] > epoch
+        return self.loader.position.epoch > epoch
 
     def _on_step(self, loss: float) -> None:
         self.losses.append(loss)

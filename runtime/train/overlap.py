@@ -71,12 +71,14 @@ class Workers:
         """Run `job` on a thread that is free, or on the next that gets free."""
         self._jobs.put(job)
 
-    def close(self) -> None:
-        """End the threads; one that is stuck in a stage is left behind."""
+    def close(self) -> bool:
+        """End the threads; False where one is stuck in a stage, and left behind."""
+        others = [t for t in self._threads if t is not threading.current_thread()]
         for _ in self._threads:
             self._jobs.put(None)
-        for thread in self._threads:
+        for thread in others:
             thread.join(JOIN_SECONDS)
+        return not any(thread.is_alive() for thread in others)
 
     def _run(self) -> None:
         while (job := self._jobs.get()) is not None:
@@ -97,14 +99,25 @@ class Prefetcher(Generic[T]):
         count: number of items.
         workers: threads that make items; None, or none, makes each one when it is asked for.
         depth: most items that are ready or under way ahead of the consumer.
+        meets: ranks meet in the making of an item. A consumer that leaves early then has all items
+            made that may be under way on some rank: `depth` of them, the same on every rank.
     """
 
     def __init__(
-        self, produce: Produce[T], count: int, *, workers: Workers | None, depth: int
+        self,
+        produce: Produce[T],
+        count: int,
+        *,
+        workers: Workers | None,
+        depth: int,
+        meets: bool = False,
     ) -> None:
         self._produce = produce
         self._count = count
         self._depth = max(1, depth)
+        self._meets = meets
+        self._end = count
+        """Items below this one are made."""
         self._changed = threading.Condition()
         self._claimed = 0
         self._consumed = 0
@@ -112,6 +125,9 @@ class Prefetcher(Generic[T]):
         self._errors: dict[int, BaseException] = {}
         self._turns: dict[int, int] = {}
         self._stopped = False
+        """Nothing is made any more."""
+        self._left = False
+        """The consumer takes nothing any more."""
         self._working = 0 if workers is None else min(workers.count, count)
         self._serial = self._working == 0
         for _ in range(self._working):
@@ -134,7 +150,7 @@ class Prefetcher(Generic[T]):
 
     def __next__(self) -> T:
         index = self._consumed
-        if index >= self._count or self._stopped:
+        if index >= self._count or self._stopped or self._left:
             raise StopIteration
         if self._serial:
             self._consumed += 1
@@ -149,13 +165,25 @@ class Prefetcher(Generic[T]):
                 raise self._errors.pop(index)
             return self._ready.pop(index)
 
-    def close(self) -> None:
-        """Stop making items and drop those that are ready; safe to call twice."""
+    def close(self, *, at_once: bool = False, patience_s: float | None = JOIN_SECONDS) -> bool:
+        """Stop making items and drop those that are ready; safe to call again.
+
+        Args:
+            at_once: make nothing more even where ranks meet: they may be gone.
+            patience_s: longest wait for items that are under way; None: until they are made.
+
+        Returns:
+            Whether all threads have left; else those that have not leave as soon as they can.
+        """
         with self._changed:
-            self._stopped = True
+            if not self._left:
+                self._left = True
+                finishes = self._meets and not (at_once or self._errors)
+                self._stopped = self._stopped or not finishes
+                self._end = min(self._count, self._consumed + self._depth)
             self._ready.clear()
             self._changed.notify_all()
-            self._changed.wait_for(lambda: self._working == 0, JOIN_SECONDS)
+            return self._changed.wait_for(lambda: self._working == 0, patience_s)
 
     def take(self, stage: int, index: int) -> None:
         """Wait until `stage` has run for every item before `index`."""
@@ -179,7 +207,7 @@ class Prefetcher(Generic[T]):
     def _claim(self) -> int | None:
         with self._changed:
             while not self._stopped:
-                if self._claimed >= self._count or self._errors:
+                if self._claimed >= self._end or self._errors:
                     return None
                 if self._claimed < self._consumed + self._depth:
                     self._claimed += 1
@@ -207,7 +235,7 @@ class Prefetcher(Generic[T]):
                     self._changed.notify_all()
                 return
             with self._changed:
-                if not self._stopped:
+                if not (self._stopped or self._left):
                     self._ready[index] = item
                 self._changed.notify_all()
             del item  # the buffer behind it must not live until the next item is claimed

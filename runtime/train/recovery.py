@@ -54,7 +54,7 @@ def save(job: "Job") -> None:
     state: dict[str, Any] = {
         "plan_id": job.plan.plan_id,
         "steps": job.steps,
-        "loader": job.loader.state(),
+        "loader": job.loader.state_dict(),
         "factor": factor,
         "epoch_losses": job.epoch_losses,
         "epoch_seconds": job.epoch_seconds,
@@ -96,10 +96,11 @@ def resume(job: "Job") -> None:
     job.loop.optimizer.load_state_dict(state["optimizer"])
     if "precision" in state:  # not in checkpoints of versions before it
         job.loop.precision.load_state(state["precision"])
-    job.loader.load_state(state["loader"])
+    known: dict[str, Any] = {"plan_id": plan_id}  # what loaders' states of earlier versions lack
     if job.factor is not None:
         job.factor.load_state(state["factor"], rank=comm.rank)
-        job.loader.set_factor(job.factor.factor)
+        known["factor"] = job.factor.factor
+    job.loader.load_state_dict(known | state["loader"])
     job.steps = job.first_step = int(state["steps"])
     job.epoch_losses = [float(loss) for loss in state["epoch_losses"]]
     job.epoch_seconds = float(state["epoch_seconds"])

@@ -107,11 +107,11 @@ def test_a_position_in_the_middle_of_a_bulk_is_resumed(small_graph: Graph, tmp_p
     assert len(loader) > 4
     through = [contents(batch) for batch in loader]
     first = list(loader.batches(4))  # one step into the second bulk of the next epoch
-    state = loader.state()
-    assert state == {"epoch": 1, "step": 4}
-    rest = [contents(batch) for batch in loader]
+    state = loader.state_dict()
+    assert (state["epoch"], state["step"]) == (1, 4)
+    rest = [contents(batch) for batch in loader.batches()]
     other = PlannedLoader(tmp_path / "plan", small_graph)
-    other.load_state(state)
+    other.load_state_dict(state)
     assert [contents(batch) for batch in other] == rest
     loader.set_epoch(0)  # and back again
     assert [contents(batch) for batch in loader] == through

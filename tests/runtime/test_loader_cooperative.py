@@ -1,5 +1,6 @@
 """Cooperative batches through the loader: each rank loads its own rows, all get what they need."""
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,42 @@ def test_prefetch_threads_change_nothing(small_graph: Graph, tmp_path: Path) -> 
         for a, b in zip(expected, found, strict=True):
             np.testing.assert_array_equal(a.n_id, b.n_id)
             np.testing.assert_array_equal(a.blocks[0].indices, b.blocks[0].indices)
+
+
+@pytest.mark.parametrize("threads", [0, 1, 3])
+def test_ranks_that_leave_at_the_same_batch_begin_the_next_epoch_together(
+    small_graph: Graph, tmp_path: Path, threads: int
+) -> None:
+    """Ranks are at different places ahead when they leave: one is kept from drawing further."""
+    make_cooperative_plan(
+        small_graph, tmp_path / "plan", ranks=2, batch_size=32, sample_threads=threads,
+        prefetch_depth=3,
+    )  # fmt: skip
+    through = [load(small_graph, tmp_path / "plan", 2, epoch)[0][1] for epoch in range(3)]
+
+    def rank(comm: Any) -> list[list[list[int]]]:
+        loader = PlannedLoader(tmp_path / "plan", small_graph, rank=comm.rank, size=2, comm=comm)
+        sample = loader.stages[1].submit
+
+        def late(batch: MiniBatch, index: int) -> Any:
+            if comm.rank == 1:
+                time.sleep(0.01)
+            return sample(batch, index)
+
+        loader.stages[1].submit = late
+        found: list[list[list[int]]] = []
+        for left_after in (2, 1, len(loader)):
+            found.append([])
+            for batch in loader:
+                found[-1].append(batch.n_id.tolist())
+                if len(found[-1]) == left_after:
+                    break
+        loader.close()
+        return found
+
+    first, _ = run_in_process(2, rank)
+    expected = [[batch.n_id.tolist() for batch in epoch] for epoch in through]
+    assert first == [expected[0][:2], expected[1][:1], expected[2]]
 
 
 @pytest.mark.parametrize(("dtype", "width_bytes"), [(np.float32, 4), (np.float16, 2)])

@@ -75,10 +75,10 @@ def test_a_position_in_the_middle_of_a_bulk_is_resumed(
     plan_bulks(tiny_graph, tmp_path / "plan", 3)
     loader = PlannedLoader(tmp_path / "plan", tiny_graph, device=kernel_device, on_device=True)
     first = list(loader.batches(2))
-    state = loader.state()
+    state = loader.state_dict()
     rest = [batch.n_id for batch in loader.batches(3)]
     other = PlannedLoader(tmp_path / "plan", tiny_graph, device=kernel_device, on_device=True)
-    other.load_state(state)
+    other.load_state_dict(state)
     for found, expected in zip((batch.n_id for batch in other.batches(3)), rest, strict=True):
         np.testing.assert_array_equal(found, expected)
     assert len(first) == 2

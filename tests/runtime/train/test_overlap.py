@@ -75,6 +75,44 @@ def test_leaving_the_loop_early_frees_the_threads_for_the_next(threads: int) -> 
     assert threading.active_count() == before
 
 
+@pytest.mark.parametrize("taken", [0, 1, 9, 10])
+@pytest.mark.parametrize("threads", [1, 3])
+def test_where_ranks_meet_leaving_makes_the_same_items_on_every_rank(
+    threads: int, taken: int
+) -> None:
+    made: list[int] = []
+    produce = squares(lambda index: made.append(index) or 0.0)
+    workers = Workers(threads)
+    items = Prefetcher(produce, 10, workers=workers, depth=3, meets=True)
+    for _ in range(taken):
+        next(items)
+    assert items.close()
+    assert sorted(made) == list(range(min(10, taken + 3)))
+    assert list(items) == []
+    workers.close()
+
+
+def test_where_ranks_meet_nothing_more_is_made_for_ranks_that_may_be_gone() -> None:
+    made: list[int] = []
+    begun, go_on = threading.Event(), threading.Event()
+
+    def produce(index: int, turns: Turns) -> int:
+        del turns
+        made.append(index)
+        begun.set()
+        go_on.wait()
+        return index
+
+    workers = Workers(1)
+    items = Prefetcher(produce, 10, workers=workers, depth=3, meets=True)
+    begun.wait()
+    assert not items.close(at_once=True, patience_s=0.01)  # one is under way
+    go_on.set()
+    assert items.close()
+    assert made == [0]
+    workers.close()
+
+
 def test_closing_twice_and_reading_after_closing_are_harmless() -> None:
     items = Prefetcher(squares(), 5, workers=Workers(1), depth=2)
     next(items)
