@@ -14,6 +14,7 @@ from pathlib import Path
 
 from runtime import codec, errors
 from runtime.errors import GnnplanError, WorkerFailed
+from runtime.last_error import last_error_of
 
 ERRORS_FOLDER = "errors"
 LAUNCH_FAILURE = "launch.json"
@@ -96,24 +97,30 @@ def clear_failures(run_folder: Path) -> None:
                 path.unlink()
 
 
-def failure_of(run_folder: Path, log: Path, exit_code: int | None = None) -> GnnplanError:
+def failure_of(
+    run_folder: Path, log: Path, exit_code: int | None = None, *, since: int = 0
+) -> GnnplanError:
     """The one error to show for a job that failed.
 
     Args:
         run_folder: of the job.
         log: what the ranks printed.
         exit_code: torchrun's own; negative where a signal ended it.
+        since: bytes at the log's beginning that are an earlier job's.
     """
     found = _failures(run_folder)
     ended = ended_ranks(run_folder)
     last = max([each.attempt for each in (*found, *ended)], default=0)
-    error = _error_of(run_folder, last, log)
+    error = _error_of(run_folder, last, log, since)
     if exit_code is not None and exit_code < 0:
         name = _signal_name(-exit_code)
         return WorkerFailed(f"the job was ended by {name}, --resume goes on; output in {log}")
     if error is None:
+        said = last_error_of(log, since)
         error = WorkerFailed(
-            f"the job ended without a report and without an error; output in {log}"
+            f"the job could not be run: {said}; output in {log}"
+            if said
+            else f"the job ended without a report and without an error; output in {log}"
         )
     return error
 
@@ -144,7 +151,9 @@ def ended_ranks(run_folder: Path) -> list[EndedRank]:
         return []
 
 
-def _error_of(run_folder: Path, attempt: int, log: Path | None) -> GnnplanError | None:
+def _error_of(
+    run_folder: Path, attempt: int, log: Path | None, since: int = 0
+) -> GnnplanError | None:
     folder = run_folder / ERRORS_FOLDER
     output = "" if log is None else f"; output in {log}"
     found = [each for each in _failures(run_folder) if each.attempt == attempt]
@@ -157,7 +166,8 @@ def _error_of(run_folder: Path, attempt: int, log: Path | None) -> GnnplanError 
         return _as_error(own[0], folder)
     killed = _killed_rank(ended, {each.rank for each in own})
     if killed is not None:
-        return WorkerFailed(f"{killed}{output}")
+        said = "" if log is None else last_error_of(log, since)
+        return WorkerFailed(f"{killed}{f' ({said})' if said else ''}{output}")
     return _as_error(own[0], folder) if own else None
 
 

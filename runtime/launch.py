@@ -81,7 +81,7 @@ def train(
         PlanError: the plan is damaged, or names another graph or machine (without `force`).
         InputError: more ranks than can be started here, or a place that is not the plan's.
         BudgetExceeded: the plan's memory passes this process's control group; the text is the sum.
-        WorkerFailed: a rank failed or hung; the text names it and its error.
+        WorkerFailed: a rank failed or hung, or ranks cannot meet here; the text names the cause.
         KeyboardInterrupt: after Ctrl-C, when every process has ended.
     """
     plan_folder = Path(plan_folder).resolve()
@@ -114,13 +114,12 @@ def train(
     command = torchrun_command(
         arguments, run_path, ["-m", "runtime.worker", str(run_path / CONFIG_FILE)]
     )
-    with (
-        (run_path / LOG_FILE).open("ab") as log,
-        running(command, plan, variables, output=log) as job,
-    ):
-        follow(run_path / EVENTS_FILE, lambda: job.poll() is not None, progress)
+    with (run_path / LOG_FILE).open("ab") as log:
+        since = log.tell()
+        with running(command, plan, variables, output=log) as job:
+            follow(run_path / EVENTS_FILE, lambda: job.poll() is not None, progress)
     if job.returncode != 0:
-        raise failure_of(run_path, run_path / LOG_FILE, job.returncode)
+        raise failure_of(run_path, run_path / LOG_FILE, job.returncode, since=since)
     return load_report(run_path)
 
 

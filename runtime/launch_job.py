@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from runtime.comm.route import check_loopback
 from runtime.failure import ERRORS_FOLDER, LAUNCH_FAILURE
 from runtime.models.memory import with_huge_pages
 from runtime.plan import Plan
@@ -48,7 +49,11 @@ def running(
         plan: says how many threads a rank computes with.
         environment: variables added to the ranks' environment.
         output: where the ranks print to; None: where this process does.
+
+    Raises:
+        WorkerFailed: this host's processes cannot reach each other.
     """
+    check_loopback()
     sweep_segments()
     root = str(Path(__file__).resolve().parent.parent)
     paths = [root, os.environ.get("PYTHONPATH", "")]

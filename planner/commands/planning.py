@@ -268,7 +268,7 @@ def print_plan(result: Plan, output: Path, *, as_json: bool) -> None:
 def machine_for_planning(name: str | None, graph: Path | None = None) -> MachineModel:
     """The named machine, or this one: probed once and cached by its fingerprint.
 
-    What a reader must know of its GPUs is printed to stderr.
+    What a reader must know of its GPUs, and what a probe had no time for, is printed to stderr.
 
     Args:
         name: preset or machine file; None: this machine.
@@ -295,7 +295,8 @@ def machine_for_planning(name: str | None, graph: Path | None = None) -> Machine
         found = inventory()
         refuse_changed(machine, found)
         machine = with_free_memory(machine, found)
-    for note in gpu_notes(machine.notes):
+    late = [note for note in machine.notes if note.startswith("time: ")]
+    for note in [*late, *gpu_notes(machine.notes)]:
         console(as_json=True).print(f"note: {note}", markup=False, soft_wrap=True)
     return machine
 

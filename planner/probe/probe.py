@@ -11,7 +11,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,11 +37,14 @@ from planner.probe.hosts_team import HostTeam, Meeting
 from planner.probe.nvml import Inventory, inventory
 from planner.probe.pace import slowdown
 from planner.probe.patience import Patience
-from planner.probe.sizes import FULL, QUICK, ProbeSizes, fit_to
-from planner.probe.team import Team
+from planner.probe.sizes import FULL, QUICK, ProbeSizes, fit_to, ladder_from
+from planner.probe.team import OutOfTime, Team
+from planner.probe.time_limit import TimeLimit
 from planner.probe.timing import summarize
 from planner.progress import silent
+from runtime.comm.route import check_loopback
 from runtime.device import available_ram_bytes, machine_facts, machine_fingerprint
+from runtime.errors import WorkerFailed
 
 VERSION = "6"
 """Rises when tables mean something else; cached machines of another version are measured anew."""
@@ -50,33 +53,55 @@ WAITED = 0.5
 """Most seconds lost to cores that are far apart, over those that were measured."""
 SUBJECTS: tuple[tuple[str, float, Callable[[ProbeContext], dict[str, Table]]], ...] = (
     ("memory", 0.15, memory.measure),
-    ("disk", 0.40, disk.measure),
-    ("exchange between ranks", 0.45, collectives.measure),
-    ("overlap", 0.65, overlap.measure),
-    ("sampling", 0.75, sampling.measure),
+    ("exchange between ranks", 0.40, collectives.measure),
+    ("sampling", 0.60, sampling.measure),
+    ("disk", 0.75, disk.measure),
+    ("overlap", 0.80, overlap.measure),
 )
 """What is measured, the share of the probe done before it, and by what."""
+NEEDED = ("memory", "exchange between ranks", "sampling")
+"""Without these nothing can be planned; plans do without the others."""
+GPUS = ("GPUs", 0.90)
+FULL_SECONDS, QUICK_SECONDS = 300.0, 60.0
+"""A probe ends within so many seconds, however busy the machine."""
 
 
-def probe(*, quick: bool = False, progress: ProgressCallback | None = None) -> MachineModel:
+def probe(
+    *,
+    quick: bool = False,
+    progress: ProgressCallback | None = None,
+    seconds: float | None = None,
+) -> MachineModel:
     """Measure this machine.
 
-    Takes under 20 s (quick) or 120 s (full) on an idle 2-core machine, up to half as long again
-    where its cores are far apart at times, and writes nothing but temporary files in
+    Takes under 20 s (quick) or 150 s (full) on an idle 2-core machine, up to half as long again
+    where its cores are far apart at times; on a busy one it measures less and marks it uncertain,
+    so that it ends in time. Writes nothing but temporary files in
     `cache_folder()`, to measure the disk that holds it, and how near the cores were.
 
     Args:
         quick: coarser grids and fewer repeats.
         progress: called with what is under way and the share that is done.
+        seconds: it may take at most; None: 300, or 60 where quick.
 
     Raises:
-        WorkerFailed: a measuring process failed; its error is shown.
+        WorkerFailed: a measuring process failed, and its error is shown; or what no plan can do
+            without was not measured in time, and the ways on are named.
     """
-    return probe_with(QUICK if quick else FULL, progress=progress)
+    default = QUICK_SECONDS if quick else FULL_SECONDS
+    return probe_with(
+        QUICK if quick else FULL,
+        progress=progress,
+        seconds=default if seconds is None else seconds,
+    )
 
 
 def probe_hosts(
-    meeting: Meeting, *, quick: bool = False, progress: ProgressCallback | None = None
+    meeting: Meeting,
+    *,
+    quick: bool = False,
+    progress: ProgressCallback | None = None,
+    seconds: float = FULL_SECONDS,
 ) -> MachineModel:
     """Measure this host, and with the others that meet here the links between all of them.
 
@@ -86,6 +111,7 @@ def probe_hosts(
         meeting: this host among the others.
         quick: as for `probe`, alike on all hosts.
         progress: as for `probe`.
+        seconds: each host's own part may take at most.
 
     Raises:
         WorkerFailed: a host did not come in time, or a measuring process failed.
@@ -93,56 +119,156 @@ def probe_hosts(
     sizes = QUICK if quick else FULL
     report = progress or silent
     with HostTeam(meeting, sizes) as team:
-        own = probe_with(sizes, progress=lambda what, share: report(what, 0.7 * share))
+        own = probe_with(
+            sizes, progress=lambda what, share: report(what, 0.7 * share), seconds=seconds
+        )
         machines = team.gather(own)
         rates = measure_hosts(team, lambda what, share: report(what, 0.7 + 0.3 * share))
     return join_hosts(machines, rates)
 
 
-def probe_with(sizes: ProbeSizes, *, progress: ProgressCallback | None = None) -> MachineModel:
+def probe_with(
+    sizes: ProbeSizes,
+    *,
+    progress: ProgressCallback | None = None,
+    seconds: float = FULL_SECONDS,
+) -> MachineModel:
     """Like `probe`, with sizes of one's own."""
     report = progress or silent
+    check_loopback()
+    limit = TimeLimit(seconds)
     facts = machine_facts()
-    sizes = fit_to(sizes, cores=facts["cores"], available_ram_bytes=available_ram_bytes())
-    wanted = max(2, facts["cores"] * (2 if sizes.oversubscribe else 1))
+    ram, cores = available_ram_bytes(), facts["cores"]
+    ladder = [fit_to(each, cores=cores, available_ram_bytes=ram) for each in ladder_from(sizes)]
+    wanted = max(2, cores * (2 if sizes.oversubscribe else 1))
     before = host.read_load()
     scratch = Path(tempfile.mkdtemp(prefix="probe-", dir=cache_folder()))
     try:
-        started = time.perf_counter()
         report("starting processes", 0.0)
-        with disturbance(cache_folder()) as disturbed, Team(min(sizes.max_team, wanted)) as team:
+        started = time.perf_counter()
+        with (
+            disturbance(cache_folder()) as disturbed,
+            Team(min(sizes.max_team, wanted), until=limit.end) as team,
+        ):
             context = ProbeContext(
                 team=team,
-                sizes=sizes,
-                cores=facts["cores"],
+                sizes=ladder[0],
+                cores=cores,
                 scratch=scratch,
                 deadline=started + sizes.retry_seconds,
                 patience=Patience(disturbed.level, share=WAITED),
             )
-            collectives.join(context)
-            tables = _start_table(context, time.perf_counter() - started)
-            report("noise floor", 0.05)
-            noise = _noise(context)
-            paces = [slowdown(sizes.pace_seconds)]
-            for name, share, measure in SUBJECTS:
-                report(name, share)
-                tables |= measure(context)
-            gpus = inventory()
-            measured = list[GpuFindings]()
-            if gpus is not None and gpus.gpus:
-                report("GPUs", 0.9)
-                measured = gpu.measure(context, gpus)
-            paces.append(slowdown(sizes.pace_seconds))
+            under_way = _Run(
+                context=context, limit=limit, ladder=ladder, report=report, started=started
+            )
+            try:
+                under_way.measure()
+            except OutOfTime:
+                team.kill()
+            under_way.refuse_without_the_needed()
         memories = host.host_memories(facts, scratch)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
-    notes = context.notes + host.numa_notes(facts)
-    notes += host.load_notes(before, host.read_load(), facts["cores"])
-    notes += host.pace_notes(statistics.fmean(paces))
+    notes = under_way.time_notes() + context.notes + host.numa_notes(facts)
+    notes += host.load_notes(before, host.read_load(), cores)
+    notes += host.pace_notes(statistics.fmean(under_way.paces))
     notes += host.disturbance_notes(context.patience)
     report("done", 1.0)
-    machine = _assemble(facts, sizes, tables, noise, memories, notes, gpus)
-    return with_gpus(machine, measured)
+    machine = _assemble(
+        facts, sizes, under_way.tables, under_way.noise, memories, notes, under_way.gpus
+    )
+    return with_gpus(machine, under_way.measured)
+
+
+@dataclass(slots=True)
+class _Run:
+    """One probe under way: what has been measured so far, each subject with the sizes that fit."""
+
+    context: ProbeContext
+    limit: TimeLimit
+    ladder: list[ProbeSizes]
+    report: ProgressCallback
+    started: float
+    """Reading of time.perf_counter before the first process was."""
+    tables: dict[str, Table] = field(default_factory=dict[str, Table])
+    noise: float = 0.0
+    paces: list[float] = field(default_factory=list[float])
+    gpus: Inventory | None = None
+    measured: list[GpuFindings] = field(default_factory=list[GpuFindings])
+    done: list[str] = field(default_factory=list[str])
+    """Subjects that were measured."""
+    coarse: list[str] = field(default_factory=list[str])
+    """Those of them that had coarser sizes than were asked for."""
+
+    def measure(self) -> None:
+        """Measure all subjects in turn.
+
+        Raises:
+            OutOfTime: the limit has passed; what was measured until then is kept.
+        """
+        context = self.context
+        collectives.join(context)
+        self.tables |= _start_table(context, time.perf_counter() - self.started)
+        self.report("noise floor", 0.05)
+        context.sizes = self.limit.fitting(self.ladder, 0.05)
+        self.noise = _noise(context)
+        self.paces.append(slowdown(context.sizes.pace_seconds))
+        self.gpus = inventory()
+        ends = [share for _, share, _ in SUBJECTS[1:]] + [GPUS[1]]
+        for (name, share, measure), end in zip(SUBJECTS, ends, strict=True):
+            self._subject(name, share, end, measure)
+        if self.gpus is not None and self.gpus.gpus:
+            self.report(*GPUS)
+            self.measured = gpu.measure(context, self.gpus)
+        self.paces.append(slowdown(context.sizes.pace_seconds))
+
+    def _subject(
+        self,
+        name: str,
+        share: float,
+        end: float,
+        measure: Callable[[ProbeContext], dict[str, Table]],
+    ) -> None:
+        self.report(name, share)
+        sizes = self.context.sizes = self.limit.fitting(self.ladder, share)
+        found = measure(self.context)
+        self.limit.passed(sizes, end - share)
+        self.done.append(name)
+        if sizes != self.ladder[0]:
+            self.coarse.append(name)
+            found = {key: replace(table, uncertain=True) for key, table in found.items()}
+        self.tables |= found
+
+    def refuse_without_the_needed(self) -> None:
+        """Refuse to end with less than plans need.
+
+        Raises:
+            WorkerFailed: names what is missing and the ways on.
+        """
+        missing = [name for name in NEEDED if name not in self.done]
+        if missing:
+            raise WorkerFailed(
+                f"the probe did not come to {', '.join(missing)} within {self.limit.seconds:.0f} "
+                "s: other work is running on this machine. Probe it when it is idle, or allow more "
+                "time (gnnplan probe --seconds N), or measure less (gnnplan probe --quick -o FILE, "
+                "then --machine FILE), or plan for a preset (--machine PRESET, see gnnplan machine "
+                "list)"
+            )
+
+    def time_notes(self) -> list[str]:
+        """What was measured coarsely, or not at all, for want of time."""
+        notes: list[str] = []
+        left = [name for name, _, _ in SUBJECTS if name not in self.done]
+        within = f"within {self.limit.seconds:.0f} s"
+        again = "run gnnplan probe again when nothing else runs here, or with more --seconds"
+        if self.coarse:
+            notes.append(
+                f"time: to end {within} on a busy machine fewer points and repeats were measured, "
+                f"and are uncertain, of {', '.join(self.coarse)}; {again}"
+            )
+        if left:
+            notes.append(f"time: not measured {within}: {', '.join(left)}; {again}")
+        return notes
 
 
 def with_disk_again(

@@ -14,6 +14,8 @@ class ProbeSizes:
 
     name: str
     """quick | full; kept in the machine file."""
+    idle_seconds: float
+    """The whole probe's on an idle 2-core machine."""
     retry_seconds: float
     """Seconds after the start up to which a noisy point is measured again."""
     noise_kernel_seconds: float
@@ -63,6 +65,7 @@ class ProbeSizes:
 
 FULL = ProbeSizes(
     name="full",
+    idle_seconds=150.0,
     retry_seconds=60.0,
     noise_kernel_seconds=1.0,
     noise_repeats=10,
@@ -99,6 +102,7 @@ FULL = ProbeSizes(
 
 QUICK = ProbeSizes(
     name="quick",
+    idle_seconds=20.0,
     retry_seconds=5.0,
     noise_kernel_seconds=0.05,
     noise_repeats=10,
@@ -126,6 +130,32 @@ QUICK = ProbeSizes(
     burst_rows=8192,
     overlap_repeats=4,
 )
+
+
+HASTY = replace(
+    QUICK,
+    idle_seconds=8.0,
+    retry_seconds=0.0,
+    noise_kernel_seconds=0.02,
+    noise_repeats=5,
+    pace_seconds=0.2,
+    point_seconds=0.005,
+    least_repeats=2,
+    max_team=2,
+    copy_bytes=16 * MIB,
+    disk_file_bytes=16 * MIB,
+    exchange_steps=3,
+    graph_nodes=(2**14, 2**16),
+    sample_seconds=0.01,
+    overlap_repeats=2,
+)
+"""What is left on a machine so busy that a quick probe would not end in time."""
+
+
+def ladder_from(sizes: ProbeSizes) -> list[ProbeSizes]:
+    """These sizes and the coarser ones, the finest first."""
+    coarser = [each for each in (QUICK, HASTY) if each.idle_seconds < sizes.idle_seconds]
+    return [sizes, *coarser]
 
 
 def fit_to(sizes: ProbeSizes, *, cores: int, available_ram_bytes: int) -> ProbeSizes:

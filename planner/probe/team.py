@@ -4,30 +4,46 @@ Real processes, because ranks are: each has its own memory, its own threads and 
 team is started once per probe (starting Python with torch costs seconds) and told what to run.
 """
 
+import contextlib
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from types import TracebackType
-from typing import Any
+from typing import IO, Any
 
 from runtime.errors import WorkerFailed
+from runtime.last_error import last_error_line
 from runtime.models.memory import with_huge_pages
 
+LAST_WORDS_SECONDS = 2.0
 START_AHEAD_SECONDS = 0.01
 """A common start lies this far ahead, so that every worker has its task before it."""
 
 
-class Team:
-    """Worker processes 0 .. size-1; use as a context manager."""
+class OutOfTime(WorkerFailed):
+    """The team's time is over; its processes may still be at work on the last task."""
 
-    def __init__(self, size: int, *, timeout_seconds: float = 120.0):
+
+class Team:
+    """Worker processes 0 .. size-1; use as a context manager.
+
+    Args:
+        size: how many.
+        timeout_seconds: longest wait for one task.
+        until: reading of time.monotonic up to which all tasks are waited for, instead.
+    """
+
+    def __init__(self, size: int, *, timeout_seconds: float = 120.0, until: float | None = None):
         self.size = size
         self.timeout_seconds = timeout_seconds
+        self.until = until
         self._processes: list[subprocess.Popen[bytes]] = []
         self._pipes: list[Connection] = []
+        self._outputs: list[IO[bytes]] = []
 
     def __enter__(self) -> "Team":
         try:
@@ -45,8 +61,7 @@ class Team:
         trace: TracebackType | None,
     ) -> None:
         if kind is not None:  # a worker may wait for ever for one that failed
-            for process in self._processes:
-                process.kill()
+            self.kill()
         self.close()
 
     def _start(self, rank: int) -> None:
@@ -58,12 +73,15 @@ class Team:
             "MKL_NUM_THREADS": "1",
             "PYTHONPATH": os.pathsep.join(p for p in sys.path if p),
         }
+        output = tempfile.TemporaryFile()  # noqa: SIM115  kept until the process has ended
+        self._outputs.append(output)
         process = subprocess.Popen(
             [sys.executable, "-m", "planner.probe.worker", str(descriptor), str(rank)],
             pass_fds=[descriptor],
             env=with_huge_pages(environment),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
+            stderr=output,
         )
         theirs.close()
         self._processes.append(process)
@@ -82,14 +100,17 @@ class Team:
 
         Raises:
             WorkerFailed: a worker raised, died or did not answer in time.
+            OutOfTime: the team's time is over.
         """
+        end = time.monotonic() + self.timeout_seconds if self.until is None else self.until
+        if self.until is not None and time.monotonic() >= end:
+            raise OutOfTime(f"{task}: no time is left for it")
         pipes = self._pipes[: self.size if ranks is None else ranks]
         for rank, pipe in enumerate(pipes):
             try:
                 pipe.send((task, arguments))
             except (BrokenPipeError, ConnectionError):
                 raise WorkerFailed(self._died(rank, task)) from None
-        end = time.monotonic() + self.timeout_seconds
         answers = [self._receive(rank, pipe, task, end) for rank, pipe in enumerate(pipes)]
         for rank, (kind, value) in enumerate(answers):
             if kind == "error":
@@ -104,6 +125,8 @@ class Team:
     def _receive(self, rank: int, pipe: Connection, task: str, end: float) -> tuple[str, Any]:
         try:
             if not pipe.poll(max(0.0, end - time.monotonic())):
+                if self.until is not None:
+                    raise OutOfTime(f"probe process {rank}: {task}: no answer in time")
                 raise WorkerFailed(
                     f"probe process {rank}: {task}: no answer in {self.timeout_seconds:.0f} s"
                 )
@@ -112,8 +135,18 @@ class Team:
             raise WorkerFailed(self._died(rank, task)) from None
 
     def _died(self, rank: int, task: str) -> str:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._processes[rank].wait(LAST_WORDS_SECONDS)
+        self._outputs[rank].seek(0)
+        said = last_error_line(self._outputs[rank].read().decode(errors="replace"))
         code = self._processes[rank].poll()
-        return f"probe process {rank}: {task}: ended by itself (exit code {code})"
+        words = f"{said}; exit code {code}" if said else f"exit code {code}"
+        return f"probe process {rank}: {task}: ended by itself ({words})"
+
+    def kill(self) -> None:
+        """End every worker at once, whatever it is doing."""
+        for process in self._processes:
+            process.kill()
 
     def close(self) -> None:
         """End every worker; one that does not leave by itself is killed."""
@@ -125,5 +158,8 @@ class Team:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+        for output in self._outputs:
+            output.close()
         self._pipes.clear()
         self._processes.clear()
+        self._outputs.clear()

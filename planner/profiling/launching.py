@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from planner.workload import ProcessCost
 from runtime.errors import WorkerFailed
+from runtime.last_error import last_error_line
 
 MODULES = ("planner.cli", "torch.distributed.run")
 """What the two have imported while ranks run."""
@@ -59,5 +60,6 @@ def _private_bytes_of(modules: tuple[str, ...]) -> int:
     for module, process, (_, errors) in zip(modules, started, answers, strict=True):
         if process.returncode != 0:
             words = errors.strip().splitlines() or [f"exit code {process.returncode}"]
-            raise WorkerFailed(f"{module} could not be started: {words[-1]}")
+            said = last_error_line(errors) or words[-1]
+            raise WorkerFailed(f"{module} could not be started: {said}")
     return sum(int(out.split()[-1]) for out, _ in answers)

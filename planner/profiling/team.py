@@ -25,7 +25,9 @@ from planner.profiling.loader_seconds import LoadingAnswer
 from planner.profiling.timing_request import TimingAnswer, TimingRequest
 from planner.workload import ProcessCost
 from runtime import codec
+from runtime.comm.route import check_loopback
 from runtime.errors import WorkerFailed
+from runtime.last_error import last_error_line
 from runtime.models.memory import with_huge_pages
 
 STOP_SECONDS = 5.0
@@ -104,7 +106,8 @@ class _Member:
     def _failure(self) -> WorkerFailed:
         self._process.wait()
         self._drain.join(STOP_SECONDS)
-        words = self._errors[-1] if self._errors else f"exit code {self._process.returncode}"
+        last = self._errors[-1] if self._errors else f"exit code {self._process.returncode}"
+        words = last_error_line("\n".join(self._errors)) or last
         return WorkerFailed(f"timing the model failed: {words}")
 
 
@@ -124,6 +127,8 @@ class Team:
 
     def __init__(self, size: int, module: str = TIMING) -> None:
         self._members: list[_Member] = []
+        if size > 1:
+            check_loopback()
         try:
             self.process, compiled = self._start(size, module)
             if compiled:  # which took seconds and bytes that a rank does not take

@@ -9,10 +9,11 @@ import os
 import socket
 from pathlib import Path
 
-from runtime.errors import InputError
+from runtime.errors import InputError, WorkerFailed
 
 VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
-LOOPBACK = "lo"
+LOOPBACK, LOOPBACK_ADDRESS = "lo", "127.0.0.1"
+LOOPBACK_SECONDS = 10.0
 _IF_INET6 = Path("/proc/net/if_inet6")
 _ANY_PORT = 9  # no packet is sent: connecting a datagram socket only looks the route up
 _SIOCGIFADDR = 0x8915  # linux/sockios.h
@@ -29,6 +30,26 @@ def split_endpoint(endpoint: str) -> tuple[str, int]:
     if not host or not port.isdigit() or not 0 < int(port) < 2**16:
         raise InputError(f"expected an endpoint HOST:PORT, found {endpoint!r}")
     return host, int(port)
+
+
+def check_loopback() -> None:
+    """Refuse a host whose processes cannot reach each other over its loopback interface.
+
+    Ranks meet there; without it they would wait for each other for minutes.
+
+    Raises:
+        WorkerFailed: names the cause and what to do.
+    """
+    try:
+        with socket.create_server((LOOPBACK_ADDRESS, 0)) as server:
+            there = server.getsockname()
+            socket.create_connection(there, timeout=LOOPBACK_SECONDS).close()
+    except OSError as error:
+        raise WorkerFailed(
+            f"processes of this host cannot reach each other at {LOOPBACK_ADDRESS} ({error}): the "
+            f"loopback interface is down, as in a sandbox without network; bring it up (ip link "
+            f"set {LOOPBACK} up), or run where it is"
+        ) from None
 
 
 def address_towards(host: str) -> str:
