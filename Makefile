@@ -52,13 +52,14 @@ test-slow: $(STAMP)  ## tests of more than ten seconds
 	$(TEST_ENV) $(BIN)/python -m pytest -q -m slow tests
 	GNNPLAN_FUZZ_EXAMPLES=$${GNNPLAN_FUZZ_EXAMPLES:-1000} $(TEST_ENV) $(BIN)/python -m pytest -q $(FUZZ)
 
-# Other versions than those of every day warn of this and that.
+# Torch's default wheel wants a Triton of its own; other versions than those of every day warn of this and that.
 test-versions:  ## unit tests on other Pythons, and with the oldest packages that pyproject.toml allows
 	@missing=; failed=; \
 	run() { \
 	  venv=.venv-$$1; test -x $$venv/bin/python || $$2 -m venv $$venv || return 1; \
+	  grep -v '^triton==' $$3 >$$venv/constraints.txt; \
 	  $$venv/bin/python -m pip install --quiet --disable-pip-version-check --prefer-binary \
-	    -c $$3 -e ".[dev]" || return 1; \
+	    -c $$venv/constraints.txt -e ".[dev]" || return 1; \
 	  NUMBA_CACHE_DIR=$$venv/numba $(TEST_ENV) $$venv/bin/python -m pytest -q -n 2 -p no:cacheprovider \
 	    -W ignore::DeprecationWarning -W ignore::FutureWarning -m "not slow and not distributed" tests; \
 	}; \

@@ -72,7 +72,8 @@ def _spread_kernel(
         edge = start + tl.arange(0, EDGES)
         live = edge < last
         source = tl.load(indices + edge, mask=live, other=0).to(tl.int64)
-        share = tl.broadcast_to(given[None, :], (EDGES, COLUMNS))
+        # A sum, no view: of one column Triton's interpreter before 3.9 reads a view's neighbours.
+        share = tl.zeros((EDGES, COLUMNS), tl.float32) + given[None, :]
         if WEIGHTED:
             share *= tl.load(weight + edge, mask=live, other=0.0)[:, None]
         target = out + source[:, None] * WIDTH + column[None, :]

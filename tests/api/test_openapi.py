@@ -43,7 +43,7 @@ def test_every_operation_answers_with_problems(client: TestClient):
             assert list(content) == ["application/problem+json"], (method, path)
 
 
-CASES = int(os.environ.get("GNNPLAN_API_CASES", "200"))
+CASES = int(os.environ.get("GNNPLAN_API_CASES", "100"))
 DATABASE = os.environ.get("GNNPLAN_API_DATABASE", "sqlite")
 OPERATIONS = [
     (method.upper(), path)
