@@ -26,6 +26,15 @@ def parse_bytes(text: str | None, option: str) -> int | None:
     return int(float(match[1]) * UNITS[match[2]])
 
 
+def counted(number: int, word: str) -> str:
+    """A number of things.
+
+    >>> counted(1, "host"), counted(2, "host")
+    ('1 host', '2 hosts')
+    """
+    return f"{number} {word}{'' if number == 1 else 's'}"
+
+
 def by_number(name: str) -> list[tuple[int, str]]:
     """Key that sorts names as people count: rank2 before rank10.
 

@@ -10,7 +10,7 @@ from api.routes.common import ServiceIn
 from api.schemas.resources import PlanSummary
 from api.security.auth import Reader
 from api.service import plans, runs
-from api.service.pages import drawn_machine, plan_page
+from api.service.pages import drawn_machine, measured_report, plan_page
 from planner.explain import explain
 from planner.report.differences import differences, verdict
 from planner.report.page import sections, swatch
@@ -46,7 +46,7 @@ def show_plan(request: Request, service: ServiceIn, _who: Reader, plan: PlanId) 
     return page(
         request,
         "plan_page.html",
-        **sections(found, drawn_machine(found), None),
+        **sections(found, drawn_machine(found), measured_report(service, plan), tried=bool(made)),
         runs=made,
         elsewhere=machine_fingerprint() not in found.machine.fingerprint.split("+"),
         others=[other for other in others if other.id != plan],

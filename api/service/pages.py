@@ -1,5 +1,6 @@
 """A plan as one self-contained HTML page, beside what a run of it measured."""
 
+from api.errors import ConflictError, NotFoundError
 from api.service import runs
 from api.service.context import Service
 from planner.machine import MachineModel
@@ -11,9 +12,22 @@ from runtime.report import RunReport
 
 
 def plan_page(service: Service, plan: Plan) -> str:
-    """The page of a plan, with the newest run that has succeeded, if any."""
-    done = runs.list_runs(service, plan=plan.plan_id, state="succeeded", limit=1).items
-    return _page(plan, runs.run_report(service, done[0].id) if done else None)
+    """The page of a plan, with what a run of it has measured, if any."""
+    made = runs.list_runs(service, plan=plan.plan_id, limit=1).items
+    report = measured_report(service, plan.plan_id)
+    return report_html(plan, drawn_machine(plan), report, tried=bool(made))
+
+
+def measured_report(service: Service, plan_id: str) -> RunReport | None:
+    """The report of the newest run that has succeeded, else of the newest that has one."""
+    done = runs.list_runs(service, plan=plan_id, state="succeeded", limit=1).items
+    newest = runs.list_runs(service, plan=plan_id, limit=20).items
+    for row in (*done, *newest):
+        try:
+            return runs.run_report(service, row.id)
+        except (ConflictError, NotFoundError):
+            continue  # it has finished no epoch, is of another version, or was just removed
+    return None
 
 
 def run_page(service: Service, run_id: str) -> str:
@@ -25,10 +39,7 @@ def run_page(service: Service, run_id: str) -> str:
     """
     row = runs.get_run(service, run_id)
     report = runs.run_report(service, run_id)
-    return _page(runs.plan_of_run(service, row), report)
-
-
-def _page(plan: Plan, report: RunReport | None) -> str:
+    plan = runs.plan_of_run(service, row)
     return report_html(plan, drawn_machine(plan), report)
 
 

@@ -157,6 +157,16 @@ def sum_text(name: str, memory: MemoryUse) -> str:
     return f"{name}: {terms} = {total} {sign} {capacity} usable"
 
 
+def capacity_text(size_bytes: int) -> str:
+    """What a memory holds, in the powers of two that it is sold in where it is a whole number.
+
+    >>> capacity_text(80 * 2**30), capacity_text(61_200_000_000)
+    ('80 GiB', '61.2 GB')
+    """
+    whole, rest = divmod(size_bytes, 2**30)
+    return f"{whole} GiB" if whole and not rest else size_text(size_bytes)
+
+
 def size_text(size_bytes: float | int) -> str:
     """Bytes for people, in powers of ten.
 

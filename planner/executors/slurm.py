@@ -9,10 +9,11 @@ import shlex
 import sys
 
 from planner.executors.job import JobSpec, escaped_comment
+from planner.units import counted
 
 _HEAD = """\
 #!/bin/bash
-# Plan {plan}: {ranks} ranks on {hosts} hosts. Written by gnnplan {version}.
+# Plan {plan}: {ranks} on {hosts}. Written by gnnplan {version}.
 # Submit with sbatch; add --time, --partition and --account there.
 {directives}
 
@@ -30,8 +31,8 @@ def slurm_script(job: JobSpec) -> str:
     several = len(job.ranks) > 1
     head = _HEAD.format(
         plan=escaped_comment(f"{job.name} ({job.plan.plan_id[:12]})"),
-        ranks=sum(job.ranks),
-        hosts=len(job.ranks),
+        ranks=counted(sum(job.ranks), "rank"),
+        hosts=counted(len(job.ranks), "host"),
         version=escaped_comment(job.plan.version),
         directives="\n".join(f"#SBATCH {line}" for line in _directives(job)),
     )

@@ -4,6 +4,7 @@ from planner.errors import MachineError
 from planner.machine import MachineModel
 from planner.probe.presets import is_preset, load_preset
 from planner.record import load_record, record_path
+from planner.units import counted
 from runtime.plan import Plan
 
 
@@ -16,14 +17,10 @@ def machine_line(machine: MachineModel) -> str:
     parts = list[str]()
     if machine.gpus:
         models = dict.fromkeys(gpu.model for gpu in machine.gpus)
-        parts.append(f"{_counted(len(machine.gpus), 'GPU')} ({', '.join(models)})")
+        parts.append(f"{counted(len(machine.gpus), 'GPU')} ({', '.join(models)})")
     if 0 < len(machine.cliques) < len(machine.gpus):  # else each is on its own
-        parts.append(_counted(len(machine.cliques), "clique"))
-    return ", ".join([*parts, _counted(machine.num_cores, "core")])
-
-
-def _counted(number: int, word: str) -> str:
-    return f"{number} {word}{'' if number == 1 else 's'}"
+        parts.append(counted(len(machine.cliques), "clique"))
+    return ", ".join([*parts, counted(machine.num_cores, "core")])
 
 
 def machine_of(plan: Plan) -> MachineModel | None:

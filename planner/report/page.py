@@ -13,9 +13,10 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from planner.cost.memory import size_text
+from planner.cost.memory import capacity_text, size_text
 from planner.explain import explain
 from planner.machine import MachineModel
+from planner.report.choices import choices
 from planner.report.links import busiest, link_rows
 from planner.report.measured import draw_measured, measured
 from planner.report.memory import draw_memory, memory_bars
@@ -44,6 +45,7 @@ def filters() -> dict[str, Any]:
     return {
         "seconds": time_text,
         "size": size_text,
+        "capacity": capacity_text,
         "rate": rate_text,
         "share": share_text,
         "plain": plain,
@@ -90,13 +92,16 @@ def style() -> str:
     return (TEMPLATES / "style.css").read_text()
 
 
-def sections(plan: Plan, machine: MachineModel | None, report: RunReport | None) -> dict[str, Any]:
+def sections(
+    plan: Plan, machine: MachineModel | None, report: RunReport | None, *, tried: bool = False
+) -> dict[str, Any]:
     """Everything that the sections of a plan show, by the names that templates use.
 
     Args:
         plan: the plan.
         machine: the machine it was made for; None draws no topology.
         report: what a run of it measured; None shows predictions alone.
+        tried: whether a run was begun at all, whatever came of it.
     """
     laid = timeline(plan)
     bars, devices = memory_bars(plan), device_rows(plan)
@@ -118,10 +123,12 @@ def sections(plan: Plan, machine: MachineModel | None, report: RunReport | None)
         "alike": common_beginning(
             [a.name for a in plan.alternatives if a.step_seconds is not None]
         ),
+        "choices": choices(plan),
         "prices": prices(plan),
         "certificate": certificate_sentence(plan.certificate),
         "run": run,
         "run_picture": None if run is None or not run.stages else draw_measured(run),
+        "tried": tried,
         "swatch": swatch,
     }
 
@@ -147,7 +154,11 @@ def swatch(css_class: str) -> Markup:
 
 
 def report_html(
-    plan: Plan, machine: MachineModel | None = None, report: RunReport | None = None
+    plan: Plan,
+    machine: MachineModel | None = None,
+    report: RunReport | None = None,
+    *,
+    tried: bool = False,
 ) -> str:
     """A plan's page as one HTML document that asks for nothing from outside.
 
@@ -155,6 +166,7 @@ def report_html(
         plan: the plan.
         machine: the machine it was made for.
         report: what a run of it measured.
+        tried: whether a run was begun at all, whatever came of it.
     """
     css = style()
     # The page's own policy: its style and nothing else, whatever a name in the plan says.
@@ -163,7 +175,7 @@ def report_html(
         environment()
         .get_template("report.html")
         .render(
-            **sections(plan, machine, report),
+            **sections(plan, machine, report, tried=tried),
             style=Markup(css),
             policy=f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action "
             "'none'",

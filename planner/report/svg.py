@@ -10,17 +10,22 @@ from markupsafe import Markup, escape
 
 FORBIDDEN = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ufffe\uffff\ud800-\udfff]")
 """Characters that no XML document may hold."""
+TURNING = re.compile(r"[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+"""Characters that are not seen and turn the text around them."""
 
 Attribute = str | int | float
 
 
 def plain(text: str) -> str:
-    """Text without characters that XML forbids; a mark stands where one was.
+    """Text without characters that XML forbids or that turn others; a mark stands where one was.
 
     >>> plain("a" + chr(0) + "b")
     'a\N{REPLACEMENT CHARACTER}b'
+    >>> plain("a" + chr(0x202E) + "b")
+    'a\N{REPLACEMENT CHARACTER}b'
     """
-    return FORBIDDEN.sub("\N{REPLACEMENT CHARACTER}", text)
+    mark = "\N{REPLACEMENT CHARACTER}"
+    return TURNING.sub(mark, FORBIDDEN.sub(mark, text))
 
 
 def element(name: str, *children: str | Markup, **attributes: Attribute) -> Markup:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from planner.cost.memory import size_text
+from planner.cost.memory import capacity_text
 from planner.machine import MachineModel
 from planner.report.layout import BOX, Layout, Node, bend, layout
 from planner.report.links import LinkRow, load_level
@@ -202,7 +202,7 @@ def _size_words(machine: MachineModel, node: Node) -> str:
     if node.kind == "gpu":
         name = next(p.memory for p in machine.processors if p.name == node.name)
     found = [m for m in machine.memories if m.name == name]
-    return size_text(found[0].capacity_bytes) if found else ""
+    return capacity_text(found[0].capacity_bytes) if found else ""
 
 
 def _clique(machine: MachineModel, where: Layout, index: int) -> Markup:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from fastapi.testclient import TestClient
+from sqlalchemy import update
 
 from api.app import create_app
 from api.dashboard.planning import request_fields
@@ -16,10 +17,15 @@ from api.schemas.requests import NoopRequest
 from api.security.keys import create_key
 from api.service.context import Caller, Service
 from api.service.jobs import get_job, list_jobs, submit, submit_noop
+from api.service.plans import get_plan
 from api.settings import ServiceSettings
+from api.storage.job_queue import Ending
+from api.storage.tables import PlanRow
 from planner.errors import SettingsError
+from runtime import codec
 from runtime.graph.dataset import Graph
 from tests.support.furnished import keep_plan
+from tests.support.reports import run_report
 
 VOID = {"meta", "link", "input", "br", "wbr"}
 CALLER = Caller(principal="local")
@@ -105,6 +111,43 @@ def test_every_page_is_whole(
     assert small_graph.path.name in read(client, "/plans/new")
     for wrong in (f"/plans/{'0' * 32}", "/machines/nowhere", "/jobs/nothing", "/runs/nothing"):
         assert "Not found" in read(client, wrong, 404)
+
+
+def test_a_plans_page_shows_what_its_run_measured(
+    service_client: tuple[Service, TestClient], small_graph: Graph, tmp_path: Path
+):
+    service, client = service_client
+    plan = keep_plan(service, small_graph, tmp_path / "a")
+    nothing = "nothing of this plan has been run"
+    assert nothing in read(client, f"/plans/{plan}")
+    row = submit(service, CALLER, "train", {"options": {"epochs": 2}}, subject=plan)
+    report = f"/plans/{plan}/report.html"
+    for text in (read(client, f"/plans/{plan}"), client.get(report).text):
+        assert nothing not in text
+        assert "no run of this plan has finished an epoch yet" in text
+    claimed = service.storage.jobs.claim("exclusive", "me")
+    assert claimed is not None
+    assert claimed.id == row.id
+    measured = run_report(get_plan(service, plan))
+    digest = service.storage.artefacts.put(codec.dumps(measured).encode())
+    service.storage.jobs.finish(claimed, Ending(state="succeeded", result_sha256=digest))
+    for text in (read(client, f"/plans/{plan}"), client.get(report).text):
+        assert nothing not in text
+        assert "Measured by a run" in text
+        assert "Seconds per step, predicted and measured" in text
+
+
+def test_a_name_does_not_turn_the_words_of_a_choice(
+    service_client: tuple[Service, TestClient], small_graph: Graph, tmp_path: Path
+):
+    service, client = service_client
+    a, _ = (keep_plan(service, small_graph, tmp_path / f"{i}", seed=i) for i in range(2))
+    with service.storage.database.writing() as session:
+        session.execute(update(PlanRow).values(graph="left\N{RIGHT-TO-LEFT OVERRIDE}right"))
+    for address in (f"/plans/{a}", "/plans", "/compare"):
+        text = client.get(address).text
+        assert "left\N{REPLACEMENT CHARACTER}right" in text
+        assert "\N{RIGHT-TO-LEFT OVERRIDE}" not in text
 
 
 def test_the_report_is_taken_away_as_a_file(

@@ -10,11 +10,13 @@ import pytest
 
 from planner.machine import MachineModel
 from planner.probe.presets import load_preset
+from planner.report.choices import choices
 from planner.report.links import link_rows
 from planner.report.memory import memory_bars
 from planner.report.page import report_html, sections
 from planner.report.sources import device_rows
 from planner.report.timeline import timeline
+from planner.report.topology import draw_topology
 from planner.report.words import STAGE_WORDS
 from runtime.graph.dataset import Graph
 from runtime.plan import Alternative, Device, Interval, MachineRef, MemoryUse, Plan, Threads
@@ -228,3 +230,61 @@ def test_a_run_of_another_plan_is_refused_in_words(cpu_plan: Plan):
     text = report_html(cpu_plan, None, other)
     Page(text)
     assert "expected a report of plan" in text
+
+
+def test_the_plan_stands_among_its_alternatives_and_what_comes_to_the_same_is_folded(
+    cpu_plan: Plan,
+):
+    def lost(name: str, seconds: float | None, why: str) -> Alternative:
+        return Alternative(name=name, step_seconds=seconds, why=why)
+
+    others = [
+        lost("quick", 9.9e-3, "1.0% faster, which is within the noise"),
+        lost("a", 2.001e-2, "slower by 50.0%"),
+        lost("b", 2.002e-2, "slower by 50.1%"),
+        lost("c", 2.001e-2, "another reason"),
+        lost("d", 2.9e-2, "slower by 65%"),
+        lost("e", None, "does not fit"),
+        lost("f", None, "does not fit"),
+    ]
+    found = choices(replace(cpu_plan, alternatives=others))
+    assert [(row.name, row.alike, row.chosen) for row in found if not row.chosen] == [
+        ("quick", [], False),
+        ("a", ["b"], False),
+        ("c", [], False),
+        ("d", [], False),
+        ("e", [], False),
+        ("f", [], False),
+    ]
+    assert [row.chosen for row in found].index(True) == 1  # 10 ms, by its time
+    page = Page(report_html(replace(cpu_plan, alternatives=others)))
+    text = " ".join(page.words)
+    assert "this plan" in text
+    assert "and 1 that comes to the same: b" in text
+
+
+@pytest.mark.parametrize("tried", [False, True])
+def test_a_page_does_not_say_that_nothing_was_run_where_something_was(cpu_plan: Plan, tried: bool):
+    words = " ".join(Page(report_html(cpu_plan, tried=tried)).words)
+    assert ("nothing of this plan has been run" in words) != tried
+    measured = " ".join(Page(report_html(cpu_plan, None, run_report(cpu_plan), tried=tried)).words)
+    assert "nothing of this plan has been run" not in measured
+    assert "Measured by a run" in measured
+
+
+def test_no_name_turns_the_text_around_it(cpu_plan: Plan):
+    name = "a\N{RIGHT-TO-LEFT OVERRIDE}b\N{LEFT-TO-RIGHT ISOLATE}c\N{ARABIC LETTER MARK}"
+    graph = replace(cpu_plan.graph, name=name)
+    page = report_html(replace(cpu_plan, graph=graph))
+    assert not set(name) & set(page) - set("abc")
+
+
+def test_a_memory_is_told_in_the_units_that_it_is_sold_in():
+    picture = str(sections_of("hgx-h100"))
+    assert "80 GiB" in picture
+    assert "85.9 GB" not in picture
+
+
+def sections_of(preset: str) -> object:
+    machine = load_preset(preset)
+    return draw_topology(machine, link_rows(machine, None))
