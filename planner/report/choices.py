@@ -1,4 +1,4 @@
-"""What could have been chosen: the plan among its alternatives, those that come to the same folded."""
+"""What could have been chosen: the plan and its alternatives, equal ones folded."""
 
 import re
 from dataclasses import dataclass, field
