@@ -64,7 +64,9 @@ def graph_preset(name: str) -> GraphPreset:
     return known[name.lower()]
 
 
-def generate_like(folder: Path, name: str, *, scale: float, seed: int = 0) -> Graph:
+def generate_like(
+    folder: Path, name: str, *, scale: float, seed: int = 0, overwrite: bool = False
+) -> Graph:
     """Write a graph like a data set, with `scale` times its nodes and its mean degree.
 
     Features are float32, also where the data set's are of two bytes; several labels per node
@@ -75,6 +77,7 @@ def generate_like(folder: Path, name: str, *, scale: float, seed: int = 0) -> Gr
         name: of the data set.
         scale: share of its nodes, above 0 and at most 1.
         seed: equal seeds give equal graphs.
+        overwrite: let an earlier dataset step aside, to `<folder>.previous`.
 
     Raises:
         SettingsError: there is no such data set, or the scale leaves too few nodes for its degree.
@@ -99,6 +102,7 @@ def generate_like(folder: Path, name: str, *, scale: float, seed: int = 0) -> Gr
             feature_dim=like.feature_dim,
             num_communities=like.classes,
             seed=seed,
+            overwrite=overwrite,
             train_fraction=like.train_share,
             val_fraction=held,
             test_fraction=held,
@@ -111,6 +115,7 @@ def generate_like(folder: Path, name: str, *, scale: float, seed: int = 0) -> Gr
         feature_dim=like.feature_dim,
         num_classes=like.classes,
         seed=seed,
+        overwrite=overwrite,
         train_fraction=like.train_share,
         val_fraction=held,
         test_fraction=held,

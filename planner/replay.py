@@ -165,7 +165,7 @@ class RowCounter:
             self._row_bytes = self._bytes_of_sources(plan)
             if graph.x is not None and any(s.kind == "disk" for s in self._sources):
                 budget = plan.strategy.features.disk_budget_bytes
-                self._disk = Disk(graph.path / "x.npy", budget_bytes=budget)
+                self._disk = Disk(graph.array_path("x"), budget_bytes=budget)
         cache = plan.strategy.features.cache
         slots = cache.rows[rank] if cache.policy != "none" and cache.rows else 0
         self._slots: Slots | None = None

@@ -79,7 +79,7 @@ class Topology:
             )
         indices = graph.indices
         if (numbers == 2).any():
-            indices = np.load(graph.path / "indices.npy", mmap_mode="r")
+            indices = np.load(graph.array_path("indices"), mmap_mode="r")
             _without_read_ahead(indices)
         placed = PlacedIndices(graph.indptr, indices, held)
         self.graph = dataclasses.replace(graph, indices=placed)

@@ -64,7 +64,8 @@ def run(config: RunConfig, heartbeat: Heartbeat | None = None) -> RunReport:
     rank, _ = rank_and_size()
     cores = use_threads(plan, rank, pin=config.pin)
     mesh = open_mesh(plan, timeout_seconds=config.collective_seconds)
-    graph = open_graph(Path(plan.graph.path), validate=False)
+    expected = "" if config.force else plan.graph.fingerprint
+    graph = open_graph(Path(plan.graph.path), validate=False, fingerprint=expected)
     loader, loop = open_loop(plan, Path(config.plan_folder), graph, mesh)
     events = Events(config.run_path / "events.jsonl" if mesh.rank == 0 else None)
     job = Job(config=config, plan=plan, loader=loader, loop=loop, events=events, cores=cores)

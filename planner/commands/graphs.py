@@ -3,26 +3,30 @@
 import warnings
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, NamedTuple
 
 import typer
-from rich.table import Table
 
 from planner.commands import remote
-from planner.commands.common import JsonFlag, bytes_text, console, emit_json, progress_bar
+from planner.commands.common import JsonFlag, console, emit_json, progress_bar
+from planner.commands.graph_facts import all_facts, facts_table, graph_facts
 from planner.commands.remote import ServerOption
 from planner.errors import SettingsError
 from planner.graph_presets import generate_like
 from runtime import codec
-from runtime.graph.dataset import Graph, open_graph
+from runtime.errors import DatasetError
+from runtime.graph.dataset import Graph, GraphWarning, inspect_graph
 from runtime.graph.generate import generate_rmat, generate_sbm
 from runtime.graph.generate_links import generate_links
 from runtime.graph.generate_typed import generate_typed
 
-EDGE_DATA = ("edge_weight", "edge_type", "edge_id")
-"""Arrays of one value per edge that a dataset may have."""
 PAPER_SHARE = 0.6
 """Of a typed graph's nodes; the others are authors."""
+
+Overwrite = Annotated[
+    bool,
+    typer.Option("--overwrite", help="Let an earlier dataset step aside, to DIR.previous."),
+]
 
 app = typer.Typer(help="Generate, import and look at graph datasets.", no_args_is_help=True)
 
@@ -70,16 +74,18 @@ def generate(
     scale: Annotated[
         float, typer.Option(help="like:NAME: share of the data set's nodes, degree kept.")
     ] = 0.01,
+    overwrite: Overwrite = False,
     as_json: JsonFlag = False,
 ) -> None:
     """Generate a seeded synthetic graph."""
     like, _, name = kind.partition(":")
     with progress_bar("generate"):
         if like == "like":
-            graph = generate_like(folder, name, scale=scale, seed=seed)
+            graph = generate_like(folder, name, scale=scale, seed=seed, overwrite=overwrite)
         else:
-            graph = _generate(_kind(kind), folder, nodes, degree, features, classes, seed)
-    _show(facts(graph), as_json)
+            sizes = Sizes(nodes, degree, features, classes)
+            graph = _generate(_kind(kind), folder, sizes, seed=seed, overwrite=overwrite)
+    _show(graph_facts(graph), as_json)
 
 
 def _kind(text: str) -> Kind:
@@ -89,39 +95,48 @@ def _kind(text: str) -> Kind:
     return Kind(text)
 
 
-def _generate(
-    kind: Kind, folder: Path, nodes: int, degree: float, features: int, classes: int, seed: int
-) -> Graph:
-    """The kind's own reading of the sizes that all kinds are asked by."""
+class Sizes(NamedTuple):
+    """What all kinds are asked by; each reads it in its own way."""
+
+    nodes: int
+    degree: float
+    features: int
+    classes: int
+
+
+def _generate(kind: Kind, folder: Path, sizes: Sizes, *, seed: int, overwrite: bool) -> Graph:
     if kind is Kind.LINKS:
         return generate_links(
             folder,
-            num_nodes=nodes,
-            degree=degree,
-            feature_dim=features,
-            num_communities=classes,
+            num_nodes=sizes.nodes,
+            degree=sizes.degree,
+            feature_dim=sizes.features,
+            num_communities=sizes.classes,
             seed=seed,
+            overwrite=overwrite,
         )
     if kind is Kind.TYPED:
-        papers = max(1, round(nodes * PAPER_SHARE))
+        papers = max(1, round(sizes.nodes * PAPER_SHARE))
         return generate_typed(
             folder,
             num_papers=papers,
-            num_authors=nodes - papers,
-            cites=degree,
-            paper_dim=features,
-            author_dim=max(1, features // 2),
-            num_classes=classes,
+            num_authors=sizes.nodes - papers,
+            cites=sizes.degree,
+            paper_dim=sizes.features,
+            author_dim=max(1, sizes.features // 2),
+            num_classes=sizes.classes,
             seed=seed,
+            overwrite=overwrite,
         )
     make = generate_rmat if kind is Kind.RMAT else generate_sbm
     return make(
         folder,
-        num_nodes=nodes,
-        degree=degree,
-        feature_dim=features,
-        num_classes=classes,
+        num_nodes=sizes.nodes,
+        degree=sizes.degree,
+        feature_dim=sizes.features,
+        num_classes=sizes.classes,
         seed=seed,
+        overwrite=overwrite,
     )
 
 
@@ -145,6 +160,7 @@ def import_command(
     feature_dim: Annotated[
         int, typer.Option(min=0, help="Width to plan with where the source has no features.")
     ] = 0,
+    overwrite: Overwrite = False,
     as_json: JsonFlag = False,
 ) -> None:
     """Import a graph from another format; what of it is not used is said."""
@@ -161,14 +177,17 @@ def import_command(
         deduplicate=deduplicate,
     )
     screen = console(True)
-    graph = import_graph(
-        source,
-        folder,
-        format=format.value,
-        options=options,
-        report=lambda text: screen.print(text, markup=False, highlight=False, soft_wrap=True),
-    )
-    values = facts(graph)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", GraphWarning)  # the report has them
+        graph = import_graph(
+            source,
+            folder,
+            format=format.value,
+            options=options,
+            report=lambda text: screen.print(text, markup=False, highlight=False, soft_wrap=True),
+            overwrite=overwrite,
+        )
+    values = graph_facts(graph)
     if not as_json:
         del values["notes"]  # printed as they came
     _show(values, as_json)
@@ -182,67 +201,21 @@ def info(
     server: ServerOption = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Check a dataset and show what is in it."""
+    """Check a dataset and show what is in it; exit code 2 where no training can use it."""
     if server is not None:
         _show(codec.to_plain(remote.graph(server, folder)), as_json)
         return
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        graph = open_graph(folder)
-    for warning in caught:
-        console(True).print(f"warning: {warning.message}", markup=False)
-    _show(facts(graph), as_json)
-
-
-def facts(graph: Graph) -> dict[str, object]:
-    """What `graph info --json` prints."""
-    return {
-        "name": graph.name,
-        "path": str(graph.path),
-        "num_nodes": graph.num_nodes,
-        "num_edges": graph.num_edges,
-        "mean_degree": graph.num_edges / max(graph.num_nodes, 1),
-        "feature_dim": graph.feature_dim,
-        "feature_dtype": graph.feature_dtype,
-        "feature_storage": _feature_storage(graph),
-        "num_classes": graph.num_classes,
-        "task": str(graph.task),
-        "num_train": len(graph.train_idx),
-        "num_val": len(graph.val_idx),
-        "num_test": len(graph.test_idx),
-        "topology_bytes": graph.indptr.nbytes + graph.indices.nbytes,
-        "feature_bytes": graph.num_nodes * graph.row_bytes,
-        "edge_data": [n for n in EDGE_DATA if getattr(graph, n) is not None],
-        "node_types": list(graph.meta.node_types),
-        "edge_types": list(graph.meta.edge_types),
-        "fingerprint": graph.fingerprint,
-        "notes": list(graph.meta.notes),
-    }
-
-
-def _feature_storage(graph: Graph) -> str:
-    if graph.topology_only:
-        return "none"
-    if graph.x_by_type:
-        return "dense by node type"
-    return "sparse" if graph.x is None else "dense"
+    graph, findings = inspect_graph(folder)
+    _show(all_facts(graph, findings), as_json)
+    for finding in findings:
+        text = f"{folder / finding.array}.npy: {finding.text}"
+        if finding.fault:
+            raise DatasetError(text)
+        console(True).print(f"warning: {text}", markup=False, soft_wrap=True)
 
 
 def _show(values: dict[str, Any], as_json: bool) -> None:
     if as_json:
         emit_json(values)
-        return
-    table = Table(show_header=False, box=None)
-    for key, value in values.items():
-        if isinstance(value, list):
-            text = ("\n" if key == "notes" else ", ").join(cast(list[str], value))
-            if not text:
-                continue
-        elif key.endswith("_bytes"):
-            text = bytes_text(float(str(value)))
-        elif isinstance(value, int):
-            text = f"{value:,}"
-        else:
-            text = f"{value:.2f}" if isinstance(value, float) else str(value)
-        table.add_row(key.replace("_", " "), text)
-    console().print(table)
+    else:
+        console().print(facts_table(values))

@@ -171,6 +171,7 @@ def _make(
             request = PartRequest(
                 workload=settings.workload,
                 graph_path=str(graph.path.resolve()),
+                fingerprint=graph.fingerprint,
                 partition_path=str(place / PARTITION_FILE),
                 wanted_path=str(wanted),
                 wanted_counts=[int(n) for n in part.send_counts],

@@ -20,6 +20,8 @@ class PartRequest:
 
     workload: Workload
     graph_path: str
+    fingerprint: str = ""
+    """Of the graph that must lie there; empty: any."""
     partition_path: str
     """int32 .npy: part of each node."""
     wanted_path: str

@@ -62,7 +62,7 @@ def _loop(request: PartRequest, case: Case) -> Any:
     from runtime.train.fullgraph import FullGraphLoop
     from runtime.train.minibatch import GradientBuffer, make_optimizer
 
-    graph = open_graph(Path(request.graph_path), validate=False)
+    graph = open_graph(Path(request.graph_path), validate=False, fingerprint=request.fingerprint)
     work = request.workload
     comm = StandIn(request.rank, request.size, np.load(request.wanted_path), request.wanted_counts)
     model: Any = build_model(work, request.in_dim, request.num_classes, request.task)

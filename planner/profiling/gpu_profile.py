@@ -161,6 +161,7 @@ def _timed(
             seeds = -(-settings.workload.batch_size // combination.ranks)
             request = GpuTimingRequest(
                 graph=str(graph.path),
+                fingerprint=graph.fingerprint,
                 workload=settings.workload,
                 sampler=sampler_of(settings),
                 seeds=seeds,

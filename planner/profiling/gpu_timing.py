@@ -84,7 +84,9 @@ class GpuTimed:
             torch.OutOfMemoryError: the device is too small for the batches.
         """
         self._device, self._request = device, request
-        self._graph = open_graph(Path(request.graph), validate=False)
+        self._graph = open_graph(
+            Path(request.graph), validate=False, fingerprint=request.fingerprint
+        )
         self.topology, self._sampler = self._place()
         self._blocks = DeviceBatchStage(
             self._graph, request.workload, device, lambda batch: batch, weighted=True

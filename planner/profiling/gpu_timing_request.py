@@ -12,6 +12,8 @@ class GpuTimingRequest:
 
     graph: str
     """Folder of the dataset."""
+    fingerprint: str = ""
+    """Of the graph that must lie there; empty: any."""
     workload: Workload
     sampler: Sampler
     seeds: int

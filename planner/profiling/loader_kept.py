@@ -44,7 +44,7 @@ class Loader:
     """
 
     def __init__(self, asked: LoadingRequest, workload: Workload, rank: int) -> None:
-        self.graph = open_graph(Path(asked.graph), validate=False)
+        self.graph = open_graph(Path(asked.graph), validate=False, fingerprint=asked.fingerprint)
         if asked.shared:
             from planner.profiling.draw_shared import shared_drawer  # imports torch
 

@@ -40,6 +40,8 @@ class LoadingRequest:
 
     graph: str
     """The dataset's folder."""
+    fingerprint: str = ""
+    """Of the graph that must lie there; empty: any."""
     sampler: Sampler
     num_ranks: int
     shared: bool

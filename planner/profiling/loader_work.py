@@ -5,7 +5,6 @@ import itertools
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -178,7 +177,7 @@ def timed_disk(read: DiskWork, turns: InTurns) -> TimedDisk | None:
 def _open_disk(graph: Graph) -> Disk | None:
     if graph.x is None:
         return None
-    return Disk(Path(graph.path) / "x.npy", budget_bytes=DISK_BUDGET_BYTES)
+    return Disk(graph.array_path("x"), budget_bytes=DISK_BUDGET_BYTES)
 
 
 def _reading(

@@ -93,6 +93,7 @@ def timing_request(
         steps=STEPS,
         loading=LoadingRequest(
             graph=str(graph.path),
+            fingerprint=graph.fingerprint,
             sampler=sampler_of(settings),
             num_ranks=combination.num_ranks,
             shared=combination.shared,

@@ -14,7 +14,6 @@ for more rows than those takes the likelier.
 
 import itertools
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -171,7 +170,7 @@ def _cheap(num_batches: int, batch: MiniBatch) -> bool:
 
 def _data_offset(graph: Graph) -> int:
     """Bytes before the first row in the file that a disk tier reads; 0 where there is none."""
-    return 0 if graph.x is None else read_header(Path(graph.path) / "x.npy").data_offset
+    return 0 if graph.x is None else read_header(graph.array_path("x")).data_offset
 
 
 def _smoothed(

@@ -139,7 +139,7 @@ def _disk(graph: Graph, plan: Plan) -> Disk:
             "import the graph with --features dense, or plan again"
         )
     tier = Disk(
-        Path(graph.path) / "x.npy",
+        graph.array_path("x"),
         budget_bytes=plan.strategy.features.disk_budget_bytes,
     )
     if (tier.rows.num_rows, tier.rows.feature_dim) != graph.x.shape:

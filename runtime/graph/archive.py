@@ -1,9 +1,15 @@
-"""Members of a NumPy .npz archive as mapped arrays, without holding one in memory."""
+"""Members of a NumPy .npz archive as mapped arrays, without holding one in memory.
 
+What an archive has is listed when it is opened; a member is unpacked when it is asked for. So one
+that lacks a member is refused before a byte is written, and what nobody asks for stays packed.
+"""
+
+import io
 import shutil
 import zipfile
+from collections.abc import Iterator, Mapping, MutableMapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from numpy.typing import NDArray
 
@@ -14,58 +20,145 @@ from runtime.graph.reading import reading
 from runtime.npy import map_npy, read_header
 
 PICKLED = "pickled objects are not read"
+READ_BYTES = 1 << 22
+HEAD_BYTES = 1 << 16
+"""Of a member, that hold its header: NumPy reads none that is longer."""
 
 
-def extract_npz(path: Path, scratch: Path) -> dict[str, NDArray[Any] | PickledArray]:
-    """Unpack each member as a .npy file of the scratch folder and map it.
+class NpzArchive(MutableMapping[str, Any]):
+    """The arrays of an archive by name (without `.npy`), each unpacked and mapped on first use.
 
-    Members of pickled objects are unpacked and not read.
+    Members of pickled objects are unpacked and not read. Setting and deleting change what is
+    looked up here, not the archive.
 
     Disk full while unpacking raises OSError, as any write does; everything wrong with the archive
     is a DatasetError.
+
+    Args:
+        path: the archive.
+        scratch: folder that members are unpacked to.
+
+    Raises:
+        DatasetError: no such archive, members of other kinds, or a name twice.
     """
-    out: dict[str, NDArray[Any] | PickledArray] = {}
-    with reading(path, "a NumPy .npz archive"):
-        archive = zipfile.ZipFile(path)
-    with archive:
-        for number, info in enumerate(archive.infolist()):
-            if not info.filename.endswith(".npy") or info.file_size > 1 << 50:
-                raise DatasetError(
-                    f"{path}: expected members named *.npy, found {info.filename!r:.80}"
-                )
-            target = scratch / f"{path.stem}-{number}.npy"
-            _unpack(path, archive, info, target)
+
+    def __init__(self, path: Path, scratch: Path) -> None:
+        self.path = path
+        self.scratch = scratch
+        self._arrays: dict[str, NDArray[Any] | PickledArray] = {}
+        self._members: dict[str, zipfile.ZipInfo] = {}
+        self._unpacked = 0
+        with self._opened() as archive:
+            members = archive.infolist()
+        for info in members:
             name = info.filename.removesuffix(".npy")
-            with reading(path, f"a .npy array as member {name!r:.80}"):
-                out[name] = _pickled(target) or map_npy(target)
-    return out
+            if name == info.filename:
+                raise DatasetError(f"{path}: expected members named *.npy, found {name!r:.80}")
+            if name in self._members:
+                raise DatasetError(f"{path}: expected each member once, found {name!r:.80} twice")
+            self._members[name] = info
+
+    def __getitem__(self, name: str) -> NDArray[Any] | PickledArray:
+        """The array; raises KeyError where there is none of that name."""
+        if name not in self._arrays:
+            self._arrays[name] = self._map(name, self._members[name])
+        return self._arrays[name]
+
+    def __setitem__(self, name: str, value: NDArray[Any] | PickledArray) -> None:
+        """Put an array there."""
+        self._arrays[name] = value
+
+    def __delitem__(self, name: str) -> None:
+        """Forget an array; raises KeyError where there is none of that name."""
+        if name not in self:
+            raise KeyError(name)
+        self._arrays.pop(name, None)
+        self._members.pop(name, None)
+
+    def __contains__(self, name: object) -> bool:
+        """Whether there is such an array; nothing is unpacked."""
+        return name in self._members or name in self._arrays
+
+    def __iter__(self) -> Iterator[str]:
+        """Names, the archive's own first and in its order."""
+        return iter({**self._members, **self._arrays})
+
+    def __len__(self) -> int:
+        """Number of arrays."""
+        return len({**self._members, **self._arrays})
+
+    def pickled(self) -> list[str]:
+        """Names of the archive's members that hold pickled objects; their heads alone are read."""
+        with self._opened() as archive:
+            return [n for n, info in self._members.items() if self._is_pickled(archive, n, info)]
+
+    def _opened(self) -> zipfile.ZipFile:
+        with reading(self.path, "a NumPy .npz archive"):
+            return zipfile.ZipFile(self.path)
+
+    def _is_pickled(self, archive: zipfile.ZipFile, name: str, info: zipfile.ZipInfo) -> bool:
+        with reading(self.path, f"a .npy array as member {name!r:.80}"):
+            with archive.open(info) as member:
+                head = io.BytesIO(member.read(HEAD_BYTES))
+            return read_header(head)[2].hasobject
+
+    def _map(self, name: str, info: zipfile.ZipInfo) -> NDArray[Any] | PickledArray:
+        check_room(self.path, self.scratch, name, info.file_size)
+        self._unpacked += 1
+        target = self.scratch / f"{self.path.stem}-{self._unpacked}.npy"
+        with self._opened() as archive:
+            _unpack(self.path, archive, info, target)
+        with reading(self.path, f"a .npy array as member {name!r:.80}"):
+            return _pickled(target) or map_npy(target)
+
+
+def check_room(path: Path, scratch: Path, name: str, num_bytes: int) -> None:
+    """Refuse to unpack what the disk has no room for.
+
+    Raises:
+        DatasetError: it has not.
+    """
+    free = shutil.disk_usage(scratch).free
+    if num_bytes > free:
+        raise DatasetError(
+            f"{path}: expected members that fit the disk, found {name!r:.80} of "
+            f"{num_bytes / 1e9:,.3f} GB for {free / 1e9:,.3f} GB free at the output; free some "
+            "space or choose an output on another disk"
+        )
 
 
 def _unpack(path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo, target: Path) -> None:
+    """Write one member; what it holds beyond the size it claims is not read."""
+    left = info.file_size
     with target.open("wb") as file:
         with reading(path, "a NumPy .npz archive"):
             member = archive.open(info)
         with member:
-            while True:
+            while left >= 0:
                 with reading(path, "a NumPy .npz archive"):
-                    block = member.read(1 << 22)
+                    block = member.read(READ_BYTES)  # one beyond the end checks the sum
                 if not block:
                     return
+                left -= len(block)
+                if left < 0:
+                    break
                 file.write(block)
+    raise DatasetError(
+        f"{path}: expected {info.file_size} bytes in member {info.filename!r:.80}, found more; "
+        "write or download it again"
+    )
 
 
 def plain_members(
     path: Path, scratch: Path, inventory: Inventory, place: str = ""
-) -> dict[str, NDArray[Any]]:
-    """Unpack and map the members of plain values; the inventory gets the names of all."""
-    out: dict[str, NDArray[Any]] = {}
-    for name, value in extract_npz(path, scratch).items():
-        if isinstance(value, PickledArray):
-            inventory.leave(PICKLED, name, place=place)
-        else:
-            out[name] = value
-            inventory.meet([name], place)
-    return out
+) -> Mapping[str, NDArray[Any]]:
+    """The members of plain values, unpacked when asked for; the inventory gets all names."""
+    archive = NpzArchive(path, scratch)
+    for name in archive.pickled():
+        inventory.leave(PICKLED, name, place=place)
+        del archive[name]
+    inventory.meet(archive, place)
+    return cast(Mapping[str, NDArray[Any]], archive)
 
 
 def _pickled(path: Path) -> PickledArray | None:

@@ -7,6 +7,7 @@ reads every array once.
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from runtime.graph.fingerprint import fingerprint_files
@@ -19,7 +20,6 @@ from runtime.graph.validate import (
     check_monotone,
     check_range,
     check_split,
-    warn_of_nan,
 )
 
 SPLITS = ("train_idx", "val_idx", "test_idx")
@@ -77,7 +77,7 @@ def check_fast(folder: Path, meta: GraphMeta, arrays: dict[str, NDArray[Any]]) -
 
 
 def check_full(folder: Path, meta: GraphMeta, arrays: dict[str, NDArray[Any]]) -> None:
-    """Check every value that others rely on; raises DatasetError, warns of NaN features.
+    """Check every value that others rely on; raises DatasetError. `findings` looks at the rest.
 
     `edge_id` is not read: nothing here counts on its values, and it is as large as the topology.
     """
@@ -96,9 +96,9 @@ def check_full(folder: Path, meta: GraphMeta, arrays: dict[str, NDArray[Any]]) -
             rows = int((types == number).sum())
             table = arrays[f"x_{name}"]
             check_array(folder / f"x_{name}.npy", table, FLOATS, (rows, None))
-    for name in ("x", "x_data", *(f"x_{t}" for t in typed_names(meta))):
-        if name in arrays:
-            warn_of_nan(folder / f"{name}.npy", arrays[name])
+    if "edge_type" in arrays:
+        most = len(meta.edge_types) or np.iinfo(np.int32).max
+        check_range(folder / "edge_type.npy", arrays["edge_type"], 0, most, "edge types")
 
 
 def content_fingerprint(folder: Path, meta: GraphMeta, arrays: dict[str, NDArray[Any]]) -> str:

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from runtime.errors import DatasetError
+from runtime.graph.findings import UnusableWeights
 from runtime.graph.staging import Staging
 
 SelfLoops = Literal["keep", "add", "remove"]
@@ -193,7 +194,7 @@ def build_csc(
         The number of stored edges.
 
     Raises:
-        DatasetError: a node id is out of range.
+        DatasetError: a node id is out of range, or a weight (float32) cannot be used.
     """
     options = options or EdgeOptions()
     record = _record_type(edges, num_nodes)
@@ -207,8 +208,13 @@ def build_csc(
     if report is not None:
         report(str(need))
     counts = np.zeros(num_nodes, np.int64)
+    unusable = UnusableWeights()
     for part in _records(edges, num_nodes, record, options, staging.target):
         _count(counts, part["dst"])
+        if "edge_weight" in edges.attributes:
+            unusable.add(part["edge_weight"])
+    if unusable.count:
+        raise DatasetError(str(unusable))
     bounds = bucket_bounds(counts, max(1, memory_limit_bytes // BUCKET_BYTES_PER_EDGE))
     parts = _records(edges, num_nodes, record, options, staging.target)
     names = ["indices", *edges.attributes]

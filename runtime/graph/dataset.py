@@ -8,6 +8,7 @@ memory, and processes on one host share the pages.
 """
 
 import dataclasses
+import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from runtime.graph.arrays import (
     map_arrays,
     typed_names,
 )
+from runtime.graph.findings import Finding, find_all
 from runtime.graph.format import META_FILE, GraphMeta, Task, read_meta
 from runtime.graph.staging import Staging
 from runtime.graph.validate import GraphWarning
@@ -121,33 +123,82 @@ class Graph:
         """Bytes of one dense feature row in the stored type."""
         return self.meta.feature_dim * np.dtype(self.meta.feature_dtype).itemsize
 
+    def array_path(self, name: str) -> Path:
+        """Path of an array file that is to be opened anew.
+
+        Raises:
+            DatasetError: another graph lies in the folder by now.
+        """
+        open_graph(self.path, validate=False, fingerprint=self.fingerprint)
+        return self.path / f"{name}.npy"
+
     @property
     def num_train(self) -> int:
         """Number of training nodes (or pairs)."""
         return len(self.train_idx)
 
 
-def open_graph(folder: Path, *, validate: bool = True) -> Graph:
+def open_graph(folder: Path, *, validate: bool = True, fingerprint: str = "") -> Graph:
     """Open a dataset folder, memory-mapped.
 
     Args:
         folder: the dataset.
-        validate: also read the arrays once: indptr never falls, indices and labels in range, NaN
-            features counted. Without it only shapes, types, lengths and the split are checked,
-            which is how a process opens what another has just validated.
+        validate: also read the arrays once: indptr never falls, indices and labels in range, and
+            all that `findings` looks for. Without it only shapes, types, lengths and the split's
+            range are checked, which is how a process opens what another has just validated.
+        fingerprint: of the graph that must lie there, since work on it has begun; empty: any.
+
+    Raises:
+        DatasetError: not a dataset, damaged or inconsistent, another graph, or with a fault that
+            no training can use; one line that names the file.
+
+    Warns:
+        GraphWarning: what was found that is no fault, with its count.
+    """
+    folder = Path(folder)
+    meta, arrays = _open_arrays(folder)
+    if validate:
+        check_full(folder, meta, arrays)
+        _say(folder, find_all(meta, arrays))
+    graph = _graph(folder, meta, arrays)
+    if fingerprint and graph.fingerprint != fingerprint:
+        raise DatasetError(
+            f"{folder}: expected the graph that this work began with (fingerprint "
+            f"{fingerprint[:12]}), found {graph.name} ({graph.fingerprint[:12]}): it was replaced "
+            "meanwhile; begin again"
+        )
+    return graph
+
+
+def inspect_graph(folder: Path) -> tuple[Graph, list[Finding]]:
+    """Open and validate a dataset folder, and hand back what was found in it, faults included.
 
     Raises:
         DatasetError: not a dataset, damaged or inconsistent; one line that names the file.
-
-    Warns:
-        GraphWarning: features hold NaN; the text has the count.
     """
     folder = Path(folder)
+    meta, arrays = _open_arrays(folder)
+    check_full(folder, meta, arrays)
+    return _graph(folder, meta, arrays), find_all(meta, arrays)
+
+
+def _open_arrays(folder: Path) -> tuple[GraphMeta, dict[str, NDArray[Any]]]:
     meta = read_meta(folder)
     arrays = map_arrays(folder, meta)
     check_fast(folder, meta, arrays)
-    if validate:
-        check_full(folder, meta, arrays)
+    return meta, arrays
+
+
+def _say(folder: Path, findings: list[Finding]) -> None:
+    """Refuse a dataset with a fault, and warn of what is none."""
+    for finding in findings:
+        text = f"{folder / finding.array}.npy: {finding.text}"
+        if finding.fault:
+            raise DatasetError(text)
+        warnings.warn(text, GraphWarning, stacklevel=3)
+
+
+def _graph(folder: Path, meta: GraphMeta, arrays: dict[str, NDArray[Any]]) -> Graph:
     sparse = None
     if meta.feature_storage == "sparse":
         sparse = SparseFeatures(
@@ -191,11 +242,12 @@ def write_graph(
     edge_id: NDArray[Any] | None = None,
     node_type: NDArray[Any] | None = None,
     notes: list[str] | None = None,
+    overwrite: bool = False,
 ) -> Graph:
     """Write arrays as a dataset folder, whole or not at all, and open it (validated).
 
     Args:
-        folder: output; an earlier dataset there is replaced, anything else refused.
+        folder: output; a dataset there, or anything else, is refused.
         name: name of the dataset.
         indptr: [num_nodes + 1] CSC pointers.
         indices: [num_edges] in-neighbours.
@@ -213,12 +265,17 @@ def write_graph(
         edge_id: [num_edges] position of each edge in the caller's own order; see `Graph.edge_id`.
         node_type: [num_nodes].
         notes: one line per decision taken while making it.
+        overwrite: let an earlier dataset step aside, to `<folder>.previous`.
 
     Raises:
-        DatasetError: the arrays do not fit together, or the folder cannot be written.
+        DatasetError: the arrays do not fit together or hold a fault that no training can use, or
+            the folder cannot be written.
+
+    Warns:
+        GraphWarning: what was found that is no fault, with its count; the notes have it too.
     """
     table = x if x is not None else (x_csr.data if x_csr is not None else None)
-    with Staging(folder) as staging:
+    with Staging(folder, overwrite=overwrite) as staging:
         ids = np.int32 if len(indptr) - 1 <= np.iinfo(np.int32).max else np.int64
         if indices.size and (indices.min() < 0 or indices.max() > np.iinfo(ids).max):
             raise DatasetError(
@@ -266,7 +323,10 @@ def commit_dataset(staging: Staging, **facts: Any) -> Graph:
         facts: the fields of `GraphMeta` except `fingerprint`.
 
     Raises:
-        DatasetError: the arrays do not fit together.
+        DatasetError: the arrays do not fit together, or hold a fault that no training can use.
+
+    Warns:
+        GraphWarning: what was found that is no fault, with its count; the notes have it too.
     """
     staging.finish_arrays()
     try:
@@ -277,11 +337,18 @@ def commit_dataset(staging: Staging, **facts: Any) -> Graph:
         arrays = map_arrays(staging.folder, meta)
         check_fast(staging.folder, meta, arrays)
         check_full(staging.folder, meta, arrays)
+        found = find_all(meta, arrays)
+        _say(staging.folder, [finding for finding in found if finding.fault])
     except DatasetError as error:
         # The staging folder's name means nothing to a user, and is gone when the text is read.
         text = str(error).replace(str(staging.folder), str(staging.target))
         raise DatasetError(text) from None
-    meta = dataclasses.replace(meta, fingerprint=content_fingerprint(staging.folder, meta, arrays))
+    meta = dataclasses.replace(
+        meta,
+        fingerprint=content_fingerprint(staging.folder, meta, arrays),
+        notes=[*meta.notes, *(finding.note for finding in found)],
+    )
     (staging.folder / META_FILE).write_text(codec.dumps(meta))
+    _say(staging.target, found)
     staging.commit()
     return open_graph(staging.target, validate=False)

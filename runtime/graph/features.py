@@ -19,7 +19,7 @@ from runtime.graph.format import Projection
 from runtime.graph.memory import memory_bytes
 from runtime.graph.source import ImportOptions, RawFeatures, RawGraph, parse_feature_choice
 from runtime.graph.staging import Staging
-from runtime.graph.validate import CHUNK_BYTES
+from runtime.graph.validate import CHUNK_BYTES, chunks, count_overflows
 
 DEFAULT_PROJECTION = 256
 
@@ -53,9 +53,15 @@ def write_features(
     if choice == "auto":
         ram = memory_bytes() if ram_bytes is None else ram_bytes
         choice, width = _choose(raw, source, ram)
-    if choice == "project":
-        return _project(source, width, staging, options.seed)
-    dtype = _stored_type(source, options)
+    try:
+        if choice == "project":
+            return _project(source, width, staging, options.seed)
+        return _store(source, choice, staging, _stored_type(source, options))
+    except _BeyondFloat32Error:
+        raise _beyond_float32(source) from None
+
+
+def _store(source: RawFeatures, choice: str, staging: Staging, dtype: str) -> dict[str, Any]:
     if choice == "sparse":
         _write_sparse(source, staging, dtype)
     else:
@@ -111,8 +117,12 @@ def _stored_type(source: RawFeatures, options: ImportOptions) -> str:
     return options.feature_dtype
 
 
+class _BeyondFloat32Error(Exception):
+    """A finite value of the source would become infinite."""
+
+
 def _cast(values: NDArray[Any], dtype: str) -> NDArray[Any]:
-    with np.errstate(over="ignore"):
+    with np.errstate(over="ignore", invalid="ignore"):
         out = values.astype(dtype, copy=False)
     if dtype == "float16" and not np.array_equal(
         out.astype(np.float64), values.astype(np.float64), equal_nan=True
@@ -121,7 +131,20 @@ def _cast(values: NDArray[Any], dtype: str) -> NDArray[Any]:
             "features: expected values that float16 holds exactly, found others; "
             "import with feature type float32"
         )
+    if dtype == "float32" and count_overflows(values, out):
+        raise _BeyondFloat32Error
     return out
+
+
+def _beyond_float32(source: RawFeatures) -> DatasetError:
+    """The refusal of a table with such values, all of them counted."""
+    most = float(np.finfo(np.float32).max)
+    table = np.asarray(source.dense if source.csr is None else source.csr.data)
+    count = sum(int(((abs(p) > most) & np.isfinite(p)).sum()) for p in chunks(table))
+    return DatasetError(
+        f"features: expected values that float32 holds, found {count} of {table.size} beyond "
+        f"{most:.2g}; scale them in the source"
+    )
 
 
 def _csr_rows(source: RawFeatures, start: int, stop: int) -> Any:
@@ -145,7 +168,7 @@ def _write_sparse(source: RawFeatures, staging: Staging, dtype: str) -> None:
     step = max(1, CHUNK_BYTES // (4 * source.dim))
     for start in range(0, source.num_rows, step):
         if source.dense is not None:
-            rows = sp.csr_matrix(source.dense[start : start + step].astype(np.float32))
+            rows = sp.csr_matrix(_cast(source.dense[start : start + step], dtype))
         else:
             rows = _csr_rows(source, start, start + step)
         pointers.append(total + rows.indptr[1:].astype(np.int64))
@@ -162,9 +185,29 @@ def _project(source: RawFeatures, width: int, staging: Staging, seed: int) -> di
     step = max(1, CHUNK_BYTES // (4 * max(width, source.dim if source.csr is None else width)))
     for start in range(0, source.num_rows, step):
         if source.dense is not None:
-            rows = np.ascontiguousarray(source.dense[start : start + step], np.float32)
-            table.append((R.T @ rows.T).T)
+            rows = np.ascontiguousarray(_cast(source.dense[start : start + step], "float32"))
+            out = (R.T @ rows.T).T
         else:
-            table.append((_csr_rows(source, start, start + step) @ R).toarray())
+            rows = _csr_rows(source, start, start + step)
+            rows.data = _cast(rows.data, "float32")
+            out = (rows @ R).toarray()
+        _refuse_sums(rows, out)
+        table.append(out)
     table.close()
     return {"feature_dim": width, "feature_storage": "dense", "projection": record}
+
+
+def _refuse_sums(rows: Any, projected: NDArray[np.float32]) -> None:
+    """Raise DatasetError where sums of finite features are beyond float32."""
+    lost = ~np.isfinite(projected).all(axis=1)
+    if not lost.any():
+        return
+    own = np.asarray(
+        abs(rows[lost]).max(axis=1).todense() if sp.issparse(rows) else abs(rows[lost])
+    )
+    lost = np.isfinite(own).all(axis=1)
+    if lost.any():
+        raise DatasetError(
+            f"features: expected projections that float32 holds, found {int(lost.sum())} rows "
+            "with sums beyond it; scale them in the source or import with --features dense"
+        )

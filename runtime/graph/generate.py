@@ -23,7 +23,7 @@ from runtime.errors import DatasetError
 from runtime.graph.csc import EdgeOptions, array_edges, build_csc
 from runtime.graph.dataset import Graph, commit_dataset
 from runtime.graph.edge_draws import block_model_drawer, distinct_pairs, rmat_drawer
-from runtime.graph.staging import Staging
+from runtime.graph.staging import Staging, refuse_occupied
 
 ROWS_PER_CHUNK = 1 << 16
 
@@ -41,6 +41,7 @@ def generate_rmat(
     test_fraction: float = 0.2,
     feature_signal: float = 0.5,
     label_noise: float = 0.05,
+    overwrite: bool = False,
 ) -> Graph:
     """Write an R-MAT graph with the Graph500 parameters (0.57, 0.19, 0.19, 0.05).
 
@@ -52,6 +53,7 @@ def generate_rmat(
 
     Args:
         folder: dataset folder to write, whole or not at all.
+        overwrite: let an earlier dataset step aside, to `<folder>.previous`.
         num_nodes: nodes; need not be a power of two.
         degree: mean stored in-degree.
         feature_dim: feature columns.
@@ -64,14 +66,16 @@ def generate_rmat(
         label_noise: share of nodes whose label is a random other class.
 
     Raises:
-        DatasetError: impossible sizes, or the folder cannot be written.
+        DatasetError: impossible sizes, a dataset is there, or the folder cannot be written.
     """
+    refuse_occupied(folder, overwrite=overwrite)
     check_sizes(num_nodes, degree, feature_dim, num_classes)
     rng = np.random.default_rng([seed, 1])
     draw = rmat_drawer(num_nodes, rng)
     communities = rng.integers(0, num_classes, num_nodes)
     return _write(
         folder,
+        overwrite=overwrite,
         name=f"rmat-{num_nodes}",
         pairs=distinct_pairs(draw, num_nodes, _num_pairs(num_nodes, degree), rng),
         communities=communities,
@@ -99,6 +103,7 @@ def generate_sbm(
     degree_exponent: float = 2.5,
     feature_signal: float = 0.4,
     label_noise: float = 0.05,
+    overwrite: bool = False,
 ) -> Graph:
     """Write a degree-corrected stochastic block model, one community per class.
 
@@ -111,6 +116,7 @@ def generate_sbm(
 
     Args:
         folder: dataset folder to write, whole or not at all.
+        overwrite: let an earlier dataset step aside, to `<folder>.previous`.
         num_nodes: nodes.
         degree: mean stored in-degree.
         feature_dim: feature columns.
@@ -125,8 +131,9 @@ def generate_sbm(
         label_noise: share of nodes whose label is a random other class.
 
     Raises:
-        DatasetError: impossible sizes, or the folder cannot be written.
+        DatasetError: impossible sizes, a dataset is there, or the folder cannot be written.
     """
+    refuse_occupied(folder, overwrite=overwrite)
     check_sizes(num_nodes, degree, feature_dim, num_classes)
     rng = np.random.default_rng([seed, 2])
     # Inverse of the power law's distribution function, from weight 1 on.
@@ -135,6 +142,7 @@ def generate_sbm(
     draw = block_model_drawer(weights, communities, homophily, rng)
     return _write(
         folder,
+        overwrite=overwrite,
         name=f"sbm-{num_nodes}",
         pairs=distinct_pairs(draw, num_nodes, _num_pairs(num_nodes, degree), rng),
         communities=communities,
@@ -196,6 +204,7 @@ def check_sizes(num_nodes: int, degree: float | int, feature_dim: int, num_class
 def _write(
     folder: Path,
     *,
+    overwrite: bool,
     name: str,
     pairs: NDArray[np.int64],
     communities: NDArray[np.int64],
@@ -214,7 +223,7 @@ def _write(
     of_node[new_id] = communities
     connected = np.zeros(num_nodes, bool)
     connected[src] = connected[dst] = True
-    with Staging(folder) as staging:
+    with Staging(folder, overwrite=overwrite) as staging:
         stored = build_csc(
             array_edges(src, dst), num_nodes, staging, options=EdgeOptions(symmetrise=True)
         )

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from runtime.graph.dataset import Graph, commit_dataset
 from runtime.graph.edge_draws import GRAPH500
 from runtime.graph.generate import check_sizes, split_nodes
-from runtime.graph.staging import Staging, writing
+from runtime.graph.staging import Staging, refuse_occupied, writing
 
 BLOCK_BYTES = 1 << 30
 """Bytes of one range's lists, about."""
@@ -43,6 +43,7 @@ def generate_rmat_topology(
     test_fraction: float = 0.01,
     block_bytes: int = BLOCK_BYTES,
     progress: Progress | None = None,
+    overwrite: bool = False,
 ) -> Graph:
     """Write a symmetric R-MAT graph without features, in bounded memory.
 
@@ -52,6 +53,7 @@ def generate_rmat_topology(
 
     Args:
         folder: dataset folder to write; `<folder>.parts` beside it holds what is done so far.
+        overwrite: let an earlier dataset step aside, to `<folder>.previous`.
         num_nodes: nodes, at most 2^31 - 1.
         degree: mean stored in-degree before repeated edges are dropped.
         feature_dim: declared columns.
@@ -64,8 +66,9 @@ def generate_rmat_topology(
         progress: told what is going on and the share done.
 
     Raises:
-        DatasetError: impossible sizes, or the folder cannot be written.
+        DatasetError: impossible sizes, a dataset is there, or the folder cannot be written.
     """
+    refuse_occupied(folder, overwrite=overwrite)
     check_sizes(num_nodes, degree, feature_dim, num_classes)
     parts = Path(f"{folder}.parts")
     num_pairs = max(1, round(num_nodes * degree / 2))
@@ -80,7 +83,7 @@ def generate_rmat_topology(
             say(f"range {number + 1} of {blocks}", number / blocks)
             _sort_block(parts, number, min(size, num_nodes - number * size), number * size)
     rng = np.random.default_rng([seed, 3])
-    with Staging(folder) as staging:
+    with Staging(folder, overwrite=overwrite) as staging:
         stored, connected = _assemble(staging, parts, blocks)
         fractions = (train_fraction, val_fraction, test_fraction)
         split = split_nodes(connected, fractions, rng)

@@ -17,7 +17,7 @@ from runtime.graph.csc import EdgeOptions, array_edges, build_csc
 from runtime.graph.dataset import Graph, commit_dataset
 from runtime.graph.edge_draws import block_model_drawer, distinct_pairs
 from runtime.graph.generate import check_sizes, feature_rows, signal_length
-from runtime.graph.staging import Staging
+from runtime.graph.staging import Staging, refuse_occupied
 
 
 def generate_links(
@@ -34,6 +34,7 @@ def generate_links(
     homophily: float = 0.8,
     degree_exponent: float = 2.5,
     feature_signal: float = 0.4,
+    overwrite: bool = False,
 ) -> Graph:
     """Write a degree-corrected block model for task link; its pairs are (source, destination).
 
@@ -41,6 +42,7 @@ def generate_links(
 
     Args:
         folder: dataset folder to write, whole or not at all.
+        overwrite: let an earlier dataset step aside, to `<folder>.previous`.
         num_nodes: nodes.
         degree: mean in-degree before edges are held out.
         feature_dim: feature columns.
@@ -54,8 +56,9 @@ def generate_links(
         feature_signal: how far the features alone tell the community, 0 (not at all) to 1.
 
     Raises:
-        DatasetError: impossible sizes, or the folder cannot be written.
+        DatasetError: impossible sizes, a dataset is there, or the folder cannot be written.
     """
+    refuse_occupied(folder, overwrite=overwrite)
     check_sizes(num_nodes, degree, feature_dim, num_communities)
     rng = np.random.default_rng([seed, 3])
     weights = np.minimum((1 - rng.random(num_nodes)) ** (-1 / (degree_exponent - 1)), 50.0)
@@ -70,7 +73,7 @@ def generate_links(
     pairs[turned] = pairs[turned, ::-1]
     split = _split(pairs, (train_fraction, val_fraction, test_fraction), rng)
     stored = split.pop("stored")
-    with Staging(folder) as staging:
+    with Staging(folder, overwrite=overwrite) as staging:
         num_edges = build_csc(
             array_edges(stored[:, 0], stored[:, 1]),
             num_nodes,

@@ -28,7 +28,7 @@ from runtime.graph.generate import (
     signal_length,
     split_nodes,
 )
-from runtime.graph.staging import Staging
+from runtime.graph.staging import Staging, refuse_occupied
 
 NODE_TYPES = ("paper", "author")
 EDGE_TYPES = ("paper__cites__paper", "author__writes__paper", "paper__written_by__author")
@@ -52,11 +52,13 @@ def generate_typed(
     paper_signal: float = 0.1,
     author_signal: float = 0.4,
     label_noise: float = 0.05,
+    overwrite: bool = False,
 ) -> Graph:
     """Write a typed dataset: node ids are shuffled over both types, papers are classified.
 
     Args:
         folder: dataset folder to write, whole or not at all.
+        overwrite: let an earlier dataset step aside, to `<folder>.previous`.
         num_papers: nodes of type paper.
         num_authors: nodes of type author.
         cites: mean number of papers that a paper cites.
@@ -74,8 +76,9 @@ def generate_typed(
         label_noise: share of papers whose label is a random other class.
 
     Raises:
-        DatasetError: impossible sizes, or the folder cannot be written.
+        DatasetError: impossible sizes, a dataset is there, or the folder cannot be written.
     """
+    refuse_occupied(folder, overwrite=overwrite)
     check_sizes(num_papers, cites, min(paper_dim, author_dim), num_classes)
     if num_authors < num_classes or authors_per_paper < 1:
         raise DatasetError(
@@ -93,7 +96,7 @@ def generate_typed(
     labels[new_id[:num_papers]] = noisy_labels(paper_of, num_classes, label_noise, rng)
     fractions = (train_fraction, val_fraction, test_fraction)
     split = split_nodes(np.sort(new_id[:num_papers]), fractions, rng)
-    with Staging(folder) as staging:
+    with Staging(folder, overwrite=overwrite) as staging:
         num_edges = build_csc(
             array_edges(new_id[src], new_id[dst], edge_type=edge_type), len(new_id), staging
         )

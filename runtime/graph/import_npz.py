@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runtime.errors import DatasetError
-from runtime.graph.archive import PICKLED, extract_npz
+from runtime.graph.archive import PICKLED, NpzArchive
 from runtime.graph.csc import EdgeSource, array_edges, csc_edges, csr_edges
 from runtime.graph.dataset import SparseFeatures
 from runtime.graph.inventory import Inventory, Role
@@ -29,6 +29,7 @@ from runtime.graph.pickled import PickledArray, unpickle
 from runtime.graph.reading import reading
 from runtime.graph.source import ImportOptions, RawFeatures, RawGraph
 from runtime.graph.splits import split_fields, split_ids
+from runtime.graph.tables import as_numbers
 from runtime.graph.validate import check_csc_ends, check_monotone, check_range
 
 LABELS = ("y", "labels", "node_labels", "label", "node_label")
@@ -48,15 +49,13 @@ def read_npz(source: Path, scratch: Path, options: ImportOptions) -> RawGraph:
     Raises:
         DatasetError: not such an archive, or its arrays do not fit together.
     """
-    return _Pack(source, extract_npz(source, scratch), options).read()
+    return _Pack(source, NpzArchive(source, scratch), options).read()
 
 
 class _Pack:
     """The members of one archive, each taken at most once."""
 
-    def __init__(
-        self, source: Path, members: dict[str, NDArray[Any] | PickledArray], options: ImportOptions
-    ) -> None:
+    def __init__(self, source: Path, members: NpzArchive, options: ImportOptions) -> None:
         self.source = source
         self.members = members
         self.options = options
@@ -70,8 +69,7 @@ class _Pack:
         meta = self._meta()
         features, y = self._features(), self._labels()
         split, num_splits = self._split(num_nodes)
-        pickled = [n for n, value in self.members.items() if isinstance(value, PickledArray)]
-        self.inventory.leave_unused(PICKLED, *pickled)
+        self.inventory.leave_unused(PICKLED, *self.members.pickled())
         return RawGraph(
             name=str(meta.get("name") or self.source.stem),
             num_nodes=num_nodes,
@@ -169,7 +167,7 @@ class _Pack:
         out: dict[str, NDArray[Any]] = {}
         for name, role, dtype in EDGE_VALUES:
             if name in self.members:
-                out[name] = self._per_edge(name, count).astype(dtype)
+                out[name] = as_numbers(self.source / name, self._per_edge(name, count), dtype)
                 self.inventory.use(role, name)
         if data in self.members:
             weights = self._per_edge(data, count)
@@ -178,7 +176,7 @@ class _Pack:
             elif bool((weights == 1).all()):
                 self.inventory.leave("every edge weighs 1", data)
             else:
-                out["edge_weight"] = weights.astype(np.float32)
+                out["edge_weight"] = as_numbers(self.source / data, weights, np.float32)
                 self.inventory.use(Role.WEIGHTS, data)
         return out
 

@@ -23,6 +23,7 @@ from runtime.graph.memory import check_num_nodes
 from runtime.graph.reading import reading
 from runtime.graph.source import SPLIT_KEYS, ImportOptions, RawFeatures, RawGraph
 from runtime.graph.splits import split_fields, split_ids
+from runtime.graph.tables import as_numbers
 from runtime.graph.tensors import compressed_columns, load_torch, to_numpy, torch_sparse_names
 from runtime.graph.validate import check_csc_ends, check_monotone, check_range
 
@@ -132,7 +133,7 @@ class _Reader:
         self.inventory.use(Role.EDGES, name)
         values = self._edge_values(len(indices))
         if weights is not None and "edge_weight" not in values and not (weights == 1).all():
-            values["edge_weight"] = weights.astype(np.float32)
+            values["edge_weight"] = as_numbers(self.source / name, weights, np.float32)
             self.notes.append(f"edge weights: the values of {name}")
         return csc_edges(indptr, indices, **values), shape[0]
 
@@ -157,7 +158,7 @@ class _Reader:
                     f"{self.source}: expected {name} with one value per edge ({num_edges}), "
                     f"found shape {list(array.shape)}"
                 )
-            out[key] = array.astype(dtype)
+            out[key] = as_numbers(self.source / key, array, dtype)
             self.inventory.use(role, name)
         return out
 

@@ -22,7 +22,7 @@ from runtime.graph.inventory import Role
 from runtime.graph.labels import normalise_labels, normalise_split
 from runtime.graph.memory import check_num_nodes
 from runtime.graph.node_tables import SUFFIXES, find_tables
-from runtime.graph.source import SPLIT_KEYS, ImportOptions, RawGraph
+from runtime.graph.source import SPLIT_KEYS, ImportOptions, RawGraph, check_lengths
 from runtime.graph.staging import Staging
 from runtime.npy import map_npy
 
@@ -39,16 +39,18 @@ def import_graph(
     format: str = "auto",
     options: ImportOptions | None = None,
     report: Callable[[str], None] | None = None,
+    overwrite: bool = False,
 ) -> Graph:
     """Convert a source into a dataset folder, whole or not at all.
 
     Args:
         source: file or folder to read.
-        folder: dataset folder to write; an earlier dataset is replaced, anything else refused.
+        folder: dataset folder to write; a dataset there, or anything else, is refused.
         format: auto | npz | pyg | ogb | graphbolt | edgelist.
         options: what to do on the way.
         report: gets one line before the conversion (its need of memory and disk), and one per
-            decision the options left open.
+            decision the options left open, and per finding.
+        overwrite: let an earlier dataset step aside, to `<folder>.previous`.
 
     Raises:
         DatasetError: the source is damaged or not of the format, or the folder cannot be written.
@@ -57,7 +59,7 @@ def import_graph(
     if not source.exists():
         raise DatasetError(f"{source}: expected a file or folder to import, found nothing there")
     read = _reader(detect_format(source) if format == "auto" else format)
-    with Staging(folder) as staging:
+    with Staging(folder, overwrite=overwrite) as staging:
         scratch = staging.folder / "scratch"
         scratch.mkdir()
         with _naming(source, folder):
@@ -141,6 +143,7 @@ def _convert(
     report: Callable[[str], None] | None,
 ) -> Graph:
     # The cheap parts first: what is wrong with them shows before the long one starts.
+    check_lengths(raw)
     y, task, num_classes = normalise_labels(raw, options)
     split = normalise_split(raw, y, task, options)
     if y is not None:
@@ -151,6 +154,8 @@ def _convert(
         staging.save("node_type", raw.node_type, np.int32)
     if raw.source_id is not None:
         staging.save("source_id", raw.source_id)
+    if raw.class_id is not None:
+        staging.save("class_id", raw.class_id)
     features = write_features(raw, staging, options)
     stored = build_csc(
         number_edges(raw.edges),
@@ -170,7 +175,7 @@ def _convert(
         for note in raw.notes:
             report(note)
     free_scratch(scratch)
-    return commit_dataset(
+    graph = commit_dataset(
         staging,
         name=options.name or raw.name,
         num_nodes=raw.num_nodes,
@@ -180,6 +185,10 @@ def _convert(
         notes=raw.notes,
         **features,
     )
+    if report is not None:
+        for note in graph.meta.notes[len(raw.notes) :]:
+            report(note)
+    return graph
 
 
 def _check_choice(raw: RawGraph, options: ImportOptions) -> None:

@@ -6,10 +6,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runtime.errors import DatasetError
+from runtime.graph.classes import number_classes, whole_numbers
 from runtime.graph.format import Task
 from runtime.graph.source import SPLIT_KEYS, ImportOptions, RawGraph
-
-UNKNOWN = -1
 
 
 def normalise_labels(
@@ -38,12 +37,17 @@ def normalise_labels(
             f"labels: expected {'a table' if task == 'multilabel' else 'one number per node'} for "
             f"task {task}, found shape {list(y.shape)}"
         )
-    y = _as_int64(y)
+    y, notes = whole_numbers(y)
+    raw.notes += notes
     if y.size == 0 or y.max() < 0:
+        raw.notes.append(f"labels: none of {len(y)} nodes has a known one: left out")
         return None, task, 0
     if task == "multilabel":
         return y, task, y.shape[1]
-    return y, task, max(raw.num_classes, int(y.max()) + 1)
+    classes = number_classes(y, raw.num_classes)
+    raw.class_id = classes.class_id
+    raw.notes += [classes.note] if classes.note else []
+    return classes.y, task, classes.num_classes
 
 
 def normalise_split(
@@ -87,19 +91,6 @@ def _task(raw: RawGraph, options: ImportOptions) -> Task:
     pairs = raw.split is not None and raw.split.get("train", np.empty(0)).ndim == 2
     table = raw.y is not None and raw.y.ndim == 2 and raw.y.shape[1] > 1
     return "link" if pairs else ("multilabel" if table else "multiclass")
-
-
-def _as_int64(y: NDArray[Any]) -> NDArray[np.int64]:
-    if y.dtype.kind == "f":
-        known = np.isfinite(y)
-        whole = np.where(known, y, UNKNOWN)
-        if (whole != np.round(whole)).any() or np.abs(whole).max(initial=0) > 2**53:
-            raise DatasetError("labels: expected whole numbers, found fractions or huge values")
-        y = whole
-    if y.dtype.kind not in "fiub":
-        raise DatasetError(f"labels: expected numbers, found values of type {y.dtype}")
-    out = y.astype(np.int64)
-    return np.where(out < 0, UNKNOWN, out)
 
 
 def _ids(key: str, value: NDArray[Any] | None, task: Task) -> NDArray[np.int64]:

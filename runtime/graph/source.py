@@ -140,4 +140,26 @@ class RawGraph:
     node_type: NDArray[Any] | None = None
     source_id: NDArray[Any] | None = None
     """The source's own node ids, where nodes were renumbered."""
+    class_id: NDArray[Any] | None = None
+    """The source's own class numbers, where classes were renumbered."""
     notes: list[str] = field(default_factory=list)
+
+
+def check_lengths(raw: RawGraph) -> None:
+    """Check that features, labels and node types have a row per node.
+
+    Where they differ the message names all of them: which one is wrong only the user knows.
+
+    Raises:
+        DatasetError: they do not.
+    """
+    rows = {
+        name: len(array)
+        for name, array in (("labels", raw.y), ("node types", raw.node_type))
+        if array is not None and array.ndim
+    }
+    if raw.features is not None:
+        rows["features"] = raw.features.num_rows
+    if any(count != raw.num_nodes for count in rows.values()):
+        found = ", ".join(f"{count} rows of {name}" for name, count in rows.items())
+        raise DatasetError(f"expected one row per node ({raw.num_nodes}), found {found}")

@@ -6,10 +6,11 @@ an error that can be told, where a mapped page would kill the process.
 
 import errno
 import io
-import shutil
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+import logging
+import signal
+import threading
+from collections.abc import Generator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -18,8 +19,11 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from runtime.errors import DatasetError
-from runtime.folders import take_name
-from runtime.graph.format import META_FILE
+from runtime.folders import free_name, take_name
+from runtime.graph.format import META_FILE, read_meta
+from runtime.unfinished import Unfinished, sweep_unfinished
+
+_log = logging.getLogger(__name__)
 
 
 class ArrayWriter:
@@ -88,17 +92,29 @@ class ArrayWriter:
 class Staging:
     """A hidden folder beside the target that becomes the target on `commit`.
 
-    Used as a context manager: leaving it without a commit removes everything written.
+    Used as a context manager: leaving it without a commit removes everything written, also where
+    the process is asked to end (SIGTERM). What a killed process leaves, the next one removes.
+
+    Args:
+        target: the dataset's folder.
+        overwrite: let an earlier dataset there step aside, to `<target>.previous`.
+
+    Raises:
+        DatasetError: the target holds something else, or a dataset and `overwrite` is not set; or
+            it cannot be written.
     """
 
-    def __init__(self, target: Path) -> None:
+    def __init__(self, target: Path, *, overwrite: bool = False) -> None:
         self.target = Path(target)
-        refuse_foreign_folder(self.target)
+        self._overwrite = overwrite
+        refuse_occupied(self.target, overwrite=overwrite)
         with writing(self.target):
             self.target.parent.mkdir(parents=True, exist_ok=True)
-            prefix = f".{self.target.name}."
-            self.folder = Path(tempfile.mkdtemp(dir=self.target.parent, prefix=prefix))
+            sweep_unfinished(self.target.parent)
+            self._unfinished = Unfinished(self.target)
+        self.folder = self._unfinished.folder
         self._arrays: list[ArrayWriter] = []
+        self._ends: AbstractContextManager[None] = ending_on_sigterm()
 
     def create(self, name: str, dtype: DTypeLike, row_shape: tuple[int, ...] = ()) -> ArrayWriter:
         """Open `<name>.npy` for appending; closed by `close` or at the latest by `commit`."""
@@ -120,19 +136,28 @@ class Staging:
             writer.close()
 
     def commit(self) -> None:
-        """Put the folder in its place, replacing an earlier dataset there.
+        """Put the folder in its place; an earlier dataset there is kept as `<target>.previous`.
 
         All of it is on the disk before, so that no name stands for half of it, and what is timed
-        next on this disk does not meet its writing.
+        next on this disk does not meet its writing. Who has mapped the earlier dataset goes on
+        reading it.
+
+        Raises:
+            DatasetError: something else has taken the place meanwhile.
         """
         self.finish_arrays()
-        self.folder.chmod(0o755)
-        refuse_foreign_folder(self.target)
+        refuse_occupied(self.target, overwrite=self._overwrite)
+        self._unfinished.finish()
         earlier = take_name(self.folder, self.target)
         if earlier is not None:
-            shutil.rmtree(earlier, ignore_errors=True)
+            self._keep(earlier)
+
+    def _keep(self, earlier: Path) -> None:
+        kept = earlier.rename(free_name(self.target))
+        _log.warning("the earlier dataset of %s is kept in %s", self.target, kept)
 
     def __enter__(self) -> "Staging":
+        self._ends.__enter__()
         return self
 
     def __exit__(
@@ -143,7 +168,10 @@ class Staging:
     ) -> None:
         for writer in self._arrays:
             writer.abandon()
-        shutil.rmtree(self.folder, ignore_errors=True)
+        if self.folder.exists() and not self._unfinished.is_ours:
+            self._keep(self.folder)  # interrupted just when the two had changed places
+        self._unfinished.remove()
+        self._ends.__exit__(None, None, None)
         if isinstance(error, OSError) and error.errno in _FULL:
             raise DatasetError(_full_text(self.target)) from error
 
@@ -152,7 +180,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @contextmanager
-def writing(target: Path) -> Iterator[None]:
+def writing(target: Path) -> Generator[None]:
     """Say in one line that a folder cannot be written."""
     try:
         yield
@@ -172,12 +200,55 @@ def _full_text(target: Path) -> str:
     )
 
 
-def refuse_foreign_folder(folder: Path) -> None:
-    """Raise DatasetError where the output exists and holds something other than a dataset."""
+def refuse_occupied(folder: Path, *, overwrite: bool) -> None:
+    """Raise DatasetError where a dataset cannot be written to the folder without loss.
+
+    Args:
+        folder: the output.
+        overwrite: whether an earlier dataset may step aside.
+    """
     if folder.exists() and not folder.is_dir():
         raise DatasetError(f"{folder}: expected a folder to write the dataset to, found a file")
-    if folder.is_dir() and any(folder.iterdir()) and not (folder / META_FILE).is_file():
+    if not folder.is_dir() or not any(folder.iterdir()):
+        return
+    if not (folder / META_FILE).is_file():
         raise DatasetError(
             f"{folder}: expected an empty folder or an earlier dataset, found other files; "
             "choose another output folder"
         )
+    if not overwrite:
+        raise DatasetError(
+            f"{folder}: expected no dataset there yet, found {_named(folder)}; choose another "
+            f"folder, or overwrite (--overwrite), which keeps that one as {free_name(folder).name}"
+        )
+
+
+def _named(folder: Path) -> str:
+    """An earlier dataset in a few words."""
+    try:
+        meta = read_meta(folder)
+    except DatasetError:
+        return "a damaged one"
+    return f"{meta.name} ({meta.num_nodes:,} nodes, {meta.num_edges:,} edges)"
+
+
+@contextmanager
+def ending_on_sigterm() -> Generator[None]:
+    """Let SIGTERM unwind the block, so that what it holds is cleaned up; the exit code is 143.
+
+    Only in the main thread, and only where nobody has asked for another answer to the signal.
+    """
+    ours = threading.current_thread() is threading.main_thread()
+    if not ours or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        yield
+        return
+    signal.signal(signal.SIGTERM, _end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def _end(number: int, frame: object) -> None:
+    del frame
+    raise SystemExit(128 + number)

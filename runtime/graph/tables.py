@@ -16,7 +16,7 @@ from runtime.graph.column_names import plain_name
 from runtime.graph.reading import reading
 from runtime.graph.staging import ArrayWriter
 from runtime.graph.text_lines import BLOCK_BYTES, PlainLines, TextLayout, sniff
-from runtime.graph.validate import check_range
+from runtime.graph.validate import check_range, count_overflows
 
 Chunk = dict[str, NDArray[Any]]
 """Columns by name: numbers [rows], lists of numbers [rows, width], words as Python objects (kind O;
@@ -93,7 +93,14 @@ def as_numbers(path: Path, values: NDArray[Any], dtype: Any) -> NDArray[Any]:
         limits = np.iinfo(wanted)
         check_range(path, values, limits.min, limits.max + 1, "integers")
     with np.errstate(over="ignore"):
-        return values.astype(wanted)
+        out = values.astype(wanted)
+    lost = count_overflows(values, out)
+    if lost:
+        raise DatasetError(
+            f"{path}: expected numbers that {wanted} holds, found {lost} of {len(values)} beyond "
+            f"{np.finfo(wanted).max:.2g}; scale them in the source"
+        )
+    return out
 
 
 def as_text(values: NDArray[Any]) -> NDArray[Any]:

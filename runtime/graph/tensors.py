@@ -36,6 +36,8 @@ def load_torch(path: Path, safe: list[Any] | None = None) -> Any:
 
     with reading(path, "a file written by torch.save with tensors and plain containers"):
         mapped = zipfile.is_zipfile(path)
+        if mapped:
+            _refuse_packed(path)
         with _allowed(safe or []), warnings.catch_warnings():
             # torch says once per process that sparse CSR tensors are in beta.
             warnings.filterwarnings("ignore", message="Sparse CSR")
@@ -70,6 +72,17 @@ def _allowed(safe: list[Any]) -> Iterator[None]:
 def _plain_dict(*_factory: Any) -> dict[Any, Any]:
     """Stands for defaultdict, which torch does not fill: PyG keeps what it looked up in one."""
     return {}
+
+
+def _refuse_packed(path: Path) -> None:
+    """Refuse compressed members: torch.save writes none, and a small one may hold endless bytes."""
+    with zipfile.ZipFile(path) as archive:
+        packed = [m.filename for m in archive.infolist() if m.compress_type != zipfile.ZIP_STORED]
+    if packed:
+        raise DatasetError(
+            f"{path}: expected a file written by torch.save, found compressed members "
+            f"({packed[0]!r:.80}); save it again with torch.save"
+        )
 
 
 def to_numpy(path: Path, name: str, value: Any) -> NDArray[Any]:

@@ -1,11 +1,9 @@
 """What must hold in a dataset: checks that cost nothing, and checks that read the arrays once.
 
 The fast ones (dtypes, shapes, lengths, ends of indptr, the split) run on every open. The full ones
-(indptr never falls, indices in range, labels in range, NaN features) stream through the arrays in
-chunks.
+(indptr never falls, indices, types and labels in range) stream through the arrays in chunks.
 """
 
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -29,6 +27,15 @@ def chunks(array: NDArray[Any]) -> Iterator[NDArray[Any]]:
     rows = max(1, CHUNK_BYTES // row_bytes)
     for start in range(0, len(array), rows):
         yield array[start : start + rows]
+
+
+def count_overflows(values: NDArray[Any], stored: NDArray[Any]) -> int:
+    """How many finite values became infinite where `values` were cast to the type of `stored`."""
+    wider = values.dtype.kind == "f" and values.dtype.itemsize > stored.dtype.itemsize
+    if not wider or stored.dtype.kind != "f":
+        return 0
+    lost = np.isinf(stored)
+    return int((lost & np.isfinite(values)).sum()) if lost.any() else 0
 
 
 def check_array(
@@ -89,29 +96,6 @@ def check_split(path: Path, ids: NDArray[np.int64], num_nodes: int, *, may_be_em
             return
         raise DatasetError(f"{path}: expected at least one training node, found none")
     check_range(path, ids, 0, num_nodes, "node ids")
-
-
-def warn_of_nan(path: Path, table: NDArray[Any]) -> int:
-    """Count NaN feature values, warn when there are any, and return the count."""
-    count = rows = 0
-    for part in chunks(table):
-        # A sum over the chunk is NaN (or infinite) where any value is: most chunks end here.
-        with np.errstate(all="ignore"):
-            total = part.sum(dtype=np.float64)
-        if np.isfinite(total):
-            continue
-        bad = np.isnan(part)
-        count += int(bad.sum())
-        rows += int(bad.any(axis=1).sum()) if part.ndim == 2 else int(bad.sum())
-    if count:
-        where = f" in {rows} of {len(table)} rows" if table.ndim == 2 else ""
-        warnings.warn(
-            f"{path}: {count} feature values are NaN{where}; training on them gives NaN losses, "
-            "replace them in the source and import again",
-            GraphWarning,
-            stacklevel=2,
-        )
-    return count
 
 
 def check_labels(

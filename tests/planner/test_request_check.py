@@ -132,7 +132,7 @@ def test_a_machine_spelt_wrong_is_told_what_is_alike(name: str, guess: str, smal
             look()
     with pytest.raises(MachineError, match=guess):
         check_request(small_graph.path, SETTINGS, machine=name)
-    with pytest.raises(MachineError, match="found neither among .*siton.* \\("):
+    with pytest.raises(MachineError, match=r"found neither among .*siton.* \("):
         find_machine("zzzzzz")
 
 

@@ -93,7 +93,11 @@ def test_a_topology_may_declare_a_width_without_features(tmp_path: Path):
 def test_link_splits_hold_pairs(tmp_path: Path):
     pairs = np.array([[0, 1], [3, 0]])
     graph = write(
-        tmp_path / "g", task="link", train_idx=pairs, val_idx=pairs[:1], test_idx=pairs[:0]
+        tmp_path / "g",
+        task="link",
+        train_idx=pairs,
+        val_idx=np.array([[1, 2]]),
+        test_idx=pairs[:0],
     )
     assert graph.train_idx.tolist() == pairs.tolist()
     with pytest.raises(DatasetError, match=r"int64 of shape \[any, 2\]"):
@@ -198,13 +202,6 @@ def test_nan_features_are_counted_and_warned_of_once(folder: Path):
     open_graph(folder, validate=False)
 
 
-def test_infinite_features_are_not_nan(folder: Path):
-    x = np.load(folder / "x.npy")
-    x[0, 0], x[1, 0] = np.inf, -np.inf
-    np.save(folder / "x.npy", x)
-    open_graph(folder)
-
-
 def test_reopening_skips_what_reads_the_arrays(folder: Path):
     np.save(folder / "indices.npy", np.array([1, 3, 0, 0, 99], np.int32))
     open_graph(folder, validate=False)
@@ -220,7 +217,7 @@ def test_the_fingerprint_is_of_the_content_not_of_name_or_place(tmp_path: Path):
     changed = {
         "x": np.zeros((4, 3), np.float32),
         "y": np.array([1, 1, -1, 1]),
-        "train_idx": np.array([0, 3]),
+        "train_idx": np.array([1]),
         "indices": np.array([1, 3, 0, 0, 3]),
         "num_classes": 3,
     }

@@ -13,7 +13,8 @@ from runtime.graph.importing import ImportOptions, import_graph
 
 def load(tmp_path: Path, text: str, name: str = "edges.csv", **options) -> Graph:
     (tmp_path / name).write_text(text)
-    return import_graph(tmp_path / name, tmp_path / "g", options=ImportOptions(**options))
+    chosen = ImportOptions(**options)
+    return import_graph(tmp_path / name, tmp_path / "g", options=chosen, overwrite=True)
 
 
 def edges_of(graph: Graph) -> list[tuple[int, int]]:

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from runtime.errors import DatasetError
+from runtime.graph.dataset import GraphWarning
 from runtime.graph.importing import import_graph
 
 HOMOGENEOUS = """
@@ -46,7 +47,8 @@ def test_seeds_of_two_columns_make_a_link_task_without_the_negatives(folder: Pat
         for name in ("train_set", "validation_set", "test_set")
     )
     (folder / "metadata.yaml").write_text(HOMOGENEOUS + task % sets)
-    graph = import_graph(folder, tmp_path / "g")
+    with pytest.warns(GraphWarning, match=r"2 of 2 \w+ links are (stored edges|among)"):
+        graph = import_graph(folder, tmp_path / "g")
     assert (graph.task, graph.num_classes, graph.y) == ("link", 0, None)
     assert graph.train_idx.tolist() == [[0, 1], [2, 3]]
 

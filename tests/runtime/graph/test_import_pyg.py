@@ -20,7 +20,8 @@ PAIRS = torch.tensor([[0, 1, 2, 2], [1, 2, 0, 2]])
 
 def load(value, tmp_path: Path, **options) -> Graph:
     torch.save(value, tmp_path / "saved.pt")
-    return import_graph(tmp_path / "saved.pt", tmp_path / "g", options=ImportOptions(**options))
+    chosen = ImportOptions(**options)
+    return import_graph(tmp_path / "saved.pt", tmp_path / "g", options=chosen, overwrite=True)
 
 
 def test_a_data_a_dict_and_a_dataset_of_one_graph_are_the_same(tmp_path: Path):
@@ -73,7 +74,7 @@ def test_float_labels_of_several_columns_are_multilabel(tmp_path: Path):
         (Data(x=torch.eye(3)), "with edge_index"),
         (Data(edge_index=PAIRS.float(), num_nodes=3), "edge_index of integers"),
         (Data(edge_index=PAIRS, x=torch.eye(2)), "from 0 to 1, found 2"),
-        (Data(edge_index=PAIRS, x=torch.eye(3), y=torch.zeros(2)), "one per node"),
+        (Data(edge_index=PAIRS, x=torch.eye(3), y=torch.zeros(2)), "one row per node"),
         (Data(edge_index=PAIRS, x=torch.eye(3), y=torch.rand(3)), "whole numbers"),
         (Data(edge_index=PAIRS, num_nodes=3, edge_weight=torch.ones(2)), "one value per edge"),
         (Data(edge_index=PAIRS, x=torch.eye(3), train_mask=torch.ones(2) > 0), "one flag per node"),

@@ -2,12 +2,17 @@
 
 import os
 import resource
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from runtime.errors import DatasetError
+from runtime.graph import staging as staging_module
+from runtime.graph.dataset import open_graph
 from runtime.graph.generate import generate_sbm
 from runtime.graph.staging import ArrayWriter, Staging
 
@@ -43,22 +48,121 @@ def test_a_folder_with_other_files_is_refused_and_left_alone(tmp_path: Path):
         generate_sbm(tmp_path / "thesis.txt", **SIZES)
 
 
-def test_an_empty_folder_and_an_earlier_dataset_are_replaced(tmp_path: Path):
+def test_an_empty_folder_is_taken_and_an_earlier_dataset_is_not(tmp_path: Path):
     target = tmp_path / "deep" / "g"
     target.mkdir(parents=True)
     first = generate_sbm(target, **SIZES)
-    second = generate_sbm(target, **SIZES, seed=1)
-    assert first.fingerprint != second.fingerprint
+    with pytest.raises(
+        DatasetError, match=r"found sbm-2000 \(2,000 nodes, 20,\d+ edges\)"
+    ) as caught:
+        generate_sbm(target, **SIZES, seed=1)
+    assert "overwrite (--overwrite), which keeps that one as g.previous" in str(caught.value)
     assert [p.name for p in target.parent.iterdir()] == ["g"]
-    assert first.x is not None
-    assert np.isfinite(first.x).all()  # what was mapped before stays readable
+    assert open_graph(target).fingerprint == first.fingerprint
+
+
+def test_an_overwritten_dataset_steps_aside_whole(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    target = tmp_path / "g"
+    made = [generate_sbm(target, **SIZES, seed=s, overwrite=True) for s in range(3)]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["g", "g.previous", "g.previous-2"]
+    for graph, name in zip(made, ("g.previous", "g.previous-2", "g"), strict=True):
+        assert open_graph(tmp_path / name).fingerprint == graph.fingerprint
+        assert graph.x is not None
+        assert np.isfinite(graph.x).all()  # what was mapped before stays readable
+    assert f"kept in {tmp_path / 'g.previous-2'}" in caplog.text
+
+
+def test_a_dataset_that_came_meanwhile_is_not_replaced(tmp_path: Path):
+    def write_late() -> None:
+        with Staging(tmp_path / "g") as staging:
+            first = generate_sbm(tmp_path / "g", **SIZES)
+            staging.save("indptr", np.arange(3))
+            with pytest.raises(DatasetError, match="expected no dataset there yet"):
+                staging.commit()
+            assert open_graph(tmp_path / "g").fingerprint == first.fingerprint
+
+    write_late()
+    assert [p.name for p in tmp_path.iterdir()] == ["g"]
+
+
+def test_an_earlier_dataset_survives_an_end_just_after_the_exchange(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    before = generate_sbm(tmp_path / "g", **SIZES)
+    take = staging_module.take_name
+
+    def take_and_end(made: Path, target: Path) -> None:
+        take(made, target)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(staging_module, "take_name", take_and_end)
+    with pytest.raises(KeyboardInterrupt):
+        generate_sbm(tmp_path / "g", **SIZES, seed=1, overwrite=True)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["g", "g.previous"]
+    assert open_graph(tmp_path / "g.previous").fingerprint == before.fingerprint
+
+
+WRITER = """
+import sys, time
+from pathlib import Path
+import numpy as np
+from runtime.graph.staging import Staging
+with Staging(Path(sys.argv[1])) as staging:
+    staging.save("indptr", np.arange(1000))
+    print("ready", flush=True)
+    time.sleep(60)
+"""
+
+
+def started(target: Path) -> subprocess.Popen[str]:
+    """A process that has begun to write a dataset, and waits."""
+    words = [sys.executable, "-c", WRITER, str(target)]
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    return process
+
+
+def test_what_a_killed_process_left_is_swept_and_what_a_living_one_writes_is_not(tmp_path: Path):
+    living, dead = started(tmp_path / "one"), started(tmp_path / "two")
+    try:
+        assert len(list(tmp_path.iterdir())) == 2
+        dead.kill()
+        dead.wait()
+        (tmp_path / ".mine.12345678").mkdir()  # nobody's mark: not ours to remove
+        generate_sbm(tmp_path / "g", **SIZES)
+        names = sorted(p.name for p in tmp_path.iterdir())
+        assert [name.split(".")[1] for name in names[:2]] == ["mine", "one"]
+        assert names[2:] == ["g"]
+    finally:
+        living.terminate()
+    assert living.wait() == 128 + 15
+    assert sorted(p.name for p in tmp_path.iterdir()) == [".mine.12345678", "g"]
+    for process in (living, dead):
+        assert process.stdout is not None
+        process.stdout.close()
+
+
+def test_a_handler_of_the_user_is_left_alone(tmp_path: Path):
+    def own(*_: object) -> None:
+        return
+
+    before = signal.signal(signal.SIGTERM, own)
+    try:
+        with Staging(tmp_path / "g"):
+            assert signal.getsignal(signal.SIGTERM) is own
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    with Staging(tmp_path / "g"):
+        assert signal.getsignal(signal.SIGTERM) is not before
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
 def test_an_error_halfway_leaves_an_earlier_dataset_untouched(tmp_path: Path):
     before = generate_sbm(tmp_path / "g", **SIZES)
 
     def interrupted():
-        with Staging(tmp_path / "g") as staging:
+        with Staging(tmp_path / "g", overwrite=True) as staging:
             staging.save("indptr", np.arange(3))
             raise KeyboardInterrupt
 
@@ -110,3 +214,16 @@ def test_everything_is_on_the_disk_before_it_has_its_name(
     assert sorted(flushed[:2]) == ["a.npy", "b.npy"]
     assert flushed[2:] == ["folder", tmp_path.name]
     assert np.array_equal(np.load(target / "b.npy"), np.arange(5))
+
+
+def test_whoever_reads_a_replaced_dataset_goes_on_or_is_told(tmp_path: Path):
+    before = generate_sbm(tmp_path / "g", **SIZES)
+    rows = np.array(before.x)
+    assert before.array_path("x") == before.path / "x.npy"
+    generate_sbm(tmp_path / "g", **SIZES, seed=1, overwrite=True)
+    np.testing.assert_array_equal(before.x, rows)  # mapped: the old rows
+    with pytest.raises(DatasetError, match="it was replaced meanwhile; begin again") as caught:
+        before.array_path("x")  # opened anew: they would be another graph's
+    assert "\n" not in str(caught.value)
+    with pytest.raises(DatasetError, match=before.fingerprint[:12]):
+        open_graph(tmp_path / "g", fingerprint=before.fingerprint)

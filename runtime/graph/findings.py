@@ -1,0 +1,315 @@
+"""What a dataset's arrays hold that nobody can have meant: counted, then refused or said.
+
+A fault is something that no training can use (repeated training nodes, unusable edge weights): a
+dataset with one is never written, and planning refuses it. What may be meant is said with its count
+(nodes of two splits, held-out links among the stored edges, NaN features). Every array is read in
+blocks, once; of the topology only the lists of nodes that a held-out link ends in.
+"""
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from runtime.graph.classes import is_sparse
+from runtime.graph.format import GraphMeta
+from runtime.graph.validate import chunks
+
+CHUNK_EDGES = 1 << 22
+"""Stored edges compared with held-out links at once."""
+NAMES = {"train_idx": "training", "val_idx": "validation", "test_idx": "test"}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Finding:
+    """One kind of thing that was found in one array."""
+
+    kind: str
+    """repeated | overlap | held_out_links | edge_weight | features | unlabelled | classes."""
+    array: str
+    """Name of the array file, without `.npy`."""
+    count: int
+    of: int
+    """How many there are of what is counted."""
+    fault: bool
+    """Whether the dataset cannot be used as it is."""
+    text: str
+    """What was found, what follows from it and what to do; one line."""
+
+    @property
+    def note(self) -> str:
+        """As the dataset's notes have it."""
+        return f"warning: {self.array}: {self.text}"
+
+
+def find_all(meta: GraphMeta, arrays: dict[str, NDArray[Any]]) -> list[Finding]:
+    """Look for everything that this module knows; faults first.
+
+    Args:
+        meta: the dataset's description.
+        arrays: its arrays by name, of the right types and shapes, values in range.
+    """
+    found = [
+        *_in_splits(meta, arrays),
+        *_in_labels(meta, arrays),
+        *_in_edges(meta, arrays),
+        *_in_features(arrays),
+    ]
+    return sorted(found, key=lambda finding: not finding.fault)
+
+
+# Splits.
+
+
+def _in_splits(meta: GraphMeta, arrays: dict[str, NDArray[Any]]) -> Iterator[Finding]:
+    link = meta.task == "link"
+    keys = {name: _keys(arrays[name], meta.num_nodes) for name in NAMES}
+    for name, own in keys.items():
+        yield from _repeated(name, own, link)
+    for one, other in itertools.combinations(NAMES, 2):
+        yield from _overlap(one, other, keys, link)
+    if link:
+        for name in ("val_idx", "test_idx"):
+            yield from _held_out(name, arrays)
+
+
+def _keys(ids: NDArray[np.int64], num_nodes: int) -> NDArray[np.int64]:
+    """Sorted node ids; of pairs one number each, the same for both directions."""
+    if ids.ndim == 2:
+        pair = np.sort(ids, axis=1)
+        ids = pair[:, 0] * num_nodes + pair[:, 1]
+    return np.sort(ids)
+
+
+def _repeated(name: str, keys: NDArray[np.int64], link: bool) -> Iterator[Finding]:
+    count = int((keys[1:] == keys[:-1]).sum())
+    if not count:
+        return
+    text = (
+        f"{count} of {len(keys)} {NAMES[name]} links repeat another one (in either direction): "
+        "they count as often as they stand there"
+        if link
+        else f"expected distinct {NAMES[name]} nodes, found {count} repetitions among {len(keys)} "
+        "ids; name each node once"
+    )
+    yield Finding(kind="repeated", array=name, count=count, of=len(keys), fault=not link, text=text)
+
+
+def _overlap(
+    one: str, other: str, keys: dict[str, NDArray[np.int64]], link: bool
+) -> Iterator[Finding]:
+    first, second = np.unique(keys[one]), np.unique(keys[other])
+    count = len(np.intersect1d(first, second, assume_unique=True))
+    if not count:
+        return
+    what, counted = ("links", " (in either direction)") if link else ("nodes", "")
+    yield Finding(
+        kind="overlap",
+        array=other,
+        count=count,
+        of=len(second),
+        fault=False,
+        text=f"{count} of {len(second)} {NAMES[other]} {what} are among the {len(first)} "
+        f"{NAMES[one]} {what}{counted}: scores on them say little of {what} not seen; make the "
+        "splits distinct unless that is meant",
+    )
+
+
+class StoredLinks(NamedTuple):
+    """Of pairs (source, destination), how many are edges of a graph."""
+
+    forward: int
+    """As source -> destination."""
+    only_reversed: int
+    """As destination -> source alone."""
+
+
+def stored_links(indptr: NDArray[Any], indices: NDArray[Any], pairs: NDArray[Any]) -> StoredLinks:
+    """Count pairs that are stored edges; in-lists need not be sorted.
+
+    Args:
+        indptr: [num_nodes + 1].
+        indices: [num_edges] in-neighbours.
+        pairs: [k, 2] source and destination.
+    """
+    forward = _are_stored(indptr, indices, pairs[:, 0], pairs[:, 1])
+    reverse = _are_stored(indptr, indices, pairs[:, 1], pairs[:, 0])
+    return StoredLinks(int(forward.sum()), int((reverse & ~forward).sum()))
+
+
+def _are_stored(
+    indptr: NDArray[Any], indices: NDArray[Any], src: NDArray[Any], dst: NDArray[Any]
+) -> NDArray[np.bool_]:
+    """For each pair, whether `src` is among the in-neighbours of `dst`."""
+    num_nodes = len(indptr) - 1
+    wanted, place = np.unique(dst * num_nodes + src, return_inverse=True)
+    found = np.zeros(len(wanted), bool)
+    targets = np.unique(dst)
+    sizes = np.asarray(indptr[targets + 1]) - np.asarray(indptr[targets])
+    for low, high in _ranges(sizes):
+        own, own_sizes = targets[low:high], sizes[low:high]
+        starts = np.repeat(indptr[own] - np.cumsum(own_sizes) + own_sizes, own_sizes)
+        neighbours = indices[starts + np.arange(len(starts))]
+        edges = np.repeat(own, own_sizes) * num_nodes + neighbours
+        begin = np.searchsorted(wanted, own[0] * num_nodes)
+        end = np.searchsorted(wanted, (own[-1] + 1) * num_nodes)
+        near = wanted[begin:end]
+        at = np.minimum(np.searchsorted(near, edges), len(near) - 1)
+        found[begin + at[near[at] == edges]] = True
+    return found[place.reshape(-1)]
+
+
+def _ranges(sizes: NDArray[Any]) -> Iterator[tuple[int, int]]:
+    """Consecutive ranges of lists that hold about `CHUNK_EDGES` entries, at least one each."""
+    if not len(sizes):
+        return
+    number = (np.cumsum(sizes) - sizes) // CHUNK_EDGES
+    cuts = [0, *(np.flatnonzero(np.diff(number)) + 1).tolist(), len(sizes)]
+    yield from itertools.pairwise(cuts)
+
+
+def _held_out(name: str, arrays: dict[str, NDArray[Any]]) -> Iterator[Finding]:
+    pairs = np.asarray(arrays[name])
+    stored = stored_links(arrays["indptr"], arrays["indices"], pairs)
+    count = stored.forward + stored.only_reversed
+    if not count:
+        return
+    yield Finding(
+        kind="held_out_links",
+        array=name,
+        count=count,
+        of=len(pairs),
+        fault=False,
+        text=f"{count} of {len(pairs)} {NAMES[name]} links are stored edges ({stored.forward} as "
+        f"they stand, {stored.only_reversed} in the other direction only): messages pass over what "
+        "is to be predicted; leave them out of the edges unless the model may know them",
+    )
+
+
+# Labels.
+
+
+def _in_labels(meta: GraphMeta, arrays: dict[str, NDArray[Any]]) -> Iterator[Finding]:
+    y = arrays.get("y")
+    if y is None or meta.task == "link":
+        return
+    for name in ("val_idx", "test_idx"):
+        ids = arrays[name]
+        known = np.asarray(y[ids]) >= 0
+        count = len(ids) - int((known if known.ndim == 1 else known.any(axis=1)).sum())
+        if count:
+            yield Finding(
+                kind="unlabelled",
+                array=name,
+                count=count,
+                of=len(ids),
+                fault=False,
+                text=f"{count} of {len(ids)} {NAMES[name]} nodes have no known label (-1): the "
+                "score leaves them out",
+            )
+    if y.ndim == 1:
+        used = count_classes(y)
+        if is_sparse(meta.num_classes, used):
+            fault = meta.num_classes > meta.num_nodes
+            does = "; number the classes from 0" if fault else ""
+            yield Finding(
+                kind="classes",
+                array="y",
+                count=used,
+                of=meta.num_classes,
+                fault=fault,
+                text=f"expected most classes to have a node, found {used} of {meta.num_classes} "
+                f"that do: a model has one output per class{does}",
+            )
+
+
+def count_classes(y: NDArray[np.int64]) -> int:
+    """How many different labels of 0 or more there are."""
+    used = np.empty(0, np.int64)
+    for part in chunks(y):
+        used = np.union1d(used, part)
+    return int((used >= 0).sum())
+
+
+# Edges and features.
+
+
+class UnusableWeights:
+    """Counts weights that no sampler takes, over any number of blocks."""
+
+    def __init__(self) -> None:
+        self.count = self.of = 0
+        self.first: float | None = None
+
+    def add(self, weights: NDArray[Any]) -> None:
+        """Count one block's."""
+        self.of += len(weights)
+        bad = ~((weights >= 0) & (weights <= np.finfo(np.float32).max))
+        found = int(bad.sum())
+        if found and self.first is None:
+            self.first = float(weights[bad.argmax()])
+        self.count += found
+
+    def __str__(self) -> str:
+        """One line."""
+        return (
+            "expected edge weights of 0 or more that float32 holds, found "
+            f"{self.count} of {self.of} that are negative, infinite or NaN (the first: "
+            f"{self.first}); correct them or leave the weights out"
+        )
+
+
+def _in_edges(meta: GraphMeta, arrays: dict[str, NDArray[Any]]) -> Iterator[Finding]:
+    del meta
+    if "edge_weight" not in arrays:
+        return
+    unusable = UnusableWeights()
+    for part in chunks(arrays["edge_weight"]):
+        unusable.add(part)
+    if unusable.count:
+        yield Finding(
+            kind="edge_weight",
+            array="edge_weight",
+            count=unusable.count,
+            of=unusable.of,
+            fault=True,
+            text=str(unusable),
+        )
+
+
+def _in_features(arrays: dict[str, NDArray[Any]]) -> Iterator[Finding]:
+    for name, table in arrays.items():
+        if name == "x" or (name.startswith("x_") and table.dtype.kind == "f"):
+            yield from _not_finite(name, table)
+
+
+def _not_finite(name: str, table: NDArray[Any]) -> Iterator[Finding]:
+    nan = infinite = rows = 0
+    for part in chunks(table):
+        # A sum over the block is not finite where a value is not: most blocks end here.
+        with np.errstate(all="ignore"):
+            total = part.sum(dtype=np.float64)
+        if np.isfinite(total):
+            continue
+        bad = ~np.isfinite(part)
+        own_nan = int(np.isnan(part).sum())
+        nan += own_nan
+        infinite += int(bad.sum()) - own_nan
+        rows += int(bad.any(axis=1).sum()) if part.ndim == 2 else 0
+    if nan + infinite:
+        kinds = [
+            f"{n} feature values are {w}" for n, w in ((nan, "NaN"), (infinite, "infinite")) if n
+        ]
+        where = f" in {rows} of {len(table)} rows" if table.ndim == 2 else ""
+        yield Finding(
+            kind="features",
+            array=name,
+            count=nan + infinite,
+            of=table.size,
+            fault=False,
+            text=f"{' and '.join(kinds)}{where}; training on them gives NaN losses, replace them "
+            "in the source and import again",
+        )
