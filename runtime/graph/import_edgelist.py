@@ -155,6 +155,9 @@ class _EdgeReader:
 
     def _number(self, src: NDArray[Any], dst: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
         src, dst = as_text(src), as_text(dst)
+        for ids in (src, dst):
+            if (ids == "" if ids.dtype.kind == "U" else ids != ids).any():
+                raise DatasetError(f"{self.path}: expected an id in each row, found an empty cell")
         if self.index is not None:
             return self.index.rows(self.path, src), self.index.rows(self.path, dst)
         if "U" in (src.dtype.kind, dst.dtype.kind):

@@ -181,9 +181,11 @@ def _sample(path: Path) -> list[str]:
 def _delimiter(lines: list[str]) -> str:
     found = next((d for d in (",", "\t", ";") if d in lines[0]), " ")
     if found == "\t":
-        by_tab = {len(_cells(line, "\t")) for line in lines}
-        by_blank = {len(line.split()) for line in lines}
-        if len(by_tab) > 1 and len(by_blank) == 1:
+        by_tab = [_cells(line, "\t") for line in lines]
+        by_blank = [line.split() for line in lines]
+        uneven = len({len(row) for row in by_tab}) > 1 or any("" in row for row in by_tab)
+        numbers = all(_is_number(cell) for row in by_blank[1:] or by_blank for cell in row)
+        if uneven and numbers and len({len(row) for row in by_blank}) == 1:
             return " "
     return found
 

@@ -2,6 +2,7 @@
 
 import pickle
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,12 +12,12 @@ from runtime.errors import DatasetError
 from runtime.graph.importing import ImportOptions, import_graph
 
 N = 20
-A = sp.random_array((N, N), density=0.2, format="csr", rng=np.random.default_rng(0))
-X = sp.random_array((N, 5), density=0.4, format="csr", rng=np.random.default_rng(1))
+A: Any = sp.random_array((N, N), density=0.2, format="csr", rng=np.random.default_rng(0))
+X: Any = sp.random_array((N, 5), density=0.4, format="csr", rng=np.random.default_rng(1))
 Y = np.arange(N) % 3
 
 
-def parts(matrix, stem: str, joint: str) -> dict[str, np.ndarray]:
+def parts(matrix, stem: str, joint: str) -> dict[str, Any]:
     names = ("data", "indices", "indptr")
     out = {f"{stem}{joint}{name}": getattr(matrix, name) for name in names}
     return {**out, f"{stem}{joint}shape": np.array(matrix.shape)}
@@ -28,7 +29,7 @@ def pickled(value) -> np.ndarray:
     return out
 
 
-PACKS = {
+PACKS: dict[str, dict[str, Any]] = {
     "underscores": {**parts(A, "adj", "_"), **parts(X, "attr", "_"), "labels": Y},
     "dots": {**parts(A, "adj_matrix", "."), **parts(X, "attr_matrix", "."), "labels": Y},
     "dense": {**parts(A, "adj", "_"), "attr_matrix": X.toarray(), "labels": Y},
@@ -124,8 +125,8 @@ def test_a_pickle_that_calls_something_is_refused_and_not_run(wrap, tmp_path: Pa
 
 def test_a_matrix_whose_arrays_call_something_is_refused(tmp_path: Path):
     ran = tmp_path / "ran"
-    matrix = sp.csr_matrix(A)
-    matrix.__dict__["data"] = Bomb(ran)
+    matrix: Any = sp.csr_matrix(A)
+    matrix.data = Bomb(ran)
     np.savez(tmp_path / "p.npz", adj_matrix=pickled(matrix))
     with pytest.raises(DatasetError, match="not run"):
         import_graph(tmp_path / "p.npz", tmp_path / "g")

@@ -4,6 +4,7 @@ import sys
 import types
 import warnings
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -117,10 +118,10 @@ def test_what_a_transform_leaves_in_a_data_is_read(tmp_path: Path):
     assert graph.edge_weight is None
 
 
-def sparse_tensor(**fields):
+def sparse_tensor(**fields) -> Any:
     """What torch_sparse (not installed) saves, by classes of its names."""
     names = ("tensor", "SparseTensor"), ("storage", "SparseStorage")
-    tensor, storage = (
+    tensor, storage = list[Any](
         type(name, (), {"__module__": f"torch_sparse.{module}"})() for module, name in names
     )
     tensor.storage = storage

@@ -1,6 +1,7 @@
 """Masks of any type are masks, lists of ids are ids, and what could be either is refused."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +19,8 @@ KINDS = [np.bool_, np.uint8, np.int8, np.int32, np.int64, np.float16, np.float32
 
 def write_npz(folder: Path, **arrays: np.ndarray) -> Path:
     ring = np.arange(N)
-    np.savez(folder / "p.npz", indptr=np.arange(N + 1), indices=np.roll(ring, 1), **arrays)
+    pack: dict[str, Any] = {"indptr": np.arange(N + 1), "indices": np.roll(ring, 1), **arrays}
+    np.savez(folder / "p.npz", **pack)
     return folder / "p.npz"
 
 

@@ -67,6 +67,12 @@ def test_ids_that_begin_with_a_comments_sign_are_kept_below_the_top(tmp_path: Pa
         load(tmp_path, "a,b\n# remark, of two cells\nb,a\n", "f.csv")
 
 
+@pytest.mark.parametrize("text", ["ann,bob\nbob,\n", "src,dst\n,ann\nbob,ann\n", "0,1\n1,\n"])
+def test_an_empty_end_is_refused(text: str, tmp_path: Path):
+    with pytest.raises(DatasetError, match="an id in each row, found an empty cell"):
+        load(tmp_path, text, "e.csv")
+
+
 def test_utf16_is_refused_by_name(tmp_path: Path):
     with pytest.raises(DatasetError, match="expected text in UTF-8, found UTF-16"):
         load(tmp_path, "0,1\n".encode("utf-16"))
