@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import json
 import logging
 import resource
@@ -14,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from api.connections import RESERVED_FILES, within_files
+from api.connections import RESERVED_FILES, GuardedProtocol, within_files
 from api.serve import connection_limits, server_of
 from api.settings import ServiceSettings
 from tests.support.ranks import free_port
@@ -203,6 +204,23 @@ def test_where_all_are_being_answered_a_new_one_is_refused_with_a_word(
         for each in followers:
             each.close()
     assert "too many connections: new ones are refused" in caplog.messages
+
+
+def test_nothing_is_kept_of_a_client_that_left_before_its_deadline():
+    with serving(header_seconds=600.0, body_seconds=600.0) as port:
+        for said in (b"", HALF, BODY + b"12345"):
+            opened(port, said).close()
+        assert b" 200 " in rest_of(opened(port, HALF + b"Connection: close\r\n\r\n"))
+        deadline = time.monotonic() + 20
+        while kept_protocols() and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert kept_protocols() == 0
+
+
+def kept_protocols() -> int:
+    """Connections of this process that something still refers to."""
+    gc.collect()
+    return sum(issubclass(type(each), GuardedProtocol) for each in gc.get_objects())
 
 
 def test_one_address_never_takes_all_and_files_are_left_for_the_rest(

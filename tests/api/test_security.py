@@ -1,5 +1,6 @@
 """Every refusal: its status, its type, and nothing changed."""
 
+import logging
 import pickle
 from pathlib import Path
 
@@ -113,6 +114,18 @@ def test_who_asked_for_what_is_written_down(keyed: tuple[TestClient, dict[str, s
     lines = client.get("/v1/audit", headers=bearer(keys["admin"])).json()["items"]
     found = [(line["principal"] != "unknown", line["status"], line["job_id"]) for line in lines]
     assert found == [(False, 401, ""), (True, 202, job)]
+
+
+def test_the_log_of_requests_names_the_job_that_was_made(
+    keyed: tuple[TestClient, dict[str, str]], caplog: pytest.LogCaptureFixture
+):
+    client, keys = keyed
+    with caplog.at_level(logging.INFO, "gnnplan.requests"):
+        job = client.post("/v1/jobs", json={}, headers=bearer(keys["plan"])).json()["id"]
+        client.get("/v1/jobs", headers=bearer(keys["plan"]))
+    made, listed = (vars(r) for r in caplog.records if r.message == "answered")
+    assert (made["job_id"], made["status"], made["path"]) == (job, 202, "/v1/jobs")
+    assert "job_id" not in listed
 
 
 def test_keys_are_stored_as_hashes_and_shown_once(

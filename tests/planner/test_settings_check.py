@@ -95,6 +95,14 @@ def test_a_word_that_is_no_choice_is_refused(field: str, option: str):
         check_workload(work)
 
 
+@pytest.mark.parametrize("field", ["negatives", "exclude"])
+def test_a_word_that_is_no_choice_of_links_is_refused(field: str):
+    links = Links()
+    object.__setattr__(links, field, "none of them")
+    with pytest.raises(SettingsError, match="expected one of .*found 'none of them'"):
+        check_workload(replace(Workload(), links=links))
+
+
 def test_an_older_plan_with_such_numbers_is_still_read():
     old = Workload(learning_rate=-1.0, dropout=1.5, weight_decay=-1.0, hidden=0)
     assert codec.decode(Workload, codec.to_plain(old)) == old

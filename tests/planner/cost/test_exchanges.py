@@ -6,8 +6,12 @@ import pytest
 
 from planner.candidate import Candidate
 from planner.cost.exchanges import (
+    after_seconds,
     all_to_all,
+    around_asked,
+    around_rows,
     crossing,
+    early_seconds,
     handed_over,
     hosts_all_reduce,
     remote_rates,
@@ -19,6 +23,7 @@ from tests.support.machines import constant
 
 SHAPES = [(1, 4), (2, 2), (2, 4), (3, 6), (4, 8), (4, 4)]
 """Hosts H and ranks P."""
+BESIDE = [f"all_to_all_{name}" for name in ("after", "early", "around_rows", "around_ids")]
 
 
 def spread_over(hosts: int, ranks: int) -> Candidate:
@@ -101,3 +106,25 @@ def test_rows_of_other_hosts_are_asked_for_and_sent_as_the_formula_has_them() ->
 
     assert sent.seconds == pytest.approx(seconds(1800 * 40))
     assert asked.seconds == pytest.approx(seconds(4 * 8) + seconds(1800 * 8))
+
+
+def test_what_goes_with_an_exchange_in_line_is_looked_up_at_what_it_moves() -> None:
+    # 900 rows of 40 bytes for the other of 2 ranks are 1,800 with a rank's own share, or 1,800 ids.
+    here = {name: per_byte(1e-8) for name in BESIDE}
+    far = {f"hosts_{name}": hosts_per_byte(1e-6, 2) for name in BESIDE}
+    model = with_tables(**here, **far)
+    rows, ids = 1800 * 40, 1800 * 8
+    for found, one, per_bytes in (
+        (spread_over(1, 2), 1, 1e-8),
+        (spread_over(2, 2), 1, 1e-6),
+        (spread_over(2, 4), 2, 1e-6),  # 2 ranks share a host's card
+    ):
+        whole = one * handed_over(found, 900.0) / 1800 * per_bytes
+        assert after_seconds(model, found, 900.0, 40) == pytest.approx(rows * whole)
+        assert early_seconds(model, found, 900.0, 40) == pytest.approx(rows * whole)
+        assert around_rows(model, found, 900.0, 40) == pytest.approx(rows * whole)
+        assert around_asked(model, found, 900.0) == pytest.approx(ids * whole)
+        assert after_seconds(model, found, 0.0, 40) == 0.0
+        ahead = replace(found, threads=replace(found.threads, sample=1))
+        assert after_seconds(model, ahead, 900.0, 40) == 0.0
+    assert after_seconds(with_tables(), spread_over(1, 2), 900.0, 40) == 0.0
