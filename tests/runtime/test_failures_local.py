@@ -89,12 +89,12 @@ def test_a_disk_with_room_again_gets_checkpoints_again(
 ) -> None:
     write, calls = codec.write_bytes_atomically, []
 
-    def full_at_first(path: Path, data: bytes) -> None:
+    def full_at_first(path: Path, data: bytes, **mode: int) -> None:
         if path.suffix == ".pt":
             calls.append(path)
             if len(calls) <= 3:
                 raise OSError(28, "No space left on device")
-        write(path, data)
+        write(path, data, **mode)
 
     monkeypatch.setattr(codec, "write_bytes_atomically", full_at_first)
     report = train(plan, tmp_path)
@@ -110,7 +110,7 @@ def test_a_report_that_found_no_room_is_written_by_resuming(
 ) -> None:
     with monkeypatch.context() as patch:
 
-        def full(path: Path, text: str) -> None:
+        def full(path: Path, text: str, **mode: int) -> None:
             raise OSError(28, "No space left on device", str(path), text[:0])
 
         patch.setattr(codec, "write_text_atomically", full)
