@@ -99,7 +99,7 @@ def test_a_word_that_is_no_choice_is_refused(field: str, option: str):
 def test_a_word_that_is_no_choice_of_links_is_refused(field: str):
     links = Links()
     object.__setattr__(links, field, "none of them")
-    with pytest.raises(SettingsError, match="expected one of .*found 'none of them'"):
+    with pytest.raises(SettingsError, match=r"expected one of .*found 'none of them'"):
         check_workload(replace(Workload(), links=links))
 
 

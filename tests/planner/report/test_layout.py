@@ -1,6 +1,6 @@
 """Where the parts of a machine are drawn: inside the picture, apart, in their rows."""
 
-from itertools import combinations
+from itertools import combinations, pairwise
 
 import pytest
 
@@ -41,8 +41,8 @@ def test_rows_go_from_memory_over_switches_to_devices(name: str):
         rows.setdefault(node.kind, set()).add(node.y)
         hosts.setdefault(host_of(node.name), []).append(node.x)
     order = [kind for kind in ("host", "numa", "pcie", "gpu", "nvlink") if kind in rows]
-    for above, below in zip(order, order[1:], strict=False):
+    for above, below in pairwise(order):
         assert max(rows[above]) <= min(rows[below]) - LEVEL
     assert rows["host"] == {MARGIN}
-    for one, other in zip(sorted(hosts), sorted(hosts)[1:], strict=False):
+    for one, other in pairwise(sorted(hosts)):
         assert max(hosts[one]) + BOX[0] <= min(hosts[other])
