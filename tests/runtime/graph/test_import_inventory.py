@@ -1,4 +1,4 @@
-"""Nothing that an import meets is lost without a word: the table of the HOWTO, row by row."""
+"""Nothing that an import meets is lost without a word: the table of IMPORTS.md, row by row."""
 
 import re
 from collections.abc import Callable
@@ -18,7 +18,7 @@ from runtime.graph.importing import import_graph
 from runtime.graph.inventory import Inventory, Role
 from tests.runtime.graph.conftest import write_graphbolt, write_gz, write_ogb
 
-HOWTO = Path(importing.__file__).parent / "HOWTO_your_graph.md"
+PAGE = Path(importing.__file__).parent / "IMPORTS.md"
 N = 6
 EDGES = np.array([[0, 1, 2, 3, 4, 5, 1], [1, 2, 3, 4, 5, 0, 4]])
 E = EDGES.shape[1]
@@ -28,7 +28,7 @@ FLAGS = np.arange(N) < 3
 def rows() -> list[tuple[str, str, str]]:
     """Where, name and outcome, of every name of every row of the table."""
     out: list[tuple[str, str, str]] = []
-    for line in HOWTO.read_text().splitlines():
+    for line in PAGE.read_text().splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")]
         if line.startswith("| ") and len(cells) == 3 and "`" in cells[1]:
             out += [(cells[0], name, cells[2]) for name in re.findall(r"`([^`-][^`]*)`", cells[1])]
@@ -209,7 +209,7 @@ WHOLE = ("GNN-benchmark", "heterophilous", "OGB", "GraphBolt")
 
 @pytest.mark.filterwarnings("ignore::runtime.graph.validate.GraphWarning")
 @pytest.mark.parametrize("where", list(dict.fromkeys(where for where, _, _ in rows())))
-def test_each_row_of_the_howtos_table_is_what_happens(where: str, makers, tmp_path: Path):
+def test_each_row_of_the_pages_table_is_what_happens(where: str, makers, tmp_path: Path):
     said: list[str] = []
     for number, (_, name, outcome) in enumerate(row for row in rows() if row[0] == where):
         if number == 0 or where not in WHOLE:
