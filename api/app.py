@@ -14,12 +14,13 @@ from contextlib import asynccontextmanager
 from importlib.metadata import version
 from pathlib import Path
 
-from fastapi import FastAPI
+from fastapi import Depends, FastAPI
 
 from api import openapi, problems
 from api.dashboard import routes as dashboard
 from api.middleware import Gate
 from api.routes import audit, graphs, health, jobs, machines, plans, profiles, runs
+from api.routes.common import no_other_parameters
 from api.service.context import Service, open_service
 from api.service.events import JobStates
 from api.service.runs import count_error
@@ -63,7 +64,7 @@ def create_app(settings: ServiceSettings | Path) -> FastAPI:
     problems.install(app)
     app.add_middleware(Gate, service=service)
     for each in (health, graphs, machines, profiles, plans, runs, jobs, audit):
-        app.include_router(each.router)
+        app.include_router(each.router, dependencies=[Depends(no_other_parameters)])
     dashboard.install(app)
     app.openapi = lambda: openapi.document(app)
     return app

@@ -38,12 +38,32 @@ def _with_problems(found: dict[str, Any]) -> None:
     for path in found["paths"].values():
         for method in METHODS:
             if method in path:
-                responses = path[method]["responses"]
-                responses.pop("422", None)
-                responses["default"] = {
-                    "description": "A problem document (RFC 9457).",
-                    "content": {"application/problem+json": problem},
-                }
+                operation = path[method]
+                operation["responses"].pop("422", None)
+                for status, words in refusals(operation).items():
+                    operation["responses"][status] = {
+                        "description": words,
+                        "content": {"application/problem+json": problem},
+                    }
+
+
+def refusals(operation: dict[str, Any]) -> dict[str, str]:
+    """What an operation may be refused for, by status; each answer is a problem document."""
+    found: dict[str, str] = {}
+    if "security" in operation:
+        found["401"] = "A key is needed, and none or a wrong one was given."
+        found["403"] = "The key may not do this, or what is named may not be used."
+    if any(each["in"] == "path" for each in operation.get("parameters", [])):
+        found["404"] = "There is no such thing."
+        found["409"] = "The state of things does not allow this now; `type` says why."
+    if "requestBody" in operation:
+        found["413"] = "The body is too large."
+        found["415"] = "The body is not JSON."
+    found["422"] = "The request is understood and wrong."
+    found["429"] = "Too many requests or jobs; Retry-After says how long to wait."
+    found["503"] = "The service cannot answer now."
+    found["default"] = "Another problem (RFC 9457)."
+    return found
 
 
 def text_of(app: FastAPI) -> str:

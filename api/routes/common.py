@@ -5,8 +5,10 @@ from collections.abc import Callable
 from typing import Annotated, Any, TypeVar
 
 from fastapi import Depends, Header, Query, Request, Response
+from fastapi.routing import APIRoute
 from pydantic import BaseModel
 
+from api.errors import UnprocessableError
 from api.schemas.common import PageOf
 from api.schemas.resources import Job
 from api.security.auth import principal_in
@@ -52,6 +54,33 @@ async def page_of(
 ) -> dict[str, Any]:
     """Which page is asked for."""
     return {"cursor": cursor, "limit": limit}
+
+
+async def no_other_parameters(request: Request) -> None:
+    """Refuse query parameters that the operation does not know.
+
+    Raises:
+        UnprocessableError: the text names them and what there is.
+    """
+    if not request.query_params:
+        return
+    known = query_names(request.scope["route"])
+    unknown = sorted(set(request.query_params) - set(known))
+    if unknown:
+        raise UnprocessableError(
+            f"expected query parameters among {', '.join(known) or 'none'}, found "
+            f"{', '.join(name[:60] for name in unknown[:5])}"
+        )
+
+
+def query_names(route: APIRoute) -> list[str]:
+    """Names of the query parameters of an operation, in order."""
+    names, left = set[str](), [route.dependant]
+    while left:
+        part = left.pop()
+        names |= {each.alias for each in part.query_params}
+        left += part.dependencies
+    return sorted(names)
 
 
 ServiceIn = Annotated[Service, Depends(service_of)]

@@ -43,6 +43,27 @@ def test_every_operation_answers_with_problems(client: TestClient):
             assert list(content) == ["application/problem+json"], (method, path)
 
 
+def test_refusals_are_documented_by_their_status(client: TestClient):
+    paths = client.get("/openapi.json").json()["paths"]
+    for address, method, statuses in (
+        ("/healthz", "get", {"422", "429", "503"}),
+        ("/v1/plans", "post", {"401", "403", "413", "415", "422", "429", "503"}),
+        ("/v1/plans/{plan}", "delete", {"401", "403", "404", "409", "422", "429", "503"}),
+    ):
+        found = {s for s in paths[address][method]["responses"] if s[0] in "45"}
+        assert found == statuses, address
+
+
+@pytest.mark.parametrize(
+    "path", ["/healthz", "/v1/jobs", "/v1/plans", "/v1/plans/none", "/v1/runs"]
+)
+def test_query_parameters_that_are_not_known_are_refused(client: TestClient, path: str):
+    refused = client.get(path, params={"bogus": "1"})
+    assert (refused.status_code, refused.json()["type"]) == (422, "invalid-request")
+    assert "found bogus" in refused.json()["detail"]
+    assert client.get(path).status_code in (200, 404)
+
+
 CASES = int(os.environ.get("GNNPLAN_API_CASES", "100"))
 DATABASE = os.environ.get("GNNPLAN_API_DATABASE", "sqlite")
 OPERATIONS = [
