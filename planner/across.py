@@ -29,6 +29,8 @@ class Outcome:
 
     best: Found
     lost: list[Alternative]
+    elsewhere: list[float]
+    """Step seconds of the other samplers' candidates that fit."""
 
 
 def across(
@@ -66,7 +68,9 @@ def across(
         Alternative(name=_name(search), step_seconds=None, why=str(error))
         for search, error in failed
     ]
-    return Outcome(best=best, lost=lost)
+    others = [p for each in found if each is not best for p in each.explored.priced]
+    elsewhere = [p.seconds for p in others if not p.overflow]
+    return Outcome(best=best, lost=lost, elsewhere=elsewhere)
 
 
 def _worth(best: Found, first: Found) -> bool:

@@ -1,5 +1,6 @@
 """The chosen candidate as a plan: what the runtime reads, and what lost to it."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from importlib import metadata
 from typing import Any
@@ -28,15 +29,23 @@ DISK_BUDGET_BYTES = 64 * 2**20
 
 
 def assemble(
-    search: Search, explored: Explored, chosen: Priced
+    search: Search, explored: Explored, chosen: Priced, *, elsewhere: Sequence[float] = ()
 ) -> tuple[Plan, dict[str, NDArray[Any]]]:
     """The plan and its arrays.
 
     Where few vertices stand for all, every vertex gets its place here, and what that costs is what
     the plan predicts; candidates are compared, and bounded, on the few.
+
+    Args:
+        search: the request.
+        explored: its candidates, priced.
+        chosen: the one to be planned.
+        elsewhere: step seconds of candidates of other searches, with other samplers, that fit; the
+            plan's bound is below them too.
     """
     request, few = search.request, chosen
     bound, prices = search.lower_bound(explored.priced), search.prices(few)
+    bound = min(bound, *elsewhere) if elsewhere else bound
     chosen = search.whole(few)
     listed, arrays = plan_arrays(chosen.placed, request.graph.num_nodes)
     machine = request.machine

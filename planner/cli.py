@@ -1,14 +1,18 @@
 """The `gnnplan` command: groups the verbs and turns every failure into one line and an exit code.
 
-Exit codes: 0 fine, 2 the input is wrong, 3 no feasible plan, 1 anything else. `--json` prints one
-JSON document on stdout; everything else goes to stderr.
+Exit codes: 0 fine, 2 the input is wrong, 3 no feasible plan, 130 and 143 ended by SIGINT (Ctrl-C)
+or SIGTERM, 1 anything else. `--json` prints one JSON document on stdout; everything else goes to
+stderr.
 """
 
 import errno
 import os
+import signal
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from types import FrameType
 
 import typer
 
@@ -48,16 +52,47 @@ def main(argv: Sequence[str] | None = None) -> int:
     ours = 2 if "launch" in arguments[:2] else len(arguments)
     debug = "--debug" in arguments[:ours]
     arguments = [a for a in arguments[:ours] if a != "--debug"] + arguments[ours:]
+    with _stop_signals() as came:
+        try:
+            code = app(arguments, standalone_mode=False)
+        except KeyboardInterrupt:
+            return _stopped(came[-1] if came else signal.SIGINT)
+        except Exception as error:
+            if debug:
+                traceback.print_exc()
+            return _stopped(came[-1]) if came else _report(error)
+        return _stopped(came[-1]) if came else code if isinstance(code, int) else 0
+
+
+@contextmanager
+def _stop_signals() -> Generator[list[signal.Signals]]:
+    """Let SIGTERM end a command as Ctrl-C does, so that it cleans up; gives the signals that came.
+
+    What a command catches is KeyboardInterrupt; libraries may turn it into errors of their own.
+    """
+    came, before = list[signal.Signals](), dict[signal.Signals, object]()
+
+    def stop(number: int, _: FrameType | None) -> None:
+        came.append(signal.Signals(number))
+        raise KeyboardInterrupt
+
     try:
-        code = app(arguments, standalone_mode=False)
-    except Exception as error:
-        if debug:
-            traceback.print_exc()
-        return _report(error)
-    except KeyboardInterrupt:
-        _say("interrupted")
-        return 1
-    return code if isinstance(code, int) else 0
+        for number in (signal.SIGINT, signal.SIGTERM):
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                before[number] = signal.signal(number, stop)
+    except ValueError:
+        pass  # in a thread: signals are the main thread's
+    try:
+        yield came
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)  # pyright: ignore[reportArgumentType]
+
+
+def _stopped(number: signal.Signals) -> int:
+    """One line for a command that a signal has ended, and its exit code."""
+    _say("interrupted" if number == signal.SIGINT else f"ended by {number.name}")
+    return 128 + number
 
 
 def run() -> None:

@@ -99,7 +99,9 @@ def plan(
         outcome = across([calibrated(search, factors) for search in raw], _choose)
         best = outcome.best
         settings = best.search.settings
-        found, arrays = assemble(best.search, best.explored, best.chosen)
+        found, arrays = assemble(
+            best.search, best.explored, best.chosen, elsewhere=outcome.elsewhere
+        )
         made = replace(found, alternatives=[*outcome.lost, *found.alternatives]), arrays
     say("writing the plan", 0.95)
     written = save_plan(*made, out)

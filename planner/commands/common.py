@@ -1,6 +1,8 @@
 """What every command shares: where output goes, sizes, and progress bars."""
 
+import os
 import sys
+import textwrap
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Annotated, Any
@@ -9,6 +11,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
+from planner.cost.memory import GIB
 from planner.errors import SettingsError
 from planner.settings import SamplerChoice
 from runtime import codec
@@ -35,6 +38,39 @@ RendezvousTimeout = Annotated[
 def console(as_json: bool = False) -> Console:
     """Where tables go: stdout, or stderr when stdout carries JSON."""
     return Console(stderr=as_json, highlight=False)
+
+
+def print_text(text: str, *, as_json: bool = False) -> None:
+    """Print text, its long lines broken between words at the terminal's width.
+
+    Lines go on where they began, two columns further in. Where the width is not known, in a file
+    or a pipe without $COLUMNS, lines stay whole.
+    """
+    screen = console(as_json)
+    known = screen.is_terminal or os.environ.get("COLUMNS", "").isdecimal()
+    lines = text.split("\n")
+    if known:
+        lines = [part for line in lines for part in wrapped(line, screen.width)]
+    screen.print("\n".join(lines), markup=False, soft_wrap=True)
+
+
+def wrapped(line: str, width: int) -> list[str]:
+    """A line in parts of at most a width, broken between words; longer words stay whole.
+
+    >>> wrapped("  memory: 10.0 GB of 80 GiB", 20)
+    ['  memory: 10.0 GB of', '    80 GiB']
+    """
+    if len(line) <= width:
+        return [line]
+    start = line[: len(line) - len(line.lstrip())]
+    return textwrap.wrap(
+        line.strip(),
+        max(width, len(start) + 20),
+        initial_indent=start,
+        subsequent_indent=start + "  ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 def emit_json(value: Any) -> None:
@@ -120,7 +156,9 @@ def progress_bar(title: str) -> Generator[ProgressCallback, None, None]:
 
 
 def bytes_text(value: float) -> str:
-    """Bytes for a reader: 1.50 GB."""
+    """Bytes for a reader: 1.50 GB; memories of whole GiB as they are sold: 80 GiB."""
+    if value >= GIB and value % GIB == 0:
+        return f"{value // GIB:.0f} GiB"
     for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if abs(value) >= size:
             return f"{value / size:.2f} {unit}"

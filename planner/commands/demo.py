@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from planner.commands.common import JsonFlag, console, emit_json, progress_bar
+from planner.commands.common import JsonFlag, console, emit_json, print_text, progress_bar
 from planner.commands.planning import print_explanation
 from planner.commands.training import event_line, print_comparison
 from planner.compare import Comparison, compare
@@ -114,7 +114,7 @@ def demo_command(
         emit_json(result)
         return
     print_comparison(comparison)
-    screen.print(render_elsewhere(elsewhere), markup=False, soft_wrap=True)
+    print_text(render_elsewhere(elsewhere))
     screen.print(
         f"loss {result.losses[0]:.3f} -> {result.losses[-1]:.3f} over {epochs} epochs; "
         f"test accuracy {result.test_accuracy or 0.0:.1%}, logistic regression on the features "

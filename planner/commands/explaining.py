@@ -12,6 +12,7 @@ from planner.commands.common import (
     bytes_text,
     console,
     emit_json,
+    print_text,
     progress_bar,
     seconds_text,
 )
@@ -114,9 +115,9 @@ def print_simulation(result: "Simulation") -> None:
         for stage, seconds in times.stages.items():
             screen.print(f"  {stage}: {seconds_text(seconds)}")
     for source, words in {**result.provenance, **times.provenance}.items():
-        screen.print(f"  {source}: {words}", markup=False, soft_wrap=True)
+        print_text(f"  {source}: {words}")
     for note in result.notes:
-        screen.print(f"note: {note}", markup=False, soft_wrap=True)
+        print_text(f"note: {note}")
 
 
 def why_not_command(
@@ -140,7 +141,7 @@ def why_not_command(
         return
     from planner.whynot import render
 
-    console().print(render(found), markup=False, soft_wrap=True)
+    print_text(render(found))
 
 
 def diff_command(
@@ -161,7 +162,7 @@ def diff_command(
     if as_json:
         emit_json(found)
         return
-    console().print(render(found), markup=False, soft_wrap=True)
+    print_text(render(found))
 
 
 def whatif_command(
@@ -193,7 +194,7 @@ def whatif_command(
             return
         from planner.inverse import render_cheapest
 
-        console().print(render_cheapest(answer), markup=False, soft_wrap=True)
+        print_text(render_cheapest(answer))
         return
     if not changes:
         raise SettingsError(
@@ -205,7 +206,7 @@ def whatif_command(
         return
     from planner.whatif import render
 
-    console().print(render(result), markup=False, soft_wrap=True)
+    print_text(render(result))
 
 
 def _cheapest(plan: Path, target: float, changes: list[str], server: str | None) -> "Cheapest":

@@ -15,6 +15,7 @@ from planner.commands.common import (
     parse_integers,
     parse_sampler,
     parse_type_fanouts,
+    print_text,
     progress_bar,
 )
 from planner.commands.remote import ServerOption
@@ -297,7 +298,7 @@ def machine_for_planning(name: str | None, graph: Path | None = None) -> Machine
         machine = with_free_memory(machine, found)
     late = [note for note in machine.notes if note.startswith("time: ")]
     for note in [*late, *gpu_notes(machine.notes)]:
-        console(as_json=True).print(f"note: {note}", markup=False, soft_wrap=True)
+        print_text(f"note: {note}", as_json=True)
     return machine
 
 
@@ -321,11 +322,11 @@ def explain_command(
     if as_json:
         emit_json(found)
         return
-    console().print(render(found), markup=False, soft_wrap=True)
+    print_text(render(found))
 
 
 def print_explanation(folder: Path) -> None:
     """Print a plan's explanation."""
     from planner.explain import explain, render
 
-    console().print(render(explain(load_plan(folder))), markup=False, soft_wrap=True)
+    print_text(render(explain(load_plan(folder))))

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from planner.commands import remote
-from planner.commands.common import JsonFlag, console, emit_json
+from planner.commands.common import JsonFlag, emit_json, print_text
 from planner.commands.remote import ServerOption
 from planner.errors import SettingsError
 from planner.machine import MachineModel
@@ -77,7 +77,7 @@ def report_command(
         )
         return
     drawn = "" if page.machine_drawn else "; its machine was not at hand (name it with --machine)"
-    console().print(f"{out}: plan {page.plan_id[:12]}{drawn}", markup=False, soft_wrap=True)
+    print_text(f"{out}: plan {page.plan_id[:12]}{drawn}")
 
 
 def _page(plan: Path, machine: str | None, run: Path | None) -> Page:

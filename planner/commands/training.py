@@ -28,6 +28,7 @@ from planner.commands.common import (
     console,
     emit_json,
     parse_integers,
+    print_text,
     progress_bar,
     seconds_text,
 )
@@ -251,6 +252,6 @@ def print_comparison(result: Comparison) -> None:
             f"{name} {seconds_text(row.predicted)} / {seconds_text(row.measured)}"
             for name, row in result.minor_stages.items()
         ]
-        console().print("below 2% of the step: " + ", ".join(rows), markup=False, soft_wrap=True)
+        print_text("below 2% of the step: " + ", ".join(rows))
     for note in result.notes:
         sys.stderr.write(f"note: {note}\n")

@@ -7,7 +7,14 @@ from typing import Annotated
 import typer
 from rich.table import Table as Grid
 
-from planner.commands.common import JsonFlag, console, emit_json, progress_bar, seconds_text
+from planner.commands.common import (
+    JsonFlag,
+    console,
+    emit_json,
+    print_text,
+    progress_bar,
+    seconds_text,
+)
 from planner.request_check import check_output
 from planner.tune_result import Asked, Tuned
 from runtime.plan import load_plan
@@ -68,11 +75,11 @@ def print_tuned(found: Tuned, folder: Path) -> None:
         )
     screen = console()
     screen.print(grid)
-    screen.print(f"kept, in {folder}: {found.kept}", markup=False, soft_wrap=True)
+    print_text(f"kept, in {folder}: {found.kept}")
     regret = found.model_regret
     words = "never got to the score" if regret is None else f"measured {regret:.1%} longer"
     if found.model_choice == found.kept:
         words = "is the one that is kept"
-    screen.print(f"the model's choice {words}: {found.model_choice}", markup=False, soft_wrap=True)
+    print_text(f"the model's choice {words}: {found.model_choice}")
     for note in found.notes:
         sys.stderr.write(f"note: {note}\n")

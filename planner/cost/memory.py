@@ -10,6 +10,7 @@ from planner.errors import PlanDoesNotFit
 from planner.workload import Spread
 from runtime.plan import MemoryUse
 
+GIB = 2**30
 ADAM_COPIES = 4
 """Parameter, gradient and two moments."""
 MANY_BATCHES = 200
@@ -168,11 +169,13 @@ def capacity_text(size_bytes: int) -> str:
 
 
 def size_text(size_bytes: float | int) -> str:
-    """Bytes for people, in powers of ten.
+    """Bytes for people, in powers of ten; memories of whole GiB as they are sold.
 
-    >>> size_text(999), size_text(1.25e6), size_text(61.2e9)
-    ('999 B', '1.2 MB', '61.2 GB')
+    >>> size_text(999), size_text(1.25e6), size_text(61.2e9), size_text(80 * 2**30)
+    ('999 B', '1.2 MB', '61.2 GB', '80 GiB')
     """
+    if size_bytes >= GIB and size_bytes % GIB == 0:
+        return f"{size_bytes // GIB:.0f} GiB"
     for unit, scale in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("KB", 1e3)):
         if abs(size_bytes) >= scale:
             return f"{size_bytes / scale:.1f} {unit}"

@@ -134,10 +134,10 @@ def certificate_sentence(certificate: Certificate) -> str:
     """How good the plan is known to be, within its model."""
     objective, bound = time_text(certificate.objective), time_text(certificate.lower_bound)
     known = (
-        "It is the best there is, as far as the model sees"
+        "As far as the model sees, nothing that is bounded is faster"
         if certificate.gap <= 1e-9
-        else f"No plan can be more than {share_text(certificate.gap)} faster, as far as the model "
-        "sees"
+        else "As far as the model sees, nothing that is bounded is more than "
+        f"{share_text(certificate.gap)} faster"
     )
     return (
         f"{known}: {objective} predicted per step against a bound of {bound} "

@@ -208,7 +208,7 @@ def certificate(chosen: Priced, lower_bound: float, complete: bool, stride: int 
 
     Args:
         chosen: the plan's candidate.
-        lower_bound: step seconds if every row came from its cheapest place and no memory bound.
+        lower_bound: step seconds that no candidate is below (`Search.lower_bound`).
         complete: every candidate was priced with every policy.
         stride: vertices that each one stood for in what was compared and bounded.
     """
@@ -217,6 +217,10 @@ def certificate(chosen: Priced, lower_bound: float, complete: bool, stride: int 
     gap = (objective - bound) / objective if objective > 0 else 0.0
     tried = "optimal" if gap < 1e-9 else "feasible"
     extent = "all candidates priced" if complete else "policies tried on the fastest candidates"
+    extent += (
+        "; bounded: every candidate priced, and those with the user's own sampler and without a "
+        "cache that fills itself under any other placement of their rows"
+    )
     if stride > 1:
         extent += f", on one of every {stride} vertices by heat"
     return Certificate(

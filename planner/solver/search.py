@@ -179,8 +179,12 @@ class Search(Question):
         return Explored(priced=found, left_out=more.left_out, refused=first.left_out)
 
     def lower_bound(self, priced: list[Priced]) -> float:
-        """Step seconds below which no placement brings any candidate, within the cost model."""
-        found = [p.seconds for p in priced if not _bounded(p)]
+        """Step seconds that no candidate is below, within the cost model.
+
+        Each is bounded as it was priced. Those whose rows could be placed otherwise are bounded
+        under any placement too: by their shape's best one, its reads at their least.
+        """
+        found = [p.seconds for p in priced]
         best: dict[Candidate, Priced] = {}
         for p in filter(_bounded, priced):
             known = best.get(_shape(p))

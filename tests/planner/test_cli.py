@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from planner.cli import main
-from planner.commands.common import parse_integers, parse_sampler
+from planner.commands.common import parse_integers, parse_sampler, print_text
 from planner.errors import SettingsError
 from planner.settings import SamplerChoice
 from planner.units import parse_bytes
@@ -176,6 +176,37 @@ def test_fanouts_are_integers():
     assert parse_integers("15,10,-1", "--fanouts") == [15, 10, -1]
     with pytest.raises(SettingsError, match="--fanouts"):
         parse_integers("", "--fanouts")
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+def test_long_lines_are_broken_between_words_at_the_terminals_width(
+    columns: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    line = "  " + ", ".join(f"word-{i}-of-several letters" for i in range(40))
+    monkeypatch.setenv("COLUMNS", str(columns))
+    print_text(f"{line}\nshort   columns\n")
+    shown = capsys.readouterr().out.splitlines()
+    assert all(len(each) <= columns for each in shown)
+    assert max(map(len, shown)) > columns - 30
+    assert [word for each in shown[:-2] for word in each.split()] == line.split()
+    assert shown[-2:] == ["short   columns", ""]
+    assert all(each.startswith("    ") for each in shown[1:-2])
+
+
+def test_lines_for_a_pipe_stay_whole(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.delenv("COLUMNS", raising=False)
+    line = "word " * 100
+    print_text(line)
+    assert capsys.readouterr().out == line + "\n"
+
+
+def test_memories_are_shown_as_they_are_sold(capsys: pytest.CaptureFixture[str]):
+    assert main(["machine", "show", "hgx-h100"]) == 0
+    shown = capsys.readouterr().out
+    assert "80 GiB" in shown
+    assert "85.9" not in shown
 
 
 def test_help_is_quick_to_import():
