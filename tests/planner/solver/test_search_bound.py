@@ -141,7 +141,10 @@ FEW = [(cores_search, seed) for seed in (1, 16)] + [(gpus_search, seed) for seed
     "searches",
     [
         pytest.param(FEW, id="a few"),
-        *(pytest.param(SEARCHES[i::5], id=f"{i} of 5", marks=pytest.mark.slow) for i in range(5)),
+        *(
+            pytest.param(SEARCHES[i::20], id=f"{i} of 20", marks=pytest.mark.slow)
+            for i in range(20)
+        ),
     ],
 )
 def test_no_candidate_is_below_the_bound(
