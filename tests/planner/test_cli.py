@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from planner.cli import main
+from planner.commands import planning
 from planner.commands.common import parse_integers, parse_sampler, print_text
 from planner.errors import SettingsError
 from planner.settings import SamplerChoice
@@ -17,6 +18,18 @@ from runtime.graph.dataset import Graph
 
 PRESET = ["--machine", "cpu-2core"]
 FAST = ["--machine", "cpu-2core", "--devices", "1", "--fanouts", "3,3", "--hidden", "8"]
+
+
+def test_a_plan_that_a_server_makes_is_printed_once_and_not_made_here_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    done: list[str] = []
+    monkeypatch.setattr(planning.remote, "make_plan", lambda *_, **__: done.append("there"))
+    monkeypatch.setattr(planning, "make_plan", lambda *_, **__: done.append("here"))
+    monkeypatch.setattr(planning, "print_plan", lambda *_, **__: done.append("printed"))
+    words = ["plan", "G", "-o", str(tmp_path / "P"), "--server", "http://127.0.0.1:9"]
+    assert main(words) == 0
+    assert done == ["there", "printed"]
 
 
 def one_line(capsys: pytest.CaptureFixture[str]) -> str:
