@@ -128,7 +128,7 @@ def _csv_chunks(lines: PlainLines, layout: TextLayout, floats: Sequence[str]) ->
         if plain_name(name) in floats and numbers
     }
     convert = pc.ConvertOptions(column_types=wide)
-    stream = io.BufferedReader(lines, BLOCK_BYTES)
+    stream = io.BufferedReader(lines, 1 << 16)
     with pc.open_csv(
         stream, read_options=read, parse_options=parse, convert_options=convert
     ) as reader:
