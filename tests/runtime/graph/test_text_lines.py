@@ -17,7 +17,7 @@ RING = [(0, 1), (1, 2), (2, 0)]
 def load(tmp_path: Path, text: str | bytes, name: str = "e.txt") -> Graph:
     data = text if isinstance(text, bytes) else text.encode()
     (tmp_path / name).write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
-    return import_graph(tmp_path / name, tmp_path / "g")
+    return import_graph(tmp_path / name, tmp_path / f"g-{name}")
 
 
 def pairs(graph: Graph) -> list[tuple[int, int]]:
