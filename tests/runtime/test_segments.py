@@ -9,6 +9,7 @@ import pytest
 
 from runtime import segments
 from runtime.features.shared_rows import attach_segment, create_segment
+from runtime.graph.dataset import Graph
 from runtime.launch_job import running
 from runtime.segments import Segment, sweep_segments
 from tests.support.plans import make_plan
@@ -122,7 +123,7 @@ def test_too_little_memory_leaves_no_name(
 
 
 def test_a_job_frees_what_killed_ones_left_before_it_starts(
-    shared_memory: Path, small_graph: object, tmp_path: Path
+    shared_memory: Path, small_graph: Graph, tmp_path: Path
 ) -> None:
     killed, left = owner_of_one(shared_memory)
     killed.communicate()

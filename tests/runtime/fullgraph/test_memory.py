@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -61,7 +62,7 @@ def _measure(rank: int, port: int, graph: Path, plans: Path, name: str) -> None:
 @pytest.fixture(scope="module")
 def graphs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Graph, Graph]:
     folder = tmp_path_factory.mktemp("memory")
-    options = {"feature_dim": WIDTHS[0], "num_classes": WIDTHS[-1], "seed": 1}
+    options: dict[str, Any] = {"feature_dim": WIDTHS[0], "num_classes": WIDTHS[-1], "seed": 1}
     small = generate_sbm(folder / "small", num_nodes=2000, degree=10.0, **options)
     large = generate_sbm(folder / "large", num_nodes=160_000, degree=10.0, **options)
     return folder, small, large
