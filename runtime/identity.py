@@ -5,9 +5,26 @@ from pathlib import Path
 
 from runtime.device import machine_fingerprint
 from runtime.errors import PlanError
-from runtime.graph.dataset import open_graph
+from runtime.graph.dataset import Graph, open_graph
 from runtime.plan import Plan
 from runtime.visible_gpus import VARIABLE
+
+FORCE_VARIABLE = "GNNPLAN_FORCE"
+"""Set by `gnnplan launch --force`: the user's script trains although the graph changed."""
+
+
+def open_planned_graph(plan: Plan) -> Graph:
+    """Open the dataset that a plan was made for.
+
+    Raises:
+        PlanError: another dataset is there, and nobody asked for it to be taken all the same.
+        DatasetError: the dataset is gone or damaged.
+    """
+    graph = open_graph(Path(plan.graph.path))
+    why = _other_graph(plan, graph.fingerprint)
+    if why and not os.environ.get(FORCE_VARIABLE):
+        raise PlanError(why)
+    return graph
 
 
 def check_identity(plan: Plan, *, force: bool = False) -> list[str]:
@@ -30,11 +47,8 @@ def check_identity(plan: Plan, *, force: bool = False) -> list[str]:
     """
     notes: list[str] = []
     found_graph = open_graph(Path(plan.graph.path), validate=False).fingerprint
-    if found_graph != plan.graph.fingerprint:
-        notes.append(
-            f"{plan.graph.path}: expected the graph the plan was made for (fingerprint "
-            f"{plan.graph.fingerprint[:12]}), found {found_graph[:12]}; plan again or use --force"
-        )
+    if why := _other_graph(plan, found_graph):
+        notes.append(why)
     found_machine = machine_fingerprint()
     if found_machine not in plan.machine.fingerprint.split("+"):
         notes.append(
@@ -45,6 +59,16 @@ def check_identity(plan: Plan, *, force: bool = False) -> list[str]:
     if notes and not force:
         raise PlanError(notes[0])
     return notes
+
+
+def _other_graph(plan: Plan, fingerprint: str) -> str:
+    """What is wrong with a dataset of that fingerprint; empty where it is the plan's."""
+    if fingerprint == plan.graph.fingerprint:
+        return ""
+    return (
+        f"{plan.graph.path}: expected the graph the plan was made for (fingerprint "
+        f"{plan.graph.fingerprint[:12]}), found {fingerprint[:12]}; plan again or use --force"
+    )
 
 
 def _visible() -> str:

@@ -20,7 +20,7 @@ from runtime.cgroup import memory_group
 from runtime.config import RunConfig
 from runtime.errors import InputError
 from runtime.failure import EndedRank, clear_failures, ended_ranks
-from runtime.identity import check_identity
+from runtime.identity import FORCE_VARIABLE, check_identity
 from runtime.launch import CONFIG_FILE, check_startable
 from runtime.launch_hosts import (
     Place,
@@ -103,7 +103,8 @@ def launch_script(
         run_path,
         ["-m", "runtime.script_rank", str(script), *arguments],
     )
-    with running(command, plan, variables | {PLAN_VARIABLE: str(plan_folder)}) as job:
+    variables |= {PLAN_VARIABLE: str(plan_folder), FORCE_VARIABLE: "1" if force else ""}
+    with running(command, plan, variables) as job:
         job.wait()
     return 0 if job.returncode == 0 else _exit_code(ended_ranks(run_path), job.returncode)
 

@@ -17,7 +17,8 @@ import torch
 from runtime.comm.collectives import Communicator
 from runtime.cores import GLOO_THREADS, cores_beside_training, make_batch
 from runtime.errors import DatasetError, PlanError
-from runtime.graph.dataset import Graph, open_graph
+from runtime.graph.dataset import Graph
+from runtime.identity import open_planned_graph
 from runtime.loader_arguments import plan_folder, refuse_others
 from runtime.loader_build import LoaderParts
 from runtime.loader_device_sample import DeviceSampleStage
@@ -67,7 +68,7 @@ class PlannedLoader:
         others: none; of NeighborLoader's keywords the error says that the plan decides them.
 
     Raises:
-        PlanError: the plan is damaged, or for another number of ranks.
+        PlanError: the plan is damaged, or for another dataset or number of ranks.
         DatasetError: the dataset has no features.
         TypeError: other keywords, or something else than a folder as the plan.
     """
@@ -95,7 +96,7 @@ class PlannedLoader:
         self.rank = here if rank is None else rank
         self.size = ranks if size is None else size
         _check_ranks(self.plan, self.rank, self.size)
-        self.graph = open_graph(Path(self.plan.graph.path)) if graph is None else graph
+        self.graph = open_planned_graph(self.plan) if graph is None else graph
         if self.graph.topology_only:
             raise DatasetError(f"{self.graph.path}: expected features to train on, found none")
         if comm is None and self.size > 1 and self.plan.strategy.threads.comm == 0:

@@ -1,5 +1,6 @@
 """The loader gives each seed once per epoch, the same batches however they are made."""
 
+import functools
 import gc
 import inspect
 import itertools
@@ -19,6 +20,8 @@ from torch_geometric.loader import LinkNeighborLoader, NeighborLoader
 
 from runtime.errors import InputError, PlanError
 from runtime.graph.dataset import Graph
+from runtime.graph.generate import generate_sbm
+from runtime.identity import FORCE_VARIABLE
 from runtime.loader import PlannedLoader
 from runtime.loader_arguments import plan_folder, refuse_others
 from runtime.plan import Sampler, load_plan
@@ -338,6 +341,22 @@ def test_a_rank_without_seeds_gets_empty_batches_and_as_many(
     empty = next(b for batches in shares for b in batches if b.num_seeds == 0)
     assert empty.x.shape == (0, small_graph.feature_dim)
     assert empty.global_num_seeds == 2
+
+
+def test_another_dataset_in_the_planned_place_is_refused_unless_forced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "graph"
+    made = functools.partial(
+        generate_sbm, folder, num_nodes=200, degree=6.0, feature_dim=4, num_classes=2
+    )
+    make_plan(made(seed=1), tmp_path / "plan", batch_size=16)
+    made(seed=2, overwrite=True)
+    with pytest.raises(PlanError, match="expected the graph the plan was made for"):
+        PlannedLoader(tmp_path / "plan")
+    monkeypatch.setenv(FORCE_VARIABLE, "1")
+    loader = PlannedLoader(tmp_path / "plan")
+    loader.close()
 
 
 def test_the_wrong_number_of_ranks_is_refused(small_graph: Graph, tmp_path: Path) -> None:
