@@ -113,7 +113,7 @@ def frontiers(
         fanouts: per hop, next to the seeds first.
         sampler: neighbor | labor.
 
-    Source: formulas.md 1.4 (b) for Poisson numbers of edges between a frontier and a node.
+    Source: docs/formulas.md 1.4 (b) for Poisson numbers of edges between a frontier and a node.
     """
     connected = classes.nodes * -np.expm1(-classes.degree)
     start = num_seeds * connected / connected.sum()

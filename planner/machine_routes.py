@@ -26,7 +26,7 @@ def lines(row_bytes: int, line_bytes: int = 64) -> float:
     >>> lines(400), lines(64), lines(100)
     (7.0, 1.0, 2.5)
 
-    Source: formulas.md 2.4 [C7].
+    Source: docs/formulas.md 2.4 [C7].
     """
     return (row_bytes - math.gcd(row_bytes, line_bytes)) / line_bytes + 1
 
@@ -169,7 +169,7 @@ def row_seconds(readers: Iterable[Reader], row_bytes: int) -> dict[str, float]:
         readers: who reads at once.
         row_bytes: of a row; links move whole transactions.
 
-    Source: formulas.md 6.2 (t_sw, t_pcie) with [C7].
+    Source: docs/formulas.md 6.2 (t_sw, t_pcie) with [C7].
     """
     everyone = list(readers)
     load = _load(everyone, lambda link: moved_bytes(link, row_bytes) / gather_bandwidth(link))

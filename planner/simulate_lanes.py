@@ -71,7 +71,7 @@ def lanes_total(
         hidden: share of an all-reduce that compute was measured to hide.
         started: seconds of starting a step's kernels on the training thread.
 
-    Source: formulas.md 8.2 [A2]: the recursion, and what the GPU, its links and the host's
+    Source: docs/formulas.md 8.2 [A2]: the recursion, and what the GPU, its links and the host's
     interpreter take together.
     """
     sample, gather = seconds[:, :, 0], seconds[:, :, 1:4].sum(axis=2)

@@ -29,7 +29,7 @@ def all_reduce_seconds(table: Table, message_bytes: float, ranks: int) -> float:
         message_bytes: n.
         ranks: P.
 
-    Source: modelling.md 4 and 6: the loaded curve at the gradient's own size.
+    Source: docs/modelling.md 4 and 6: the loaded curve at the gradient's own size.
     """
     return 0.0 if ranks <= 1 else table.at(bytes=message_bytes, ranks=float(ranks))
 
@@ -47,7 +47,7 @@ def ring_seconds(
         latency_seconds: a, per message.
         bytes_per_second: B, per direction of a link.
 
-    Source: formulas.md 8.3 [A3].
+    Source: docs/formulas.md 8.3 [A3].
 
     >>> round(ring_seconds(4e6, 8, 10e-6, 100e9) * 1e6)
     210
@@ -71,7 +71,7 @@ def hierarchical_seconds(
 
     T = 2 (g - 1) (a1 + n / (g B1)) + 2 (H - 1) (a2 + n / (g H) / (NIC / g))
 
-    Source: formulas.md 8.3 [A3].
+    Source: docs/formulas.md 8.3 [A3].
 
     >>> t = hierarchical_seconds(4e6, devices=4, hosts=2, device_latency_seconds=10e-6,
     ...     device_bytes_per_second=100e9, host_latency_seconds=30e-6, nic_bytes_per_second=25e9)
@@ -97,7 +97,7 @@ def exposed_bucket_seconds(
         ready_seconds: r_k, when bucket k's last gradient is ready, in backward order.
         bucket_seconds: T_k, all-reduce seconds of bucket k.
 
-    Source: formulas.md 8.3 [A3].
+    Source: docs/formulas.md 8.3 [A3].
 
     >>> t = [ring_seconds(n, 4, 10e-6, 10e9) for n in (25e6, 5e6)]
     >>> round(exposed_bucket_seconds([5e-3, 10e-3], t) * 1e3, 2)
@@ -114,7 +114,7 @@ def exposed_seconds(comm_seconds: float, hidden_seconds: float, eta: float) -> f
 
     exposed = max(0, T_comm - eta * T_hidden), eta = 0 where it was not measured.
 
-    Source: modelling.md 5.
+    Source: docs/modelling.md 5.
 
     >>> exposed_seconds(6.0, 10.0, 0.5), exposed_seconds(6.0, 0.0, 0.5)
     (1.0, 6.0)

@@ -4,7 +4,7 @@ Symbols: P ranks, M_ij bytes from rank i to rank j (i != j), a seconds before a 
 bytes per second that a rank sends and, at once, receives. Links that several ranks share come on
 top of both: the most that crosses one of them, over what it carries.
 
-Source: formulas.md 8.4 [A4].
+Source: docs/formulas.md 8.4 [A4].
 """
 
 from collections.abc import Sequence

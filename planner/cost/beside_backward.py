@@ -32,7 +32,7 @@ def exposed_in_parts(
         forward_backward: seconds.
         eta: share of what compute could hide that it does hide.
 
-    Source: formulas.md 8.3 [A3]; modelling.md 5.
+    Source: docs/formulas.md 8.3 [A3]; docs/modelling.md 5.
 
     >>> def ring(n):
     ...     return 1e-4 + n / 1e9

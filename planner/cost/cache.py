@@ -33,7 +33,7 @@ def static_hit_rate(p: Rates, num_slots: int) -> float:
 
     sum of the C largest p / sum p
 
-    Source: formulas.md 8.7 [A7].
+    Source: docs/formulas.md 8.7 [A7].
 
     >>> static_hit_rate(np.array([0.5, 0.25, 0.25]), 1)
     0.5
@@ -51,7 +51,7 @@ def lru_hit_rate(p: Rates, num_slots: int) -> float:
         p: probability that a batch touches the row.
         num_slots: C.
 
-    Source: formulas.md 8.7 [A7].
+    Source: docs/formulas.md 8.7 [A7].
 
     >>> lru_hit_rate(np.full(10, 0.5), 10)
     1.0
@@ -69,7 +69,7 @@ def frozen_hit_rate(a: Rates, q: Rates, num_slots: int) -> float:
         q: probability that its number passes.
         num_slots: C.
 
-    Source: formulas.md 8.7 [A7].
+    Source: docs/formulas.md 8.7 [A7].
     """
     seen = (a > 0) & (q > 0)
     a, q = a[seen].astype(np.float64), q[seen].astype(np.float64)
@@ -104,7 +104,7 @@ def dependent_hit_rate(a: Rates, q: Rates, num_slots: int, kappa: int) -> float:
         num_slots: C.
         kappa: batches over which the numbers change wholly; 1 means independent batches.
 
-    Source: formulas.md 8.7 [A7]; Monte Carlo over paths per bucket of (a, q), seeded.
+    Source: docs/formulas.md 8.7 [A7]; Monte Carlo over paths per bucket of (a, q), seeded.
     """
     seen = (a > 0) & (q > 0)
     a, q = a[seen], q[seen]

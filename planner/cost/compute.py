@@ -12,7 +12,7 @@ def compute_seconds(timing: ModelTiming, *, ranks: int, threads: int, scale: flo
         threads: compute threads of each.
         scale: size of the batch over the mean batch; the table is interpolated in log-log space.
 
-    Source: measured (planner.profiling.timed_model); modelling.md 1, 3, 12.
+    Source: measured (planner.profiling.timed_model); docs/modelling.md 1, 3, 12.
     """
     return timing.forward_backward.at(scale=scale, ranks=float(ranks), threads=float(threads))
 

@@ -5,7 +5,7 @@ f(B) = E|S(B)| that is never more than its own batch of B/P seeds would have (fo
 costs are the exchanges: ids of every hop to their owners, feature rows back, and hidden rows there
 and back between two layers.
 
-Source: formulas.md 5.6 with [C20]; messages by formulas 8.4 [A4].
+Source: docs/formulas.md 5.6 with [C20]; messages by formulas 8.4 [A4].
 """
 
 from collections.abc import Sequence
@@ -68,7 +68,7 @@ def requested(rows: Sequence[float], sources: Sequence[float], num_ranks: int) -
         sources: sources of each class.
         num_ranks: P.
 
-    Source: formulas.md 5.6, derived for sources that several rows draw.
+    Source: docs/formulas.md 5.6, derived for sources that several rows draw.
 
     >>> requested([1.0], [20_000.0], 4) / 6000  # [C20]: 1000 own of 6000 touched
     0.625
@@ -277,8 +277,8 @@ def cooperative_rank(
         provenance={
             **base.provenance,
             Stage.SAMPLE.value: f"{base.provenance['sample']} of a share of the global batch",
-            Stage.EXCHANGE_IDS.value: f"{ids[0].provenance} x ids of every hop [C20]",
-            Stage.EXCHANGE_ROWS.value: f"{sent.provenance} x rows that other ranks own [C20]",
+            Stage.EXCHANGE_IDS.value: f"{ids[0].provenance} x ids of every hop",
+            Stage.EXCHANGE_ROWS.value: f"{sent.provenance} x rows that other ranks own",
             Stage.HALO_EXCHANGE.value: f"{sent.provenance} x hidden rows, there and back",
             Stage.FORWARD_BACKWARD.value: (
                 "measured: the model on synthetic blocks of a share of the global batch; derived: "

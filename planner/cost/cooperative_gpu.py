@@ -7,7 +7,7 @@
 with |S_p^l| = |S^l(P b)| / P of its own, S~ what they ask for, x the share of it owned elsewhere,
 rho the share of rows that the PE's cache lacks.
 
-Source: formulas.md 5.6 [R11], [C20]; the rates are the machine's (gpu_reads), all PEs reading.
+Source: docs/formulas.md 5.6 [R11], [C20]; the rates are the machine's (gpu_reads), all PEs reading.
 """
 
 from dataclasses import dataclass
@@ -59,7 +59,7 @@ def elsewhere(owned: float, asked: float, ranks: int) -> float:
     >>> elsewhere(1000.0, 6000.0, 4)
     0.625
 
-    Source: formulas.md 5.6 [C20].
+    Source: docs/formulas.md 5.6 [C20].
     """
     return (1 - 1 / ranks) * (1 - owned / asked) if asked > 0 else 0.0
 

@@ -29,7 +29,7 @@ def distinct_pages(p: NDArray[np.float32], rows_per_page: int) -> float:
         p: inclusion frequencies in the order in which rows lie on disk, shape (num_rows,).
         rows_per_page: whole rows in one page, at least 1.
 
-    Source: formulas.md 8.8 [A8].
+    Source: docs/formulas.md 8.8 [A8].
 
     >>> round(distinct_pages(np.full(8000, 0.01, dtype=np.float32), 8), 1)
     77.3
@@ -219,7 +219,7 @@ def disk_seconds(
         latency_seconds: lat, of one read.
         queue_depth: QD, reads in flight.
 
-    Source: formulas.md 8.8 [A8].
+    Source: docs/formulas.md 8.8 [A8].
 
     >>> round(disk_seconds(1e5, 4096, 3e9, 5e5, 1e-4, 64), 9)
     0.2

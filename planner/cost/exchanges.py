@@ -147,7 +147,7 @@ def after_seconds(
 
     0 with loader threads, and where it was not measured.
 
-    Source: modelling.md 4 and 15: gloo and the network cost the ranks' cores time.
+    Source: docs/modelling.md 4 and 15: gloo and the network cost the ranks' cores time.
     """
     return _with_exchange(machine, candidate, "after", handed_over(candidate, rows) * row_bytes)
 
@@ -186,7 +186,7 @@ def all_to_all(machine: MachineModel, candidate: Candidate, each_bytes: float) -
 
         hosts_all_to_all(r S, H) + all_to_all(S / H, r)
 
-    Source: formulas.md 8.4 [A4] for shared links; both terms are measured.
+    Source: docs/formulas.md 8.4 [A4] for shared links; both terms are measured.
     """
     ranks, hosts = ranks_here(candidate), candidate.hosts
     name = collective_table(machine, "all_to_all", candidate)
@@ -223,7 +223,7 @@ def hosts_all_reduce(machine: MachineModel, candidate: Candidate, num_bytes: flo
     gloo's ring passes the ranks in order, so every card carries one of its P hops; one process of
     each host was measured.
 
-    Source: formulas.md 8.3 [A3]; derived from measured tables.
+    Source: docs/formulas.md 8.3 [A3]; derived from measured tables.
     """
     ranks, hosts = candidate.num_ranks, candidate.hosts
     across = lookup(machine, hosts_table(machine, "all_reduce"), bytes=num_bytes, hosts=hosts)

@@ -16,7 +16,7 @@ def inclusion_at(p: NDArray[np.float32], factor: float) -> NDArray[np.float32]:
     Returns:
         Shape (num_nodes,). Over-estimates for factor > 1 and under-estimates below (Jensen).
 
-    Source: formulas.md 8.5 [A5].
+    Source: docs/formulas.md 8.5 [A5].
 
     >>> inclusion_at(np.array([0.5, 0.0, 1.0], dtype=np.float32), 2.0).tolist()
     [0.75, 0.0, 1.0]
@@ -49,7 +49,7 @@ def between(
         small: profiled (size, frequencies) with the smaller size.
         large: the same with the larger size.
 
-    Source: formulas.md 8.5 [A5]: "profile at two sizes and interpolate between both power forms".
+    Source: docs/formulas.md 8.5 [A5]: two profiled sizes, interpolated between both power forms.
 
     >>> a, b = np.array([0.5], dtype=np.float32), np.array([0.9375], dtype=np.float32)
     >>> between(2, (1, a), (4, b)).tolist()

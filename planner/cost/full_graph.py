@@ -3,7 +3,7 @@
 Symbols: p the probability to keep, Vol = sum_i |U_i| the boundary rows of all parts, d_0 .. d_L the
 widths of inputs, hidden layers and outputs, elt the bytes of a number.
 
-Source: BNS-GCN (Wan et al., MLSys 2022); CAGNET 1D (Tripathy et al., SC 2020); formulas.md 3.
+Source: BNS-GCN (Wan et al., MLSys 2022); CAGNET 1D (Tripathy et al., SC 2020); docs/formulas.md 3.
 """
 
 import itertools
@@ -41,7 +41,7 @@ def columns_per_row(widths: Sequence[int], *, precomputed: bool = False) -> int:
         widths: d_0 .. d_L.
         precomputed: the first layer's aggregation is known.
 
-    Source: formulas.md 3.4, [B6] and [C14].
+    Source: docs/formulas.md 3.4, [B6] and [C14].
 
     >>> columns_per_row([602, 256, 256, 41]) * 4
     6504
@@ -67,7 +67,7 @@ def epoch_bytes(
         item_bytes: elt.
         id_bytes: 8 for the published protocol.
 
-    Source: formulas.md 3.4 [B6].
+    Source: docs/formulas.md 3.4 [B6].
 
     >>> epoch_bytes(5, [99, 16, 16, 7], precomputed=True, id_bytes=8)
     1320
@@ -140,7 +140,7 @@ def swap_bytes(
         2 max(0, elt sum_l [(n_in + n_bd) d_{l-1} + n_in d_l] - device_bytes)
     A lower bound: it takes the best possible choice of what to keep on the device.
 
-    Source: ROC (Jia et al., MLSys 2020), the swap-based category of formulas.md 3.
+    Source: ROC (Jia et al., MLSys 2020), the swap-based category of docs/formulas.md 3.
 
     >>> part = PartSizes(inner=3, halo=2, sent=3, inner_edges=8, halo_edges=3)
     >>> swap_bytes(part, [10, 4, 7], device_bytes=200)
@@ -159,7 +159,7 @@ def crossing_rows(edges_per_node: Iterable[int], keep: Real) -> Real:
     A boundary node crosses unless all of its m_v edges into the part are dropped; never fewer than
     the p n_bd rows of boundary-node sampling.
 
-    Source: formulas.md 3.5 [B4].
+    Source: docs/formulas.md 3.5 [B4].
 
     >>> round(crossing_rows([1, 2, 5], 0.1), 5)
     0.69951

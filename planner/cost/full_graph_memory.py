@@ -24,7 +24,7 @@ def published_bytes(
 
     For equal widths d this is elt d (3 n_in + p n_bd) per layer.
 
-    Source: BNS-GCN; formulas.md 3.2 [B1].
+    Source: BNS-GCN; docs/formulas.md 3.2 [B1].
 
     >>> published_bytes(3, 2, [7, 7], 1.0), published_bytes(3, 2, [7, 7], 0.5)
     (308.0, 280.0)

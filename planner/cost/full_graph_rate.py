@@ -16,7 +16,7 @@ def bernoulli_variance(terms: Sequence[Real], keep: Real) -> Real:
         terms: a_uv^2 ||h_v||^2 of each boundary neighbour.
         keep: p in (0, 1].
 
-    Source: formulas.md 3.3 [B2]: node 1 has the one boundary neighbour 3, a = 1/3, h = 6.
+    Source: docs/formulas.md 3.3 [B2]: node 1 has the one boundary neighbour 3, a = 1/3, h = 6.
 
     >>> bernoulli_variance([(6 / 3) ** 2], 0.5), bernoulli_variance([(6 / 3) ** 2], 0.25)
     (4.0, 12.0)
@@ -29,7 +29,7 @@ def fixed_size_variance(values: Sequence[Real], size: int) -> Real:
 
     S^2 is the (b - 1)-sample variance of a_uv h_v over the pair's list, zeros for non-neighbours.
 
-    Source: formulas.md 3.3 [B3].
+    Source: docs/formulas.md 3.3 [B3].
 
     >>> round(fixed_size_variance([1.0, 2.0, 0.0, 5.0], 2), 3)
     18.667
@@ -46,7 +46,7 @@ def rounded_variance(values: Sequence[Real], keep: Real) -> Real:
     With s = floor(p b) or one more, E[s] = p b: the law of total variance gives
         (E[(s/b)^2 Var_s] + (mean of values)^2 Var(s)) / p^2,  Var_s of `fixed_size_variance`
 
-    Source: formulas.md 3.3 [B3]: for ten equal rows and p = .25, 4 against 30 of independent draws.
+    Source: docs/formulas.md 3.3 [B3]: ten equal rows, p = .25: 4, and 30 for independent draws.
 
     >>> round(rounded_variance([1.0] * 10, 0.25), 6), bernoulli_variance([1.0] * 10, 0.25)
     (4.0, 30.0)
@@ -73,7 +73,7 @@ def variance_bound(num_boundary: Real, gamma_squared: Real, keep: Real) -> Real:
 VARIANCE_SETS = {
     "BNS": "|B|", "LADIES": "|N|", "FastGCN": "|V|", "GraphSAGE": "D", "VR-GCN": "D * Delta"
 }  # fmt: skip
-"""What gamma^2 is multiplied by at equal sample size, B a subset of N, N of V (formulas.md 3.3)."""
+"""What gamma^2 is multiplied by at equal sample size; B in N in V (docs/formulas.md 3.3)."""
 
 
 def path_factor(keep: Real, uses: Sequence[int]) -> Real:
@@ -93,7 +93,7 @@ def path_factor(keep: Real, uses: Sequence[int]) -> Real:
 def p_memory(limit_bytes: Real, fixed_bytes: Real, full_bytes: Real) -> Real:
     """Largest p that fits: (M - Mem(0)) / (Mem(1) - Mem(0)); negative where even p = 0 does not.
 
-    Source: formulas.md 3.6 [B5].
+    Source: docs/formulas.md 3.6 [B5].
 
     >>> p_memory(10, 9, 11)
     0.5
@@ -117,7 +117,7 @@ def p_bandwidth(
     Returns:
         None for a part without boundary, which constrains nothing.
 
-    Source: formulas.md 3.6 [C13]: a hub that sends 1000 rows and receives 10 is bound by 1000.
+    Source: docs/formulas.md 3.6 [C13]: a hub that sends 1000 rows and receives 10 is bound by 1000.
 
     >>> hub = PartSizes(inner=200, halo=10, sent=1000, inner_edges=0, halo_edges=0)
     >>> p_bandwidth(hub, 1.0, 1000.0, 10.0)
@@ -134,7 +134,7 @@ def p_variance(variance: Real, tolerated: Real) -> Real:
         variance: V = sum over the boundary of a^2 ||h||^2.
         tolerated: eps^2 per output.
 
-    Source: formulas.md 3.6 [B5].
+    Source: docs/formulas.md 3.6 [B5].
 
     >>> p_variance(4, 1)
     0.8
@@ -156,7 +156,7 @@ def choose_keep(p_var: Real, p_mem: Real, p_bw: Real) -> Choice:
 
     The largest p whose exchange is hidden, raised where accuracy needs it, capped by memory.
 
-    Source: formulas.md 3.6 [B5].
+    Source: docs/formulas.md 3.6 [B5].
 
     >>> choose_keep(0.8, 0.5, 0.3)
     Choice(keep=0.5, accurate=False)

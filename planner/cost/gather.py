@@ -24,8 +24,8 @@ def gather_seconds(
         seconds_per_row: c_s, one thread's seconds per row while all readers read.
         threads: W, threads one gather uses.
 
-    Source: formulas.md 1.1 with measured C_loc, C_gpu, C_cpu; rates fall with concurrent readers
-    (modelling.md 7), which the caller looks up.
+    Source: docs/formulas.md 1.1 with measured C_loc, C_gpu, C_cpu; rates fall with concurrent
+    readers (docs/modelling.md 7), which the caller looks up.
 
     >>> gather_seconds({"own": 1e5, "host": 5e4}, {"own": 1e-7, "host": 4e-7})
     0.03
@@ -75,7 +75,7 @@ def random_gather_seconds(
         stream_bytes_per_second: b1, streaming rate of one thread within a row.
         memory_bytes_per_second: BW, DRAM random bandwidth of the ranks' share.
 
-    Source: formulas.md 8.6 [A6].
+    Source: docs/formulas.md 8.6 [A6].
 
     >>> round(1e3 * random_gather_seconds(1e6, 512, 8, 60e-9, 12e9, 50e9), 1)
     12.8

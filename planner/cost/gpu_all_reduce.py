@@ -34,7 +34,7 @@ def gpu_all_reduce(machine: MachineModel, candidate: Candidate, message_bytes: f
     Raises:
         MachineError: two neighbours of the ring have no way to each other.
 
-    Source: formulas.md 8.3 [A3].
+    Source: docs/formulas.md 8.3 [A3].
     """
     if candidate.num_ranks == 1:
         return Collective(seconds=0.0, spread=0.0, words="derived: one rank has nothing to sum")
@@ -47,7 +47,7 @@ def gpu_all_reduce(machine: MachineModel, candidate: Candidate, message_bytes: f
     inside = min(ring_bandwidth(machine, gpus) for gpus in by_host.values())
     if len(by_host) == 1:
         seconds = ring_seconds(message_bytes, candidate.num_ranks, latency, inside)
-        words = "derived: ring [A3] over the links between the GPUs + expected straggler"
+        words = "derived: ring over the links between the GPUs + expected straggler"
         return Collective(seconds=seconds, spread=message.spread, words=words)
     seconds = hierarchical_seconds(
         message_bytes,
@@ -62,7 +62,7 @@ def gpu_all_reduce(machine: MachineModel, candidate: Candidate, message_bytes: f
             if x.name.startswith("nic") and x.name.endswith((".out", ".in"))
         ),
     )
-    words = "derived: rings [A3] inside hosts and over their cards + expected straggler"
+    words = "derived: rings inside hosts and over their cards + expected straggler"
     return Collective(seconds=seconds, spread=message.spread, words=words)
 
 

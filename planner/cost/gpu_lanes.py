@@ -6,8 +6,9 @@ memory or processors is taken to hide nothing of each other. Kernels of all lane
 process, whose threads share the interpreter's lock: on an H200 a loader thread beside training made
 steps no shorter where starting kernels was most of both (3.68 ms beside each other, 3.63 in line,
 of which the GPU worked one). An exchange between ranks needs links and GPU, but for the share of it
-that compute was measured to hide (modelling.md 5). Where a probe measured how a gather and compute
-slow each other down, that is applied too; the words of a prediction say which of these were.
+that compute was measured to hide (docs/modelling.md 5). Where a probe measured how a gather and
+compute slow each other down, that is applied too; the words of a prediction say which of these
+were.
 """
 
 from dataclasses import dataclass
@@ -123,7 +124,7 @@ def lanes_period(candidate: Candidate, rank: RankSeconds, lanes: Lanes) -> float
         rank: how much its batches vary.
         lanes: from `lanes_of`.
 
-    Source: formulas.md 8.2 [A2], with the GPU, its links and the host's interpreter shared.
+    Source: docs/formulas.md 8.2 [A2], with the GPU, its links and the host's interpreter shared.
     """
     three = [lanes.sample, lanes.gather, lanes.training]
     sigma, mean = max(rank.loader_sigma, rank.trainer_sigma), rank.loader + rank.forward_backward

@@ -43,8 +43,8 @@ def gpu_parts(
         steps_per_epoch: batches of a rank in an epoch.
         captured_bytes: of the buffers of the graph that samples.
 
-    Source: formulas.md 8.10 [A10]; two ids of 8 bytes per drawn edge while a batch is drawn, and a
-    relabelling table of two ids per vertex at half load.
+    Source: docs/formulas.md 8.10 [A10]; two ids of 8 bytes per drawn edge while a batch is drawn,
+    and a relabelling table of two ids per vertex at half load.
     """
     vertices = memory.tail(batch.vertices[-1], batch.num_batches, TRAINING_BATCHES)
     edges = memory.tail(batch.block_edges[0], batch.num_batches, TRAINING_BATCHES)

@@ -5,7 +5,7 @@
     host  this host's memory, over DRAM channels, NUMA bridges, PCIe switches and slots
     disk  the host's disk, then as host
 
-Source: formulas.md 6.2 (a link's time is the bytes of all who cross it) with lines per row [C7].
+Source: docs/formulas.md 6.2 (a link's time is the bytes of all who cross it), lines per row [C7].
 """
 
 import functools

@@ -33,7 +33,7 @@ def gpu_sample_seconds(
         hash_seconds: c_h, an access at random to the GPU's own memory.
         kernel_seconds: t_k, of one launch.
 
-    Source: formulas.md 2.4 (one transaction per neighbour read, and one for the offsets); the
+    Source: docs/formulas.md 2.4 (one transaction per neighbour read, and one for the offsets); the
     relabelling term is derived.
 
     >>> round(1e3 * gpu_sample_seconds(1e6, 1e5, 16, neighbour_seconds=5e-9, offsets_seconds=5e-9,

@@ -15,7 +15,7 @@ VERTEX_BYTES, LIST_BYTES, EDGE_BYTES = 8, 8, 12
 def gpu_batch_bytes(batch: BatchProfile, *, every_hop: bool) -> int:
     """Bytes of a large batch's tensors; blocks that are parts of the outermost count once.
 
-    Source: formulas.md 8.10 [A10] for how large batches become.
+    Source: docs/formulas.md 8.10 [A10] for how large batches become.
     """
 
     def most(index: int) -> float:

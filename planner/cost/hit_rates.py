@@ -24,7 +24,7 @@ def cross_validated(
         rows: expected rows by rank and source, shape (ranks, sources), of the placement chosen on
             its first argument and scored on its second.
 
-    Source: formulas.md 8.9 [A9].
+    Source: docs/formulas.md 8.9 [A9].
 
     >>> a, b = np.array([1, 0.5, 0], np.float32), np.array([1, 0, 0.5], np.float32)
     >>> def top_two(chosen_on, scored_on):

@@ -13,7 +13,7 @@ predicted without factors (24 November 2026, one machine, 43 candidates, links b
 4.5% at the median), less the 1.645 noise floors of .5% that are in it and are added again below.
 Models before this one had 10.0 and 11.9% on this machine, others 12.5, 15.6 and 22.9% on two."""
 OVERSUBSCRIBED_FACTOR = 3.0
-"""More threads than cores cost more than proportionally and less predictably (modelling.md 3)."""
+"""More threads than cores cost more than in proportion, unpredictably (docs/modelling.md 3)."""
 
 
 def relative_half_width(
@@ -39,7 +39,7 @@ def relative_half_width(
         oversubscribed: more threads than cores; the interval is three times as wide.
         model_error: m, half-width of what the model itself leaves out.
 
-    Source: modelling.md 3 and 14; independent errors add in squares.
+    Source: docs/modelling.md 3 and 14; independent errors add in squares.
 
     >>> h = relative_half_width(10.0, {"sample": 6.0, "gather": 4.0},
     ...     {"sample": 0.05, "gather": 0.1}, noise=0.0, profile_error=0.0,

@@ -1,8 +1,8 @@
 """Matrix-based sampling on a 1.5D grid: words, seconds, and how many copies and batches fit.
 
 Grid of R = p/c process rows times c columns; k batches of b seeds in one bulk, d non-zeros per
-row of A. After Tripathy et al., MLSys 2024; restored and checked in formulas.md 4.6 to 4.9. A word
-is one entry on the wire: a column id (the runtime sends no values of a graph without weights).
+row of A. After Tripathy et al., MLSys 2024; restored and checked in docs/formulas.md 4.6 to 4.9. A
+word is one entry on the wire: a column id (the runtime sends no values of a graph without weights).
 """
 
 import math
@@ -18,7 +18,7 @@ def stage_ids(num_rows: float | int, ranks: int, replication: int) -> float:
         ranks: p.
         replication: c.
 
-    Source: formulas.md 4.7 [M8].
+    Source: docs/formulas.md 4.7 [M8].
 
     >>> stage_ids(8, 4, 2)
     4.0
@@ -37,7 +37,7 @@ def sender_words(num_rows: float | int, degree: float | int, ranks: int, replica
         ranks: p.
         replication: c.
 
-    Source: formulas.md 4.7 [M8], [C15].
+    Source: docs/formulas.md 4.7 [M8], [C15].
 
     >>> sender_words(8, 2, 4, 2), sender_words(1024, 1, 16, 2)
     (8.0, 128.0)
@@ -50,7 +50,7 @@ def column_words(num_rows: float | int, degree: float | int, replication: int) -
 
     w R/c = k b d / c
 
-    Source: formulas.md 4.7 [C15].
+    Source: docs/formulas.md 4.7 [C15].
 
     >>> column_words(1024, 1, 2)
     512.0
@@ -68,7 +68,7 @@ def distinct_rows(draws: float | int, block_rows: int, num_nodes: int) -> float:
         block_rows: B, rows of the block.
         num_nodes: n.
 
-    Source: formulas.md 4.7 [C15]; saturates at B.
+    Source: docs/formulas.md 4.7 [C15]; saturates at B.
 
     >>> round(distinct_rows(1e9, 100, 1000)), round(distinct_rows(10, 500, 1000), 2)
     (100, 4.98)
@@ -84,7 +84,7 @@ def link_words(num_rows: float | int, degree: float | int, ranks: int, replicati
     A process asks itself for the c/p of rows that lie in its own block; of P_i each process has
     1/c already.
 
-    Source: derived from formulas.md 4.6 for disjoint parts of P_i.
+    Source: derived from docs/formulas.md 4.6 for disjoint parts of P_i.
 
     >>> link_words(8, 2, 4, 2), link_words(8, 2, 4, 1), link_words(8, 2, 4, 4)
     (24.0, 12.0, 48.0)
@@ -96,7 +96,7 @@ def link_words(num_rows: float | int, degree: float | int, ranks: int, replicati
 def stage_rounds(ranks: int, replication: int) -> int:
     """Stages of the busiest column: ceil(R/c).
 
-    Source: formulas.md 4.6 [C16].
+    Source: docs/formulas.md 4.6 [C16].
 
     >>> stage_rounds(16, 2), stage_rounds(28, 4)
     (4, 2)
@@ -129,8 +129,8 @@ def probability_seconds(
         word_seconds: beta, per word.
         one_shot: All stages of a column in one all-to-allv.
 
-    Source: formulas.md 4.7; the first beta term falls and the second grows with c, so that staged
-    the bandwidth is best near c = sqrt(p) [M9], in one shot at c = 1.
+    Source: docs/formulas.md 4.7; the first beta term falls and the second grows with c, so that
+    staged the bandwidth is best near c = sqrt(p) [M9], in one shot at c = 1.
 
     >>> staged = [probability_seconds(64, 1, 64, c, latency_seconds=0, word_seconds=1,
     ...     one_shot=False) for c in (1, 8, 64)]
@@ -150,7 +150,7 @@ def remote_fraction(ranks: int, replication: int) -> float:
 
     1 - c/p
 
-    Source: formulas.md 4.8 [M10].
+    Source: docs/formulas.md 4.8 [M10].
 
     >>> [remote_fraction(8, c) for c in (1, 2, 4, 8)]
     [0.875, 0.75, 0.5, 0.0]
@@ -163,7 +163,7 @@ def fetch_words(num_inputs: float | int, feature_dim: int, ranks: int, replicati
 
     |S| f (1 - c/p)
 
-    Source: formulas.md 4.8.
+    Source: docs/formulas.md 4.8.
 
     >>> fetch_words(1000, 64, 8, 2)
     48000.0
@@ -196,7 +196,7 @@ def largest_replication(
     Returns:
         c_max, at most p; 0 where not even one copy fits.
 
-    Source: formulas.md 4.9 [M12], [C17].
+    Source: docs/formulas.md 4.9 [M12], [C17].
 
     >>> largest_replication(8, 20e9, 111059956 * 128 * 4, 0)
     2
@@ -231,7 +231,7 @@ def largest_bulk(
 
     A process row holds its stack c times, so partitioned only R stacks differ. 0: lower the batch.
 
-    Source: formulas.md 4.9.
+    Source: docs/formulas.md 4.9.
 
     >>> largest_bulk(10e9, 3e9, 8, 2, 1000, topology_partitioned=True)
     12

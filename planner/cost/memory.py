@@ -28,7 +28,7 @@ def tail(spread: Spread, profiled: int, draws: int) -> float:
         profiled: batches that the spread was taken from.
         draws: M, batches times ranks that memory must hold.
 
-    Source: formulas.md 8.10 [A10].
+    Source: docs/formulas.md 8.10 [A10].
 
     >>> s = Spread(mean=100.0, std=10.0, p99=120.0, largest=121.0)
     >>> round(tail(s, profiled=50, draws=1000), 1)

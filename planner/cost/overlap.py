@@ -15,7 +15,7 @@ UNMEASURED = "how far compute hides it was not measured"
 def measured_eta(machine: MachineModel, candidate: Candidate) -> float | None:
     """Eta of the candidate's exchanges; None where it was not measured.
 
-    Source: modelling.md 5.
+    Source: docs/modelling.md 5.
     """
     on = {gpu.host for gpu in machine.gpus if gpu.name in candidate.gpus}
     if candidate.hosts > 1 or len(on) > 1:

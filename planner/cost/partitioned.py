@@ -12,7 +12,7 @@ Counts come from the profile's stacks; formulas 4.7 bounds them from above (matr
 stages of a column go in one all-to-all, which is never slower than one after another
 (`matrix.probability_seconds`), so that is what plans do.
 
-Source: formulas.md 4.6, 4.7 [M8], [C15].
+Source: docs/formulas.md 4.6, 4.7 [M8], [C15].
 """
 
 import math
@@ -173,7 +173,7 @@ def grid_parts(candidate: Candidate, graph: GraphRef, found: Fetched) -> dict[st
     c/P of the lists, a directory of all nodes for the rows that were fetched last, and the largest
     hop's rows twice: as they came and as they are handed on.
 
-    Source: formulas.md 4.9.
+    Source: docs/formulas.md 4.9.
     """
     share = topology_bytes(graph) * candidate.replication / candidate.num_ranks
     hops = zip(found.rows, found.entries, strict=True)

@@ -36,7 +36,7 @@ def period(
         in_flight: K, items in flight at most; None: unbounded.
         shared: (s_r, stages on r) for each shared resource, with its slowdown s_r >= 1.
 
-    Source: formulas.md 8.2 [A2]: the maximum cycle mean of the event graph.
+    Source: docs/formulas.md 8.2 [A2]: the maximum cycle mean of the event graph.
 
     >>> period([4.0, 6.0, 10.0], depths=[1, 1]), period([4.0, 6.0, 10.0], depths=[2, 2])
     (16.0, 10.0)
@@ -59,7 +59,7 @@ def epoch_seconds(seconds: Sequence[float], period_seconds: float, steps: int) -
 
     T = sum_i t_i + (steps - 1) * period
 
-    Source: formulas.md 8.2 [A2].
+    Source: docs/formulas.md 8.2 [A2].
 
     >>> epoch_seconds([4.0, 6.0, 10.0], 10.0, 50)
     510.0
@@ -85,7 +85,7 @@ def finish_times(
     Returns:
         Shape (stages, items), seconds since the start.
 
-    Source: formulas.md 8.2 [A2].
+    Source: docs/formulas.md 8.2 [A2].
     """
     stages, items = seconds.shape
     times = seconds.tolist()  # plain floats: this loop is hot, and numpy's scalars are slow
@@ -127,7 +127,7 @@ def stochastic_period(
         workers: loader threads.
         seed: of the draws.
 
-    Source: formulas.md 8.2 [A2], random times.
+    Source: docs/formulas.md 8.2 [A2], random times.
 
     >>> stochastic_period(4.0, 10.0, variation=0.0, depth=2)
     10.0
@@ -154,7 +154,7 @@ def core_bound_seconds(core_seconds: float, cores: int) -> float:
         core_seconds: over all ranks and stages, per step.
         cores: of the host.
 
-    Source: modelling.md 1.
+    Source: docs/modelling.md 1.
 
     >>> core_bound_seconds(0.3, 2)
     0.15
@@ -186,7 +186,7 @@ def beside(
     Returns:
         (loader seconds, trainer seconds) in each other's company.
 
-    Source: derived from measured slowdowns; modelling.md 1 and 7.
+    Source: derived from measured slowdowns; docs/modelling.md 1 and 7.
 
     >>> beside(10.0, 10.0, loader_slowdown=2.0, trainer_slowdown=2.0)
     (20.0, 20.0)

@@ -16,7 +16,7 @@ frequencies were of both ranks). Longer than was counted, rows are taken to stay
 which promises too little and never too much.
 
 Source: Denning, Schwartz, "Properties of the working-set model" (CACM 1972), with the batch as the
-unit of time; formulas.md 8.7 [A7], 5.5.
+unit of time; docs/formulas.md 8.7 [A7], 5.5.
 """
 
 from collections.abc import Mapping, Sequence

@@ -21,7 +21,7 @@ def startup_seconds(
         topology_bytes: adjacency read through the page cache once.
         copy_bytes_per_second: of one reader while all ranks read.
 
-    Source: modelling.md 9; process seconds are measured by the probe, or by the profile.
+    Source: docs/modelling.md 9; process seconds are measured by the probe, or by the profile.
 
     >>> startup_seconds(process_seconds=3.0, own_row_bytes=2e9, topology_bytes=2e9,
     ...     copy_bytes_per_second=4e9)

@@ -67,7 +67,7 @@ def step_seconds(
         machine: cores, and how much loader and trainer slow each other down.
         ranks: each rank's stages.
 
-    Source: formulas.md 8.1 [A1] and 8.2 [A2]; modelling.md 1, 5 and 11.
+    Source: docs/formulas.md 8.1 [A1] and 8.2 [A2]; docs/modelling.md 1, 5 and 11.
     """
     slowest = max(ranks, key=lambda r: r.loader + r.forward_backward + r.halo_exchange)
     slowed = _slowed(candidate, machine, slowest)
@@ -251,7 +251,7 @@ def _core_seconds(candidate: Candidate, ranks: Sequence[RankSeconds]) -> dict[st
     found[Stage.FORWARD_BACKWARD.value] = sum(r.forward_backward for r in ranks) * threads.compute
     if any(r.halo_exchange > 0 for r in ranks):
         found[Stage.HALO_EXCHANGE.value] = sum(r.halo_exchange for r in ranks)
-    # gloo's own threads copy and add while the exchange lasts (modelling.md 4).
+    # gloo's own threads copy and add while the exchange lasts (docs/modelling.md 4).
     found[Stage.ALL_REDUCE.value] = sum(r.all_reduce_core for r in ranks)
     found[Stage.OPTIMIZER.value] = sum(r.optimizer for r in ranks)
     found[Stage.WAIT.value] = sum(r.between for r in ranks)

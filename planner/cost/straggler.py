@@ -27,7 +27,7 @@ def expected_maximum(means: Sequence[float], deviations: Sequence[float]) -> flo
     Returns:
         The expectation, in the unit of the means; never below the largest mean.
 
-    Source: formulas.md 8.1 [A1].
+    Source: docs/formulas.md 8.1 [A1].
 
     >>> round(expected_maximum([20.0, 20.0, 20.0, 23.0], [1.0] * 4), 2)
     23.02
@@ -57,7 +57,7 @@ def kappa(count: int) -> float:
     Args:
         count: P >= 1: ranks, or batches times ranks for a memory's tail.
 
-    Source: formulas.md 8.1 [A1] and 8.10 [A10].
+    Source: docs/formulas.md 8.1 [A1] and 8.10 [A10].
 
     >>> [round(kappa(p), 3) for p in (1, 2, 4, 8, 16)]
     [0.0, 0.564, 1.029, 1.424, 1.766]
@@ -84,7 +84,7 @@ def straggler_seconds(
     Returns:
         Seconds above the mean.
 
-    Source: formulas.md 8.1 [A1], equal means.
+    Source: docs/formulas.md 8.1 [A1], equal means.
 
     >>> round(20e-3 + straggler_seconds(20e-3, 2e-3, 8, 0.5), 5)
     0.02201

@@ -2,5 +2,5 @@
 
     check -> candidates -> partitions -> profile (parts timed on these cores) -> p -> price -> plan
 
-Source: BNS-GCN (Wan et al., MLSys 2022); formulas.md section 3.
+Source: BNS-GCN (Wan et al., MLSys 2022); docs/formulas.md section 3.
 """

@@ -13,7 +13,7 @@ PARTITIONERS = ("kaminpar", "random")
 PLANNED = PARTITIONERS[0]
 DRAWS = ("layer", "shared")
 ROUNDINGS = ("stochastic", "bernoulli")
-"""The first has the lower variance (formulas.md 3.3) and is kept where times are equal."""
+"""The first has the lower variance (docs/formulas.md 3.3) and is kept where times are equal."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -7,9 +7,9 @@ matrix of bytes binds, which is the least of any schedule [A4]. In turns, each a
 largest message, it would take longer: the interval is as much wider. Beyond the table's largest
 message seconds grow with the bytes.
 
-Overlapped, T_l - eta (work between start and need) stays visible (modelling.md 5).
+Overlapped, T_l - eta (work between start and need) stays visible (docs/modelling.md 5).
 
-Source: formulas.md 3.4, 8.4 [A4]; modelling.md 4 and 5.
+Source: docs/formulas.md 3.4, 8.4 [A4]; docs/modelling.md 4 and 5.
 """
 
 import math
@@ -66,7 +66,7 @@ def longer_in_turns(sizes: Sequence[PartSizes]) -> float:
     Backward the matrix is transposed, whose turns are as long. 0 for two ranks, and where parts
     were not told apart.
 
-    Source: formulas.md 8.4 [A4].
+    Source: docs/formulas.md 8.4 [A4].
 
     >>> by_owner = [(0, 10, 40), (60, 0, 0), (0, 20, 0)]
     >>> parts = [

@@ -1,4 +1,4 @@
-"""Which p, and why: the rule of formulas.md 3.6, one p for all candidates that are compared.
+"""Which p, and why: the rule of docs/formulas.md 3.6, one p for all candidates that are compared.
 
     p_mem   largest p that fits every rank and the host
     p_bw    largest p whose exchange the work beside it hides; 0 without overlap

@@ -84,7 +84,7 @@ def sent_bytes(
         seed: of the workload.
         epoch: whose draws.
 
-    Source: `planner.cost.full_graph.drawn_epoch_bytes`, formulas.md 3.4.
+    Source: `planner.cost.full_graph.drawn_epoch_bytes`, docs/formulas.md 3.4.
     """
     layers, size = len(widths) - 1, len(parts.parts)
     first = 1 if settings.precompute_first_layer else 0

@@ -183,7 +183,7 @@ def _startup(request: FullRequest, profile: CutProfile) -> float:
 def halo_bytes(profile: CutProfile, candidate: FullCandidate) -> float:
     """Bytes of boundary rows over all ranks and one epoch, on average over draws; exact for p = 1.
 
-    p Vol elt (d_0 + 2 sum of the hidden widths), formulas.md 3.4; no ids are sent.
+    p Vol elt (d_0 + 2 sum of the hidden widths), docs/formulas.md 3.4; no ids are sent.
     """
     known = candidate.settings.precompute_first_layer
     rows = candidate.settings.keep * profile.volume

@@ -4,7 +4,7 @@
 
 Only the first layer's inputs are known before training; hidden layers are taken to be alike.
 
-Source: formulas.md 3.3 and 3.6.
+Source: docs/formulas.md 3.3 and 3.6.
 """
 
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ MOST_EDGES = 200_000
 TOLERATED = 0.1
 """eps^2 over |z|^2: the added variance that is tolerated."""
 DEFAULT_KEEP = 0.1
-"""Published as safe (formulas.md 3.6), where there are no features to estimate from."""
+"""Published as safe (docs/formulas.md 3.6), where there are no features to estimate from."""
 
 LEAST_KEEP = 0.01
 """Published as safe with a good partition; nothing is estimated to allow less."""

@@ -2,7 +2,7 @@
 
 Owners are dealt by the runtime's own hash, so a rank's law is p_v of the global batch on its own
 vertices and 0 elsewhere. Copies are never read by another rank: rows that others need are sent
-with the batch (formulas.md 5.6).
+with the batch (docs/formulas.md 5.6).
 """
 
 from dataclasses import replace

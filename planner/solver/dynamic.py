@@ -100,7 +100,7 @@ def missed_law(p: NDArray[np.float32], rows: float) -> NDArray[np.float32]:
     Returns:
         Chances, shape (num_nodes,); p itself where the cache saves nothing.
 
-    Source: formulas.md 8.7 [A7], the characteristic time of an LRU cache.
+    Source: docs/formulas.md 8.7 [A7], the characteristic time of an LRU cache.
 
     >>> found = missed_law(np.array([0.5, 0.0, 0.1], np.float32), 0.206)  # tau = 2
     >>> [round(float(chance), 3) for chance in found]

@@ -6,7 +6,7 @@ summed over a place's routes: half of a host's pages come over each NUMA node, p
 shares. Links that several GPUs cross (PCIe switch, bridge between NUMA nodes, NVSwitch port, DRAM)
 are one link here, so that their reads add up on it.
 
-Source: formulas.md 6.2 (t_sw, t_dram, t_nv) with lines per access [C7].
+Source: docs/formulas.md 6.2 (t_sw, t_dram, t_nv) with lines per access [C7].
 """
 
 from collections.abc import Sequence

@@ -114,8 +114,8 @@ def capacity(request: Request, candidate: Candidate, *, shared_host: bool) -> Ca
 def row_costs(request: Request, candidate: Candidate, hotness: Hotness, room: Capacity) -> RowCosts:
     """Seconds per row from each place, as measured; infinite where there is no such place.
 
-    A peer on the same host is never better than the shared mapping (modelling.md 10), so peers are
-    priced only where the mapping does not hold every row.
+    A peer on the same host is never better than the shared mapping (docs/modelling.md 10), so peers
+    are priced only where the mapping does not hold every row.
     """
     if candidate.kind == "cuda":
         return gpu_row_costs(request, candidate)

@@ -2,7 +2,7 @@
 
 Part i owns the inner nodes V_i. Its halo U_i is every node of another part with an edge into V_i; a
 node counts once per part that needs it, however many edges it has there. The rows that all parts
-exchange per layer are the volume, sum_i |U_i| (BNS-GCN, Wan et al., MLSys 2022; formulas.md 3.1).
+exchange per layer are the volume, sum_i |U_i| (BNS-GCN, MLSys 2022; docs/formulas.md 3.1).
 """
 
 from collections.abc import Sequence

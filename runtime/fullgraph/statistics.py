@@ -1,4 +1,4 @@
-"""What the settings of full-graph training do to training statistics (formulas.md 3.3)."""
+"""What the settings of full-graph training do to training statistics (docs/formulas.md 3.3)."""
 
 from runtime.plan import FullGraph
 from runtime.sampling.statistics import StatisticsClass

@@ -5,7 +5,7 @@ that sends a node and the rank that receives it agree without a word. Each order
 has draws of its own.
 
 Source: BNS-GCN (Wan et al., MLSys 2022); with stochastic rounding in place of its fixed size
-int(p b), which never sends anything where p b < 1 (formulas.md 3.3).
+int(p b), which never sends anything where p b < 1 (docs/formulas.md 3.3).
 """
 
 from typing import Literal, no_type_check

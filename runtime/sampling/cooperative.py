@@ -207,7 +207,7 @@ def check_cooperates(sampler: Sampler) -> None:
     name, values = sampler.name, parameters_of(sampler)
     why = None
     if name == "labor" and (values["variant"] == "star" or number(name, values, "variant") != 0):
-        why = "LABOR-i takes a maximum over all rows of the batch that may draw a vertex [C19]"
+        why = "LABOR-i takes a maximum over all rows of the batch that may draw a vertex"
     elif name in LAYERWISE:
         why = "a layer's probabilities are sums over the whole batch"
     elif name == "las":

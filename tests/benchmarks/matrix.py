@@ -1,4 +1,4 @@
-"""Sampling with the graph partitioned 1.5D: words against formulas.md 4.7, seconds over links.
+"""Sampling with the graph partitioned 1.5D: words against docs/formulas.md 4.7, seconds over links.
 
 `python -m tests.benchmarks.matrix --json [--parts uniform,rmat,links]`
 

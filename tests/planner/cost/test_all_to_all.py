@@ -1,4 +1,4 @@
-"""An all-to-all of unequal messages: formulas.md 8.4 [A4]."""
+"""An all-to-all of unequal messages: docs/formulas.md 8.4 [A4]."""
 
 import numpy as np
 import pytest

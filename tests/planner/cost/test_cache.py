@@ -1,4 +1,4 @@
-"""[A7] of formulas.md 8.7: N 2000, C 300, q .2, a = min(.9, 30/rank^.9); values stand there."""
+"""docs/formulas.md 8.7 [A7]: N 2000, C 300, q .2, a = min(.9, 30/rank^.9); values are there."""
 
 import numpy as np
 import pytest

@@ -30,7 +30,7 @@ from planner.machine import Table
 
 
 class TestStraggler:
-    """[A1] of formulas.md 8.1; expected values stand there."""
+    """[A1] of docs/formulas.md 8.1; expected values stand there."""
 
     def test_kappa_is_the_published_table(self) -> None:
         found = [round(kappa(p), 3) for p in (2, 4, 8, 16)]
@@ -71,7 +71,7 @@ class TestStraggler:
 
 
 class TestPipeline:
-    """[A2] of formulas.md 8.2."""
+    """[A2] of docs/formulas.md 8.2."""
 
     @pytest.mark.parametrize(
         ("depths", "in_flight", "expected"),
@@ -155,7 +155,7 @@ class TestPipeline:
 
 
 class TestAllReduce:
-    """[A3] of formulas.md 8.3."""
+    """[A3] of docs/formulas.md 8.3."""
 
     def test_ring_of_eight_takes_210_us(self) -> None:
         assert ring_seconds(4e6, 8, 10e-6, 100e9) == pytest.approx(210e-6)
@@ -197,7 +197,7 @@ class TestAllReduce:
 
 
 class TestFrontier:
-    """[A5] of formulas.md 8.5."""
+    """[A5] of docs/formulas.md 8.5."""
 
     def test_doubling_a_half(self) -> None:
         # 1 - (1 - .5)^2 = .75, by hand.
@@ -226,7 +226,7 @@ class TestFrontier:
 
 
 class TestGather:
-    """[A6] of formulas.md 8.6 and the working set."""
+    """[A6] of docs/formulas.md 8.6 and the working set."""
 
     def test_512_byte_rows_are_latency_bound(self) -> None:
         found = random_gather_seconds(1e6, 512, 8, 60e-9, 12e9, 50e9)
@@ -263,7 +263,7 @@ class TestGather:
 
 
 class TestDisk:
-    """[A8] of formulas.md 8.8."""
+    """[A8] of docs/formulas.md 8.8."""
 
     def test_distinct_pages(self) -> None:
         p = np.full(8000, 0.01, dtype=np.float32)
@@ -314,7 +314,7 @@ def top_2000(chosen_on, scored_on):
 
 
 class TestHitRates:
-    """[A9] of formulas.md 8.9: N 20000, 20 batches, C 2000."""
+    """[A9] of docs/formulas.md 8.9: N 20000, 20 batches, C 2000."""
 
     TRUE = np.minimum(1, 5 / np.arange(1, 20001) ** 0.7).astype(np.float32)
 

@@ -15,7 +15,7 @@ from tests.support.labor import Graph
 NUM_NODES, FANOUTS = 6000, [5, 5]
 PROFILED, OTHERS = 64, (16, 32, 128, 256)
 WORST_ERROR = {"neighbor": 0.010, "labor": 0.041}
-"""[A5] of formulas.md 8.5."""
+"""[A5] of docs/formulas.md 8.5."""
 COPIES = 40
 """Disjoint copies of the graph, each with a profile of its own, as the example has one. There, with
 40 batches of each other size, chance moves the error by 1.5% at 16 seeds and by 0.5% at 256: its

@@ -1,4 +1,4 @@
-"""The arithmetic of full-graph training against [B1]-[B6], [C10]-[C14] of formulas.md 3."""
+"""The arithmetic of full-graph training against [B1]-[B6], [C10]-[C14] of docs/formulas.md 3."""
 
 import itertools
 import math
@@ -75,7 +75,7 @@ def test_rounded_sizes_are_unbiased_with_the_variance_given(keep: float) -> None
 
 
 def test_ten_equal_rows_vary_by_4_when_rounded_and_by_30_when_independent() -> None:
-    """formulas.md 3.3."""
+    """docs/formulas.md 3.3."""
     assert rounded_variance([1.0] * 10, 0.25) == pytest.approx(4)
     assert bernoulli_variance([1.0] * 10, 0.25) == pytest.approx(30)
 
@@ -95,7 +95,7 @@ def test_edges_kept_send_more_rows_than_nodes_kept() -> None:
 
 
 def test_the_rule_for_p() -> None:
-    """[B5] and check_formulas' cases."""
+    """[B5] and limits of the rule."""
     assert p_variance(4, 1) == pytest.approx(0.8)
     assert p_memory(10 * 28, 9 * 28, 11 * 28) == pytest.approx(0.5)
     assert p_memory(8, 9, 9) < 0

@@ -1,7 +1,4 @@
-"""1.5D sampling costs against formulas.md 4.7 to 4.9, and against a product that counts its words.
-
-[M8]-[M10], [M12], [C15]-[C17] are asserted in the specification's check_formulas.py too.
-"""
+"""1.5D sampling costs against docs/formulas.md 4.7 to 4.9, and a product that counts its words."""
 
 import numpy as np
 import pytest

@@ -80,7 +80,7 @@ def test_no_more_batches_are_alive_than_an_epoch_has() -> None:
 
 
 class TestMemory:
-    """[A10] of formulas.md 8.10 and the sum that is shown."""
+    """[A10] of docs/formulas.md 8.10 and the sum that is shown."""
 
     def test_the_tail_of_a_thousand_batches(self) -> None:
         s = Spread(mean=100.0, std=10.0, p99=120.0, largest=121.0)

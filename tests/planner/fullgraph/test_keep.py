@@ -1,4 +1,4 @@
-"""Which p: the rule of formulas.md 3.6 on whole candidates, and what may be compared with what."""
+"""Which p: the rule of docs/formulas.md 3.6 on whole candidates, and what may be compared."""
 
 from dataclasses import replace
 
@@ -166,7 +166,7 @@ def test_what_does_not_fit_says_the_sum_and_the_ways_out(small_graph: Graph) -> 
 
 
 def test_the_variance_is_that_of_a_sum_by_hand(small_graph: Graph) -> None:
-    """formulas.md 3.3 for SAGE on every node of the graph, summed densely."""
+    """docs/formulas.md 3.3 for SAGE on every node of the graph, summed densely."""
     parts = (np.arange(small_graph.num_nodes) % 2).astype(np.int32)
     found = measure_variance(small_graph, parts, "sage")
     nodes = np.random.default_rng(0).permutation(small_graph.num_nodes)[: found.nodes]

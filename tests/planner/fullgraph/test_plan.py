@@ -123,7 +123,7 @@ def test_the_explanation_shows_p_volume_and_memory(small_graph: Graph, tmp_path:
 
 @pytest.mark.usefixtures("by_hand")
 def test_auto_keeps_the_users_mini_batches(small_graph: Graph) -> None:
-    """design.md 1: the two are not comparable by epoch time."""
+    """The two are not comparable by epoch time."""
     assert PlanSettings().mode == "auto"
     with pytest.raises(SettingsError, match="only `gnnplan plan` prices"):
         search_for(small_graph, SETTINGS, linked_machine(), measure=False)

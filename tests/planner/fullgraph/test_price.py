@@ -72,7 +72,7 @@ def test_the_slowest_rank_decides_and_not_the_mean(small_graph: Graph) -> None:
 
 
 def test_bytes_are_those_of_the_draws_and_on_average_of_the_formula(small_graph: Graph) -> None:
-    """formulas.md 3.4: p Vol elt (d_0 + 2 sum of the hidden widths)."""
+    """docs/formulas.md 3.4: p Vol elt (d_0 + 2 sum of the hidden widths)."""
     profile = hand_profile(small_graph, SETTINGS, CUT, ()).numbers
     parts = connected(small_graph, cut_graph(small_graph, CUT), 2, WORK.model)
     for known in (False, True):
@@ -109,7 +109,7 @@ def test_overlap_hides_what_was_measured_and_no_more(small_graph: Graph) -> None
 
 
 def test_turns_of_unequal_messages_widen_the_interval(small_graph: Graph) -> None:
-    """formulas.md 8.4 [A4]: the fullest rank binds, turns by shifts take longer."""
+    """docs/formulas.md 8.4 [A4]: the fullest rank binds, turns by shifts take longer."""
     three = Cut(ranks=3, threads=1, partitioner="random")
     machine, parts = linked_machine(), connected(small_graph, cut_graph(small_graph, three), 3, "")
     sizes = parts.sizes

@@ -1,4 +1,4 @@
-"""Tests for planner/placement/legion.py: formulas.md [L2] to [L6], [C7] and [C9]."""
+"""Tests for planner/placement/legion.py: docs/formulas.md [L2] to [L6], [C7] and [C9]."""
 
 import itertools
 from typing import Any

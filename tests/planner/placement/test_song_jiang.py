@@ -276,7 +276,7 @@ class TestBestOf:
     def test_equal_and_unequal_laws_are_between_enumeration_and_the_published_algorithm(self):
         # formulas [U1]: 60 instances, N = 6, n = 2, BSIZE = 2, every other one of unequal laws;
         # thresholds by their mean. Published over optimum: mean 6.9%, at most 85%; over the LP: 12%
-        # and 93%, on the instances of check_formulas.py
+        # and 93%, on these very instances
         rng = np.random.default_rng(4)
         over_best, over_bound = [], []
         for i in range(60):

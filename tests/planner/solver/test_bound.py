@@ -192,7 +192,7 @@ def test_buckets_of_like_density_cost_less_than_their_ratio():
 
 def test_the_programme_of_256_buckets_has_the_size_the_formulas_say():
     # formulas [U6]: K = 256 x 2 kinds x 4 places x 2 cliques = 4096 placement variables, 513
-    # auxiliary, 1024 equalities, 1034 inequalities; the value is what check_formulas.py prints.
+    # auxiliary, 1024 equalities, 1034 inequalities.
     # Ours reads a share of a peer's copy, so 1024 inequalities more tie it to that copy.
     rng = np.random.default_rng(6)
     hot = np.sort(rng.pareto(1.1, (2, 256)), axis=1)[:, ::-1]

@@ -279,8 +279,8 @@ def seconds_of_a_search(instance):
 
 
 def test_of_few_items_the_gap_is_mostly_that_they_are_whole():
-    # formulas [U5]: mean gaps to the LP of 23% (optimum) and 121% (a search over shares), on the 25
-    # instances of check_formulas.py
+    # formulas [U5]: mean gaps to the LP of 23% (optimum) and 121% (a search over shares), on
+    # these 25 instances
     gaps = []
     for seed in range(25):
         rng = np.random.default_rng(seed)

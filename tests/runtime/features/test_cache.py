@@ -101,7 +101,7 @@ def test_rows_are_right_and_hits_are_those_of_a_slow_simulation(
 
 
 def _a7_batches(kappa: int | None, count: int, seed: int) -> list[Any]:
-    """formulas.md 8.7 [A7]: N 2000, q .2, a = min(.9, 30/rank^.9); kappa 0 is frozen."""
+    """docs/formulas.md 8.7 [A7]: N 2000, q .2, a = min(.9, 30/rank^.9); kappa 0 is frozen."""
     rng = np.random.default_rng(seed)
     n = 2000
     seen = np.minimum(0.9, 30 / np.arange(1, n + 1) ** 0.9)

@@ -15,7 +15,7 @@ from runtime.models.build import BlockModel, build_model
 from runtime.plan import FullGraph, Workload
 
 B1_EDGES = [(0, 1), (1, 2), (2, 3), (3, 4), (1, 3), (0, 4)]
-"""The graph of [B1] and [B2] (formulas.md 3.1), undirected."""
+"""The graph of [B1] and [B2] (docs/formulas.md 3.1), undirected."""
 B1_PARTS = [0, 0, 0, 1, 1]
 
 

@@ -18,7 +18,7 @@ from tests.runtime.fullgraph.cases import (
 from tests.support.inprocess import run_in_process
 
 BAR = 1e-5
-"""Largest difference of a gradient over its largest entry (formulas.md 3.4)."""
+"""Largest difference of a gradient over its largest entry (docs/formulas.md 3.4)."""
 MODELS = ("sage", "gcn", "gat")
 
 

@@ -67,7 +67,7 @@ def test_a_looser_class_allows_the_stricter_ones() -> None:
 
 
 # Sampler, draws, unequal probabilities, estimator -> class for a mean and for a weighted sum.
-# design.md section 1 names each; what it leaves open follows from formulas 1.6 and 5.1 to 5.4.
+# After docs/formulas.md 1.6 and 5.1 to 5.4.
 CASES = [
     # k independent uniform draws have the right mean, but are not the user's sampling.
     ("neighbor", REPLACEMENT, False, PLAIN, UNBIASED, UNBIASED),
