@@ -210,7 +210,7 @@ def _group(dtype: torch.dtype, sources: Mapping[int, DeviceRows], device: torch.
         )
         align = _divisor(align, stride_bytes, source.table.data_ptr())
         padded = padded and owns_padding(source.table)
-    lanes = triton.next_power_of_2(max(numbers, default=0) + 1)
+    lanes = 1 << max(numbers, default=0).bit_length()  # the next power of 2 above the largest
     return _Group(dtype, places.to(device), align, padded, lanes)
 
 

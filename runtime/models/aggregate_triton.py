@@ -134,9 +134,9 @@ def _weights(block: TorchBlock) -> Tensor:
 
 
 def _tiles(num_rows: int, width: int) -> tuple[tuple[int, int], dict[str, Any]]:
-    columns = min(triton.next_power_of_2(width), _MOST_COLUMNS)
+    columns = min(1 << (width - 1).bit_length(), _MOST_COLUMNS)
     edges = min(_ELEMENTS // columns, _MOST_EDGES)
-    return (num_rows, triton.cdiv(width, columns)), {
+    return (num_rows, -(-width // columns)), {
         "EDGES": edges,
         "COLUMNS": columns,
         "num_warps": 1,

@@ -128,7 +128,7 @@ class RelabelTable:
 
 def slots_for(num_nodes: int) -> int:
     """Slots of a table that so many nodes fill to the half at most."""
-    return triton.next_power_of_2(max(2 * num_nodes, 64))
+    return 1 << (max(2 * num_nodes, 64) - 1).bit_length()
 
 
 class DeviceRelabel:
