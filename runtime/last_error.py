@@ -14,7 +14,7 @@ _OF_TORCHRUN = ("ChildFailedError", "SignalException", "Error:", "Exception:")
 def last_error_line(text: str) -> str:
     r"""The last line that names an error, as a traceback ends with; empty where there is none.
 
-    >>> last_error_line("Traceback:\\n  f()\\nruntime.errors.PlanError: no plan\\nbye")
+    >>> last_error_line("Traceback:\n  f()\nruntime.errors.PlanError: no plan\nbye")
     'runtime.errors.PlanError: no plan'
     """
     found = ""
