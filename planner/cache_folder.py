@@ -43,10 +43,11 @@ def cache_folder() -> Path:
 
 def _why_unusable(folder: Path) -> str:
     """Empty where the folder is there, or could be made, and can be written."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        return error.strerror or str(error)
+    if not folder.is_dir():
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            return error.strerror or str(error)
     return "" if os.access(folder, os.W_OK | os.X_OK) else "it is not writable"
 
 

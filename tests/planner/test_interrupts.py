@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,14 @@ STOPS = [
     (signal.SIGINT, 130, "gnnplan: interrupted"),
     (signal.SIGTERM, 143, "gnnplan: ended by SIGTERM"),
 ]
+
+
+@pytest.fixture(autouse=True)
+def heard() -> Iterator[None]:
+    """A shell that starts the tests in the background has them ignore SIGINT."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.mark.parametrize(("number", "code", "line"), STOPS)

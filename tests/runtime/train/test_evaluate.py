@@ -153,21 +153,21 @@ def test_nan_in_a_layer_ends_the_evaluation_on_every_rank(small_graph, fanouts):
     [("minibatch", "val_idx"), ("minibatch", "test_idx"), ("full-graph", "val_idx")],
 )
 def test_a_run_names_epoch_and_split_of_scores_that_are_no_numbers(tmp_path, mode, split):
-    """A cycle of 20 nodes to train on; of 4 nodes without an edge, 2 have features of NaN.
+    """A cycle of 20 nodes to train on; of 5 nodes without an edge, 2 have features of NaN.
 
     In full-graph training these are in the products of the first step: every weight is NaN then.
     """
-    x = np.random.default_rng(0).standard_normal((24, 3)).astype(np.float32)
-    x[22:] = np.nan
-    good, bad = np.array([20, 21]), np.array([20, 22, 23])
+    x = np.random.default_rng(0).standard_normal((25, 3)).astype(np.float32)
+    x[22:24] = np.nan
+    good, bad = np.array([20, 21]), np.array([22, 23, 24])
     with pytest.warns(GraphWarning, match="NaN"):
         graph = write_graph(
             tmp_path / "graph",
             name="bad",
-            indptr=np.minimum(np.arange(25), 20),
+            indptr=np.minimum(np.arange(26), 20),
             indices=np.roll(np.arange(20, dtype=np.int32), 1),
             x=x,
-            y=np.arange(24) % 5,
+            y=np.arange(25) % 5,
             train_idx=np.arange(20),
             val_idx=bad if split == "val_idx" else good,
             test_idx=bad if split == "test_idx" else good,
@@ -177,7 +177,7 @@ def test_a_run_names_epoch_and_split_of_scores_that_are_no_numbers(tmp_path, mod
     if mode == "minibatch":
         make_plan(graph, tmp_path / "plan", batch_size=16)
     else:
-        make_full_graph_plan(graph, tmp_path / "plan", np.zeros(24, np.int32))
+        make_full_graph_plan(graph, tmp_path / "plan", np.zeros(25, np.int32))
     (tmp_path / "run").mkdir()
     config = RunConfig(
         plan_folder=str(tmp_path / "plan"), run_folder=str(tmp_path / "run"), epochs=2, pin=False
