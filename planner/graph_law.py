@@ -96,7 +96,7 @@ def mean_drawn(degree: Numbers, fanout: int) -> Numbers:
     for d in range(fanout):
         total -= term * (fanout - d)
         term = term * low / (d + 1)
-    return np.where(degree > MOST_POISSON, min(float(fanout), MOST_POISSON), total)
+    return np.where(degree > MOST_POISSON, np.minimum(degree, float(fanout)), total)
 
 
 def frontiers(
