@@ -1,6 +1,6 @@
 """`python -m planner` is `gnnplan`."""
 
-from planner.cli import main
+from planner.cli import run
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    run()

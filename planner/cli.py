@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 import traceback
+import warnings
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from types import FrameType
@@ -97,6 +98,8 @@ def _stopped(number: signal.Signals) -> int:
 
 def run() -> None:
     """Entry point of the console script."""
+    if "--debug" not in sys.argv:  # a user is told what is the matter, not the line that saw it
+        warnings.formatwarning = _plain_warning
     try:
         code = main()
         sys.stdout.flush()
@@ -105,6 +108,10 @@ def run() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 0
     raise SystemExit(code)
+
+
+def _plain_warning(message: Warning | str, *_: object, **__: object) -> str:
+    return f"warning: {message}\n"
 
 
 def _report(error: Exception) -> int:

@@ -3,11 +3,13 @@
 import json
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from planner import cli
 from planner.cli import main
 from planner.commands import planning
 from planner.commands.common import parse_integers, parse_sampler, print_text
@@ -30,6 +32,16 @@ def test_a_plan_that_a_server_makes_is_printed_once_and_not_made_here_too(
     words = ["plan", "G", "-o", str(tmp_path / "P"), "--server", "http://127.0.0.1:9"]
     assert main(words) == 0
     assert done == ["there", "printed"]
+
+
+def test_a_warning_is_a_line_without_the_code_that_saw_it(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(warnings, "formatwarning", warnings.formatwarning)
+    monkeypatch.setattr(cli, "main", lambda: 0)
+    monkeypatch.setattr(sys, "argv", ["gnnplan"])
+    with pytest.raises(SystemExit):
+        cli.run()
+    told = warnings.formatwarning("splits overlap", UserWarning, "pipeline.py", 83, "open_graph()")
+    assert told == "warning: splits overlap\n"
 
 
 def one_line(capsys: pytest.CaptureFixture[str]) -> str:
