@@ -1,0 +1,108 @@
+"""Whatever stands in the product is reached from where it is entered, or listed with a reason.
+
+`tests/unreached.txt` is the list: a line is `module.name: reason`, by the module's own name without
+its folders. The reason begins with the word "next" where a planned change will call it.
+"""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.product import PACKAGES, ROOT, product_sources
+from tests.support.reachability import Key, Product
+
+LISTED = Path(__file__).with_name("unreached.txt")
+ENTRIES = {("planner.cli", "run"), ("planner.__main__", ""), ("api.serve", "main")}
+"""The commands of pyproject.toml; workers and scripts are started by the names of their modules."""
+PUBLIC = {"base_sampler_pyg.PygSampler"}
+"""For users, and shown in no page."""
+MIGRATED = ("upgrade", "downgrade")
+"""What alembic calls in each file of a folder named migrations."""
+SHOWN = re.compile(r"^\s*from ((?:api|planner|runtime)[\w.]*) import ([\w, ]+)$", re.MULTILINE)
+SOURCES = product_sources()
+
+
+def short(key: Key) -> str:
+    """As it is listed: without the folders, which change more often."""
+    return f"{key[0].split('.')[-1]}.{key[1]}"
+
+
+def entries() -> Iterator[Key]:
+    """Commands, migrations, and what the pages for users import."""
+    yield from ENTRIES
+    pages = [ROOT / "README.md", *(p for name in PACKAGES for p in (ROOT / name).rglob("*.md"))]
+    for page in pages:
+        for module, names in SHOWN.findall(page.read_text()):
+            yield from ((module, name.strip()) for name in names.split(","))
+    for module in SOURCES:
+        if ".migrations" in module:
+            yield from ((module, name) for name in ("", *MIGRATED))
+    for public in PUBLIC:
+        module, _, name = public.partition(".")
+        yield from ((each, name) for each in SOURCES if each.split(".")[-1] == module)
+
+
+def read_in_templates() -> set[str]:
+    """Words of the pages' templates: attributes that they may read."""
+    texts = [p.read_text() for name in PACKAGES for p in (ROOT / name).rglob("*.html")]
+    return {word for text in texts for word in re.findall(r"\w+", text)}
+
+
+def listed() -> dict[str, str]:
+    """Reasons by name."""
+    lines = [line for line in LISTED.read_text().splitlines() if line]
+    pairs = [line.partition(": ") for line in lines]
+    return {name: reason for name, _, reason in pairs}
+
+
+def test_every_definition_is_reached_or_listed_with_a_reason():
+    unreached = {short(key) for key in Product(SOURCES).unreached(entries(), read_in_templates())}
+    allowed = listed()
+    assert sorted(unreached - set(allowed)) == [], "call it, delete it, or list it with a reason"
+    assert sorted(set(allowed) - unreached) == [], "reached, or gone: drop it from the list"
+
+
+def test_reasons_are_given_and_a_name_stands_once():
+    lines = LISTED.read_text().splitlines()
+    assert lines == sorted(set(lines))
+    assert all(len(reason.split()) >= 3 for reason in listed().values())
+
+
+@pytest.mark.parametrize(
+    ("source", "unreached"),
+    [
+        ("def f(): g()\ndef g(): pass\ndef h(): g()", ["h"]),
+        ("class A:\n def used(self): pass\n def idle(self): pass\ndef f(): A().used()", ["A.idle"]),
+        ("class A:\n def idle(self): pass\ndef f(): pass", ["A"]),
+        ("class A:\n def idle(self): pass\ndef f(a: A) -> None: getattr(a, 'idle')", []),
+        ("import x\nclass A(x.B):\n def called_there(self): pass\ndef f(): A()", []),
+        ("app = make()\n@app.command\ndef verb(): pass\ndef f(): pass", []),
+        ("@functools.cache\ndef kept(): pass\ndef f(): pass", ["kept"]),
+        ("def f():\n def g(): h()\n return g\ndef h(): pass", []),
+        ("if x:\n def g(): pass\nelse:\n def h(): pass\ndef f(): g()", ["h"]),
+        ("def g(): g()\ndef f(): pass", ["g"]),
+    ],
+)
+def test_a_definition_without_a_caller_is_found(source: str, unreached: list[str]):
+    found = Product({"planner.m": source}).unreached([("planner.m", "f")])
+    assert [name for _, name in found] == unreached
+
+
+def test_names_are_followed_over_modules_imports_and_texts():
+    sources = {
+        "planner.a": "from planner.b import g as renamed\nimport planner.c\nfrom planner import d\n"
+        "def f():\n renamed()\n planner.c.h()\n d.k()\n"
+        " run('planner.e')\n run(f'planner.w.{x}', 'v')",
+        "planner.b": "from planner.f import g as g\ndef idle(): pass",
+        "planner.c": "def h(): pass\ndef idle(): pass",
+        "planner.d": "def k(): pass\ndef idle(): pass",
+        "planner.e": "def main(): pass\nif __name__ == '__main__': main()",
+        "planner.f": "def g(): pass\ndef idle(): pass",
+        "planner.w.v": "def v(): pass\ndef idle(): pass",
+        "planner.z": "f()\ndef f(): pass",
+    }
+    found = Product(sources).unreached([("planner.a", "f")])
+    idle = [("b", "idle"), ("c", "idle"), ("d", "idle"), ("f", "idle"), ("w.v", "idle"), ("z", "f")]
+    assert found == [(f"planner.{module}", name) for module, name in idle]
