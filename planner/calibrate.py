@@ -2,12 +2,11 @@
 
 `compare` adds each trustworthy run's measured over raw predicted seconds, by stage, to a file of
 the machine; the factor of a stage is the median over the latest runs. What fewer than three runs
-taught is used for their own graph alone: it made other plans' stages worse (error of a stage 12%
-with the factor of one other configuration, 8% with none, 10% and 8% with that of two; ten
-configurations of three graphs, each left out in turn). Runs of several graphs teach others as far
-as they agree (`agreed`). `plan --calibrated` scales the tables that the stage is priced from; the
-machine file and the profile stay as they were measured. Samplers other than neighbour sampling and
-gathers from disk have factors of their own (`compare.factor_names`).
+taught is used for their own graph alone, since it made other plans' stages worse (DEC-44). Runs of
+several graphs teach others as far as they agree (`agreed`, DEC-10). `plan --calibrated` scales the
+tables that the stage is priced from; the machine file and the profile stay as they were measured.
+Samplers other than neighbour sampling and gathers from disk have factors of their own
+(`compare.factor_names`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -105,9 +104,7 @@ def agreed(ratios: Sequence[float]) -> float:
     """What runs of several graphs teach another: their median, drawn towards 1 as they disagree.
 
     exp(m (1 - e^2 / m^2)), no less than 0 in the brackets, m the median of the logarithms and e its
-    standard error. Three runs' reads of a disk took .97, .85 and .69 of what was predicted; with
-    .85 other graphs' predictions were off by 15%, by 11% with this and by 6% as they were. Over six
-    series of runs of one machine it was as good as the median or better for most stages.
+    standard error (DEC-10).
 
     Args:
         ratios: measured over raw predicted seconds, at least two.

@@ -54,9 +54,8 @@ def batch_threads() -> Generator[None]:
     """Threads that are started inside never push a running one off its core (SCHED_BATCH).
 
     gloo's network thread polls as long as another of its threads holds a connection's lock. Where a
-    rank has one core it pushed that thread off it, and polled for what was left of the tick: 3 to
-    8 ms in every third exchange of rows, and every fortieth sum of gradients, of .4 ms (Linux
-    6.18, 250 ticks a second, torch 2.13; steps of 5.0 and 11.8 ms took 4.3 and 7.8 then).
+    rank has one core it pushed that thread off it, and polled for what was left of the tick
+    (DEC-83).
 
     Where the system has no such policy or does not let it be set, or the process has one of its
     own, nothing is changed.

@@ -127,8 +127,7 @@ def set_threads(compute: int) -> None:
 def flush_denormals() -> bool:
     """Let numbers below 1e-38 count as 0 in this thread and in those that it starts.
 
-    As the loss falls, gradients get there, and cores are slow at such numbers: after 450 steps
-    those of a model that fits its training nodes well took 11.9 ms for 9.0, and ever longer. To be
+    As the loss falls, gradients get there, and cores are slow at such numbers (DEC-70). To be
     called before torch or numba starts a thread; affects what else the process computes, so the
     worker calls it and the library never does by itself.
 

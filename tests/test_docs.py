@@ -86,7 +86,7 @@ def test_every_table_of_a_machine_is_in_the_probe_page():
     assert [name for name in load_preset("cpu-2core").tables if f"`{name}`" not in text] == []
 
 
-PAGES = ["README.md", "DESIGN.md", "DECISIONS.md", "CONTRIBUTING.md", "planner/README.md"]
+PAGES = ["README.md", "DESIGN.md", "docs/decisions.md", "CONTRIBUTING.md", "planner/README.md"]
 PAGES += ["docs/formulas.md", "docs/modelling.md"]
 
 

@@ -1,12 +1,8 @@
 """What two readings of a disk at two times say, where its speed swings.
 
-Memory is as fast a minute later. A disk that others read as well is not: one of a virtual machine
-was, over ten seconds, .8 to 1.3 times as fast as over the next, and neither the probe's reading nor
-the profile's is the speed of a run. In 67 runs whose rows all lay on that disk, of eleven graphs
-and six probes, the table was 12% off beside what it was for all runs of its probe (standard
-deviation of logarithms), the profile's reading 13%, and their geometric mean 10%. How long a loader
-thread reads beside steps, over reading between them, was 1.0 in 37 such runs, give or take 10%, and
-no nearer to what the profile found of it: that was 14% off.
+Memory is as fast a minute later. A disk that others read too is not, so neither the probe's
+reading nor the profile's is the speed of a run; their geometric mean is nearest to it (DEC-49). A
+loader thread reads beside steps as fast as between them (DEC-50).
 """
 
 import math

@@ -202,9 +202,8 @@ def all_to_all(machine: MachineModel, candidate: Candidate, each_bytes: float) -
 def hidden_and_back(machine: MachineModel, candidate: Candidate, each_bytes: float) -> Rate | None:
     """Two all-to-alls, long after the ranks met and soon after that; None: not measured.
 
-    Threads that waited long are asleep: between layers of 10 ms, 400 KB took .48 ms and not .28.
-    What a network lets through at once, the second one has no more: over 1 Gbit/s, which lets twice
-    256 KB through, both took 9.4 ms and not 6.5. With loader threads other exchanges lie between.
+    Threads that waited long are asleep, and a network's burst is used up by the first of the two
+    (DEC-14). With loader threads other exchanges lie between.
     """
     ranks, hosts = ranks_here(candidate), candidate.hosts
     name = "all_to_all_hidden" if hosts == 1 else "hosts_all_to_all_hidden"

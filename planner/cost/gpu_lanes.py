@@ -3,12 +3,10 @@
 Sampling has a stream, gathering and what follows it has one, and training has one. What they use
 binds them besides: links carry one read or exchange at a time, and whatever needs the GPU's own
 memory or processors is taken to hide nothing of each other. Kernels of all lanes are started by one
-process, whose threads share the interpreter's lock: on an H200 a loader thread beside training made
-steps no shorter where starting kernels was most of both (3.68 ms beside each other, 3.63 in line,
-of which the GPU worked one). An exchange between ranks needs links and GPU, but for the share of it
-that compute was measured to hide (docs/modelling.md 5). Where a probe measured how a gather and
-compute slow each other down, that is applied too; the words of a prediction say which of these
-were.
+process, whose threads share the interpreter's lock (DEC-55). An exchange between ranks needs links
+and GPU, but for the share of it that compute was measured to hide (docs/modelling.md 5). Where a
+probe measured how a gather and compute slow each other down, that is applied too; the words of a
+prediction say which of these were.
 """
 
 from dataclasses import dataclass

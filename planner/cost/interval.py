@@ -7,11 +7,7 @@ from runtime.plan import Interval
 NORMAL_90 = 1.645
 """Standard deviations that hold 90% of a normal law around its mean."""
 MODEL_ERROR = 0.124
-"""What remains beside noise: of the candidates of the configurations that calibrate
-`tests.benchmarks.prediction` (not of those it reports), 90% took at most 12.5% more or less than
-predicted without factors (24 November 2026, one machine, 43 candidates, links between hosts apart;
-4.5% at the median), less the 1.645 noise floors of .5% that are in it and are added again below.
-Models before this one had 10.0 and 11.9% on this machine, others 12.5, 15.6 and 22.9% on two."""
+"""Relative half-width (90%) of the model's own error, the machine's noise taken off (DEC-43)."""
 OVERSUBSCRIBED_FACTOR = 3.0
 """More threads than cores cost more than in proportion, unpredictably (docs/modelling.md 3)."""
 

@@ -1,14 +1,9 @@
-"""How far apart the cores are at this moment: how long a cache line takes from one to another.
+"""Measure how far apart the cores are now: how long a cache line takes from one to another.
 
-A virtual machine's cores are threads of its host, which puts them now on cores that share a cache,
-now on cores that do not, and keeps them there for seconds or for minutes. Nothing else tells: no
-load, no stolen time, and each core is as fast as ever. But what one thread has written another then
-reads from afar, and threads meet more slowly: on a 2-core machine a line took 25 or 160 ns, and the
-very same steps on two threads 7.7 or 11.7 ms, where steps on one thread took 11.
-
-So timings that are compared must be taken in one of the two states. To know which costs 2 to 3
-milliseconds; what looks have found is remembered, since cores that are far all along look like any
-others.
+The host of a virtual machine moves its cores for seconds or minutes: now they share a cache, now
+they do not. This shows as no load and no stolen time, yet steps on several threads take longer
+(DEC-17). Timings that are compared must be taken in the same state. Earlier looks are remembered,
+since cores that are always far apart look like any others.
 """
 
 import math
@@ -33,13 +28,11 @@ TRIES = 4
 """The quickest counts: an interrupt is nobody's distance, and a line's own place in a shared cache
 makes half as much again."""
 MOST_SPINS = 4_000_000
-"""Looks at the line in one try, some 10 ms, after which someone else is held to have the core."""
+"""Reads of the line in one try, after which another process is taken to have the core."""
 MOST_PAIRS = 2
-"""Of many cores a sample is watched: of 16, looks at 8 pairs and all cores took 44 ms, before and
-after each point of a probe, and all of 20 found something; at 2 pairs and 4 cores they take 9."""
+"""Pairs of cores that a look covers at most: more would take too long (DEC-21)."""
 FAR = 2.0
-"""Times what it takes from near from which cores are far apart: a line between cores that share a
-cache and ones that do not differs sixfold, chance by less than two."""
+"""Ratio to the time between near cores from which cores count as far apart (DEC-17)."""
 LINE_BYTES = 128
 """Two lines: they are fetched in pairs."""
 

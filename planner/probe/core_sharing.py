@@ -1,13 +1,9 @@
-"""Whether others share the cores at this moment: how long rows take to be copied within a cache.
+"""Measure whether others share the cores now: how long copies of rows within a cache take.
 
-A virtual core is one thread of a real one, and who has the other thread of it takes part of what it
-can do. What waits for memory, as gathers from afar do, hardly feels it; what keeps a core's units
-busy does. On a 2-core virtual machine these copies took 52.5 us on most looks of some hours, .3%
-more on three quarters of them, and 63 to 81 when shared, with little in between; in other hours two
-looks in three found a core shared. The same training steps on two threads took 4.96 ms while cores
-were near and nobody shared them, 6.09 when one was shared (654 and 195 looks of 2.5 minutes), 8.1
-when they were apart. It comes and goes within a second, or stays for minutes. `pace.py` sees only
-what changes while it looks; here what is usual is remembered.
+A virtual core is one thread of a real core. A neighbour on the other thread takes part of the
+core's units: copies within a cache feel it, gathers from memory hardly (DEC-18). It comes and goes
+within a second, or stays for minutes. `pace.py` sees only changes while it looks; here the usual
+time is remembered.
 """
 
 import functools
@@ -25,14 +21,13 @@ from runtime.cores import keep_thread_to, usable_core_ids
 ROWS, COLUMNS = 1_500, 64
 """Of float32: 384 kB, which a core's own second cache holds."""
 COPIED = 3_000
-"""Rows of one try, some 50 us."""
+"""Rows copied in one try."""
 TRIES = 4
 """The quickest counts: an interrupt is no neighbour."""
 MOST_CORES = 4
 """Of more as many are looked at: see `core_distance.MOST_PAIRS`."""
 SHARED = 1.2
-"""Times what it takes alone from which a core is held to be shared: alone it varies by .3%, and
-a neighbour makes it 1.2 to 1.55 times as long."""
+"""Ratio to the time of a core alone from which it counts as shared (DEC-18)."""
 
 _jit: Any = numba.njit(cache=True, nogil=True)
 
@@ -44,7 +39,7 @@ def _copy_rows(
     """Copy rows at places, over and over into the same few.
 
     Number by number, as a constant count is compiled: one store per cycle, which is what a
-    neighbour takes part of. Eight at once took 1.2 times their least on cores nobody shared.
+    neighbour takes part of; eight at once vary more on cores that nobody shares.
 
     Args:
         rows: shape (any, COLUMNS).

@@ -4,12 +4,10 @@ O_DIRECT, because a read through the page cache measures memory. Where the file 
 the table is left out and a note says so; nothing is invented. One thread keeps one read in flight,
 with the kernel of the runtime's disk tier: a row as long as the read is copied out besides.
 
-Readers are processes, as ranks are. A fast disk serves two of them more than one: with 32 reads of
-64 KiB in flight one process took 21 us for each, and each of two 30 us at once, not 42. Nor does it
-serve them alike: in a thirtieth of a second one may get twice what the other does. Where one core
-has all interrupts of the disk, as on many virtual machines, it is the reader on that core who gets
-less, so each keeps to its share of the cores, as ranks do: left to the system, two readers were
-1.5 to 9% of the last one's time apart, each on its core 2 to 15%, and ranks' batches 8 to 17%.
+Readers are processes, as ranks are. A fast disk serves two of them more than one (DEC-23), and
+within short times not alike. Where one core serves all interrupts of the disk, as on many virtual
+machines, the reader on that core gets less. So each reader keeps to its share of the cores, as
+ranks do (DEC-22).
 """
 
 import itertools
@@ -198,7 +196,7 @@ def seconds_per_read(
     """One over the sum of the threads' rates, each over the time that it read itself.
 
     Elapsed over all reads would count the threads' start and their last reads, which fewer and
-    fewer of them have in flight: twice as long at 32 threads and 30 ms.
+    fewer of them have in flight.
 
     Args:
         descriptor: of the file, opened for direct reads.

@@ -14,7 +14,7 @@ from planner.probe.small_step import SLOW, SmallStep
 
 
 class Disturbance:
-    """Of the cores this process may use; a look takes 12 to 15 ms on two of them."""
+    """Looks at the cores that this process may use."""
 
     def __init__(self, looks: Looks | None = None) -> None:
         """Cores this process may use now.

@@ -2,7 +2,7 @@
 
 A machine that is as it is cannot be told from one that is disturbed all along, unless it has been
 seen otherwise. What a quarter of all looks found is as good as it gets for a time worth waiting
-for: one glimpse of something better does not make every other moment a bad one.
+for: one glimpse of something better does not make every other moment a bad one (DEC-20).
 """
 
 import contextlib

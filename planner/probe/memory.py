@@ -1,10 +1,9 @@
 """DRAM: copies, and gathers of random rows against row size, working set and concurrent readers.
 
 The gather is the runtime's own kernel into a re-used buffer, on as many rows as a small and a large
-batch ask for (the first rows after a step find caches and page tables cold, so few of them cost
-more each: 440 against 300 ns for 4,500 and for 32,000 rows of 2 KiB), with cold caches as between
-two steps of a model. Readers are processes, each with a table of its own (`gather`) or all on one
-shared mapping of a file that lies in the page cache (`mapped_gather`).
+batch ask for (few rows cost more each: the first ones after a step find page tables cold, DEC-25),
+with cold caches as between two steps of a model. Readers are processes, each with a table of its
+own (`gather`) or all on one shared mapping of a file that lies in the page cache (`mapped_gather`).
 """
 
 import itertools

@@ -1,12 +1,9 @@
-"""Whether the machine keeps its pace: equal short work on every core, again and again.
+"""Measure whether the machine keeps its pace: equal short work on every core, again and again.
 
-Virtual cores are threads of real ones. Who has the other thread of a core takes up to half of its
-speed, and nothing says so: no load, no stolen time. On a 2-core virtual machine this work took
-1.1 to 1.2 times its least in the mean, and 1.3 to 1.7 times for minutes on end; medians of probes
-and of steps then depend on the moment, and no prediction can be held against them.
-
-The work is the interpreter's own: neighbours slow it down most, twice where products of matrices
-take a third longer and sums of what a core's cache holds a tenth.
+Virtual cores are threads of real ones. A neighbour on the other thread of a core takes up to half
+of its speed, and shows as neither load nor stolen time. Medians of probes and of steps then depend
+on the moment, and no prediction can be held against them. The work is the interpreter's own, which
+neighbours slow down most (DEC-16).
 """
 
 import contextlib
@@ -37,7 +34,7 @@ def slowdown(seconds: float = SECONDS) -> float:
         CalledProcessError: a process that works ended with an error.
     """
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else [-1]
-    # Processes: threads would wait for each other's interpreter. Isolated, they start in 20 ms.
+    # Processes: threads would wait for each other's interpreter. Isolated, they start soon.
     words = [sys.executable, "-I", "-S", __file__, str(seconds)]
     started = [subprocess.Popen([*words, str(c)], stdout=subprocess.PIPE) for c in cores]
     answers = [process.communicate()[0] for process in started]

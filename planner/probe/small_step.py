@@ -1,14 +1,8 @@
-"""Whether all of a core is slower at this moment: how long a small model's training step takes.
+"""Measure whether all of a core is slower now: how long a small model's training step takes.
 
 Virtual cores share a chip with other machines' cores: its last cache, its way to memory, its heat.
-Within minutes the same training steps went from 2.4 to 4.4 ms on two threads and from 3.0 to 4.8
-beside a loader, while a core copied within its own cache 1.04 times, and the interpreter worked
-1.06 times as long. A small model's step was slower, too: of 726 looks the quickest of three goes
-with the steps that follow by a correlation of .6 to .75, medians over four seconds by .8 to .9, and
-alike in every process. Chains of reads, streams through the caches and copies of rows from beyond
-a core's own went with them by 0 to .6, and as long as they took depended on the process, too. What
-is fastest depends on it: two threads took .82 of one thread and a loader in good moments, .88 to
-.93 in slow ones.
+Training steps then take longer for minutes while copies within a core's own cache hardly change. A
+small model's step follows them best of all that was tried (DEC-19).
 """
 
 import functools
@@ -19,12 +13,11 @@ from typing import Any
 from planner.probe.looks import Looks
 
 ROWS, WIDTH, CLASSES = 2_000, 128, 32
-"""Of the small model: some 2 ms on one thread, 5 MB that go through it."""
+"""Rows, width and classes of the small model: its step fills a core's cache many times."""
 TRIES = 3
 """The quickest counts, after one that fetches what it needs."""
 SLOW = 1.08
-"""Times what it takes in good moments from which a core is held to be slow: steps of a graph then
-take about 1.2 times theirs, since more of them waits for memory."""
+"""Ratio to the time in good moments from which a core counts as slow (DEC-19)."""
 NAME = "step"
 """Of these looks."""
 

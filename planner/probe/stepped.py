@@ -8,7 +8,7 @@ Counts, ids and rows are all-to-alls, gradients an all-reduce. The two steps tak
 Called again and again, an exchange finds its threads awake and its connections busy; between two
 stretches of compute it does not, and long ones have more than one speed: gloo's all-to-all runs
 both its directions side by side in some steps, one after the other in others. A point is therefore
-the mean of the middle half of many steps, which lies between two humps where there are two. Between
+the mean of the middle half of many steps, which lies between the two (DEC-12). Between
 hosts rows go pair by pair, as the runtime sends them. One exchange's seconds run from the entry of
 the last rank to the exit of the last; how much earlier the mean rank leaves is kept apart, because
 it waits that long in the next one, and so is what the compute that follows takes longer.
@@ -172,8 +172,8 @@ def after(moments: NDArray[np.float64], plain: NDArray[np.float64]) -> Measureme
     """Seconds that compute takes longer after an exchange than after one of next to nothing.
 
     What the exchange left behind is worked off meanwhile: caches filled with its bytes, and the
-    sending of what a slower rank still has to receive. Both kinds of steps take turns: measured
-    seconds apart, they differed by 3 ms of 15 on a machine that swings, and exchanges by nothing.
+    sending of what a slower rank still has to receive. Both kinds of steps take turns, since a
+    machine that swings would add its own difference (DEC-24).
 
     Args:
         moments: start and end of the compute, shape (ranks, steps, 2).
@@ -206,8 +206,7 @@ def one_core_each(rank: int, ranks: int) -> AbstractContextManager[None]:
 def one_compute_thread() -> Generator[None]:
     """Torch computes by the calling thread alone.
 
-    Others poll for work on the core that they share with gloo's: exchanges of 16 KB over a link
-    took 1.2 ms so, and .1 in training.
+    Others would poll for work on the core that they share with gloo's threads (DEC-26).
     """
     import torch
 
@@ -247,9 +246,9 @@ def take_steps(
 ) -> Moments:
     """Steps of the loop at one size, in turn with steps of next to no rows.
 
-    By the runtime's own calls, as their stages meter them: around an exchange of counts and ids and
-    one of rows lie .3 ms of Python, run with cold caches, which no stage of theirs has. The first
-    `WARM_STEPS` are not counted.
+    By the runtime's own calls, as their stages meter them; the Python code around an exchange of
+    counts and ids and around one of rows is kept apart (DEC-13). The first `WARM_STEPS` are not
+    counted.
 
     Args:
         exchanging: these ranks, for ids and rows.

@@ -1,12 +1,9 @@
 """The runtime's own loop on a GPU: stages, lanes and threads as a rank has them, metered.
 
-Parts of a step that are timed by themselves do not add up to it. One process starts all kernels,
-and its threads share the interpreter's lock: on an H100 parts of 2.9 ms took 3.5 with a loader
-thread beside training, of which 2.3 were training's by itself. So each way in which plans make
-batches (in line or by a thread, kernel by kernel or by one CUDA graph) is run for some steps, in
-turns. Of its rounds the last of the quickest third is kept, as on cores (`quick_rounds`): beside
-that GPU neighbours on the host made the same Python take 7 or 12 ms from one second to the next,
-and steps 3.4 or 5.3.
+Parts of a step that are timed by themselves do not add up to it: one process starts all kernels,
+and its threads share the interpreter's lock (DEC-86). So each way in which plans make batches (in
+line or by a thread, kernel by kernel or by one CUDA graph) is run for some steps, in turns. Of its
+rounds the last of the quickest third is kept, as on cores (`quick_rounds`, DEC-87).
 """
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,10 +1,10 @@
 """Seconds of a loader thread's work, and how it and the model's steps slow each other down.
 
 The steps are the model's own. They leave the caches as training does, and they want the
-interpreter's lock as often as training does: between two of its kernels a loader thread waits for
-it, .1 to .5 ms a batch on two cores, where beside one long product it waits for nothing. The other
-way round a step waits for the lock whenever the loader's thread, or one that reads a disk for it,
-has it, and is put off its core where they have none of their own.
+interpreter's lock as often as training does: a loader thread waits for it between two of its
+kernels, and would wait for nothing beside one long product (DEC-32). The other way round a step
+waits for the lock whenever the loader's thread, or one that reads a disk for it, has it, and is put
+off its core where they have none of their own.
 """
 
 import functools

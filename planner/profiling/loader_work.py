@@ -77,8 +77,8 @@ def gatherings(
 ) -> dict[str, Gathering]:
     """Gathering the batches' rows in turn; nothing where the graph has no feature rows.
 
-    From private memory (`gather`), and from the dataset's mapped rows (`mapped_gather`), whose
-    pages are smaller and took 6 to 30% longer.
+    From private memory (`gather`), and from the dataset's mapped rows (`mapped_gather`), which
+    take longer, since their pages are smaller (DEC-42).
 
     The tables are no larger than it takes to exceed the caches. Rows keep their ids in them, so
     that those that recur, and those that lie beside each other, do so here as well.

@@ -1,7 +1,7 @@
 """What else a loader does in several rounds, the model's own rounds between them, as one answer.
 
-A virtual machine's disk read the same batches in 16 and in 25 ms, each for some seconds: a single
-round would find one of the two, and rounds that follow each other the same one.
+A virtual machine's disk has several speeds, each for some seconds (DEC-33): a single round would
+find one of them, and rounds that follow each other the same one.
 """
 
 import statistics
@@ -38,10 +38,9 @@ def middle_loading(rounds: Sequence[LoadingAnswer]) -> LoadingAnswer:
 def quieter(rounds: Sequence[dict[str, Beside]]) -> dict[str, Beside]:
     """Of each kind of work, the rounds whose steps were slowed down least; of these the median.
 
-    Now and then one has steps three times as long, which the run of the same graph did not, and
-    which was not seen again in ten repeats; work is longer then as well. A disk's work slows no
-    step down, and takes .81 to 1.25 of what it takes between steps in one round or another: the
-    first of several such rounds is a random one.
+    Now and then a round has steps three times as long as the run of the same graph, and longer
+    work too (DEC-34). A disk's work slows no step down and scatters between rounds, so the first of
+    several such rounds would be a random one.
 
     >>> one, two, three = (Beside(work=w, step=s) for w, s in ((1.3, 3.5), (1.2, 1.0), (0.8, 1.0)))
     >>> quieter([{"disk": one}, {"disk": two}, {"disk": three}])

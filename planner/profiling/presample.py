@@ -3,13 +3,10 @@
 Batches are drawn until the expected number of input vertices is known to 2%, or one epoch has
 passed; of small batches more, which cost little and rank the colder vertices. Two halves are
 counted apart, so that a placement chosen on one can be scored on the other (formulas 1.4 (c) and
-8.9 [A9]). They are whole epochs where those are cheap to draw: who has seen half an epoch takes
-for cold what the other half's seeds read (7.6% of rows expected from disk where fresh batches had
-0.4%, with room for nearly all). On other graphs they are even and odd steps: the misses so
-expected are those of half the batches, a little too many (of 256 batches 0.2 to 9% more than fresh
-ones had, on four graphs with room for 30 to 70% of the rows).
-Vertices that no batch met are ordered by their analytic hotness: a memory with room
-for more rows than those takes the likelier.
+8.9 [A9]). They are whole epochs where those are cheap to draw, since half an epoch does not
+meet what the other half's seeds read. On other graphs they are even and odd steps, whose expected
+misses are a little too many (DEC-36). Vertices that no batch met are ordered by their analytic
+hotness: a memory with room for more rows than those takes the likelier.
 """
 
 import itertools

@@ -90,7 +90,7 @@ def profiles(
     """The profiles of workloads that are to be compared, from the cache where they were made so.
 
     They are timed in the same rounds: a machine that is slower for a minute is so for all of them
-    (of samplers profiled one after the other, one was taken to be 6% slower that was 6% faster).
+    (DEC-38).
 
     Args:
         graph: the dataset.

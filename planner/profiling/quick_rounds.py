@@ -1,8 +1,7 @@
 """Which of several rounds of steps is kept: the last of the quickest third.
 
 Rounds that something else on the machine disturbed are left out, and so are the luckiest, which no
-run of more steps keeps up: of three the first, of nine three. What is done in line before the steps
-belongs to the round.
+run of more steps keeps up (DEC-31). Work in line before the steps belongs to the round.
 """
 
 import statistics
@@ -23,9 +22,6 @@ Found = TypeVar("Found")
 def calm_ones(rounds: Sequence[tuple[Found, bool]]) -> list[Found]:
     """What was found in the rounds that nothing was seen to disturb; in all where each was.
 
-    Steps of 2 ms on two threads take 2.1 while the host keeps the cores near and 2.9 while it does
-    not, for seconds each: what is kept of three may be of either.
-
     Args:
         rounds: what was found, and whether it was seen to be disturbed.
 
@@ -38,8 +34,7 @@ def calm_ones(rounds: Sequence[tuple[Found, bool]]) -> list[Found]:
 def kept_place(count: int) -> int:
     """Which of so many rounds is kept, the quickest first.
 
-    Were it always the second, more rounds would be luckier ones: steps of 2 ms on two ranks were
-    predicted 20% quicker than the quickest that a run took.
+    Were it always the second, more rounds would make it luckier (DEC-31).
 
     >>> [kept_place(count) for count in (1, 2, 3, 6, 9)]
     [0, 1, 1, 2, 3]
@@ -50,8 +45,8 @@ def kept_place(count: int) -> int:
 def quick_round(rounds: Sequence[Sequence[TimingAnswer]]) -> list[TimingAnswer]:
     """The ranks' answers of the round that is kept; their exchange that of the least round.
 
-    An exchange of a quarter of a megabyte between processes of one host has two speeds, .7 and 2.3
-    ms were seen, of which a run of more steps keeps the faster.
+    A short exchange between processes of one host has two speeds, of which a run of more steps
+    keeps the faster (DEC-31).
     """
     ordered = sorted(rounds, key=_in_all)
     fast = min(rounds, key=lambda found: float(np.median(added(found))))

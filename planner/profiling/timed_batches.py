@@ -67,8 +67,8 @@ def _some_labels(request: TimingRequest, batch: MiniBatch, generator: Any) -> An
 def on_rows(batches: Sequence[MiniBatch], out: NDArray[np.float32]) -> list[MiniBatch]:
     """The batches on rows that are put there anew before each step, as a loader puts them.
 
-    Rows that lay there before had left the caches while their thread waited for a disk: steps were
-    then longer than a run's, whose rows have just come (2.3 for 1.6 ms that a wait cost a run).
+    Rows that lay there before have left the caches while their thread waited for a disk, which
+    makes steps longer than a run's, whose rows have just come (DEC-28).
     """
     import torch
 

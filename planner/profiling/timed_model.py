@@ -2,9 +2,8 @@
 
 The sizes are timed on synthetic batches, whose edges are even and whose sources are random. A
 graph's own are neither: of its hubs' rows caches hold many, and the longest rows are another
-thread's wait. Steps on batches that the loader draws, one after the other of one size as in a run,
-took .85 (R-MAT, neighbour sampling), .93 and 1.22 (R-MAT, LADIES) of synthetic ones of as many
-vertices and edges. By that all sizes are scaled.
+thread's wait. So all sizes are scaled by what steps take on batches that the loader draws, over
+steps on synthetic ones of as many vertices and edges (DEC-27).
 """
 
 import time
@@ -25,7 +24,7 @@ from planner.profiling.timing_request import TimingAnswer
 DRAWN_WARMUP = 2
 """Steps on drawn batches that are thrown away: sizes alternated before."""
 WARMUP_STEPS = 10
-"""Steps of a process that are thrown away: library warm-up costs the first calls 50 ms each."""
+"""First steps of a process, which are thrown away: libraries warm up in them."""
 MEMORY_EVENT = "[memory]"
 """Name of the profiler's events of tensors' memory (torch 2.13)."""
 

@@ -32,9 +32,8 @@ class TimingRequest:
     meeting: str = ""
     """File by which they find each other, where there are several."""
     loading: LoadingRequest | None = None
-    """What the thread of the steps does before each: sample a batch and gather one's rows. Steps
-    are longer by up to 7% than those that follow each other: caches hold other things. None:
-    nothing."""
+    """What the thread of the steps does before each: sample a batch and gather one's rows. Caches
+    then hold other things than after a step (DEC-28). None: nothing."""
     times_loading: bool = False
     """Time what else a loader does between and beside the mean batch's steps, and not the model."""
 

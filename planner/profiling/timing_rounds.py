@@ -27,20 +27,13 @@ ROUNDS = 3
 """Times that everything is timed, ranks, threads and loading in turn; of steps, with what is done
 in line before them, the last of the quickest third is kept (`quick_rounds`)."""
 STEP_ROUNDS = 9
-"""Times that steps are timed where `MORE_SECONDS` suffice. What a virtual machine's host does to
-its cores changes within seconds: one rank's steps of 2 ms were timed in slow moments and two ranks'
-in quick ones, in three rounds of the same sitting. Profiles of three rounds, made again and again,
-told 18.9 to 21.3 and 15.6 to 17.4 ms of a thread's steps beside a loader on two graphs; of nine,
-18.5 and 18.6, 15.8 and 16.2."""
+"""Rounds in which steps are timed, as far as `MORE_SECONDS` suffice (DEC-30)."""
 MOST_ROUNDS, MORE_SECONDS = 12, 40.0
-"""Of steps whose quickest rounds differ, and what the rounds beyond `ROUNDS` may take in all."""
+"""Most rounds of steps whose quickest rounds differ, and seconds of all rounds beyond `ROUNDS`."""
 SCALE_SECONDS, MOST_STEPS = 0.08, 84
-"""What the steps of each scale fill in all rounds but the first, and most of them: medians over 40
-ms of steps differed by 10% within a second."""
+"""Seconds that the steps of each scale fill per round but the first, and most steps (DEC-30)."""
 APART = 1.08
-"""The quickest round but one over the quickest, from which both cannot be undisturbed. Neighbours
-stay for minutes: of three rounds of one sampler two took at least 1.38 times what its steps did,
-and the fastest of seven candidates was held for the third slowest."""
+"""Ratio of the two quickest rounds from which one of them counts as disturbed (DEC-30)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

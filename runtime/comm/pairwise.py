@@ -3,12 +3,10 @@
 gloo sends data when the receiver's "ready" has come, and sends its own "ready" when a receive is
 begun. Its all-to-all begins each send before the receive, so that the rank that comes last answers
 with its data and lets its own "ready" wait behind them: the two directions then follow each other.
-Two hosts on 1 Gbit/s that hand over 2, 4 and 8 MB each: 26, 51 and 98 ms, and 19, 37 and 75 with
-the receives begun first; the wire takes 17, 34 and 67 (`tests.benchmarks.exchange`).
+With the receives begun first they run side by side (DEC-84; benchmark `tests.benchmarks.exchange`).
 
 Small messages begin with the send. Then nothing arrives while it is written, which would keep a
-rank's only core busy with asking for it (a few milliseconds, on one core a rank). They take about
-0.7 ms longer than in the collective.
+rank's only core busy with asking for it.
 """
 
 from collections.abc import Sequence

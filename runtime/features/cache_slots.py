@@ -7,8 +7,8 @@ rows than there are slots, the cache keeps its hits and fills up with the first 
 LRU evicts the row whose last batch is longest ago; rows of one batch leave in the order hits, then
 misses, each in the order of the batch. It keeps a log of touches, oldest first: an entry counts
 where it is the last one of its slot, which the slot remembers. A touch so writes two places, one of
-them beside the last; a list of neighbours in age would write six, all over memory (5,000 rows in
-64,000 slots, caches cold: .18 ms for .48). Clock (second chance) goes round the slots: a row that
+them beside the last; a list of neighbours in age would write six, all over memory
+(DEC-80). Clock (second chance) goes round the slots: a row that
 was hit since the hand last passed is spared once; a row just loaded is not yet hit.
 """
 

@@ -2,8 +2,8 @@
 
 Each sits in one kernel for as long as the crew lives, and waits there in `read(2)` on a pipe. A
 byte in it is a part of a batch to serve; another byte says that it is done. Woken by a thread pool,
-each thread took the interpreter's lock first, one after the other: 16 reads took 2.3 ms so, and .8
-this way (2 cores). Pipes, as eventfd and futex are Linux's alone.
+each thread would take the interpreter's lock first, one after the other (DEC-79). Pipes, as eventfd
+and futex are Linux's alone.
 """
 
 import os

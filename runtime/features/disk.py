@@ -6,9 +6,8 @@ interpreter's lock (`crew`, `direct_read`). What the tier holds
 (buffers and index) is reserved in a `ByteBudget`, so it cannot grow with the batch. A mapped file
 is not a disk tier: after one pass the page cache has made it memory, and on nobody's budget.
 
-The reading threads run wherever the system puts them, beside training as well. Kept to the core
-that training left them they slowed it down less (a model of 12.0 ms to 9.9), but read slower while
-it waited for them: steps of 16.8 to 62.7 ms took 22.8 to 74.7 then (2 cores, 16 in flight).
+The reading threads run wherever the system puts them, beside training as well: kept to one core
+they would slow training down less, but read slower while it waits for them (DEC-77).
 """
 
 import os

@@ -40,19 +40,17 @@ COUNTS = MAX_SOURCES + 1
 """Length of the counters: rows by source number, then ids or slots out of range."""
 PROGRAMS_PER_PROCESSOR = 4
 _TILE = 2048
-"""Units of one turn: at four bytes and 128 threads, four loads of 16 bytes each under way. On an
-H100 rows of 512 bytes were gathered at 1.28 TB/s, .86 of copies, at .72 with twice of it and .36
-with four times; rows of 4 KiB at .9 with any."""
+"""Units of one turn: at four bytes and 128 threads, four loads of 16 bytes each under way, since
+larger turns are slower (DEC-90)."""
 _MAX_ROWS = 256
 _MAX_COLUMNS = 1024
 REACH_BYTES = 1 << 30
-"""Host memory that a GPU reads at random without looking up addresses: on an H200 rows of 512 bytes
-came at 50 GB/s from 1 GiB, at 28 from 2 GiB, and at 51 from there in the order of their places."""
+"""Host memory that a GPU reads at random without looking up addresses; from more it reads faster in
+the order of the rows' places (DEC-92)."""
 _LEAST_SORTED = 1 << 14
 """Rows from which on sorting them takes less time than it saves."""
 _LEAST_FAR = 0.05
-"""And the share of the nodes that must lie there: sorting 2^19 rows took .13 ms, and saved 4.6 of
-those that came from the host."""
+"""Share of the nodes that must lie beyond that reach for sorting to pay (DEC-92)."""
 _DTYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
 _UNITS = {4: (torch.int32, tl.int32), 2: (torch.int16, tl.int16)}
 

@@ -1,9 +1,7 @@
 """Memory that direct reads fill: aligned, side by side, in huge pages where it fills some.
 
-A disk writes to each page where that lies. The 32 small pages of a request lie apart, in one
-process more than in the next: batches of the same 1,142 requests of 17 KB took 31.5 to 35.0 ms by
-three sets of buffers of one process, and 26.1 to 27.2 by three that each were a huge page (2 cores,
-16 in flight; 1,379 of 16 KB 33.2 to 33.3, and 28.4 to 29.3).
+A disk writes to each page where that lies. Small pages of one request lie apart, differently in
+each process, which makes reads slower than into a huge page (DEC-78).
 """
 
 import contextlib

@@ -1,8 +1,8 @@
 """Dense float32 products of tall matrices on the CPU, with oneDNN where torch has it.
 
 torch sends float32 products to MKL, which runs at half speed on processors it was not made for
-(2-core AMD EPYC of family 26, one thread, 13 000 x 200 x 256: MKL 16.2 ms, oneDNN 8.0 ms). oneDNN
-makes a kernel per shape, so the varying number of rows is padded to a multiple of `ROW_MULTIPLE`.
+(DEC-74). oneDNN makes a kernel per shape, so the varying number of rows is padded to a multiple of
+`ROW_MULTIPLE`.
 """
 
 import torch

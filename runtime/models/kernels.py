@@ -16,8 +16,7 @@ _jit: Any = numba.njit(cache=True, nogil=True, fastmath={"contract"}, error_mode
 
 
 _AHEAD = 16
-"""Edges between the row being added and the row being prefetched: halves the time of random rows
-(13 thousand destinations, 105 thousand edges, 100 columns: 6.8 ms without, 2.5 ms with 16)."""
+"""Edges between the row being added and the row being prefetched (DEC-75)."""
 _LINE = 16
 """float32 numbers in a cache line."""
 

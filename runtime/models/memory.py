@@ -3,11 +3,10 @@
 glibc returns large blocks to the system when they are freed and maps them anew, zeroed page by
 page, at the next step: about a millisecond per 10 MB buffer. What is kept, however, is cut up for
 smaller blocks: an epoch over the whole graph, whose blocks are few, large and of several sizes,
-then holds twice what it needs (1.8 to 2.0 times, SAGE and GAT on 60,000 nodes), a third faster.
+then holds twice what it needs, a third faster (DEC-63).
 
-In pages of 2 MB small models' steps are 3 to 8% shorter (wordnet, 2 cores; large ones' the same),
-and equal processes differ less: in pages of 4 kB it depends on where in memory each happens to lie,
-up to 10% from one process to the next and the same for as long as it lives.
+In huge pages small models' steps are shorter, and equal processes differ less than in pages of
+4 kB, where speed depends on where in memory each happens to lie (DEC-39).
 """
 
 import ctypes

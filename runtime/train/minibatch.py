@@ -153,7 +153,7 @@ def seed_dropout(seed: int, epoch: int, step: int, rank: int, device: torch.devi
     """The same draws in a resumed run as in an undisturbed one, others on each rank.
 
     The generators of the processor and of the rank's own GPU alone: torch.manual_seed formats a
-    traceback for each kind of device that is not there, 70 us of every step or, beside a GPU, more.
+    traceback for each kind of device that is not there (DEC-73).
     """
     drawn = int(stream(seed, epoch, step, rank, Purpose.DROPOUT)) & 0x7FFF_FFFF_FFFF_FFFF
     torch.default_generator.manual_seed(drawn)
