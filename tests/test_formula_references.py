@@ -118,3 +118,9 @@ def test_every_code_has_one_anchor_and_its_link():
     assert Counter(FORMULA_PAGE.count(f'id="{name}"') for name, _ in anchors) == {1: len(anchors)}
     assert all(name == code.lower() for name, code in anchors)
     assert sorted(TARGET.findall(FORMULA_PAGE)) == sorted((code, name) for name, code in anchors)
+
+
+def test_descriptions_that_users_see_cite_no_formula():
+    shown = {name: text for name, text in SOURCES.items() if name.endswith(".yaml")}
+    assert len(shown) > 10
+    assert {name: found for name, text in shown.items() if (found := [*references(text)])} == {}

@@ -35,12 +35,12 @@ TELLING = 0.01
 WHY_RUNTIME = {
     "samp": "published sampling has milliseconds per hop that are neither link nor memory time "
     "(the framework's launches and waits); our stage is transactions over links",
-    "feat": "vertices per batch follow a degree law, not the data set; the cache starts as [A7]",
+    "feat": "vertices per batch follow a degree law, not the data set; caches are an LRU model's",
     "fb": "hidden width, layers' extras and R-GCN's relations are not in the text at hand; ours is "
     "the roofline of one assumed width",
 }
 WHY_SIXTEEN = (
-    "a difference of totals, and the 8192 seeds of 16 PEs are inferred (formulas 5.8): published "
+    "a difference of totals, and the 8192 seeds of 16 PEs are inferred: published "
     "features without a cache double from 8 to 16 PEs (31.0 to 61.3 ms) as the links halve, as if "
     "each kept its 1024 seeds"
 )
@@ -55,7 +55,7 @@ WHY_TRIPATHY = (
 )
 WHY_PAPERS = (
     "features take 1.6 GPUs, so c/p stays at most 1/4 and three quarters of the rows cross the "
-    "node's four cards at their peak rate; what the list holds twice is sent twice (formulas 4.4)"
+    "node's four cards at their peak rate; what the list holds twice is sent twice"
 )
 WHY_SHARE = (
     "a kernel is counted with 20 us, as one interpreter was measured to start it on an H200's host;"
@@ -248,9 +248,9 @@ def main() -> None:
         "bns_accuracy",
         0.0,
         "rows",
-        why="scores of formulas 3.7 follow from training on the data sets, not from presets",
+        why="published scores follow from training on the data sets, not from presets",
     )
-    record("degree_sigma", sigma(), "1", why="calibrated on V3 of four graphs (formulas 5.8)")
+    record("degree_sigma", sigma(), "1", why="calibrated on V3 of four graphs")
     for name, table in (("cooperative", cooperative), ("bns", bns), ("tripathy", tripathy)):
         if args.only not in (None, name):
             continue
