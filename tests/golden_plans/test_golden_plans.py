@@ -14,7 +14,9 @@ from tests.golden_plans.record import graphs_in
 KEPT = read_kept()
 CASES = [Case.named(name) for name in KEPT]
 SAMPLE = [CASES[i * len(CASES) // 30] for i in range(30)]
-"""Those of every run; all of them together are slow."""
+SAMPLE += [next(case for case in CASES if case.mode == mode) for mode in ("full-graph", "grid")]
+SAMPLE += [next(case for case in CASES if case.graph == "typed")]
+"""Cases of every run; all together are slow."""
 
 
 @pytest.fixture(scope="module")
