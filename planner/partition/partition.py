@@ -1,8 +1,6 @@
 """The one way to partition a graph: a name, a number of parts, a seed; parts as int32.
 
-    parts = partition(graph.indptr, graph.indices, parts=4, training=graph.train_idx)
-
-`planner.partition.quality.measure_quality` says how good they are.
+parts = partition(graph.indptr, graph.indices, parts=4, training=graph.train_idx)
 """
 
 from collections.abc import Callable, Sequence

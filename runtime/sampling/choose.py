@@ -1,4 +1,4 @@
-"""Choosing the edges of a row: Floyd's method on counter-based draws, as `reference` defines it.
+"""Choosing the edges of a row: Floyd's method on counter-based draws, as tests/reference has it.
 
 A chosen edge is a position in the graph's `indices`; its cache line is asked for at once.
 """

@@ -1,6 +1,6 @@
 """Choosing the edges of many rows side by side, in the processor's vector lanes.
 
-The draws and choices are those of `choose` (Floyd's method as `reference` defines it), worked out
+The draws and choices are those of `choose` (Floyd's method as tests/reference has it), worked out
 for up to `MAX_ROWS` rows at once: draw j of every row, then whether any row has taken it before,
 then draw j + 1. Inside a loop over rows nothing depends on the row before, so the compiler uses
 vector instructions, and no branch waits for a collision that no predictor guesses.

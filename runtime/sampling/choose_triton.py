@@ -1,6 +1,6 @@
 """Choosing the edges of many rows at once on a GPU: the same edges in the same order as the CPU's.
 
-`choose_some` is Floyd's method as `reference` defines it, a tile of rows at a time, all the offsets
+`choose_some` is Floyd's method as tests/reference has it, a tile of rows at a time, all the offsets
 of a row in registers. `count_below` and `write_below` scan rows for LABOR-0's threshold test
 (`labor_scan`), or take rows whole; both passes draw the same words, so nothing is kept between
 them. A list is read at its row's address, in the device's memory or the host's (`device_topology`);

@@ -1,4 +1,4 @@
-"""Uniform neighbour sampling without replacement on the CPU, equal to `reference` bit for bit.
+"""Uniform neighbour sampling without replacement on the CPU, equal to tests/reference bit for bit.
 
 The work is done by `kernels` without the GIL and without locks: every calling thread has its own
 workspace, and the batch handed out owns its arrays.

@@ -17,8 +17,8 @@ from runtime.models.memory import keep_freed_memory
 from runtime.sampling.matrix_bulk import BulkSampler
 from runtime.sampling.minibatch import Dialect, MiniBatch
 from runtime.sampling.neighbor import NeighborSampler
-from runtime.sampling.reference_matrix import adjacency, sample_layers_reference
 from tests.benchmarks.common import REPEATS, Spread, bench_graph, bench_seeds, record, run_threads
+from tests.reference.matrix import adjacency, sample_layers_reference
 
 FANOUTS = (15, 10, 5)
 LADIES_BATCH, LADIES_SIZE = 512, 512

@@ -31,7 +31,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.cost.cache import dependent_hit_rate
 from runtime.graph.dataset import Graph, open_graph
 from runtime.graph.importing import ImportOptions, import_graph
 from runtime.plan import Sampler
@@ -45,6 +44,7 @@ from runtime.stages import Stage
 from tests.benchmarks.common import Spread, bench_graph, cache_folder, record
 from tests.benchmarks.cooperative_lru import Caches, estimate, hottest
 from tests.hosts import Hosts
+from tests.reference.cache_hits import dependent_hit_rate
 from tests.support.cooperative import make_cooperative_plan
 from tests.support.inprocess import run_in_process
 

@@ -8,9 +8,10 @@ happens with probability a_v. A cache of C rows, one touch per distinct row and 
                   Gaussian path of 5.5, by Monte Carlo over paths in a random phase; tau from the
                   footprint sum_v 1 - E[(1 - a)^n] = C
 
-The model (planner.cost.cache) gives each vertex one threshold q. In truth it differs with the seed
-that sees v and, over several hops, each hop has a number of its own; so the model promises too much
-at large kappa (two hops on amazon-computers: within .01 at kappa 1 and 4, up to .16 above at 256).
+The model (tests.reference.cache_hits) gives each vertex one threshold q. In truth it differs with
+the seed that sees v and, over several hops, each hop has a number of its own; so the model promises
+too much at large kappa (two hops on amazon-computers: within .01 at kappa 1 and 4, up to .16 above
+at 256).
 
 p = a q is counted over independent batches; a comes from frozen streams: with f the share of a
 stream's batches that touch v, E f = a q and E f^2 = a^2 q over streams.

@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 from planner.partition.need import predict_need
 from planner.partition.partition import PARTITIONERS, partition
 from planner.partition.problem import make_problem
-from planner.partition.quality import measure_quality
 from tests.benchmarks.common import Spread, bench_graph, record
+from tests.reference.partition_quality import measure_quality
 
 GRAPHS = "github-social,github-repos,rmat-18"
 REPEATS = 3

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.candidate import Candidate
-from planner.cost.cache import dependent_hit_rate, lru_hit_rate
 from planner.cost.cooperative_gpu import BatchSizes, GpuStep, gpu_batch_seconds
 from planner.cost.gpu_all_reduce import gpu_all_reduce
 from planner.graph_law import DegreeClasses, Frontiers, expand, frontiers, lognormal_classes
@@ -30,6 +29,7 @@ from tests.benchmarks.published_tables import (
     GLOBAL_BATCH,
     INPUT_VERTICES,
 )
+from tests.reference.cache_hits import dependent_hit_rate, lru_hit_rate
 
 MACHINES = {4: "a100x4", 8: "a100x8", 16: "v100x16"}
 GRAPHS = {"papers100M": "papers100m-both", "mag240M": "mag240m-all"}

@@ -16,7 +16,6 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from planner.placement.blocks import block_placement
 from runtime.comm.collectives import Communicator
 from runtime.errors import PlanError, SamplerError
 from runtime.graph.dataset import Graph, open_graph
@@ -29,6 +28,7 @@ from runtime.sampling.matrix_stack import Request
 from runtime.sampling.minibatch import Dialect, MiniBatch
 from runtime.sampling.neighbor import NeighborSampler
 from tests.support.batches import contents, skewed_graph
+from tests.support.blocks import block_placement
 from tests.support.inprocess import run_in_process
 from tests.support.plans import make_plan
 from tests.support.ranks import free_port, run_on_ranks

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from planner.probe.recording import Replay
 from runtime.device import machine_facts
 from runtime.visible_gpus import VARIABLE, Listed, Shown, read_slices, shown_gpus
+from tests.support.nvml_recording import Replay
 from tests.support.recordings import divide, recorded, slice_uuid
 
 WHOLE = [Listed(uuid=f"GPU-{name}") for name in ("aa11", "aa22", "bb33", "cc44")]

@@ -8,7 +8,7 @@ from typing import Any
 from planner.machine import MachineModel, Memory
 from planner.probe.links import gpu_links, gpu_parts, gpu_switches, nvlink_cliques
 from planner.probe.nvml import Inventory, inventory
-from planner.probe.recording import Replay
+from tests.support.nvml_recording import Replay
 
 FOLDER = Path(__file__).parents[1] / "golden" / "machines"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.json"))

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from planner.probe.nvml import inventory
 from planner.probe.pcie import PciFacts, RecordedDevices
-from planner.probe.recording import Recorder
 from runtime import codec
 from tests.planner.probe.fake_nvml import GPU, SWITCH, UNKNOWN, Device, FakeNvml, Link
+from tests.support.nvml_recording import Recorder
 
 FOLDER = Path(__file__).parent
 CUBE_MESH = [

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from planner.cost.cache import lru_hit_rate
 from planner.cost.reuse import Reuse, of_batches, of_frequencies, of_independent
+from tests.reference.cache_hits import lru_hit_rate
 from tests.support.caches import SlowLru
 
 NODES = 400

@@ -5,8 +5,8 @@ import pytest
 
 from planner.errors import SettingsError
 from planner.partition.hierarchical import hash_shards, hierarchical_parts
-from planner.partition.quality import measure_quality
 from tests.planner.partition.graphs import random_csc, ring_of_cliques
+from tests.reference.partition_quality import measure_quality
 
 
 def test_edges_are_cut_between_cliques_and_hashed_inside():

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from planner.partition.problem import Balance, make_problem
-from planner.partition.quality import measure_quality
 from planner.partition.volume import refine_volume
 from tests.planner.partition.graphs import csc, random_csc
+from tests.reference.partition_quality import measure_quality
 
 
 @pytest.mark.parametrize("seed", range(30))

@@ -13,13 +13,13 @@ from planner.probe.importing import import_machine
 from planner.probe.links import gpu_links, gpu_parts, gpu_switches, nvlink_covers
 from planner.probe.nvml import inventory
 from planner.probe.presets import load_preset
-from planner.probe.recording import load_replay
 from planner.probe.topology import faults
 from planner.report.links import link_rows
 from planner.report.topology import draw_topology
 from runtime import codec
 from tests.support.fuzzing import fuzzed, refused
 from tests.support.mutations import damage, damaged, damaged_json
+from tests.support.nvml_recording import load_replay
 
 SITON = load_preset("siton")
 RECORDINGS = Path(__file__).resolve().parents[2] / "golden" / "machines"

@@ -7,8 +7,8 @@ import pytest
 from planner.errors import MachineError
 from planner.probe.doctor import topology_findings
 from planner.probe.nvlinks import bus_key
-from planner.probe.recording import call_key
 from planner.probe.topology import refuse_changed
+from tests.support.nvml_recording import call_key
 from tests.support.recordings import NAMES, Recording, look, machine_of, recorded
 
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from planner.placement.layout import Instance
-from planner.solver.shadow import shadow_prices
 from tests.planner.solver.test_joint import solved
+from tests.reference.shadow_prices import shadow_prices
 from tests.support.placements import random_instance
 
 

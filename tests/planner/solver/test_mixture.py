@@ -10,7 +10,6 @@ from planner.placement.layout import Instance, Kind, check_layout
 from planner.placement.network import Rows, network_of_paths, objective_rows, undominated
 from planner.placement.score import read_bytes, score
 from planner.solver import mixture
-from planner.solver.bound import relaxed_optimum
 from planner.solver.columns import cheapest, fill_reads, make_ladder
 from planner.solver.formulation import Items
 from planner.solver.groups import find_groups
@@ -18,7 +17,8 @@ from planner.solver.joint import bound_of, place_joint
 from planner.solver.lagrange import lagrangian_bound
 from planner.solver.mixture import can_fill, mix_fills, round_mixture
 from planner.solver.program import Prices
-from planner.solver.shadow import shadow_prices
+from tests.reference.relaxed_bound import relaxed_optimum
+from tests.reference.shadow_prices import shadow_prices
 from tests.support.placements import random_instance
 
 

@@ -10,7 +10,7 @@ from runtime.errors import SamplerError
 from runtime.sampling.exclusion import Exclude, ExcludingSampler, find_excluded
 from runtime.sampling.minibatch import Dialect
 from runtime.sampling.neighbor import NeighborSampler
-from runtime.sampling.reference_links import without_edges
+from tests.reference.links import without_edges
 
 NUM_NODES = 120
 

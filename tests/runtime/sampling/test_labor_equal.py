@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from runtime.sampling.dependent import Dependence, StreamPolicy
 from runtime.sampling.labor import Form, LaborSampler
 from runtime.sampling.minibatch import Dialect, MiniBatch
-from runtime.sampling.reference_labor import sample_labor_reference
 from runtime.sampling.statistics import Estimator
+from tests.reference.labor import sample_labor_reference
 
 DIALECTS = list(Dialect)
 DENSE, HASHED = 1 << 30, 0

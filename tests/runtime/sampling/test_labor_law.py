@@ -8,8 +8,8 @@ import pytest
 
 from runtime.sampling.labor import Form, LaborSampler
 from runtime.sampling.poisson import offer
-from runtime.sampling.reference_labor import Row, draw_row, weigh
 from runtime.sampling.statistics import Estimator
+from tests.reference.labor import Row, draw_row, weigh
 from tests.support.labor import Z, copies, drawn, edges_of, skewed_graph, stars
 
 PLAIN, HT, HAJEK = Estimator

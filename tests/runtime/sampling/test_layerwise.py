@@ -11,8 +11,8 @@ from runtime.errors import SamplerError
 from runtime.sampling.dependent import Dependence, StreamPolicy
 from runtime.sampling.layerwise import LayerwiseSampler, make_law
 from runtime.sampling.minibatch import Dialect, MiniBatch
-from runtime.sampling.reference_layerwise import sample_layerwise_reference
 from runtime.sampling.statistics import Estimator
+from tests.reference.layerwise import sample_layerwise_reference
 
 Graph = tuple[NDArray[np.int64], NDArray[np.integer]]
 WAYS = [

@@ -8,9 +8,9 @@ from runtime.errors import SamplerError
 from runtime.sampling.layerwise import LayerwiseSampler
 from runtime.sampling.locality import FAR, Correction, LocalitySampler, rings
 from runtime.sampling.minibatch import Dialect, MiniBatch
-from runtime.sampling.reference_weighted import poisson_probabilities
 from runtime.sampling.statistics import Draws, Estimator
 from runtime.sampling.weighted import Boost, WeightedSampler
+from tests.reference.weighted import poisson_probabilities
 
 Graph = tuple[NDArray[np.int64], NDArray[np.int32]]
 NONE, REPLACEMENT, POISSON, HAJEK = Correction

@@ -16,7 +16,7 @@ from runtime.sampling.locality_factor import (
     second_moment_factor,
     variance_factor,
 )
-from runtime.sampling.reference_weighted import poisson_probabilities
+from tests.reference.weighted import poisson_probabilities
 
 NONE, REPLACEMENT, POISSON, HAJEK = Correction
 

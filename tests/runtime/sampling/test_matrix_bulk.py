@@ -15,7 +15,7 @@ from runtime.sampling.matrix_memory import bytes_per_batch, frontier_rows
 from runtime.sampling.matrix_stack import Request
 from runtime.sampling.minibatch import Dialect, MiniBatch
 from runtime.sampling.neighbor import NeighborSampler
-from runtime.sampling.reference_matrix import adjacency, sample_layers_reference
+from tests.reference.matrix import adjacency, sample_layers_reference
 
 Graph = tuple[NDArray[np.int64], NDArray[np.int32]]
 METHODS = ["sage", "ladies", "pladies", "fastgcn"]

@@ -13,13 +13,13 @@ from runtime.sampling.matrix_extract import extract
 from runtime.sampling.matrix_memory import Ledger
 from runtime.sampling.matrix_product import SparseRows, gather_product, normalise, sum_product
 from runtime.sampling.matrix_table import Table
-from runtime.sampling.reference_matrix import (
+from runtime.sampling.statistics import Estimator
+from tests.reference.matrix import (
     adjacency,
     extract_layer,
     layer_probabilities,
     rows_of_ones,
 )
-from runtime.sampling.statistics import Estimator
 
 PAIRS = [(0, 1), (0, 2), (1, 2), (1, 4), (2, 3), (3, 4), (4, 5), (3, 5)]
 ONES = np.empty(0, dtype=np.float32)

@@ -6,8 +6,8 @@ from numpy.typing import NDArray
 
 from runtime.errors import SamplerError
 from runtime.sampling.negative import Candidates, NegativeSampler
-from runtime.sampling.reference_links import negatives_of_link
 from runtime.sampling.rng import Purpose, stream
+from tests.reference.links import negatives_of_link
 
 NUM_NODES = 40
 

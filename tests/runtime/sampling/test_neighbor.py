@@ -11,7 +11,7 @@ from planner.placement.analytic import neighbor_hotness, seed_probability
 from runtime.errors import SamplerError
 from runtime.sampling.minibatch import Block, Dialect, MiniBatch
 from runtime.sampling.neighbor import NeighborSampler
-from runtime.sampling.reference import sample_reference
+from tests.reference.neighbor import sample_reference
 
 Graph = tuple[NDArray[np.int64], NDArray[np.integer]]
 DIALECTS = list(Dialect)

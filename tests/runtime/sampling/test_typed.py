@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 from runtime.errors import SamplerError
 from runtime.sampling.minibatch import Dialect
 from runtime.sampling.neighbor import NeighborSampler
-from runtime.sampling.reference_typed import sample_typed_reference
 from runtime.sampling.typed import TypedSampler
+from tests.reference.typed import sample_typed_reference
 
 NUM_NODES, NUM_TYPES = 90, 3
 

@@ -12,9 +12,9 @@ from scipy import stats
 from runtime.errors import SamplerError
 from runtime.sampling.minibatch import Dialect, MiniBatch
 from runtime.sampling.neighbor import NeighborSampler
-from runtime.sampling.reference_weighted import poisson_probabilities, sample_weighted_reference
 from runtime.sampling.statistics import Draws, Estimator
 from runtime.sampling.weighted import Boost, WeightedSampler
+from tests.reference.weighted import poisson_probabilities, sample_weighted_reference
 
 Graph = tuple[NDArray[np.int64], NDArray[np.integer]]
 WITHOUT, REPLACEMENT, POISSON = Draws

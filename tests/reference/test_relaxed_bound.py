@@ -1,4 +1,4 @@
-"""Tests of planner.solver.formulation, planner.solver.bound and the relaxation over buckets."""
+"""The formulation, the relaxation over buckets, and the bound that both are held to."""
 
 import itertools
 import math
@@ -16,7 +16,6 @@ from planner.placement.policies import rows_instance
 from planner.placement.reads import HOST, OWN, PEER
 from planner.placement.song_jiang import algorithm1, best_of
 from planner.placement.split import split_ranks, whole_rounds
-from planner.solver.bound import certificate, lower_bound, relaxed_optimum
 from planner.solver.buckets import Buckets, make_buckets
 from planner.solver.formulation import Items, feature_items
 from planner.solver.groups import find_groups
@@ -24,6 +23,7 @@ from planner.solver.joint import place_joint
 from planner.solver.lagrange import lagrangian_bound
 from planner.solver.program import Prices, build_program
 from planner.solver.relaxation import relax
+from tests.reference.relaxed_bound import certificate, lower_bound, relaxed_optimum
 from tests.support.placements import SHAPES, random_instance
 
 

@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 
-from planner.cost.cache import (
+from runtime.features.cache_slots import Slots
+from tests.reference.cache_hits import (
     dependent_hit_rate,
     frozen_hit_rate,
     lru_hit_rate,
     static_hit_rate,
 )
-from runtime.features.cache_slots import Slots
 
 SEEN = np.minimum(0.9, 30 / np.arange(1, 2001) ** 0.9)
 PASSES = np.full(2000, 0.2)

@@ -20,8 +20,8 @@ from planner.probe.links import (
 )
 from planner.probe.nvml import inventory
 from planner.probe.pcie import RecordedDevices, SysfsDevices
-from planner.probe.recording import FORMAT, NVMLError, Recorder, Replay, call_key, load_replay
 from planner.probe.topology import changes, faults, refuse_changed
+from tests.support.nvml_recording import FORMAT, NVMLError, Recorder, Replay, call_key, load_replay
 from tests.support.recordings import FOLDER, NAMES, Recording, look, machine_of, recorded
 
 REAL = {"h200-virtual-machine"}

@@ -1,11 +1,11 @@
-"""Tests for planner/partition/quality.py."""
+"""Tests for tests/reference/partition_quality.py."""
 
 import numpy as np
 import pytest
 
 from planner.errors import SettingsError
-from planner.partition.quality import measure_quality
 from tests.planner.partition.graphs import brute_boundaries, csc, random_csc, stored_edges
+from tests.reference.partition_quality import measure_quality
 
 
 def test_volume_and_boundaries_of_the_example_of_formulas_b1():

@@ -7,10 +7,10 @@ import pytest
 from scipy.sparse import csr_matrix
 
 from runtime.errors import DatasetError
-from runtime.graph import generate_large
 from runtime.graph.dataset import Graph, open_graph
 from runtime.graph.generate import generate_rmat
-from runtime.graph.generate_large import BLOCK_BYTES, generate_rmat_topology
+from tests.support import generate_large
+from tests.support.generate_large import BLOCK_BYTES, generate_rmat_topology
 
 
 def make(

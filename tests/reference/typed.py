@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runtime.sampling.minibatch import Dialect
-from runtime.sampling.reference import choose
 from runtime.sampling.rng import Purpose, stream
+from tests.reference.neighbor import choose
 
 Row = list[int]
 """Positions in the graph's `indices` of the edges that a vertex draws, type after type."""
