@@ -1,6 +1,5 @@
 """Jobs: accept, look at, cancel, and read what they left."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -156,11 +155,6 @@ def job_result(service: Service, job_id: str) -> tuple[bytes, str]:
     if digest is None or data is None:
         raise NotFoundError(f"job {job_id} keeps no document; see its result {row.result}")
     return data, digest
-
-
-def result_document(service: Service, job_id: str) -> dict[str, Any]:
-    """The document that a job made, read."""
-    return json.loads(job_result(service, job_id)[0])
 
 
 def job_log(service: Service, job_id: str) -> bytes:

@@ -1,6 +1,5 @@
 """Plans: read, explain, compare, ask what else could have been, and forget."""
 
-import json
 import shutil
 from typing import Any
 
@@ -187,8 +186,3 @@ def _row(service: Service, plan_id: str) -> PlanRow:
     if row is None:
         raise NotFoundError(f"no plan {plan_id}")
     return row
-
-
-def plan_json(service: Service, plan_id: str) -> dict[str, Any]:
-    """plan.json, read."""
-    return json.loads(plan_document(service, plan_id))

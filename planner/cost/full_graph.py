@@ -6,7 +6,6 @@ widths of inputs, hidden layers and outputs, elt the bytes of a number.
 Source: BNS-GCN (Wan et al., MLSys 2022); CAGNET 1D (Tripathy et al., SC 2020); docs/formulas.md 3.
 """
 
-import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -128,29 +127,6 @@ def broadcast_bytes(
     forward = widths[1:-1] if precomputed else widths[:-1]
     backward = widths[1:-1]
     return item_bytes * (inner * (ranks - 1) * sum(forward) + (num_nodes - inner) * sum(backward))
-
-
-def swap_bytes(
-    sizes: PartSizes, widths: Sequence[int], device_bytes: int, *, item_bytes: int = 4
-) -> int:
-    """Bytes moved between host and device per epoch when a part's rows do not fit (ROC).
-
-    Each layer reads its inputs (n_in + n_bd) d_{l-1} and writes n_in d_l; what passes the device's
-    memory goes out in forward and comes back in backward, so twice:
-        2 max(0, elt sum_l [(n_in + n_bd) d_{l-1} + n_in d_l] - device_bytes)
-    A lower bound: it takes the best possible choice of what to keep on the device.
-
-    Source: ROC (Jia et al., MLSys 2020), the swap-based category of docs/formulas.md 3.
-
-    >>> part = PartSizes(inner=3, halo=2, sent=3, inner_edges=8, halo_edges=3)
-    >>> swap_bytes(part, [10, 4, 7], device_bytes=200)
-    424
-    >>> swap_bytes(part, [10, 4, 7], device_bytes=1 << 20)
-    0
-    """
-    pairs = itertools.pairwise(widths)
-    held = sum((sizes.inner + sizes.halo) * a + sizes.inner * b for a, b in pairs)
-    return 2 * max(0, item_bytes * held - device_bytes)
 
 
 def crossing_rows(edges_per_node: Iterable[int], keep: Real) -> Real:

@@ -31,20 +31,11 @@ class Table:
         self.dense = dense
         self.entries: NDArray[np.uint32] = np.zeros(num_nodes if dense else _SMALLEST, np.uint32)
         self.stamp = np.ones(1, dtype=np.int64)
-        self._edges = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
 
     @property
     def nbytes(self) -> int:
         """Bytes of the table and the scratch."""
-        return self.entries.nbytes + sum(array.nbytes for array in self._edges)
-
-    def edge_scratch(self, size: int, dtype: np.dtype) -> tuple[NDArray[np.int64], NDArray]:
-        """Two arrays of at least `size` entries, int64 and `dtype`; contents are anything."""
-        positions, values = self._edges
-        if positions.shape[0] < size or values.dtype != dtype:
-            size += size // 8
-            self._edges = np.zeros(size, dtype=np.int64), np.zeros(size, dtype=dtype)
-        return self._edges
+        return self.entries.nbytes
 
     @property
     def shift(self) -> int:
