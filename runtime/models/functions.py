@@ -18,8 +18,7 @@ from runtime.models.block_sums import HostSums
 PER_ELEMENT = {"cpu": 14, "cuda": 28}
 """Multiply-adds of a product that take as long as summing one element of a row, by device.
 
-Of a GPU derived from data sheets: an H200 multiplies and adds 33.5e12 float32 a second, and reads
-1.2e12.
+Measured on cores, derived from a data sheet for GPUs (DEC-68).
 """
 
 
@@ -151,9 +150,7 @@ def transforms_first(
     forward one for the weights, and another where the rows before need a gradient; sums go back
     over the transformed rows in any case, over rows before the product only where those need it.
 
-    A summed element costs 6 multiply-adds on one thread and 17 on two (2 cores, 11 blocks of seven
-    graphs: `PER_ELEMENT` chooses the faster order of all on two, and never one that costs a fifth
-    more on one).
+    What a summed element costs in multiply-adds is `PER_ELEMENT`.
 
     Args:
         block: the adjacency.
