@@ -45,7 +45,8 @@ class LayerShape:
     """Columns it computes: heads times the columns of one."""
     inputs: bool
     """The layer reads the batch's features, which have no gradient."""
-    heads: int = 1
+    heads: int
+    """Of attention; of other models 1."""
 
 
 def product(rows: float, a: int, b: int) -> Operation:

@@ -76,8 +76,6 @@ class _Files:
         self.path = path
         self.folder = path.parent
         self.scratch = scratch
-        self.named: set[Path] = set()
-        """Files that were read."""
         self._count = 0
 
     def load(self, spec: dict[str, Any], dtype: Any) -> NDArray[Any]:
@@ -94,7 +92,6 @@ class _Files:
             raise DatasetError(
                 f"{self.path}: expected the file that it names, found no {name!r:.120}"
             )
-        self.named.add(path)
         if kind == "numpy":
             return map_array(path)
         if kind == "torch":

@@ -174,6 +174,7 @@ def _roofline(machine: MachineModel, dataset: str, sizes: BatchSizes, widths: li
             in_dim=widths[layer],
             out_dim=widths[layer + 1],
             inputs=layer == 0,
+            heads=1,
         )
         matrices = 1 if dataset == "papers100M" else RELATIONS_PER_NODE + 1
         for op in _convolution(shape, matrices):

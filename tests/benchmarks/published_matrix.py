@@ -162,6 +162,7 @@ def matrix_epoch(name: str, gpus: int, copies: int | None = None) -> ScaledEpoch
             in_dim=widths[layer],
             out_dim=widths[layer + 1],
             inputs=layer == 0,
+            heads=1,
         )
         for layer in range(depth)
     ]

@@ -110,6 +110,7 @@ def bns_epoch(
             in_dim=a,
             out_dim=b,
             inputs=layer == 0,
+            heads=1,
         )
         for layer, (a, b) in enumerate(itertools.pairwise(widths))
     ]

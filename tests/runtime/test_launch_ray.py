@@ -4,7 +4,9 @@ import importlib.util
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,6 +14,7 @@ import pytest
 
 from planner.cli import main
 from runtime import launch, launch_ray
+from runtime.config import RunConfig
 from runtime.errors import InputError
 from runtime.graph.dataset import Graph
 from runtime.report import load_report
@@ -126,3 +129,24 @@ def test_without_ray_one_line_says_what_to_install(
     assert "pip install 'gnnplan[ray]'" in capsys.readouterr().err
     with pytest.raises(InputError, match="expected Ray Train, found none"):
         launch_ray.train_on_ray(tmp_path / "plan")
+
+
+@pytest.mark.parametrize("kind", ["cpu", "cuda"])
+def test_a_worker_asks_for_a_gpu_where_its_plan_has_one_and_for_the_cores_of_its_threads(
+    small_graph: Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    plan = make_plan(small_graph, tmp_path, ranks=2, sample_threads=3, compute_threads=2)
+    devices = [replace(device, kind=kind) for device in plan.strategy.devices]
+    plan = replace(plan, strategy=replace(plan.strategy, devices=devices))
+    given = {
+        name: lambda *_, **fields: SimpleNamespace(**fields)
+        for name in ("ScalingConfig", "RunConfig", "FailureConfig", "TorchConfig", "TorchTrainer")
+    }
+    for name in ("ray.train", "ray.train.torch"):
+        monkeypatch.setitem(sys.modules, name, SimpleNamespace(**given))
+    config = RunConfig(plan_folder=str(tmp_path), run_folder=str(tmp_path / "run"))
+    trainer = launch_ray._trainer(plan, tmp_path / "run", config, 1)
+    scaling, gpus = trainer.scaling_config, int(kind == "cuda")
+    assert (scaling.num_workers, scaling.use_gpu) == (2, kind == "cuda")
+    assert scaling.resources_per_worker == {"CPU": 5, "GPU": gpus}
+    assert trainer.torch_config.backend == ("nccl" if kind == "cuda" else "gloo")

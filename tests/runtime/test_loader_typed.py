@@ -12,8 +12,10 @@ from runtime.errors import DatasetError, InputError, PlanError
 from runtime.features.typed import TypedFeatureStore
 from runtime.graph.dataset import Graph
 from runtime.graph.generate_typed import EDGE_TYPES, NODE_TYPES, generate_typed
-from runtime.graph.types import rows_within_types
+from runtime.graph.types import rows_within_types, types_of
 from runtime.loader import PlannedLoader
+from runtime.sampling.hetero import HeteroView
+from runtime.sampling.typed import TypedSampler
 from tests.support.plans import make_plan
 
 
@@ -108,3 +110,28 @@ def test_what_cannot_be_loaded_is_refused(graph: Graph, small_graph: Graph, tmp_
         store.read(np.array([1200]), np.zeros((1, 32), np.float32))
     with pytest.raises(DatasetError, match="a feature table per node type"):
         TypedFeatureStore(small_graph)
+
+
+def test_a_share_of_one_seed_or_of_none_has_a_view_of_its_own_types(tmp_path: Path) -> None:
+    graph = generate_typed(tmp_path / "g", num_papers=60, num_authors=40, num_classes=2)
+    assert graph.node_type is not None
+    assert graph.edge_type is not None
+    sampler = TypedSampler(
+        graph.indptr, graph.indices, graph.edge_type, [[3, 2]] * 3, node_type=graph.node_type
+    )
+    view = HeteroView(graph, types_of(graph))
+    next_to_it = set[tuple[int, int]]()
+    for seed in range(graph.num_nodes):
+        batch = sampler.sample(np.array([seed]), epoch=0, step=0, input_id=np.array([7]))
+        data = view(batch)
+        own = int(graph.node_type[seed])
+        seeds, others = (data[NODE_TYPES[number]] for number in (own, 1 - own))
+        assert (seeds.batch_size, seeds.input_id.tolist()) == (1, [7])
+        assert np.flatnonzero(graph.node_type == own)[seeds.n_id[0]] == seed
+        assert "batch_size" not in others
+        next_to_it |= {(own, int(kind)) for kind in graph.node_type[batch.n_id[1:2]]}
+    assert {(0, 1), (1, 0)} & next_to_it  # the second node is often of the other type
+    data = view(sampler.sample(np.empty(0, np.int64), epoch=0, step=0))
+    assert [data[name].num_nodes for name in NODE_TYPES] == [0, 0]
+    assert all(data[tuple(name.split("__"))].edge_index.shape == (2, 0) for name in EDGE_TYPES)
+    assert not any("batch_size" in data[name] for name in NODE_TYPES)

@@ -50,6 +50,22 @@ class FakeClock(threading.local):
         self.worked += seconds
 
 
+class TickingClock(threading.local):
+    """Stands for the module `time`: each look at a thread's clock is a second after its last."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def perf_counter(self) -> float:
+        """Elapsed seconds."""
+        self.now += 1.0
+        return self.now
+
+    def thread_time(self) -> float:
+        """Elapsed seconds, without a look at the clock."""
+        return self.now
+
+
 class Simulation:
     """Threads in simulated time: one runs until it sleeps or waits, then the earliest that can.
 

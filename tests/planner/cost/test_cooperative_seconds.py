@@ -7,9 +7,9 @@ import pytest
 
 from planner.candidate import RankRows
 from planner.cost.cooperative import Part, cooperative_rank
-from planner.cost.exchanges import hidden_and_back
+from planner.cost.exchanges import handed_over, hidden_and_back
 from planner.cost.rank_seconds import RankSeconds
-from planner.machine import MachineModel
+from planner.machine import MachineModel, Table
 from runtime.plan import Threads
 from tests.planner.cost.by_hand import GRAPH, candidate
 from tests.support.machines import constant, machine
@@ -23,6 +23,14 @@ PART = Part(
     asked=[400.0, 1_000.0],
     drawn=[900.0, 2_500.0],
     expanded=[500.0, 1_000.0],
+)
+DEEP = Part(
+    own=[*PART.own, 8_000.0],
+    edges=[*PART.edges, 20_000.0],
+    remote=[*PART.remote, 3_000.0],
+    asked=[*PART.asked, 2_000.0],
+    drawn=[*PART.drawn, 5_000.0],
+    expanded=[*PART.expanded, 2_500.0],
 )
 ROWS = RankRows(rows={"own": 4_000.0}, working_rows={"own": 1e5}, shares={"own": 1.0})
 
@@ -63,15 +71,7 @@ def test_hidden_rows_and_their_gradients_take_what_was_measured_of_both() -> Non
 
 
 def test_of_three_layers_the_first_ones_rows_alone_follow_a_long_stretch() -> None:
-    deep = Part(
-        own=[*PART.own, 8_000.0],
-        edges=[*PART.edges, 20_000.0],
-        remote=[*PART.remote, 3_000.0],
-        asked=[*PART.asked, 2_000.0],
-        drawn=[*PART.drawn, 5_000.0],
-        expanded=[*PART.expanded, 2_500.0],
-    )
-    found = priced(deep, {"all_to_all_stepped": 1e-3, "all_to_all_hidden": 4e-3})
+    found = priced(DEEP, {"all_to_all_stepped": 1e-3, "all_to_all_hidden": 4e-3})
     assert found.halo_exchange == pytest.approx(2 * 1e-3 + 4e-3)
 
 
@@ -95,3 +95,19 @@ def test_the_model_is_slower_after_the_rows_of_others_and_the_first_to_leave_wai
     assert (plain.early, found.early) == (0.0, pytest.approx(0.05e-3))
     assert found.exchange_ids == plain.exchange_ids > 0
     assert found.exchange_rows == plain.exchange_rows > 0
+
+
+def test_what_follows_the_exchange_of_rows_is_looked_up_at_the_last_hops_rows() -> None:
+    per_byte = Table(
+        unit="seconds", axes=AXES, points=[[1.0, 1e9], [2.0]], values=[1e-9, 1.0],
+        spread=0.0,
+    )  # fmt: skip
+    found, plain = (
+        cooperative_rank(
+            candidate(ranks=2), GRAPH, batch_profile(500), DEEP, timing(500, 2), model, ROWS,
+            row_bytes=400, hidden=16,
+        )
+        for model in (machine().with_tables({"all_to_all_after": per_byte}), machine())
+    )  # fmt: skip
+    sent = handed_over(candidate(ranks=2), DEEP.remote[-1]) * 400
+    assert found.forward_backward - plain.forward_backward == pytest.approx(sent * 1e-9)

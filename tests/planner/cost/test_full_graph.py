@@ -159,3 +159,14 @@ def test_memory_falls_with_p_and_its_topology_is_c12() -> None:
     assert totals == sorted(totals, reverse=True)
     with pytest.raises(ValueError, match="expected model sage, gcn or gat"):
         rank_bytes(sizes, [64, 8], model="gin")
+
+
+@pytest.mark.parametrize(("keep", "lists"), [(1.0, 1), (0.5, 2)])
+def test_lists_of_boundary_nodes_by_hand(keep: float, lists: int) -> None:
+    """All kept: the halo's lists both ways, once. Half: whole one way, and two layers' draws."""
+    sizes = PartSizes(inner=10, halo=6, sent=4, inner_edges=30, halo_edges=20)
+    ids, inner = 8 * (10 + 6 + 4), csr_bytes(10, 10, 30)
+    whole = csr_bytes(10, 6, 20)
+    drawn = 8 * 11 + 8 * 20 + lists * (csr_bytes(10, 3, 10) + 8 * 2)
+    found = rank_bytes(sizes, [5, 5, 5], model="sage", keep=keep)["topology"]
+    assert found == ids + inner + (whole if keep == 1.0 else drawn)

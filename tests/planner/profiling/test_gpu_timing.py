@@ -17,7 +17,7 @@ from runtime.graph.dataset import open_graph
 from runtime.graph.generate import generate_rmat
 from runtime.plan import Sampler, Workload
 from runtime.train import minibatch
-from tests.support.clock import FakeClock
+from tests.support.clock import FakeClock, TickingClock
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +46,12 @@ def asked(folder: Path, sampler: str = "neighbor", **changes: Any) -> GpuTimingR
     return GpuTimingRequest(**{**values, **changes})
 
 
-def test_every_part_of_a_step_is_timed(folder: Path, kernel_device: torch.device) -> None:
+def test_every_part_of_a_step_is_timed(
+    folder: Path, kernel_device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = TickingClock()
+    for reads in (gpu_timing, loader_pass, meter, minibatch):
+        monkeypatch.setattr(reads, "time", clock)
     found = GpuTimed(asked(folder, captures=True), kernel_device).run()
     assert len(found.sizes) == len(found.step_seconds) == 3
     assert found.sizes == sorted(found.sizes)

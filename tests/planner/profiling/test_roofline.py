@@ -32,7 +32,9 @@ def test_parameters_are_those_of_the_model_that_runs(model: str, layers: int):
 
 def test_a_sage_layers_work_by_hand():
     # 10 destinations, 30 edges, 20 sources; 4 -> 2 columns; the inputs have no gradient.
-    shape = LayerShape(num_src=20.0, num_dst=10.0, num_edges=30.0, in_dim=4, out_dim=2, inputs=True)
+    shape = LayerShape(
+        num_src=20.0, num_dst=10.0, num_edges=30.0, in_dim=4, out_dim=2, inputs=True, heads=1
+    )
     operations = list(layer_operations("sage", shape))
     # Forward twice and two weight gradients, each 2 * 10 * 4 * 2 = 160 operations.
     assert operations.count(product(10.0, 4, 2)) == 4
@@ -40,7 +42,7 @@ def test_a_sage_layers_work_by_hand():
     assert aggregation(shape, 4) == Operation(flops=240.0, moved_bytes=880.0)  # 30 x 24 + 10 x 16
     assert operations.count(aggregation(shape, 4)) == 1
     inner = LayerShape(
-        num_src=20.0, num_dst=10.0, num_edges=30.0, in_dim=4, out_dim=2, inputs=False
+        num_src=20.0, num_dst=10.0, num_edges=30.0, in_dim=4, out_dim=2, inputs=False, heads=1
     )
     deeper = list(layer_operations("sage", inner))
     assert len(deeper) == len(operations) + 3  # two row gradients and the aggregation's backward

@@ -1,0 +1,36 @@
+"""Training as a job of the service."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from api.jobs.context import JobContext
+from api.jobs.work import train
+from api.jobs.work.inputs import RESULT_FILE
+from runtime import launch
+
+
+@pytest.mark.parametrize("attempt", [1, 2])
+def test_a_run_has_a_folder_named_after_its_job_and_goes_on_there_at_its_second_attempt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, attempt: int
+) -> None:
+    asked: dict[str, Any] = {}
+    monkeypatch.setattr(
+        launch, "train", lambda folder, **options: asked.update(options, plan=folder) or {"done": 1}
+    )
+    folder = tmp_path / "jobs" / "run-5"
+    folder.mkdir(parents=True)
+    request = {
+        "plan_folder": str(tmp_path / "plan"),
+        "runs": str(tmp_path / "runs"),
+        "options": {"epochs": 3, "force": True},
+    }
+    train.run(request, JobContext(folder=folder, attempt=attempt))
+    assert callable(asked.pop("progress"))
+    assert asked == {
+        "plan": tmp_path / "plan", "run_folder": tmp_path / "runs" / "run-5",
+        "resume": attempt > 1, "epochs": 3, "force": True,
+    }  # fmt: skip
+    assert json.loads((folder / RESULT_FILE).read_text()) == {"done": 1}
