@@ -146,8 +146,8 @@ def open_store(
     plan_folder: Path,
     rank: int,
     *,
+    threads: int,
     comm: Communicator | None = None,
-    threads: int = 1,
 ) -> AbstractFeatureStore:
     """Open the feature tiers of a plan for one rank: checks the table, loads the own rows.
 

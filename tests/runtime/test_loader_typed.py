@@ -123,7 +123,7 @@ def test_a_share_of_one_seed_or_of_none_has_a_view_of_its_own_types(tmp_path: Pa
     next_to_it = set[tuple[int, int]]()
     for seed in range(graph.num_nodes):
         batch = sampler.sample(np.array([seed]), epoch=0, step=0, input_id=np.array([7]))
-        data = view(batch)
+        data: Any = view(batch)
         own = int(graph.node_type[seed])
         seeds, others = (data[NODE_TYPES[number]] for number in (own, 1 - own))
         assert (seeds.batch_size, seeds.input_id.tolist()) == (1, [7])
@@ -131,7 +131,7 @@ def test_a_share_of_one_seed_or_of_none_has_a_view_of_its_own_types(tmp_path: Pa
         assert "batch_size" not in others
         next_to_it |= {(own, int(kind)) for kind in graph.node_type[batch.n_id[1:2]]}
     assert {(0, 1), (1, 0)} & next_to_it  # the second node is often of the other type
-    data = view(sampler.sample(np.empty(0, np.int64), epoch=0, step=0))
-    assert [data[name].num_nodes for name in NODE_TYPES] == [0, 0]
-    assert all(data[tuple(name.split("__"))].edge_index.shape == (2, 0) for name in EDGE_TYPES)
-    assert not any("batch_size" in data[name] for name in NODE_TYPES)
+    nothing: Any = view(sampler.sample(np.empty(0, np.int64), epoch=0, step=0))
+    assert [nothing[name].num_nodes for name in NODE_TYPES] == [0, 0]
+    assert all(nothing[tuple(name.split("__"))].edge_index.shape == (2, 0) for name in EDGE_TYPES)
+    assert not any("batch_size" in nothing[name] for name in NODE_TYPES)

@@ -184,7 +184,7 @@ def test_a_plans_cache_stands_before_all_but_own_rows(
     plan = make_plan(graph, MIX, cache=DynamicCache(policy=policy, rows=[64]))
     plain = make_plan(graph, MIX, name="plain")
     store = open_store(graph, plan, tmp_path / "plan", 0, threads=2)
-    bare = open_store(graph, plain, tmp_path / "plain", 0)
+    bare = open_store(graph, plain, tmp_path / "plain", 0, threads=1)
     assert isinstance(store, CachedFeatureStore)
     codes = np.load(tmp_path / "plan" / plan.arrays["feature_location_0"].file)
     own = np.array([s.kind == "own" for s in MIX])[codes & 0xFF]

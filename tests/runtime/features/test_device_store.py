@@ -32,7 +32,7 @@ def test_rows_and_counters_equal_the_host_stores(
     graph = make_graph(num_nodes=120, dim=dim, dtype=dtype)
     plan = make_plan(graph, OWN_AND_HOST)
     store = open_device_store(graph, plan, tmp_path / "plan", 0, kernel_device)
-    host = open_store(graph, plan, tmp_path / "plan", 0)
+    host = open_store(graph, plan, tmp_path / "plan", 0, threads=1)
     ids = np.concatenate([[0, 119, 0], np.random.default_rng().integers(0, 120, 60)])
     for count in (0, 1, ids.size):
         found, expected = (np.full((count, dim), np.nan, np.float32) for _ in range(2))
@@ -86,7 +86,7 @@ def test_rows_on_disk_are_staged_and_counted_as_the_host_stores(
     graph = make_graph(num_nodes=200, dim=7, dtype=dtype)
     plan = make_plan(graph, MIXES[mix])
     store = open_device_store(graph, plan, tmp_path / "plan", 0, kernel_device)
-    host = open_store(graph, plan, tmp_path / "plan", 0)
+    host = open_store(graph, plan, tmp_path / "plan", 0, threads=1)
     ids = np.concatenate([[0, 199, 0], np.random.default_rng().integers(0, 200, 60)])
     for count in (0, 1, ids.size):
         found, expected = (np.full((count, 7), np.nan, np.float32) for _ in range(2))
@@ -110,7 +110,7 @@ def test_a_dynamic_cache_decides_what_the_hosts_decides(
     graph = make_graph(num_nodes=90, dim=3)
     plan = make_plan(graph, MIXES[mix], cache=DynamicCache(policy=policy, rows=[slots]))
     store = open_device_store(graph, plan, tmp_path / "plan", 0, kernel_device)
-    host = open_store(graph, plan, tmp_path / "plan", 0)
+    host = open_store(graph, plan, tmp_path / "plan", 0, threads=1)
     assert isinstance(host, CachedFeatureStore)
     assert store.cache is not None
     store.cache.rows.fill_(np.nan)

@@ -86,7 +86,7 @@ def test_one_store_serves_several_threads_at_once(
 
     graph = make_graph()
     plan = make_plan(graph, MIXES["own-host-disk"])
-    store = open_store(graph, plan, tmp_path / "plan", 0)
+    store = open_store(graph, plan, tmp_path / "plan", 0, threads=1)
     x = _rows(graph)
 
     def read(seed: int) -> bool:
@@ -126,7 +126,7 @@ def test_own_rows_may_be_halved_only_where_nothing_is_lost(
     graph = make_graph()
     plan = make_plan(graph, MIXES["own-host"], storage_dtype="float16")
     with pytest.raises(PlanError, match="differ from the dataset's float32, and the plan is exact"):
-        open_store(graph, plan, tmp_path / "plan", 0)
+        open_store(graph, plan, tmp_path / "plan", 0, threads=1)
     whole = write_graph(
         tmp_path / "whole",
         name="whole",
@@ -140,7 +140,7 @@ def test_own_rows_may_be_halved_only_where_nothing_is_lost(
         y=graph.y,
         x=np.round(np.array(graph.x) * 8),
     )
-    store = open_store(whole, plan, tmp_path / "plan", 0)
+    store = open_store(whole, plan, tmp_path / "plan", 0, threads=1)
     ids = np.arange(whole.num_nodes)
     out = np.empty((ids.size, whole.feature_dim), np.float32)
     counters = store.read(ids, out)
@@ -155,7 +155,7 @@ def test_resident_bytes_are_own_rows_buffers_and_scratch(
 ) -> None:
     graph = make_graph()
     plan = make_plan(graph, MIXES["own-host-disk"], disk_budget_bytes=100_000)
-    store = open_store(graph, plan, tmp_path / "plan", 0)
+    store = open_store(graph, plan, tmp_path / "plan", 0, threads=1)
     own_bytes = plan.strategy.features.own_rows[0] * 400
     assert own_bytes < store.resident_bytes <= own_bytes + 100_000
     store.read(np.arange(400), np.empty((400, 100), np.float32))
@@ -173,7 +173,7 @@ def test_ids_and_shapes_that_do_not_fit_are_refused(
 ) -> None:
     graph = make_graph()
     for mix in ("host", "own-host-disk"):
-        store = open_store(graph, make_plan(graph, MIXES[mix]), tmp_path / "plan", 0)
+        store = open_store(graph, make_plan(graph, MIXES[mix]), tmp_path / "plan", 0, threads=1)
         for bad in (-1, graph.num_nodes):
             with pytest.raises(IndexError, match=f"found {bad}"):
                 store.read(np.array([3, bad]), np.empty((2, 100), np.float32))
@@ -195,14 +195,14 @@ def test_a_wrong_table_is_refused_on_opening(
 
     plan = make_plan(graph, MIXES["own-host"], change=swap_two_own_slots)
     with pytest.raises(PlanError, match="points to own slot"):
-        open_store(graph, plan, tmp_path / "plan", 0)
+        open_store(graph, plan, tmp_path / "plan", 0, threads=1)
 
     def cut(arrays: dict[str, Any]) -> None:
         arrays["feature_location_0"] = arrays["feature_location_0"][:-1]
 
     plan = make_plan(graph, MIXES["own-host"], change=cut)
     with pytest.raises(PlanError, match="expected 500 unsigned location codes"):
-        open_store(graph, plan, tmp_path / "plan", 0)
+        open_store(graph, plan, tmp_path / "plan", 0, threads=1)
 
 
 def test_plans_that_need_what_is_not_there_are_refused(
@@ -211,18 +211,20 @@ def test_plans_that_need_what_is_not_there_are_refused(
     graph = make_graph()
     plan = make_plan(graph, MIXES["disk"], disk_budget_bytes=0)
     with pytest.raises(BudgetExceeded, match=r"buffers 8192 = 8192 > 0 bytes"):
-        open_store(graph, plan, tmp_path / "plan", 0)
+        open_store(graph, plan, tmp_path / "plan", 0, threads=1)
     plan = make_plan(graph, [HOST, Source(kind="peer", rank=1)], num_ranks=2)
     with pytest.raises(PlanError, match="communicator of 2 ranks, found 1"):
-        open_store(graph, plan, tmp_path / "plan", 0)
+        open_store(graph, plan, tmp_path / "plan", 0, threads=1)
     sparse = make_graph(sparse=True)
     with pytest.raises(PlanError, match="needs dense features"):
-        open_store(sparse, make_plan(sparse, MIXES["disk"]), tmp_path / "plan", 0)
+        open_store(sparse, make_plan(sparse, MIXES["disk"]), tmp_path / "plan", 0, threads=1)
 
 
 def test_counters_add_up(make_graph: MakeGraph, make_plan: MakePlan, tmp_path: Path) -> None:
     graph = make_graph()
-    store = open_store(graph, make_plan(graph, MIXES["own-host-disk"]), tmp_path / "plan", 0)
+    store = open_store(
+        graph, make_plan(graph, MIXES["own-host-disk"]), tmp_path / "plan", 0, threads=1
+    )
     out = np.empty((50, 100), np.float32)
     reads = [store.read(np.arange(50) + k, out) for k in range(4)]
     summed = total(reads)
@@ -250,4 +252,4 @@ def test_a_topology_only_dataset_has_no_features_to_read(
         feature_dim=100,
     )
     with pytest.raises(DatasetError, match="topology-only"):
-        open_store(bare, plan, tmp_path / "plan", 0)
+        open_store(bare, plan, tmp_path / "plan", 0, threads=1)
