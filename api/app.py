@@ -16,7 +16,7 @@ from pathlib import Path
 
 from fastapi import Depends, FastAPI
 
-from api import openapi, problems
+from api import errors as problems, openapi
 from api.dashboard import routes as dashboard
 from api.middleware import Gate
 from api.routes import audit, graphs, health, jobs, machines, plans, profiles, runs

@@ -2,10 +2,10 @@
 
     from api.client import Client
 
-It is written in `planner.remote`, below this package, since `gnnplan --server` uses it too.
+It is written in `planner.client`, below this package, since `gnnplan --server` uses it too.
 """
 
-from planner.remote import (
+from planner.client import (
     Client,
     Event,
     Job,

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
 
-from planner.machine import MachineModel
+from planner.machine.model import MachineModel
 from planner.settings import PlanSettings
 from runtime import codec
 from runtime.errors import DatasetError

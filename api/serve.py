@@ -13,7 +13,7 @@ from uvicorn import Config, Server
 
 from api.app import create_app
 from api.connections import ConnectionLimits, Connections, protocol_of, within_files
-from api.jobs.ray_jobs import ClusterUnreachableError, RayJobs, checked_address
+from api.jobs.ray import ClusterUnreachableError, RayJobs, checked_address
 from api.logs import log_json
 from api.security.keys import SCOPES, create_key
 from api.service.context import Service

@@ -6,7 +6,7 @@ The nouns that the solver enumerates, placement fills and the cost model prices.
 from dataclasses import dataclass
 from typing import Literal, TypeGuard
 
-from runtime.plan import Threads
+from runtime.plan.schema import Threads
 
 DynamicPolicy = Literal["lru", "clock"]
 DYNAMIC: tuple[DynamicPolicy, ...] = ("lru", "clock")

@@ -16,7 +16,7 @@ from planner.errors import SettingsError
 from runtime import codec
 from runtime.graph.dataset import Graph
 from runtime.graph.generate import generate_rmat
-from runtime.graph.generate_links import generate_links
+from runtime.graph.generate_tasks import generate_links
 
 FILE = Path(__file__).with_name("graph_presets.yaml")
 LEAST_NODES = 100

@@ -8,42 +8,83 @@ cached profile a repeated plan is the same to the byte.
 """
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.across import across
+from planner.array_cache import final
 from planner.assemble import assemble
-from planner.calibrate import calibrated, load_calibration
-from planner.cost.budget import Budgets
-from planner.cost.model import Request
+from planner.candidate import Candidate
+from planner.cost.memory import Budgets
+from planner.cost.request import Request
 from planner.errors import PlanDoesNotFit, SettingsError
-from planner.kept import final
-from planner.kinds import sampler_words, settled
-from planner.machine import MachineModel
+from planner.machine.model import MachineModel
 from planner.partition.partition import partition
-from planner.placement.baselines import count_out_degree
-from planner.profiling.cache import Profile
-from planner.profiling.draws import GraphDraws
-from planner.profiling.gpu_profile import gpu_profile
-from planner.profiling.profile import Wanted, profiles
+from planner.placement.downsample import thinned
+from planner.placement.policies.baselines import count_out_degree
+from planner.profile.cache import PlanRecord, Profile, save_record
+from planner.profile.draws import GraphDraws
+from planner.profile.gpu_profile import gpu_profile
+from planner.profile.profile import Wanted, profiles
 from planner.progress import Progress, onward, portion, silent
-from planner.record import PlanRecord, save_record
-from planner.request_check import check_graph, check_output, check_outputs, check_settings
-from planner.samplers import with_samplers
+from planner.queries.calibrate import calibrated, load_calibration
+from planner.queries.remedies import advice, ways_out
+from planner.request import check_graph, check_output, check_outputs, check_settings
+from planner.search.choose import Priced, choose
+from planner.search.dimensions.dimension import Ask
+from planner.search.dimensions.registry import first_candidates
+from planner.search.enumerate import plans_gpus
+from planner.search.samplers import with_samplers
+from planner.search.search import Search
+from planner.search.select_sampler import across
 from planner.settings import PlanSettings
-from planner.solver.candidates_gpu import plans_gpus
-from planner.solver.choose import Priced, choose
-from planner.solver.joined import combinations_of, joined_candidates
-from planner.solver.search import Search
-from planner.thinned import thinned
-from planner.ways_out import advice, ways_out
+from planner.task_checks import sampler_words, settled
+from planner.workload import Combination, WorkloadProfile
 from runtime.graph.dataset import Graph, open_graph
 from runtime.npy import release_pages
-from runtime.plan import GraphRef, Plan, save_plan
+from runtime.plan.io import save_plan
+from runtime.plan.schema import GraphRef, Plan
+
+
+def joined_candidates(
+    settings: PlanSettings,
+    machine: MachineModel,
+    policies: tuple[str, ...],
+    *,
+    task: str,
+    profile: WorkloadProfile | None = None,
+) -> list[Candidate]:
+    """Every way to run the workload: the plain ones, then those that join ranks.
+
+    Args:
+        settings: the request.
+        machine: one host or several.
+        policies: placements to try.
+        task: of the graph.
+        profile: what was profiled; kinds that were not are left out. None: all of them.
+
+    Raises:
+        SettingsError: more devices than there are cores or GPUs, or than seeds in a batch.
+    """
+    ask = Ask(settings=settings, machine=machine, policies=policies, task=task, profile=profile)
+    return first_candidates(ask).candidates
+
+
+def combinations_of(tried: Iterable[Candidate]) -> list[Combination]:
+    """What the model is timed in for these candidates, and what is counted beside."""
+    found: dict[tuple[int, int, int, bool], bool] = {}
+    for c in tried:
+        shared = c.batching == "cooperative"
+        key = (c.num_ranks // c.hosts, c.threads.compute, c.hosts, shared)
+        found[key] = found.get(key, False) or c.topology == "partitioned"
+    return [
+        Combination(ranks=ranks, threads=threads, hosts=hosts, shared=shared, parts=parts)
+        for (ranks, threads, hosts, shared), parts in sorted(found.items())
+    ]
+
 
 PROFILED = 0.8
 """Of the progress of a plan: what a profile is, where it has to be made."""

@@ -1,12 +1,167 @@
 """What the user may ask of the planner; each knob is documented where it is declared."""
 
+import functools
+import math
+import numbers
+import typing
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 
 from planner.errors import SettingsError
-from planner.settings_check import LIMITS, check_choices, check_numbers, check_workload
-from runtime.plan import Workload
+from runtime.plan.schema import Workload
 from runtime.sampling.parameters import LAYERWISE
+
+MOST_FANOUT = 1_000_000
+"""Neighbours per hop; -1 takes all, however many."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Range:
+    """Numbers that a setting may have."""
+
+    least: float
+    most: float
+    whole: bool = True
+    above_least: bool = False
+    """Whether the least is not one of them."""
+    below_most: bool = False
+    """Whether the largest is not one of them."""
+
+    def has(self, value: Any) -> bool:
+        """Whether a value is a number of this range; NaN is none."""
+        kind = numbers.Integral if self.whole else numbers.Real
+        if isinstance(value, bool) or not isinstance(value, kind) or not math.isfinite(value):
+            return False
+        number: Any = value
+        low = number > self.least if self.above_least else number >= self.least
+        return bool(low and (number < self.most if self.below_most else number <= self.most))
+
+    def __str__(self) -> str:
+        number = "a whole number" if self.whole else "a number"
+        low = "above" if self.above_least else "of at least"
+        high = "below" if self.below_most else "at most"
+        return f"{number} {low} {self.least:,} and {high} {self.most:,}"
+
+
+_SHARE = Range(least=0, most=1, whole=False, below_most=True)
+WORKLOAD = {
+    "num_layers": Range(least=1, most=16),
+    "hidden": Range(least=1, most=65_536),
+    "heads": Range(least=1, most=1024),
+    "dropout": _SHARE,
+    "batch_size": Range(least=1, most=2**31 - 1),
+    "learning_rate": Range(least=0, most=1000, whole=False, above_least=True),
+    "weight_decay": Range(least=0, most=1000, whole=False),
+    "seed": Range(least=0, most=2**63 - 1),
+}
+LINKS = {
+    "num_negatives": Range(least=1, most=10_000),
+    "eval_negatives": Range(least=1, most=100_000),
+}
+LIMITS = {
+    "devices": Range(least=1, most=4096),
+    "hosts": Range(least=1, most=4096),
+    "device_memory_bytes": Range(least=1, most=2**60),
+    "host_memory_bytes": Range(least=1, most=2**60),
+}
+"""Of `PlanSettings` itself; None is none."""
+OPTIONS = {
+    "num_layers": "layers",
+    "device_memory_bytes": "device-memory",
+    "host_memory_bytes": "host-memory",
+}
+"""Options of the command line that are named otherwise than their setting."""
+
+
+def option_of(name: str) -> str:
+    """The option of the command line that sets it.
+
+    >>> option_of("weight_decay"), option_of("num_layers")
+    ('--weight-decay', '--layers')
+    """
+    return f"--{OPTIONS.get(name, name).replace('_', '-')}"
+
+
+def check_numbers(owner: object, ranges: dict[str, Range]) -> None:
+    """Refuse a number outside its range.
+
+    Args:
+        owner: settings with those attributes; None is let through.
+        ranges: by attribute.
+
+    Raises:
+        SettingsError: one line with what was expected, found, and which option says it.
+    """
+    for name, wanted in ranges.items():
+        found = getattr(owner, name)
+        if found is not None and not wanted.has(found):
+            raise SettingsError(
+                f"{name.replace('_', ' ')}: expected {wanted}, found {found!r}; correct "
+                f"{option_of(name)}"
+            )
+
+
+def check_choices(owner: object) -> None:
+    """Refuse a word that is none of those its field is declared with.
+
+    Raises:
+        SettingsError: as `check_numbers`.
+    """
+    for name, words in _choices(type(owner)).items():
+        found = getattr(owner, name)
+        if found not in words:
+            raise SettingsError(
+                f"{name.replace('_', ' ')}: expected one of {', '.join(words)}, found {found!r}; "
+                f"correct {option_of(name)}"
+            )
+
+
+@functools.cache
+def _choices(kind: type) -> dict[str, tuple[str, ...]]:
+    """Fields of a dataclass that are one of a few words."""
+    hints = typing.get_type_hints(kind)
+    return {n: typing.get_args(h) for n, h in hints.items() if typing.get_origin(h) is Literal}
+
+
+def check_workload(work: Workload) -> None:
+    """Refuse a workload that no training can run.
+
+    Raises:
+        SettingsError: one line with what was expected, what was found and what to do.
+    """
+    check_numbers(work, WORKLOAD)
+    check_numbers(work.links, LINKS)
+    check_choices(work)
+    check_choices(work.links)
+    if work.model == "gat" and work.num_layers > 1 and work.hidden % work.heads:
+        raise SettingsError(
+            f"model gat: expected hidden ({work.hidden}) divisible by heads ({work.heads}); change "
+            "--hidden or --heads"
+        )
+    if len(work.fanouts) != work.num_layers:
+        raise SettingsError(
+            f"expected {work.num_layers} fan-outs (one per layer), found {len(work.fanouts)}: "
+            f"{','.join(map(str, work.fanouts))}; give --layers {len(work.fanouts)} or other "
+            "fan-outs"
+        )
+    _check_fanouts(work.fanouts, "--fanouts")
+    for name, fanouts in work.type_fanouts.items():
+        if len(fanouts) != len(work.fanouts):
+            raise SettingsError(
+                f"edge type {name}: expected {len(work.fanouts)} fan-outs (one per layer), found "
+                f"{len(fanouts)}: {','.join(map(str, fanouts))}; correct --type-fanouts"
+            )
+        _check_fanouts(fanouts, "--type-fanouts")
+
+
+def _check_fanouts(fanouts: list[int], option: str) -> None:
+    wanted = Range(least=-1, most=MOST_FANOUT)
+    if any(fanout == 0 or not wanted.has(fanout) for fanout in fanouts):
+        raise SettingsError(
+            f"expected fan-outs of at least 1 and at most {MOST_FANOUT:,} (or -1 for all), found "
+            f"{fanouts}; correct {option}"
+        )
+
 
 POLICIES = (
     "auto",

@@ -1,6 +1,6 @@
 """The workload profile: what one optimiser step of this graph, sampler and model asks for.
 
-Made by planner.profiling with the real sampler; read by the cost model. All counts are per rank
+Made by planner.profile with the real sampler; read by the cost model. All counts are per rank
 and batch, for one size of the rank's share of the global batch.
 """
 
@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.kept import final, kept
-from planner.machine import Table
+from planner.array_cache import final, kept
+from planner.machine.model import Table
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -315,7 +315,7 @@ class Hotness:
     topology: NDArray[np.float32]
     """Mean neighbour reads from each vertex's list, per batch; empty where some stand for all."""
     whole: "Hotness | None" = None
-    """Of all vertices, where these are some that stand for others (`planner.thinned`)."""
+    """Of all vertices, where these stand for others (`planner.placement.downsample`)."""
     ids: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
     """Which those are, ascending; empty where every vertex is here."""
     stride: int = 1

@@ -8,6 +8,9 @@ import importlib.util
 import threading
 import warnings
 
+from runtime.graph.dataset import Graph
+from runtime.plan.schema import Plan
+
 _said: set[str] = set()
 _lock = threading.Lock()
 
@@ -39,3 +42,20 @@ def forget_warnings() -> None:
 def has_triton() -> bool:
     """Whether the kernels' compiler is installed."""
     return importlib.util.find_spec("triton") is not None
+
+
+def unused_weights(plan: Plan, graph: Graph) -> list[str]:
+    """A line where the dataset has edge weights that neither sampler nor model reads.
+
+    Args:
+        plan: its mode and its sampler's parameter `weights`.
+        graph: its dataset.
+    """
+    strategy = plan.strategy
+    if graph.edge_weight is None or strategy.sampler.parameters.get("weights", "none") != "none":
+        return []
+    who = "full-graph training" if strategy.mode == "full-graph" else strategy.sampler.name
+    return [
+        f"{graph.name}: the edge weights are not used: {who} takes all edges alike; to draw by "
+        "them plan again with --sampler NAME:weights=graph (see --allow)"
+    ]

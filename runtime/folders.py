@@ -10,10 +10,14 @@ systems that cannot, two renames follow each other.
 
 import ctypes
 import errno
+import fcntl
 import functools
 import os
 import secrets
+import shutil
+import socket
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -115,3 +119,130 @@ def _in_two_steps(made: Path, target: Path) -> Path:
         earlier.rename(target)
         raise
     return earlier
+
+
+OWNER = "unfinished.json"
+"""In the folder while it is being written."""
+STALE_SECONDS = 86_400.0
+"""A folder of this host from before its last start is left this long: names of hosts repeat."""
+
+
+class Unfinished:
+    """A hidden folder beside `target` that this process is writing, until `finish` or `remove`."""
+
+    def __init__(self, target: Path) -> None:
+        self.folder, self._handle = _make(target)
+        self._identity = _identity(self.folder.stat())
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether the hidden name is still that of what was made here."""
+        return self.folder.exists() and _identity(self.folder.stat()) == self._identity
+
+    def finish(self) -> None:
+        """Take the mark away: what is in the folder now is whole."""
+        (self.folder / OWNER).unlink(missing_ok=True)
+        self._let_go()
+
+    def remove(self) -> None:
+        """Delete the folder, if it is there still."""
+        if self.is_ours:
+            shutil.rmtree(self.folder, ignore_errors=True)
+        self._let_go()
+
+    def _let_go(self) -> None:
+        if self._handle >= 0:
+            os.close(self._handle)
+            self._handle = -1
+
+
+def sweep_unfinished(parent: Path) -> list[Path]:
+    """Delete the folders that dead processes of this host have left unfinished in `parent`.
+
+    Returns:
+        What was deleted.
+    """
+    swept = list[Path]()
+    for owner in sorted(parent.glob(f".*/{OWNER}")):
+        try:
+            handle = os.open(owner, os.O_RDWR)
+        except OSError:
+            continue
+        try:
+            if _is_dead(owner, handle):
+                shutil.rmtree(owner.parent, ignore_errors=True)
+                swept.append(owner.parent)
+        finally:
+            os.close(handle)
+    return swept
+
+
+def _make(target: Path) -> tuple[Path, int]:
+    """The folder and the lock; again where a sweep of others came between."""
+    while True:
+        folder = make_beside(target)
+        handle = -1
+        try:
+            handle = os.open(folder / OWNER, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+            if _lock(handle) is not False and _same_file(folder / OWNER, handle):
+                os.write(handle, codec.dumps(_self()).encode())
+                return folder, handle
+        except FileNotFoundError:
+            pass
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+        if handle >= 0:
+            os.close(handle)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _self() -> dict[str, object]:
+    return {"host": socket.gethostname(), "boot": _boot(), "process": os.getpid()}
+
+
+def _boot() -> str:
+    """Identity of this start of this kernel; empty where the system has none."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
+
+
+def _is_dead(owner: Path, handle: int) -> bool:
+    """Whether the folder's writer was one of this host's and is gone; then it is locked by us."""
+    try:
+        said = codec.parse(owner.read_bytes())
+    except (OSError, ValueError):
+        said = None
+    if not isinstance(said, dict):
+        return False
+    if said.get("boot") != _boot() or not _boot():
+        fresh = time.time() - owner.stat().st_mtime < STALE_SECONDS
+        if said.get("host") != socket.gethostname() or fresh:
+            return False
+    return _lock(handle) is True and _same_file(owner, handle)
+
+
+def _lock(handle: int) -> bool | None:
+    """Whether the lock is ours now; None where the file system has no locks."""
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return None
+    return True
+
+
+def _same_file(path: Path, handle: int) -> bool:
+    """Whether the open file still has this name."""
+    try:
+        there = path.stat()
+    except OSError:
+        return False
+    return _identity(there) == _identity(os.fstat(handle))
+
+
+def _identity(found: os.stat_result) -> tuple[int, int]:
+    return found.st_dev, found.st_ino

@@ -3,11 +3,10 @@
 import os
 from pathlib import Path
 
-from runtime.device import machine_fingerprint
+from runtime.device import VARIABLE, machine_fingerprint
 from runtime.errors import PlanError
 from runtime.graph.dataset import Graph, open_graph
-from runtime.plan import Plan
-from runtime.visible_gpus import VARIABLE
+from runtime.plan.schema import Plan
 
 FORCE_VARIABLE = "GNNPLAN_FORCE"
 """Set by `gnnplan launch --force`: the user's script trains although the graph changed."""

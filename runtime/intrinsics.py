@@ -3,7 +3,7 @@
 Every backend lowers them to what its processor has, so no compiler is needed at install time. With
 plain addresses (`intp` numbers) one compiled kernel serves every dtype, row width and mapping; the
 callers (`runtime.features.gather`) check every bound before an address reaches one of these.
-Instructions on arrays stand in `runtime.sampling.intrinsics`.
+Instructions on arrays stand in `runtime.sampling.placed_indices`.
 """
 
 from typing import Any

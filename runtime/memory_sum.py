@@ -4,7 +4,7 @@ import errno
 
 from runtime.cgroup import MemoryGroup, memory_group
 from runtime.errors import BudgetExceeded
-from runtime.plan import MemoryUse, Plan
+from runtime.plan.schema import MemoryUse, Plan
 
 _MIB = 1 << 20
 LASTING = ("context", "own rows", "location table", "topology", "model and optimizer")

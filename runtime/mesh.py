@@ -19,7 +19,7 @@ from runtime.comm.collectives import Communicator
 from runtime.comm.route import use_route_to
 from runtime.cores import GLOO_THREADS, batch_threads, make_batch
 from runtime.errors import InputError, PlanError
-from runtime.plan import Device, Plan
+from runtime.plan.schema import Device, Plan
 
 TIMEOUT_SECONDS = 600.0
 """Longest wait in one collective before a rank counts as lost."""

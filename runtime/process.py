@@ -9,7 +9,7 @@ from typing import NoReturn
 
 from runtime.cores import pin_to, usable_core_ids
 from runtime.device import set_threads
-from runtime.plan import Plan
+from runtime.plan.schema import Plan
 from runtime.report import HostNoise
 
 _SELF = Path("/proc/self")

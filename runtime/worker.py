@@ -13,33 +13,33 @@ from pathlib import Path
 
 from runtime import codec
 from runtime.cgroup import memory_group
-from runtime.config import RunConfig
 from runtime.device import flush_denormals
 from runtime.errors import GnnplanError, InputError, PlanError
-from runtime.failure import record_failure
+from runtime.fallback import unused_weights
+from runtime.faults.failure import record_failure
+from runtime.faults.heartbeat import Heartbeat, attempt
 from runtime.graph.dataset import Graph, open_graph
-from runtime.graph.types import types_of
-from runtime.heartbeat import Heartbeat, attempt
+from runtime.graph.types import is_typed, types_of
 from runtime.identity import check_identity
-from runtime.loader import PlannedLoader
-from runtime.loader_typed import is_typed
+from runtime.launch.config import RunConfig
+from runtime.launch.torchrun import die_with
+from runtime.loader.loader import PlannedLoader
 from runtime.memory_sum import as_budget_error, room_to_keep
 from runtime.mesh import Mesh, open_mesh, rank_and_size
 from runtime.models.build import build_model
 from runtime.models.memory import give_back_freed_memory, keep_freed_memory
-from runtime.plan import Plan, load_plan
+from runtime.plan.io import load_plan
+from runtime.plan.schema import Plan
 from runtime.process import die_first, host_state, leave, use_threads
 from runtime.report import RunReport
-from runtime.torchrun import die_with
 from runtime.train.checkpoint_files import CHECKPOINTS, newest_name
 from runtime.train.fullgraph import FullGraphEpochs, open_full_graph
+from runtime.train.gradients import GradientBuffer, overlapped
 from runtime.train.job import Job
-from runtime.train.minibatch import GradientBuffer, TrainLoop, make_optimizer, share_parameters
-from runtime.train.overlapped import overlapped
+from runtime.train.minibatch import TrainLoop, make_optimizer, share_parameters
 from runtime.train.precision import Precision
 from runtime.train.progress import Events
 from runtime.train.recovery import begin
-from runtime.unused import unused_weights
 
 
 def run(config: RunConfig, heartbeat: Heartbeat | None = None) -> RunReport:

@@ -12,15 +12,15 @@ from beartype import BeartypeConf
 from beartype.claw import beartype_packages
 
 UNCHECKED = (
-    "planner.commands.explaining",
-    "planner.commands.machines",
-    "planner.commands.remote",
-    "planner.profiling.draws",
-    "planner.remote.groups",
-    "planner.remote.plans",
+    "planner.cli.explaining",
+    "planner.cli.machines",
+    "planner.cli.remote",
+    "planner.profile.draws",
+    "planner.client.client",
+    "planner.client.plans",
     "runtime.features.device_store",
-    "runtime.loader_stages",
-    "runtime.sampling.hetero",
+    "runtime.loader.stages",
+    "runtime.sampling.pyg",
     "runtime.sampling.pyg",
     "runtime.train.recovery",
 )

@@ -9,7 +9,7 @@ import pytest
 import typer.main
 
 from api.app import create_app
-from planner.cli import app
+from planner.cli.main import app
 from planner.probe.presets import load_preset
 from planner.settings import POLICIES, PlanSettings
 from runtime.stages import Stage

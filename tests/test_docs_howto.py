@@ -10,7 +10,7 @@ import pytest
 import typer.main
 
 from api.app import create_app
-from planner.cli import app
+from planner.cli.main import app
 from tests.support.howto import Known, blocks, command_lines, unknown, verbs_of
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -103,7 +103,7 @@ def test_the_shell_completes_commands_and_the_readme_says_how():
     readme = (ROOT / "README.md").read_text()
     assert "gnnplan --install-completion" in readme
     program = [sys.executable, "-c", "import sys; sys.argv[0] = 'gnnplan'; "
-               "from planner.cli import run; run()"]  # fmt: skip
+               "from planner.cli.main import run; run()"]  # fmt: skip
     asked = {"_GNNPLAN_COMPLETE": "complete_bash", "COMP_WORDS": "gnnplan gra", "COMP_CWORD": "1"}
     done = subprocess.run(
         program, env=os.environ | asked, capture_output=True, text=True, check=False

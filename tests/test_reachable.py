@@ -14,9 +14,9 @@ from tests.support.product import PACKAGES, ROOT, product_sources
 from tests.support.reachability import Key, Product
 
 LISTED = Path(__file__).with_name("unreached.txt")
-ENTRIES = {("planner.cli", "run"), ("planner.__main__", ""), ("api.serve", "main")}
+ENTRIES = {("planner.cli.main", "run"), ("planner.__main__", ""), ("api.serve", "main")}
 """The commands of pyproject.toml; workers and scripts are started by the names of their modules."""
-PUBLIC = {"base_sampler_pyg.PygSampler", "dataset.write_graph", "presets.dump_preset"}
+PUBLIC = {"pyg_sampler.PygSampler", "dataset.write_graph", "presets.dump_preset"}
 """For users, though no page shows how they are imported."""
 MIGRATED = ("upgrade", "downgrade")
 """What alembic calls in each file of a folder named migrations."""

@@ -7,8 +7,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from api.jobs.context import EVENTS_FILE
-from api.jobs.tail import event_of
+from api.jobs.events import EVENTS_FILE, event_of
 from api.service.jobs import end_of
 from planner.report.svg import element, figure
 

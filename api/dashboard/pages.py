@@ -1,5 +1,6 @@
 """What every page shares: templates, headers, and refusals that are pages too."""
 
+import hashlib
 import time
 from collections.abc import Callable, Coroutine
 from functools import cache
@@ -7,18 +8,18 @@ from pathlib import Path
 from typing import Any, cast
 from urllib.parse import parse_qsl
 
-from fastapi import HTTPException, Request, Response
+from fastapi import APIRouter, HTTPException, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, RedirectResponse
 from fastapi.routing import APIRoute
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 
-from api.errors import ServiceError, UnauthorizedError
-from api.problems import validation_text
+from api.errors import ServiceError, UnauthorizedError, validation_text
+from api.routes.common import tagged
 from api.schemas.resources import JobState
 from api.security.keys import Principal
 from planner.errors import PlanDoesNotFit
-from planner.report.page import filters
+from planner.report.page import filters, style
 from runtime.errors import InputError
 
 POLICY = (
@@ -136,3 +137,28 @@ class PageRoute(APIRoute):
 def refusal(request: Request, status: int, detail: str) -> Response:
     """Why there is no page."""
     return page(request, "refusal.html", status=status, code=status, detail=detail)
+
+
+router = APIRouter(include_in_schema=False)
+FILES = {
+    "htmx.min.js": "text/javascript",
+    "live.js": "text/javascript",
+    "dashboard.css": "text/css",
+    "report.css": "text/css",
+}
+
+
+@router.get("/static/{name}")
+def get_file(request: Request, name: str) -> Response:
+    """One of them."""
+    if name not in FILES:
+        raise HTTPException(404, "no such file")
+    body = contents(name)
+    tag = hashlib.sha256(body).hexdigest()[:32]
+    return tagged(request, body, tag=tag, media_type=FILES[name], cache="public, max-age=600")
+
+
+@cache
+def contents(name: str) -> bytes:
+    """A file's bytes."""
+    return style().encode() if name == "report.css" else (ASSETS / name).read_bytes()

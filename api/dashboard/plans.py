@@ -10,13 +10,13 @@ from api.routes.common import ServiceIn
 from api.schemas.resources import PlanSummary
 from api.security.auth import Reader
 from api.service import plans, runs
-from api.service.pages import drawn_machine, measured_report, plan_page
-from planner.explain import explain
+from api.service.artefacts import drawn_machine, measured_report, plan_page
+from planner.queries.explain import explain
 from planner.report.differences import differences, verdict
 from planner.report.page import sections, swatch
 from planner.report.timeline import Timeline, draw_timeline, timeline
 from runtime.device import machine_fingerprint
-from runtime.plan import Plan
+from runtime.plan.schema import Plan
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 PlanId = Annotated[str, Path(max_length=64)]

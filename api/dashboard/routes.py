@@ -2,7 +2,7 @@
 
 from fastapi import FastAPI
 
-from api.dashboard import jobs, login, machines, planning, plans, runs, static
+from api.dashboard import jobs, login, machines, pages as static, planning, plans, runs
 
 
 def install(app: FastAPI) -> None:

@@ -21,7 +21,7 @@ from planner.report.measured import Measured, draw_measured, measured
 from planner.report.page import swatch
 from planner.report.run_links import measured_links
 from runtime.errors import GnnplanError
-from runtime.plan import Plan
+from runtime.plan.schema import Plan
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 RunId = Annotated[str, Path(max_length=64)]

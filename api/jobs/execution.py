@@ -12,11 +12,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
-from api.jobs.context import EVENTS_FILE, LOG_FILE, OUTCOME_FILE, REQUEST_FILE
+from api.jobs.events import EVENTS_FILE, LOG_FILE, OUTCOME_FILE, REQUEST_FILE, Tail, event_of
 from api.jobs.registry import KINDS
-from api.jobs.tail import Tail, event_of
+from api.storage.artefacts import open_private
 from api.storage.job_queue import JobQueue
-from api.storage.private import open_private
 from api.storage.tables import JobRow
 from runtime import codec
 

@@ -10,11 +10,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from api.jobs.execution import Ended, Execution
-from api.jobs.failures import crashed, timed_out
-from api.jobs.recording import recorded
+from api.jobs.recording import crashed, recorded, timed_out
 from api.jobs.registry import KINDS, LANES, PLANNING
+from api.storage.artefacts import private_descriptor
 from api.storage.job_queue import Ending
-from api.storage.private import private_descriptor
 from api.storage.storage import LOCK_FILE, Storage
 from api.storage.tables import JobRow
 from runtime.errors import InputError

@@ -5,8 +5,7 @@ from typing import Annotated
 from fastapi import APIRouter, Query
 
 from api.routes.common import PageIn, ServiceIn, shown
-from api.schemas.common import PageOf
-from api.schemas.resources import AuditLine
+from api.schemas.resources import AuditLine, PageOf
 from api.security.auth import Admin
 
 router = APIRouter(prefix="/v1/audit", tags=["audit"])

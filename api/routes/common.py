@@ -9,8 +9,7 @@ from fastapi.routing import APIRoute
 from pydantic import BaseModel
 
 from api.errors import UnprocessableError
-from api.schemas.common import PageOf
-from api.schemas.resources import Job
+from api.schemas.resources import Job, PageOf
 from api.security.auth import principal_in
 from api.service.context import Caller, Service
 from api.storage.paging import Page

@@ -5,8 +5,7 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Request, Response
 
 from api.routes.common import ServiceIn, tagged_model
-from api.schemas.common import PageOf
-from api.schemas.resources import GraphDetail, GraphSummary
+from api.schemas.resources import GraphDetail, GraphSummary, PageOf
 from api.security.auth import Reader
 from api.service import graphs
 

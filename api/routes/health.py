@@ -7,7 +7,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 
 from api.errors import UnavailableError
 from api.routes.common import ServiceIn
-from api.schemas.common import Health
+from api.schemas.resources import Health
 from api.security.auth import require
 
 router = APIRouter(tags=["health"])

@@ -7,9 +7,8 @@ from fastapi.sse import EventSourceResponse
 from starlette.concurrency import run_in_threadpool
 
 from api.routes.common import CallerIn, PageIn, ServiceIn, accepted, shown, tagged, tagged_model
-from api.schemas.common import Document, PageOf
 from api.schemas.requests import NoopRequest
-from api.schemas.resources import Attempt, Job, JobKind, JobState
+from api.schemas.resources import Attempt, Document, Job, JobKind, JobState, PageOf
 from api.security.auth import Maker, Planner, Reader
 from api.service import jobs
 from api.service.events import JobStates, Position, follow

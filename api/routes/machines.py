@@ -5,11 +5,10 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Request, Response
 
 from api.routes.common import PageIn, ServiceIn, tagged
-from api.schemas.common import Document, PageOf
-from api.schemas.resources import MachineSummary
+from api.schemas.resources import Document, MachineSummary, PageOf
 from api.security.auth import Planner, Reader
 from api.service import machines
-from planner.machine import MachineModel
+from planner.machine.model import MachineModel
 from runtime import codec
 
 router = APIRouter(prefix="/v1/machines", tags=["machines"])

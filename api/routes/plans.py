@@ -7,15 +7,14 @@ from fastapi import APIRouter, Path, Query, Request, Response
 from fastapi.responses import FileResponse
 
 from api.routes.common import CallerIn, PageIn, ServiceIn, accepted, shown, tagged
-from api.schemas.common import PageOf
 from api.schemas.requests import PlanRequest, SimulationRequest, WhatIfRequest, WhyNotRequest
-from api.schemas.resources import ArtefactSummary, Job, PlanSummary
+from api.schemas.resources import ArtefactSummary, Job, PageOf, PlanSummary
 from api.security.auth import Planner, Reader
 from api.service import artefacts, planning, plans
 from api.service.documents import as_json
-from planner.diff import PlanDiff
-from planner.explain import Explanation
-from runtime.plan import Plan
+from planner.queries.diff import PlanDiff
+from planner.queries.explain import Explanation
+from runtime.plan.schema import Plan
 
 router = APIRouter(prefix="/v1/plans", tags=["plans"])
 PlanId = Annotated[str, Path(max_length=64)]

@@ -6,9 +6,8 @@ from fastapi import APIRouter, Path, Query, Request, Response
 
 from api.errors import NotFoundError
 from api.routes.common import CallerIn, PageIn, ServiceIn, accepted, shown, tagged
-from api.schemas.common import PageOf
 from api.schemas.requests import ProfileRequest
-from api.schemas.resources import Job, ProfileSummary
+from api.schemas.resources import Job, PageOf, ProfileSummary
 from api.security.auth import Planner, Reader
 from api.service import planning
 from planner.workload import WorkloadProfile

@@ -7,14 +7,13 @@ from starlette.concurrency import run_in_threadpool
 
 from api.routes.common import CallerIn, PageIn, ServiceIn, accepted, shown, tagged, tagged_model
 from api.routes.jobs import EVENTS, TEXT, LastEventId, stream
-from api.schemas.common import PageOf
 from api.schemas.requests import RunRequest
-from api.schemas.resources import Job, JobState, Run
+from api.schemas.resources import Job, JobState, PageOf, Run
 from api.security.auth import Reader, Runner
-from api.service import jobs, pages, runs
+from api.service import artefacts as pages, jobs, runs
 from api.service.artefacts import HTML
 from api.service.documents import as_json
-from planner.compare import Comparison
+from planner.queries.compare import Comparison
 from runtime.report import RunReport
 
 router = APIRouter(prefix="/v1/runs", tags=["runs"])

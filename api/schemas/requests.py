@@ -4,9 +4,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
 
-from api.schemas.common import Strict
+from api.schemas.resources import Strict
 from planner.settings import AUTO_SAMPLER, PlanSettings, SamplerChoice
-from runtime.plan import Links, Workload
+from runtime.plan.schema import Links, Workload
 
 Fanouts = Annotated[
     list[Annotated[int, Field(ge=-1, le=1_000_000)]], Field(min_length=1, max_length=16)
@@ -198,7 +198,7 @@ class RunRequest(Limited):
     force: bool = Field(default=False, description="Run although graph or machine changed.")
 
     def options(self) -> dict[str, Any]:
-        """Arguments of runtime.launch.train."""
+        """Arguments of runtime.launch.launch.train."""
         return self.model_dump(exclude={"plan", "time_limit_seconds"})
 
 

@@ -10,10 +10,47 @@ from fastapi import Depends, Request, Security
 from fastapi.security import HTTPBearer
 from starlette.datastructures import Headers
 
-from api.errors import UnauthorizedError
+from api.errors import ForbiddenError, UnauthorizedError
 from api.security.keys import LOCAL, Principal, hash_of, principal_of
-from api.security.owners import wrong_scope
 from api.storage.access import Access
+
+
+def owns(who: Principal, scope: str, owner: str) -> bool:
+    """Whether somebody may end or remove a thing.
+
+    Args:
+        who: who asks.
+        scope: what it takes to make such things.
+        owner: id of the key that made it.
+    """
+    return scope in who.scopes and ("admin" in who.scopes or owner == who.name)
+
+
+def check_owner(who: Principal, scope: str, owner: str, what: str) -> None:
+    """Let through who may end or remove a thing; `what` names it.
+
+    Raises:
+        ForbiddenError: the key has not the scope, or is not the one that made it.
+    """
+    if owns(who, scope, owner):
+        return
+    if scope not in who.scopes:
+        raise wrong_scope(who, scope)
+    raise ForbiddenError(
+        f"{what}: expected the key that made it, or one with scope admin, found another",
+        kind="not-owner",
+    )
+
+
+def wrong_scope(who: Principal, *scopes: str) -> ForbiddenError:
+    """The refusal of a key that has none of the scopes that something takes."""
+    wanted = " or ".join(scopes)
+    return ForbiddenError(
+        f"expected a key with scope {wanted}, found {', '.join(sorted(who.scopes))}",
+        kind="wrong-scope",
+        scope=wanted,
+    )
+
 
 COOKIE = "gnnplan_key"
 """Where a browser keeps its key; set by whoever shows a login, HttpOnly and SameSite=Strict."""

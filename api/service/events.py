@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from fastapi.sse import KEEPALIVE_COMMENT, format_sse_event
 
 from api.errors import UnavailableError
-from api.jobs.context import EVENTS_FILE, LOG_FILE
-from api.jobs.tail import Tail, event_of
+from api.jobs.events import EVENTS_FILE, LOG_FILE, Tail, event_of
 from api.schemas.resources import Job
 from api.service.context import Service
 from api.storage.job_queue import ENDED

@@ -4,11 +4,11 @@ from pathlib import Path
 from typing import Any
 
 from api.errors import ConflictError, NotFoundError, TooManyError, UnprocessableError
-from api.jobs.context import LOG_FILE
+from api.jobs.events import LOG_FILE
 from api.jobs.registry import KINDS
 from api.schemas.requests import NoopRequest
+from api.security.auth import check_owner, owns
 from api.security.keys import Principal
-from api.security.owners import check_owner, owns
 from api.service.context import Caller, Service
 from api.storage.job_queue import ENDED, KeyReusedError, NewJob, PlanGoneError
 from api.storage.paging import Page

@@ -10,8 +10,7 @@ from api.service.context import Service
 from api.storage.paging import Page
 from api.storage.tables import MachineRow
 from planner.errors import MachineError
-from planner.machine import SCHEMA_VERSION, MachineModel, load_machine
-from planner.machine_check import check_machine
+from planner.machine.model import SCHEMA_VERSION, MachineModel, check_machine, load_machine
 from planner.probe.presets import is_preset, list_presets, load_preset
 from runtime import codec
 

@@ -7,17 +7,17 @@ from api.errors import ForbiddenError, UnprocessableError
 from api.fingerprints import graph_fingerprint, request_key
 from api.jobs.registry import PLANNING, PROBING
 from api.schemas.requests import PlanRequest, ProfileRequest, WorkloadRequest
-from api.security.models import check_model
+from api.security.requests import check_model
 from api.service.context import Caller, Service
 from api.service.graphs import graph_folder
 from api.service.jobs import submit
 from api.service.machines import machine_reference
 from api.storage.tables import JobRow
-from planner.calibrate import load_calibration
-from planner.machine import MachineModel, load_machine
+from planner.machine.model import MachineModel, load_machine
 from planner.probe.presets import load_preset
 from planner.probe.probe import cached_machine
-from planner.request_check import check_graph
+from planner.queries.calibrate import load_calibration
+from planner.request import check_graph
 from runtime import codec
 from runtime.errors import DatasetError, InputError
 from runtime.graph.dataset import Graph, open_graph

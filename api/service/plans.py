@@ -6,8 +6,8 @@ from typing import Any
 from api.errors import ConflictError, NotFoundError, UnprocessableError
 from api.jobs.registry import KINDS
 from api.schemas.requests import SimulationRequest, WhatIfRequest, WhyNotRequest
+from api.security.auth import check_owner
 from api.security.keys import Principal
-from api.security.owners import check_owner
 from api.service.context import Caller, Service
 from api.service.documents import as_json
 from api.service.jobs import submit
@@ -15,10 +15,11 @@ from api.service.machines import machine_reference
 from api.storage.catalogue import PlanInUseError
 from api.storage.paging import Page
 from api.storage.tables import JobRow, PlanRow
-from planner.diff import PlanDiff, diff
-from planner.explain import explain
+from planner.queries.diff import PlanDiff, diff
+from planner.queries.explain import explain
 from planner.settings import POLICIES
-from runtime.plan import PLAN_FILE, Plan, load_plan
+from runtime.plan.io import PLAN_FILE, load_plan
+from runtime.plan.schema import Plan
 
 
 def list_plans(

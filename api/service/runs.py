@@ -11,15 +11,15 @@ from api.service.jobs import end_of, submit
 from api.service.plans import get_plan
 from api.storage.paging import Page
 from api.storage.tables import JobRow
-from planner.compare import Comparison, compare
+from planner.queries.compare import Comparison, compare
 from runtime import codec
 from runtime.cgroup import memory_group
 from runtime.errors import BudgetExceeded, InputError
 from runtime.identity import check_identity
-from runtime.launch import LOG_FILE, check_startable
-from runtime.launch_hosts import Place, own_devices
+from runtime.launch.hosts import Place, own_devices
+from runtime.launch.launch import LOG_FILE, check_startable
 from runtime.memory_sum import check_limit
-from runtime.plan import Plan
+from runtime.plan.schema import Plan
 from runtime.report import RunReport, load_report
 
 

@@ -1,10 +1,12 @@
 """Files named by the sha256 of their content: written once, as a whole or not at all."""
 
+import contextlib
 import hashlib
 import os
 import re
 from collections.abc import Iterable
 from pathlib import Path
+from typing import BinaryIO
 
 from runtime import codec
 
@@ -56,3 +58,38 @@ class Artefacts:
                 path.unlink(missing_ok=True)
                 removed += 1
         return removed
+
+
+FOLDER, FILE = 0o700, 0o600
+
+
+def make_private(folder: Path) -> None:
+    """Make a folder, or take one that is there, and close it to others where it is ours.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    folder.mkdir(FOLDER, parents=True, exist_ok=True)
+    with contextlib.suppress(PermissionError):  # a mounted volume may be another user's
+        folder.chmod(FOLDER)
+
+
+def open_private(path: Path) -> BinaryIO:
+    """Open a file to append to, and close it to others where it is ours.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    return os.fdopen(private_descriptor(path, os.O_WRONLY | os.O_APPEND), "ab")
+
+
+def private_descriptor(path: Path, flags: int) -> int:
+    """Open a file, made where it is missing, and close it to others where it is ours.
+
+    Raises:
+        OSError: it cannot be opened so.
+    """
+    descriptor = os.open(path, flags | os.O_CREAT, FILE)
+    with contextlib.suppress(PermissionError):
+        os.fchmod(descriptor, FILE)
+    return descriptor

@@ -19,11 +19,10 @@ from sqlalchemy import delete, select
 from sqlalchemy.exc import IntegrityError
 
 from api.storage.access import Access
-from api.storage.artefacts import Artefacts
+from api.storage.artefacts import FILE, Artefacts, make_private, open_private
 from api.storage.catalogue import Catalogue
 from api.storage.database import SQLITE_FILE, Database, sqlite_url
 from api.storage.job_queue import ENDED, JobQueue
-from api.storage.private import FILE, make_private, open_private
 from api.storage.tables import AuditRow, JobRow, MachineRow, ProfileRow, WrittenRow
 from runtime import codec
 

@@ -7,30 +7,121 @@ shared capacity, so prefetching on a full machine is not predicted to be free.
 """
 
 from planner.candidate import Candidate, PlacedRows
-from planner.cost.all_reduce import gradient_bytes
-from planner.cost.budget import memory_use, peer_bytes, rank_parts
-from planner.cost.choices import choice_parts
-from planner.cost.gpu_capture import captured_bytes
-from planner.cost.gpu_lanes import has_lanes, lanes_words
-from planner.cost.gpu_memory import gpu_memory_use, gpu_parts
-from planner.cost.gpu_model import gpu_ranks, gpu_traffic
-from planner.cost.gpu_reads import copy_seconds_per_byte
-from planner.cost.hosts import card_bytes, hosts_memory_use
-from planner.cost.interval import relative_half_width, spanned
-from planner.cost.on_cores import batch_and_timing, exchanged_bytes, joined_parts, on_cores
-from planner.cost.rank_seconds import RankSeconds
-from planner.cost.rates import topology_bytes
-from planner.cost.request import (
-    Request as Request,
-    row_bytes as row_bytes,
-    seeds_per_rank as seeds_per_rank,
-    steps_per_epoch as steps_per_epoch,
-)
-from planner.cost.startup import startup_seconds
-from planner.cost.step import StepSeconds, step_seconds
-from planner.machine import MachineModel
+from planner.cost.backends.cpu import RankSeconds
+from planner.cost.backends.cpu_rank import batch_and_timing, exchanged_bytes, joined_parts, on_cores
+from planner.cost.backends.gpu import gpu_ranks, gpu_traffic
+from planner.cost.backends.gpu_lanes import captured_bytes, has_lanes, lanes_words
+from planner.cost.backends.gpu_memory import gpu_memory_use, gpu_parts
+from planner.cost.batching import choice_parts
+from planner.cost.memory import Budgets, memory_use, peer_bytes, rank_parts
+from planner.cost.rates import ranks_here, topology_bytes
+from planner.cost.request import Request, row_bytes, steps_per_epoch
+from planner.cost.stages.all_reduce import gradient_bytes
+from planner.cost.stages.gather_gpu import copy_seconds_per_byte
+from planner.cost.step import StepSeconds, relative_half_width, spanned, step_seconds
+from planner.machine.hosts import one_host, prefix_of
+from planner.machine.model import MachineModel
 from planner.workload import ProcessCost
-from runtime.plan import MemoryUse, Prediction
+from runtime.plan.schema import GraphRef, MemoryUse, Prediction
+
+
+def hosts_memory_use(
+    parts: list[dict[str, int]],
+    candidate: Candidate,
+    graph: GraphRef,
+    placed: PlacedRows,
+    row_bytes: int,
+    machine: MachineModel,
+    budgets: Budgets,
+    *,
+    launcher_bytes: int,
+) -> dict[str, MemoryUse]:
+    """Every rank's and every host's parts against their capacities.
+
+    Args:
+        parts: each rank's private bytes without own rows.
+        candidate: ranks and hosts.
+        graph: mapped once on every host, unless its parts are the ranks' own.
+        placed: own rows of each rank, and rows that each host's mapping must hold.
+        row_bytes: bytes of a stored row.
+        machine: the candidate's hosts.
+        budgets: the user's limits, for every host alike.
+        launcher_bytes: of what starts the ranks, on every host.
+
+    Returns:
+        By memory: rank0, rank1, ... over all hosts, then the hosts.
+    """
+    here, found, hosts = ranks_here(candidate), dict[str, MemoryUse](), dict[str, MemoryUse]()
+    for host in range(candidate.hosts):
+        first = host * here
+        mine = memory_use(
+            parts[first : first + here],
+            graph,
+            PlacedRows(
+                policy=placed.policy,
+                ranks=placed.ranks[first : first + here],
+                host_rows=placed.host_rows,
+                code_bytes=placed.code_bytes,
+            ),
+            row_bytes,
+            one_host(machine, host),
+            budgets,
+            launcher_bytes=launcher_bytes,
+            mapped_topology=candidate.topology != "partitioned",
+        )
+        for rank in range(here):
+            found[f"rank{first + rank}"] = mine.pop(f"rank{rank}")
+        hosts |= {f"{prefix_of(host)}{name}": use for name, use in mine.items()}
+    return found | hosts
+
+
+def card_bytes(
+    candidate: Candidate, num_parameters: int, exchanged_bytes: float
+) -> dict[str, float]:
+    """Bytes per step that leave each host by its card: its hop of the ring, and exchanged rows.
+
+    2 (P - 1) / P n of the gradient; of what ranks send each other, what goes to other hosts.
+
+    Args:
+        candidate: ranks and hosts.
+        num_parameters: of the model.
+        exchanged_bytes: over all ranks, to other ranks.
+    """
+    ranks, here = candidate.num_ranks, ranks_here(candidate)
+    ring = 2 * (ranks - 1) / ranks * gradient_bytes(num_parameters)
+    away = (ranks - here) / max(1, ranks - 1)
+    each = exchanged_bytes * away / candidate.hosts
+    return {f"nic{host}.out": ring + each for host in range(candidate.hosts)}
+
+
+def startup_seconds(
+    *,
+    process_seconds: float,
+    own_row_bytes: float,
+    topology_bytes: float,
+    copy_bytes_per_second: float,
+) -> float:
+    """Start of the ranks until their first step, as a run reports it.
+
+    T = process + (own rows + topology) / copy
+
+    What the first steps cost above the steady ones (library warm-up, page faults) comes after that
+    and is told apart, in the prediction's provenance.
+
+    Args:
+        process_seconds: start of an interpreter and import of the libraries, all ranks at once.
+        own_row_bytes: rows copied into each rank's own memory.
+        topology_bytes: adjacency read through the page cache once.
+        copy_bytes_per_second: of one reader while all ranks read.
+
+    Source: docs/modelling.md 9; process seconds are measured by the probe, or by the profile.
+
+    >>> startup_seconds(process_seconds=3.0, own_row_bytes=2e9, topology_bytes=2e9,
+    ...     copy_bytes_per_second=4e9)
+    4.0
+    """
+    loaded = (own_row_bytes + topology_bytes) / copy_bytes_per_second
+    return process_seconds + loaded
 
 
 def predict(request: Request, candidate: Candidate, placed: PlacedRows) -> Prediction:

@@ -6,8 +6,8 @@ Where the machine has no such table this raises rather than inventing a number.
 from dataclasses import dataclass
 
 from planner.candidate import Candidate
-from planner.machine import MachineModel
-from runtime.plan import GraphRef
+from planner.machine.model import MachineModel
+from runtime.plan.schema import GraphRef
 
 INDPTR_BYTES = 8
 INDEX_BYTES = 4

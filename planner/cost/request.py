@@ -2,11 +2,14 @@
 
 from dataclasses import dataclass
 
-from planner.cost.budget import Budgets
-from planner.machine import MachineModel
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.cost.memory import Budgets
+from planner.machine.model import MachineModel
 from planner.workload import WorkloadProfile
 from runtime.graph.dataset import Graph
-from runtime.plan import GraphRef, Workload
+from runtime.plan.schema import GraphRef, Workload
 
 ITEM_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 
@@ -46,3 +49,64 @@ class Request:
     sampler: str = "neighbor"
     every_hop: bool = False
     """Each hop expands every vertex so far (dialect every_hop)."""
+
+
+def inclusion_at(p: NDArray[np.float32], factor: float) -> NDArray[np.float32]:
+    """Inclusion frequencies when the batch is `factor` times the profiled one.
+
+    p_B(v) = 1 - (1 - p_B0(v))^(B / B0).
+
+    Args:
+        p: share of batches whose set holds v, at the profiled size; shape (num_nodes,).
+        factor: B / B0 > 0.
+
+    Returns:
+        Shape (num_nodes,). Over-estimates for factor > 1 and under-estimates below (Jensen).
+
+    Source: docs/formulas.md 8.5 [A5].
+
+    >>> inclusion_at(np.array([0.5, 0.0, 1.0], dtype=np.float32), 2.0).tolist()
+    [0.75, 0.0, 1.0]
+    """
+    if factor <= 0:
+        raise ValueError(f"expected a positive factor between batch sizes, found {factor}")
+    kept = np.power(1.0 - p.astype(np.float64), factor)
+    return (1.0 - kept).astype(np.float32)
+
+
+def expected_vertices(p: NDArray[np.float32], factor: float) -> float:
+    """Expected distinct vertices f(B) = sum_v 1 - (1 - p_v)^(B / B0).
+
+    >>> expected_vertices(np.array([0.5, 0.5], dtype=np.float32), 2.0)
+    1.5
+    """
+    return float(inclusion_at(p, factor).sum(dtype=np.float64))
+
+
+def between(
+    size: int, small: tuple[int, NDArray[np.float32]], large: tuple[int, NDArray[np.float32]]
+) -> NDArray[np.float32]:
+    """Inclusion frequencies between two profiled sizes.
+
+    Both power forms, weighted by nearness on the log scale: the over-estimate from below and the
+    under-estimate from above cancel.
+
+    Args:
+        size: the wanted seeds per batch, between the two profiled sizes.
+        small: profiled (size, frequencies) with the smaller size.
+        large: the same with the larger size.
+
+    Source: docs/formulas.md 8.5 [A5]: two profiled sizes, interpolated between both power forms.
+
+    >>> a, b = np.array([0.5], dtype=np.float32), np.array([0.9375], dtype=np.float32)
+    >>> between(2, (1, a), (4, b)).tolist()
+    [0.75]
+    """
+    (low, p_low), (high, p_high) = small, large
+    if not low <= size <= high:
+        raise ValueError(f"expected a size between {low} and {high}, found {size}")
+    if low == high:
+        return p_low
+    weight = float(np.log(size / low) / np.log(high / low))
+    up, down = inclusion_at(p_low, size / low), inclusion_at(p_high, size / high)
+    return (up * (1.0 - weight) + down * weight).astype(np.float32)

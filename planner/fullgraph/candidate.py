@@ -3,10 +3,9 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from planner.solver.candidates import rank_counts
-from runtime.fullgraph.statistics import full_graph_class
-from runtime.plan import FullGraph, Workload
-from runtime.sampling.statistics import StatisticsClass
+from planner.search.enumerate import rank_counts
+from runtime.plan.schema import FullGraph, Workload
+from runtime.sampling.statistics import StatisticsClass, full_graph_class
 
 PARTITIONERS = ("kaminpar", "random")
 """What cuts the graph: kaminpar, refined for volume, is planned; random is priced beside it."""

@@ -1,13 +1,366 @@
-"""Memory of a full-graph candidate: each rank's private bytes, and the host that holds them all."""
+"""Memory of one rank that trains the whole graph: the published bracket, and this runtime's own.
+
+Symbols as in `full_graph`; n = n_in, k = 2 for SAGE (the node's own row stands beside the sum), 1
+for GCN. GAT's lists and activations are in `full_graph_attention`.
+"""
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
 
 from planner.cost import memory
-from planner.cost.budget import Budgets, host_memory
-from planner.cost.full_graph_memory import rank_bytes
+from planner.cost.memory import Budgets, host_memory
 from planner.cost.rates import topology_bytes
+from planner.fullgraph.bytes import PartSizes, Real
 from planner.fullgraph.candidate import FullCandidate
 from planner.fullgraph.profile import CutProfile
-from planner.machine import MachineModel
-from runtime.plan import GraphRef, MemoryUse, Workload
+from planner.machine.model import MachineModel
+from runtime.plan.schema import GraphRef, MemoryUse, Workload
+
+ROW_MULTIPLE = 512
+"""As in `runtime.models.dense`."""
+SLAB_ROWS = 4096
+"""Rows whose share of a weight's gradient is made at once, as there."""
+
+
+def padded(rows: Real) -> int:
+    """R(x).
+
+    >>> padded(1), padded(512), padded(513.0)
+    (512, 512, 1024)
+    """
+    return int(-(-rows // ROW_MULTIPLE)) * ROW_MULTIPLE
+
+
+def attention_topology(
+    sizes: PartSizes, keep: Real, drawn: int, *, edges_dropped: bool = False
+) -> Real:
+    """Ids, inner and halo lists, the block that joins them, and those of each drawn layer.
+
+    Args:
+        sizes: of the part.
+        keep: p.
+        drawn: draws of an epoch that are alive together; 0 for p = 1.
+        edges_dropped: inner edges are sampled too (DropEdge).
+
+    >>> attention_topology(PartSizes(inner=1, halo=1, sent=1, inner_edges=2, halo_edges=1), 1.0, 0)
+    96.0
+    """
+    n, inner, halo = sizes.inner, sizes.inner_edges, sizes.halo_edges
+    ids = 8 * (n + sizes.halo + sizes.sent)
+    whole = 3 * 8 * (n + 1) + 4 * (inner + halo) + 4 * (inner + halo)
+    kept_inner = keep * inner if edges_dropped else inner
+    pointers = (3 if edges_dropped else 2) * 8 * (n + 1)
+    each = pointers + 4 * keep * halo + 4 * (kept_inner + keep * halo)
+    each += 4 * kept_inner if edges_dropped else 0
+    return ids + whole + drawn * (each + 8 * keep * sizes.sent)
+
+
+def attention_activations(
+    sizes: PartSizes, widths: Sequence[int], *, heads: int, keep: Real, received: Real,
+    sent: Real, num_seeds: int, precomputed: bool, dropout: bool, edges_dropped: bool = False,
+) -> Real:  # fmt: skip
+    """The largest of what is alive at one moment.
+
+    kept of a layer   m a (rows received) + (n + m) D (h) + (2 n + m) k (scores) + E k (alpha,
+                      twice with dropout) + n b (the output, which the next layer reads)
+    forward, besides  R(n) D + s a + max((n + m) D, 2 n D); before that, where a <= D, R(n) (a + D)
+    backward, besides the largest of
+      in the softmax    n D + (n + m) D + (2 n + m) k (the gradient of the output, of h, of scores)
+      below it          4 (n + m) D + (n + m) k, with scores and alpha given back
+      in the product    n a (what crossed back) + R(n) (D + a) + a slab of the weight's gradient
+                        (layers above the first), with h and the received rows given back too
+
+    Args:
+        sizes: of the part.
+        widths: d_0 .. d_L.
+        heads: k.
+        keep: p, for the edges of the halo.
+        received: m, rows that arrive per layer.
+        sent: s, rows that leave per layer.
+        num_seeds: training nodes of the part.
+        precomputed: the first layer's rows are kept, and are not received.
+        dropout: of attention and outputs.
+        edges_dropped: p is that of inner edges too.
+    """
+    n, layers = sizes.inner, len(widths) - 1
+    alive = peak = 0.0
+    edges = (keep if edges_dropped else 1.0) * sizes.inner_edges + keep * sizes.halo_edges
+    whole = sizes.inner_edges + sizes.halo_edges
+    backward: list[tuple[Real, Real]] = []
+    for layer, (a, b) in enumerate(itertools.pairwise(widths)):
+        last = layer == layers - 1
+        known = precomputed and layer == 0
+        m, here = (sizes.halo, whole) if known else (received, edges)
+        wide = heads * b if last else b
+        alpha = 4 * here * heads * (2 if dropout else 1)
+        rows = 0 if known else m * a
+        kept = 4 * (rows + (n + m) * wide + (2 * n + m) * heads) + alpha
+        leaving = 0 if known else 4 * sent * a
+        besides = 4 * padded(n) * wide + leaving + 4 * max((n + m) * wide, 2 * n * wide)
+        peak = max(peak, alive + kept + besides)
+        if a <= wide:  # the product of padded rows
+            peak = max(peak, alive + leaving + 4 * (rows + padded(n) * (a + wide)))
+        below = alive + kept
+        alive = (
+            below
+            + 4 * n * b * (1 if last or not dropout else 2)
+            + (4 * n * b if dropout and not last else 0)
+        )
+        scores = 4 * (2 * n + m) * heads
+        softmax = 4 * (n * wide + (n + m) * wide) + scores
+        given_back = alpha + scores
+        under_it = 16 * (n + m) * wide + 4 * (n + m) * heads - given_back
+        product = 4 * (n * a + padded(n) * (wide + a) + min(n, SLAB_ROWS) * wide)
+        product -= given_back + 4 * rows
+        backward.append((below, max(softmax, under_it, product if layer > 0 else 0)))
+    logits = 4 * n * widths[-1]
+    loss = 4 * 4 * num_seeds * widths[-1] + logits
+    for layer, (below, besides) in enumerate(backward):
+        peak = max(peak, below + logits + besides + (loss if layer == layers - 1 else 0))
+    return peak
+
+
+KERNEL_BYTES = 530_000
+"""Of one shape: .53 MB, of 20 shapes all but three."""
+LEAST_MULTIPLY_ADDS = 1 << 24
+"""Smaller products are not oneDNN's, as in `runtime.models.dense`."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Product:
+    """Rows [rows, inputs] by a weight [inputs, outputs], and back."""
+
+    rows: Real
+    inputs: int
+    outputs: int
+    passes_back: bool
+    """Rows have gradients, too: not those of the dataset."""
+
+
+def kernel_bytes(products: Sequence[Product]) -> int:
+    """Bytes of all different shapes.
+
+    >>> layer = Product(rows=20_000, inputs=128, outputs=128, passes_back=True)
+    >>> kernel_bytes([layer]) // KERNEL_BYTES, kernel_bytes([layer, layer]) // KERNEL_BYTES
+    (3, 3)
+    """
+    shapes = {shape for each in products for shape in _shapes(each)}
+    return KERNEL_BYTES * len(shapes)
+
+
+def _shapes(p: Product) -> set[tuple[str, int, int, int]]:
+    """Of the product, of the gradient of its rows, and of slabs of the weight's gradient."""
+    if p.rows * p.inputs * p.outputs < LEAST_MULTIPLY_ADDS:
+        return set()
+    rows, whole = padded(p.rows), int(p.rows) // ROW_MULTIPLE * ROW_MULTIPLE
+    # Where the result is narrower than the rows, full multiples and the rest go apart.
+    apart = p.inputs > p.outputs and whole < p.rows
+    found = {
+        ("rows", each, p.inputs, p.outputs)
+        for each in ((whole, ROW_MULTIPLE) if apart else (rows,))
+    }
+    if p.passes_back:
+        found.add(("back", rows, p.outputs, p.inputs))
+    rest = padded(p.rows % SLAB_ROWS)
+    slabs = ([SLAB_ROWS] if p.rows >= SLAB_ROWS else []) + ([rest] if rest else [])
+    return found | {("weight", slab, p.inputs, p.outputs) for slab in slabs}
+
+
+ADAM_COPIES = 4
+MODELS = ("sage", "gcn", "gat")
+Drop = Literal["nodes", "edges", "boundary-edges"]
+
+
+def published_bytes(
+    inner: int, halo: Real, widths: Sequence[int], keep: Real, item_bytes: int = 4
+) -> Real:
+    """Activations as published: elt sum_l [(n_in + p n_bd) d_{l-1} + n_in d_{l-1} + n_in d_l].
+
+    For equal widths d this is elt d (3 n_in + p n_bd) per layer.
+
+    Source: BNS-GCN; docs/formulas.md 3.2 [B1].
+
+    >>> published_bytes(3, 2, [7, 7], 1.0), published_bytes(3, 2, [7, 7], 0.5)
+    (308.0, 280.0)
+    """
+    pairs = itertools.pairwise(widths)
+    return item_bytes * sum((inner + keep * halo) * a + inner * a + inner * b for a, b in pairs)
+
+
+def csr_bytes(rows: int, columns: Real, edges: Real) -> Real:
+    """A weighted block and its transpose: 8 (rows + 1) + 8 (columns + 1) + 2 (4 + 4) edges.
+
+    >>> csr_bytes(3, 2, 4)
+    120
+    """
+    return 8 * (rows + 1) + 8 * (columns + 1) + 16 * edges
+
+
+def rank_bytes(
+    sizes: PartSizes,
+    widths: Sequence[int],
+    *,
+    model: str,
+    keep: Real = 1.0,
+    num_parameters: int = 0,
+    num_seeds: int = 0,
+    precomputed: bool = False,
+    shared_draw: bool = False,
+    dropout: bool = False,
+    heads: int = 1,
+    drop: Drop = "nodes",
+    crossing: tuple[Real, Real] | None = None,
+) -> dict[str, int]:
+    """Peak bytes of one rank of this runtime with boundary nodes or edges sampled, by part.
+
+    topology     ids of inner, halo and sent nodes; the inner edges in both directions; the halo
+                 edges, in both directions for p = 1, else once and p of them per sampled layer
+    inputs       n d_0, and the precomputed k n d_0
+    model        parameters, gradients, two moments
+    activations  the largest of what is alive at one moment: while layer l runs backward
+                 sum_{j<=l} (k n d_{j-1} + n d_j) + n d_l (the gradient) + the larger of
+                 n d_l + k n d_{l-1}  and  k n d_{l-1} + n d_{l-1} + p (n_bd + sent) d_{l-1};
+                 while it runs forward, those before it + k n d_{l-1} + p (n_bd + sent) d_{l-1}
+    kernels      what oneDNN keeps for each shape of a dense product
+    The weighted sum is linear: received rows are added and given back, not kept.
+
+    With edges sampled, each edge has its id (8 bytes), the rows that cross are those with a kept
+    edge (`crossing_rows`, more than p n_bd), and DropEdge also draws the inner edges of each layer.
+
+    Args:
+        sizes: of the part.
+        widths: d_0 .. d_L.
+        model: sage | gcn | gat.
+        keep: p.
+        num_parameters: of the model.
+        num_seeds: training nodes of the part.
+        precomputed: the first layer's sums are kept.
+        shared_draw: one draw per epoch for all layers.
+        dropout: a mask of each hidden layer's output (4 bytes: torch multiplies by it on cores); of
+            gat also a second copy of that output.
+        heads: of gat.
+        drop: what p keeps.
+        crossing: rows (received, sent) per layer with edges sampled; None: p of halo and sent.
+
+    Returns:
+        Bytes by part; their sum is the peak.
+
+    Raises:
+        ValueError: another model.
+    """
+    if model not in MODELS:
+        raise ValueError(f"expected model sage, gcn or gat, found {model!r}")
+    layers = len(widths) - 1
+    drawn = 0 if keep >= 1 else 1 if shared_draw else layers - (1 if precomputed else 0)
+    by_edge = drop != "nodes" and keep < 1
+    received, sent = crossing or (keep * sizes.halo, keep * sizes.sent)
+    if model == "gat":
+        topology = attention_topology(sizes, keep, drawn, edges_dropped=drop == "edges")
+        known = 4 * sizes.halo * widths[0] if precomputed else 0
+        activations = attention_activations(
+            sizes, widths, heads=heads, keep=keep, received=received, sent=sent,
+            num_seeds=num_seeds, precomputed=precomputed, dropout=dropout,
+            edges_dropped=drop == "edges",
+        )  # fmt: skip
+    else:
+        topology = (
+            _edge_topology(sizes, keep, drawn, layers, drop, received, sent)
+            if by_edge
+            else _topology(sizes, keep, drawn)
+        )
+        known = _precomputed(sizes, widths, model, precomputed)
+        activations = _activations(
+            sizes, widths, model, received + sent, num_seeds, precomputed, dropout
+        )
+    if by_edge:
+        topology += 8 * (sizes.inner_edges + sizes.halo_edges)  # an id of each edge
+    return {
+        "topology": round(topology),
+        "inputs": round(4 * sizes.inner * widths[0] + known),
+        "model": ADAM_COPIES * 4 * num_parameters,
+        "activations": round(activations),
+        "kernels": kernel_bytes(_products(sizes, widths, model, heads, received)),
+    }
+
+
+def _products(
+    sizes: PartSizes, widths: Sequence[int], model: str, heads: int, received: Real
+) -> list[Product]:
+    """The dense product of every layer; of attention another one of the received rows."""
+    found: list[Product] = []
+    for layer, (a, b) in enumerate(itertools.pairwise(widths)):
+        last = layer == len(widths) - 2
+        inputs = 2 * a if model == "sage" else a
+        outputs = heads * b if model == "gat" and last else b
+        for rows in (sizes.inner, received) if model == "gat" else (sizes.inner,):
+            found.append(Product(rows=rows, inputs=inputs, outputs=outputs, passes_back=layer > 0))
+    return found
+
+
+def _edge_topology(
+    sizes: PartSizes, keep: Real, drawn: int, layers: int, drop: Drop, received: Real, sent: Real
+) -> Real:
+    """Whole lists, and for each drawn layer those of kept edges; the first has no gradient."""
+    n = sizes.inner
+    ids = 8 * (n + sizes.halo + sizes.sent)
+    whole = 2 * 8 * (n + 1) + 8 * (sizes.inner_edges + sizes.halo_edges)
+    outer = 8 * (n + 1) + 8 * keep * sizes.halo_edges
+    back = 8 * (received + 1) + 8 * keep * sizes.halo_edges
+    inner, inner_back = 0.0, 0.0
+    if drop == "edges":
+        inner = 8 * (n + 1) + 8 * keep * sizes.inner_edges
+        inner_back = inner
+    else:
+        whole += 8 * (n + 1) + 8 * sizes.inner_edges
+    backward = min(drawn, layers - 1)
+    return ids + whole + drawn * (outer + inner + 8 * sent) + backward * (back + inner_back)
+
+
+def _topology(sizes: PartSizes, keep: Real, drawn: int) -> Real:
+    n = sizes.inner
+    ids = 8 * (n + sizes.halo + sizes.sent)
+    inner = csr_bytes(n, n, sizes.inner_edges)
+    whole = 8 * (n + 1) + 8 * sizes.halo_edges
+    if keep >= 1:
+        return ids + inner + csr_bytes(n, sizes.halo, sizes.halo_edges)
+    rows, sent = keep * sizes.halo, 8 * keep * sizes.sent
+    return ids + inner + whole + drawn * (csr_bytes(n, rows, keep * sizes.halo_edges) + sent)
+
+
+def _precomputed(sizes: PartSizes, widths: Sequence[int], model: str, precomputed: bool) -> int:
+    return 4 * (2 if model == "sage" else 1) * padded(sizes.inner) * widths[0] if precomputed else 0
+
+
+def _activations(
+    sizes: PartSizes, widths: Sequence[int], model: str, crossing: Real,
+    num_seeds: int, precomputed: bool, dropout: bool,
+) -> Real:  # fmt: skip
+    n, rows = sizes.inner, padded(sizes.inner)
+    k = 2 if model == "sage" else 1
+    last = len(widths) - 2
+    loss = 4 * 4 * num_seeds * widths[-1]  # chosen logits, log-softmax, and their gradients
+    alive, peak = 0.0, 0.0
+    saved: list[float] = []
+    for layer, (a, b) in enumerate(itertools.pairwise(widths)):
+        known = precomputed and layer == 0
+        inputs = 0 if known else 4 * rows * k * a
+        across = 0 if known else 4 * crossing * a
+        peak = max(peak, alive + inputs + max(across, 4 * rows * b))
+        alive += inputs + 4 * rows * b
+        alive += 4 * n * b if dropout and layer < last else 0
+        saved.append(alive)
+    logits = 4 * rows * widths[-1]
+    for layer, (a, b) in enumerate(itertools.pairwise(widths)):
+        grad = 4 * n * b + (loss if layer == last else logits)
+        grad += 4 * n * b if dropout and layer < last else 0
+        masked, inputs = 4 * rows * b, 4 * rows * k * a
+        most = masked
+        if layer > 0:
+            most = max(masked + inputs, inputs + 4 * (n + crossing) * a)
+        peak = max(peak, saved[layer] + grad + most)
+    return peak
 
 
 def rank_parts(

@@ -12,24 +12,29 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from planner.cost.budget import Budgets
-from planner.cost.model import link_of, row_bytes
+from planner.cost.memory import Budgets
+from planner.cost.model import link_of
+from planner.cost.request import row_bytes
+from planner.errors import SettingsError
 from planner.fullgraph.candidate import Cut, cuts
-from planner.fullgraph.check import check_request
 from planner.fullgraph.choose import Choice, alternatives, choose
 from planner.fullgraph.price import FullPriced, FullRequest, price
 from planner.fullgraph.profile import CutProfile, profile_cuts
-from planner.machine import MachineModel
+from planner.machine.model import MachineModel
 from planner.progress import Progress
+from planner.request import check_training_data
+from planner.search.choose import shadow_prices
+from planner.search.enumerate import plans_gpus
+from planner.search.sensitivity import LINK_TABLES, faster
 from planner.settings import PlanSettings
-from planner.solver.choose import shadow_prices
-from planner.solver.relaxed import LINK_TABLES, faster
-from runtime.fullgraph.statistics import SAFE_SHARED_LAYERS, full_graph_class
+from runtime.errors import PlanError
+from runtime.fullgraph.forward import check_settings
 from runtime.graph.dataset import Graph
-from runtime.plan import (
+from runtime.plan.schema import (
     Certificate,
     Device,
     FeaturePlacement,
+    FullGraph,
     GraphRef,
     Plan,
     Sampler,
@@ -37,7 +42,83 @@ from runtime.plan import (
     Strategy,
     Threads,
 )
-from runtime.sampling.statistics import StatisticsClass
+from runtime.sampling.statistics import SAFE_SHARED_LAYERS, StatisticsClass, full_graph_class
+
+WHERE = "mode full-graph"
+
+
+def check_request(
+    graph: Graph, settings: PlanSettings, machine: MachineModel, *, calibrate: bool = False
+) -> None:
+    """Refuse what no full-graph candidate can do.
+
+    Raises:
+        SettingsError: one line with what was expected, what was found and what to do.
+    """
+    check_training(graph, settings, calibrate=calibrate)
+    _check_machine(settings, machine, graph.num_nodes)
+
+
+def check_training(graph: Graph, settings: PlanSettings, *, calibrate: bool = False) -> None:
+    """Refuse what full-graph training cannot do, on whatever machine.
+
+    Raises:
+        SettingsError: one line with what was expected, what was found and what to do.
+    """
+    work = settings.workload
+    try:
+        check_settings(FullGraph(), work.model, str(graph.task))
+    except PlanError as error:
+        raise SettingsError(f"{error}; use --mode minibatch") from None
+    if settings.sampler != "neighbor" or settings.sampler_parameters:
+        raise SettingsError(
+            f"{WHERE}: expected no sampler, since every neighbour is aggregated, found "
+            f"{settings.sampler}; drop --sampler"
+        )
+    if settings.policy != "auto":
+        raise SettingsError(
+            f"{WHERE}: expected policy auto, since each rank holds its part's rows, found "
+            f"{settings.policy}; drop --policy"
+        )
+    if work.precision != "float32":
+        raise SettingsError(
+            f"{WHERE}: expected precision float32, found {work.precision}; drop --precision"
+        )
+    if work.model == "gcn" and work.gcn_norm != "full":
+        raise SettingsError(
+            f"{WHERE}: expected gcn_norm full, found {work.gcn_norm}; drop --gcn-norm"
+        )
+    if calibrate:
+        raise SettingsError(
+            f"{WHERE}: expected no --calibrated, whose factors are those of mini-batches; drop it"
+        )
+    check_training_data(graph)
+    if graph.x_by_type:
+        raise SettingsError(
+            f"{WHERE}: expected features of one width, found features by node type in "
+            f"{graph.name}; use --mode minibatch with --model rgcn"
+        )
+
+
+def _check_machine(settings: PlanSettings, machine: MachineModel, num_nodes: int) -> None:
+    if plans_gpus(machine):
+        raise SettingsError(
+            f"{WHERE}: expected a machine whose cores train, found GPUs in {machine.name}; parts "
+            "are timed on cores only, use --mode minibatch"
+        )
+    if any(p.host > 0 for p in machine.processors):
+        raise SettingsError(
+            f"{WHERE}: expected a machine of one host, found several in {machine.name}; name "
+            "another --machine"
+        )
+    asked = settings.devices
+    if asked is not None and asked > machine.num_cores and not settings.oversubscribe:
+        raise SettingsError(
+            f"expected at most {machine.num_cores} devices (the cores), found {asked}; ask for "
+            "fewer or add --oversubscribe"
+        )
+    if asked is not None and asked > num_nodes:
+        raise SettingsError(f"expected at most {num_nodes} devices (the nodes), found {asked}")
 
 
 def plan_full_graph(

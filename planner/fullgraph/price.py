@@ -7,28 +7,255 @@ What the typical rank waits for the largest part counts as halo_exchange, where 
 it (all_reduce where nothing crosses); stages are those of a typical rank and add up to the epoch.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from planner.cost.all_reduce import all_reduce_seconds, gradient_bytes
-from planner.cost.budget import Budgets
-from planner.cost.full_graph import columns_per_row, epoch_bytes
-from planner.cost.interval import relative_half_width, spanned
-from planner.cost.memory import sum_text
-from planner.cost.model import link_of
+from planner.cost.memory import Budgets, sum_text
+from planner.cost.model import link_of, startup_seconds
+from planner.cost.pipeline_time import straggler_seconds
 from planner.cost.rates import topology_bytes
-from planner.cost.startup import startup_seconds
-from planner.cost.straggler import straggler_seconds
+from planner.cost.stages.all_reduce import all_reduce_seconds, exposed_seconds, gradient_bytes
+from planner.cost.stages.exchange import bracket_seconds
+from planner.cost.step import relative_half_width, spanned
+from planner.fullgraph.bytes import PartSizes, columns_per_row, epoch_bytes
 from planner.fullgraph.candidate import FullCandidate
-from planner.fullgraph.exchange import Exchanges, exchange_seconds
 from planner.fullgraph.memory import memory_use, rank_parts
-from planner.fullgraph.profile import CutProfile
-from planner.fullgraph.request import CaseSeconds
-from planner.fullgraph.seconds import rank_seconds
-from planner.machine import MachineModel
-from runtime.plan import GraphRef, Prediction, Workload
+from planner.fullgraph.profile import ANCHORS, CaseSeconds, CutProfile
+from planner.machine.model import MachineModel, Table
+from runtime.plan.schema import FullGraph, GraphRef, Prediction, Workload
+
+ITEM_BYTES = 4
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Exchanges:
+    """All exchanges of one epoch."""
+
+    seconds: float
+    """Under way, all together."""
+    exposed: float
+    """What compute does not hide."""
+    spread: float
+    """Of the table, and what turns would take longer."""
+    provenance: str
+
+
+def exchanged_widths(widths: Sequence[int], *, precomputed: bool) -> list[int]:
+    """Columns of each exchange in order: forward layer by layer, then backward from the last.
+
+    >>> exchanged_widths([10, 4, 6, 7], precomputed=False)
+    [10, 4, 6, 6, 4]
+    >>> exchanged_widths([10, 4, 6, 7], precomputed=True)
+    [4, 6, 6, 4]
+    """
+    layers = len(widths) - 1
+    forward = [widths[layer] for layer in range(1 if precomputed else 0, layers)]
+    return forward + [widths[layer] for layer in range(layers - 1, 0, -1)]
+
+
+def busiest_rows(sizes: Sequence[PartSizes], keep: float) -> float:
+    """Rows of the rank that sends or receives most in one exchange.
+
+    >>> hub = PartSizes(inner=9, halo=10, sent=1000, inner_edges=0, halo_edges=0)
+    >>> busiest_rows([hub], 0.5)
+    500.0
+    """
+    return keep * max(max(part.halo, part.sent) for part in sizes)
+
+
+def longer_in_turns(sizes: Sequence[PartSizes]) -> float:
+    """What P - 1 turns take over the fullest rank's bytes, less one; the share kept cancels.
+
+    Backward the matrix is transposed, whose turns are as long. 0 for two ranks, and where parts
+    were not told apart.
+
+    Source: docs/formulas.md 8.4 [A4].
+
+    >>> by_owner = [(0, 10, 40), (60, 0, 0), (0, 20, 0)]
+    >>> parts = [
+    ...     PartSizes(inner=9, halo=sum(r), sent=s, inner_edges=0, halo_edges=0, received=r)
+    ...     for r, s in zip(by_owner, [60, 30, 40], strict=True)
+    ... ]
+    >>> round(longer_in_turns(parts), 6)  # 70 over 60
+    0.166667
+    """
+    received = [part.received for part in sizes]
+    if not all(received):
+        return 0.0
+    least, most = bracket_seconds(received, latency_seconds=0.0, bytes_per_second=1.0)
+    return most / least - 1.0 if least > 0 else 0.0
+
+
+def table_seconds(table: Table, num_bytes: float, ranks: int) -> float:
+    """Seconds of one call; beyond the largest measured message in proportion to the bytes."""
+    largest = table.points[table.axes.index("bytes")][-1]
+    seconds = table.at(bytes=max(1.0, min(num_bytes, largest)), ranks=float(ranks))
+    return seconds * max(1.0, num_bytes / largest) if len(table.values) > 1 else seconds
+
+
+def exchange_table(machine: MachineModel, *, overlap: bool) -> str:
+    """Loaded where another thread computes meanwhile, stepped where the ranks wait."""
+    stepped = "all_to_all_stepped"
+    return stepped if not overlap and stepped in machine.tables else "all_to_all"
+
+
+def overlap_share(machine: MachineModel, ranks: int, threads: int, *, overlap: bool) -> float:
+    """eta: the measured share of an exchange that compute hides; 0 where it was not measured."""
+    if not overlap or "overlap_eta" not in machine.tables:
+        return 0.0
+    return machine.table("overlap_eta").at(ranks=float(ranks), threads=float(threads))
+
+
+def exchange_seconds(
+    machine: MachineModel,
+    sizes: Sequence[PartSizes],
+    widths: Sequence[int],
+    windows: Sequence[Sequence[float]],
+    *,
+    keep: float,
+    threads: int,
+    precomputed: bool,
+    overlap: bool,
+) -> Exchanges:
+    """Seconds of an epoch's exchanges.
+
+    Args:
+        machine: with its all-to-all tables.
+        sizes: of every part.
+        widths: d_0 .. d_L.
+        windows: by rank: work beside each exchange, in the order of `exchanged_widths`.
+        keep: p.
+        threads: compute threads of each rank.
+        precomputed: the first layer is not exchanged.
+        overlap: on a thread of its own.
+
+    Raises:
+        MachineError: the machine has no all-to-all table.
+    """
+    ranks = len(sizes)
+    if ranks == 1 or keep <= 0:
+        words = "derived: nothing crosses"
+        return Exchanges(seconds=0.0, exposed=0.0, spread=0.0, provenance=words)
+    name = exchange_table(machine, overlap=overlap)
+    table, eta = machine.table(name), overlap_share(machine, ranks, threads, overlap=overlap)
+    rows = busiest_rows(sizes, keep)
+    total = exposed = 0.0
+    beyond = False
+    for number, width in enumerate(exchanged_widths(widths, precomputed=precomputed)):
+        size = rows * width * ITEM_BYTES * ranks / (ranks - 1)
+        beyond = beyond or size > table.points[table.axes.index("bytes")][-1]
+        seconds = table_seconds(table, size, ranks)
+        window = min(rank[number] for rank in windows)
+        total += seconds
+        exposed += exposed_seconds(seconds, window, eta)
+    words = f"{table.provenance}: table {name} at each exchange's bytes"
+    words += ", in proportion beyond its largest message" if beyond else ""
+    words += f"; overlap {eta:.2f} of the work beside it" if overlap else "; not overlapped"
+    longer = longer_in_turns(sizes)
+    words += f"; {longer:.0%} longer if sent in {ranks - 1} turns" if longer >= 5e-3 else ""
+    spread = math.hypot(table.spread, longer)
+    return Exchanges(seconds=total, exposed=exposed, spread=spread, provenance=words)
+
+
+def rank_seconds(profile: CutProfile, settings: FullGraph) -> list[CaseSeconds]:
+    """Seconds of every rank of a cut.
+
+    Args:
+        profile: with the cases that the settings need.
+        settings: p, draws, rounding, first layer.
+
+    Raises:
+        KeyError: such draws were not timed.
+    """
+    if settings.keep >= 1:
+        whole = FullGraph(precompute_first_layer=settings.precompute_first_layer)
+        return _timed(profile, whole)
+    plain = replace(settings, rounding="bernoulli", precompute_first_layer=False)
+    low, high = (_timed(profile, replace(plain, keep=a)) for a in ANCHORS)
+    found = [_between(a, b, settings.keep) for a, b in zip(low, high, strict=True)]
+    if settings.rounding == "stochastic":
+        rounded = [
+            _timed(profile, replace(plain, keep=a, rounding="stochastic"), draws_only=True)
+            for a in ANCHORS
+        ]
+        drawn = [_between(a, b, settings.keep).sample for a, b in zip(*rounded, strict=True)]
+        found = [replace(f, sample=s) for f, s in zip(found, drawn, strict=True)]
+    if settings.precompute_first_layer:
+        found = _without_first(profile, settings, found)
+    return found
+
+
+def _timed(
+    profile: CutProfile, settings: FullGraph, *, draws_only: bool = False
+) -> list[CaseSeconds]:
+    """What was measured of a case, by rank."""
+    for place, case in enumerate(profile.cases):
+        if case.settings == settings and case.draws_only == draws_only:
+            return [answer.cases[place] for answer in profile.ranks]
+    raise KeyError(f"{profile.cut.name}: {settings} was not timed")
+
+
+def _between(low: CaseSeconds, high: CaseSeconds, keep: float) -> CaseSeconds:
+    share = (keep - ANCHORS[0]) / (ANCHORS[1] - ANCHORS[0])
+
+    def line(a: float, b: float) -> float:
+        return max(0.0, a + share * (b - a))
+
+    return CaseSeconds(
+        sample=line(low.sample, high.sample),
+        forward_backward=line(low.forward_backward, high.forward_backward),
+        packing=line(low.packing, high.packing),
+        windows=[line(a, b) for a, b in zip(low.windows, high.windows, strict=True)],
+        spread=max(low.spread, high.spread),
+    )
+
+
+def _without_first(
+    profile: CutProfile, settings: FullGraph, found: list[CaseSeconds]
+) -> list[CaseSeconds]:
+    """Less what the first layer's sums and its exchange take."""
+    layers = len(profile.widths) - 1
+    whole, known = (
+        _timed(profile, FullGraph()),
+        _timed(profile, FullGraph(precompute_first_layer=True)),
+    )
+    # A draw per layer is one less; a shared one is drawn once in either case.
+    drawn = 1.0 if settings.draws == "shared" else (layers - 1) / layers
+    left: list[CaseSeconds] = []
+    for now, all_, less, sizes in zip(found, whole, known, profile.sizes, strict=True):
+        share = edges_left(sizes, settings.keep)
+
+        def reduced(
+            pick: Callable[[CaseSeconds], float],
+            now: CaseSeconds = now, all_: CaseSeconds = all_, less: CaseSeconds = less,
+            share: float = share,
+        ) -> float:  # fmt: skip
+            return max(0.0, pick(now) - share * max(0.0, pick(all_) - pick(less)))
+
+        left.append(
+            replace(
+                now,
+                sample=now.sample * drawn,
+                forward_backward=reduced(lambda c: c.forward_backward),
+                packing=reduced(lambda c: c.packing),
+                windows=now.windows[1:],
+            )
+        )
+    return left
+
+
+def edges_left(sizes: PartSizes, keep: float) -> float:
+    """Share of a part's edges that an epoch aggregates over.
+
+    >>> edges_left(PartSizes(inner=1, halo=1, sent=1, inner_edges=30, halo_edges=10), 0.2)
+    0.8
+    """
+    whole = sizes.inner_edges + sizes.halo_edges
+    return 1.0 if whole == 0 else (sizes.inner_edges + keep * sizes.halo_edges) / whole
+
 
 NEVER_BELOW_BALANCE = "this cut's own work shared equally, its exchange free"
 """What the lower bound of a candidate means."""

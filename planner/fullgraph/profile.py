@@ -8,33 +8,264 @@ import json
 import shutil
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy import sparse  # pyright: ignore[reportMissingTypeStubs]
 
 from planner.cache_folder import cache_folder as root_folder
-from planner.cost.full_graph import PartSizes
 from planner.errors import SettingsError
+from planner.fullgraph.bytes import PartSizes, drawn_epoch_bytes
 from planner.fullgraph.candidate import Cut
-from planner.fullgraph.parts import connected, cut_graph
-from planner.fullgraph.request import Case, PartAnswer, PartRequest
-from planner.fullgraph.variance import Variance, measure_variance
-from planner.machine import MachineModel
-from planner.probe.disturbance import disturbance
-from planner.probe.patience import WAITED, Patience
-from planner.profiling.cache import cache_folder
-from planner.profiling.launching import with_launcher
-from planner.profiling.team import Team
+from planner.fullgraph.sampling_rate import p_variance
+from planner.machine.model import MachineModel
+from planner.partition.partition import partition
+from planner.probe.quiet import disturbance
+from planner.probe.timing import WAITED, Patience
+from planner.profile.cache import cache_folder
+from planner.profile.team import Team, with_launcher
 from planner.progress import Progress, silent
 from planner.settings import PlanSettings
 from planner.workload import ProcessCost
 from runtime import codec
+from runtime.errors import DatasetError
 from runtime.folders import take_name
+from runtime.fullgraph.draws import kept_nodes
+from runtime.fullgraph.part import Part, build_part, connect_parts
 from runtime.graph.dataset import Graph
 from runtime.npy import map_npy
-from runtime.plan import FullGraph
+from runtime.plan.schema import FullGraph, Workload
+from runtime.sampling.rng import Purpose, stream
+from runtime.train.evaluate import reader_of
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Parts:
+    """All parts of a graph, connected."""
+
+    partition: NDArray[np.int32]
+    parts: list[Part]
+    seeds: list[int]
+    """Training nodes of each part."""
+
+    @property
+    def sizes(self) -> list[PartSizes]:
+        """What the formulas take of each part."""
+        return [sizes_of(part) for part in self.parts]
+
+
+def sizes_of(part: Part) -> PartSizes:
+    """What the formulas take of a connected part."""
+    return PartSizes(
+        inner=part.num_inner,
+        halo=part.num_halo,
+        sent=part.send.shape[0],
+        inner_edges=part.inner_edges[1].shape[0],
+        halo_edges=part.halo_edges[1].shape[0],
+        received=tuple(part.halo_counts.tolist()),
+    )
+
+
+def cut_graph(graph: Graph, cut: Cut) -> NDArray[np.int32]:
+    """Part of each node, int32 [N]: for the volume objective, or at random to compare with.
+
+    Raises:
+        SettingsError: the partitioner is not installed.
+    """
+    if cut.ranks == 1:
+        return np.zeros(graph.num_nodes, np.int32)
+    return partition(
+        graph.indptr,
+        graph.indices,
+        parts=cut.ranks,
+        name=cut.partitioner,
+        training=graph.train_idx,
+        objective="cut" if cut.partitioner == "random" else "volume",
+    )
+
+
+def connected(graph: Graph, found: NDArray[np.int32], ranks: int, model: str) -> Parts:
+    """Every part with its send lists, as the ranks will build them."""
+    parts = connect_parts([
+        build_part(graph.indptr, graph.indices, found, r, ranks, loops=model != "sage")
+        for r in range(ranks)
+    ])  # fmt: skip
+    training = np.zeros(graph.num_nodes, np.bool_)
+    training[graph.train_idx] = True
+    seeds = [int(training[part.inner].sum()) for part in parts]
+    return Parts(partition=found, parts=parts, seeds=seeds)
+
+
+def sent_bytes(
+    parts: Parts, settings: FullGraph, widths: list[int], *, seed: int, epoch: int
+) -> list[int]:
+    """Bytes that each rank sends in one epoch, exactly: the draws are the runtime's.
+
+    Args:
+        parts: of the plan's partition.
+        settings: boundary nodes kept with p.
+        widths: d_0 .. d_L.
+        seed: of the workload.
+        epoch: whose draws.
+
+    Source: `planner.fullgraph.bytes.drawn_epoch_bytes`, docs/formulas.md 3.4.
+    """
+    layers, size = len(widths) - 1, len(parts.parts)
+    first = 1 if settings.precompute_first_layer else 0
+    received = np.zeros((size, layers), np.int64)
+    sent = np.zeros((size, layers), np.int64)
+    for layer in range(first, layers):
+        drawn = first if settings.draws == "shared" else layer
+        for part in parts.parts:
+            for owner, ids in enumerate(np.split(part.halo, np.cumsum(part.halo_counts)[:-1])):
+                kept = _kept(settings, seed, epoch, drawn, ids, owner, part.rank, size)
+                received[part.rank, layer] += kept
+                sent[owner, layer] += kept
+    return [drawn_epoch_bytes(sent[r].tolist(), received[r].tolist(), widths) for r in range(size)]
+
+
+def _kept(
+    settings: FullGraph, seed: int, epoch: int, layer: int, ids: NDArray[np.int64],
+    owner: int, receiver: int, size: int,
+) -> int:  # fmt: skip
+    numbers = stream(seed, epoch, 0, layer, Purpose.BOUNDARY)
+    kept = kept_nodes(
+        numbers, ids, owner=owner, receiver=receiver, size=size, keep=settings.keep,
+        rounding=settings.rounding,
+    )  # fmt: skip
+    return int(kept.sum())
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Case:
+    """Settings to time."""
+
+    settings: FullGraph
+    draws_only: bool = False
+    """Time the epoch's draws and nothing else."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PartRequest:
+    """One part of a graph under one model."""
+
+    workload: Workload
+    graph_path: str
+    fingerprint: str = ""
+    """Of the graph that must lie there; empty: any."""
+    partition_path: str
+    """int32 .npy: part of each node."""
+    wanted_path: str
+    """int64 .npy: nodes that other parts need of this one, by receiver."""
+    wanted_counts: list[int]
+    rank: int
+    size: int
+    in_dim: int
+    num_classes: int
+    task: str
+    threads: int
+    cases: list[Case]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CaseSeconds:
+    """One rank's seconds per epoch under one case; nothing is waited for."""
+
+    sample: float
+    """Drawing boundary nodes and cutting the blocks to them."""
+    forward_backward: float
+    packing: float
+    """Copying the rows to send, on the training thread."""
+    windows: list[float]
+    """Work between the start of each exchange and the need for its rows, in order."""
+    spread: float
+    """Relative half-width of the median."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PartAnswer:
+    """What one process measured on its part."""
+
+    cases: list[CaseSeconds]
+    optimizer_seconds: float
+    num_parameters: int
+    widths: list[int] = field(default_factory=list[int])
+    """d_0 .. d_L: columns of what each layer exchanges, then of the outputs."""
+
+
+SAMPLED_NODES = 2000
+MOST_EDGES = 200_000
+"""Edges of sampled nodes that are looked at: their rows are read."""
+TOLERATED = 0.1
+"""eps^2 over |z|^2: the added variance that is tolerated."""
+DEFAULT_KEEP = 0.1
+"""Published as safe (docs/formulas.md 3.6), where there are no features to estimate from."""
+
+LEAST_KEEP = 0.01
+"""Published as safe with a good partition; nothing is estimated to allow less."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Variance:
+    """The estimate."""
+
+    boundary: float
+    """V."""
+    signal: float
+    """Mean of |z|^2."""
+    nodes: int
+    """Sampled nodes; 0 without features."""
+
+    @property
+    def least_keep(self) -> float:
+        """p_var: the smallest p whose added variance is tolerated."""
+        if self.nodes == 0:
+            return DEFAULT_KEEP
+        if self.signal == 0:
+            return DEFAULT_KEEP
+        return max(LEAST_KEEP, float(p_variance(self.boundary, TOLERATED * self.signal)))
+
+
+def measure_variance(graph: Graph, found: NDArray[np.int32], model: str) -> Variance:
+    """Estimate V and |z|^2 over a sample of nodes, always the same.
+
+    Args:
+        graph: the dataset; without features nothing is estimated.
+        found: part of each node.
+        model: gcn weighs by both degrees, the others by 1 / d.
+    """
+    try:
+        read = reader_of(graph, None)
+    except DatasetError:
+        return Variance(boundary=0.0, signal=0.0, nodes=0)
+    rng = np.random.default_rng(0)
+    nodes = rng.permutation(graph.num_nodes)[:SAMPLED_NODES]
+    degree = graph.indptr[nodes + 1] - graph.indptr[nodes]
+    nodes = nodes[: max(1, int(np.searchsorted(np.cumsum(degree), MOST_EDGES)))]
+    degree = graph.indptr[nodes + 1] - graph.indptr[nodes]
+    row = np.repeat(np.arange(len(nodes)), degree)
+    inside = np.arange(len(row)) - np.repeat(np.cumsum(degree) - degree, degree)
+    sources = np.asarray(graph.indices[graph.indptr[nodes][row] + inside], np.int64)
+    unique, where = np.unique(sources, return_inverse=True)
+    x = np.empty((len(unique), graph.feature_dim), np.float32)
+    read(unique, x)
+    if model == "gcn":
+        theirs = graph.indptr[unique + 1] - graph.indptr[unique]
+        weight = 1 / np.sqrt((degree[row] + 1.0) * (theirs[where] + 1.0))
+    else:
+        weight = 1 / np.maximum(degree[row], 1.0)
+    squares = (x.astype(np.float64) ** 2).sum(1)
+    outside = found[sources] != found[nodes[row]]
+    boundary = float((weight**2 * squares[where] * outside).sum()) / len(nodes)
+    shape = (len(nodes), len(unique))
+    entries = (weight.astype(np.float32), (row, where))
+    weights: Any = sparse.csr_array(entries, shape=shape)
+    z: NDArray[np.float32] = np.asarray(weights @ x)
+    return Variance(boundary=boundary, signal=float((z**2).sum() / len(nodes)), nodes=len(nodes))
+
 
 VERSION = 3
 """Rises when a profile means something else than before."""

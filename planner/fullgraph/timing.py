@@ -1,21 +1,27 @@
 """One timing process of full-graph training: the runtime's loop on one part, with nothing sent.
 
-`python -m planner.fullgraph.timing` speaks the lines of planner.profiling.serving. The part's edges
+`python -m planner.fullgraph.timing` speaks the lines of planner.profile.protocol. The part's edges
 are the graph's own, because where neighbours lie decides how caches serve them; features and labels
 are made up. The only module here that imports torch when it runs, beside `stand_in`.
 """
 
 import functools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
 
-from planner.fullgraph.request import Case, CaseSeconds, PartAnswer, PartRequest
-from planner.profiling.serving import half_width, serve_standard_streams
+from planner.fullgraph.profile import Case, CaseSeconds, PartAnswer, PartRequest
+from planner.profile.protocol import half_width, serve_standard_streams
 from runtime import codec
+from runtime.comm.collectives import Communicator
+from runtime.fullgraph.exchange import Exchange, Pending
 from runtime.graph.dataset import open_graph
 from runtime.stages import Stage
 
@@ -55,12 +61,12 @@ def _loop(request: PartRequest, case: Case) -> Any:
     """The runtime's loop over the part, on rows and labels made up."""
     import torch
 
-    from planner.fullgraph.stand_in import StandIn, TimedExchange
     from runtime.fullgraph.forward import FullGraphModel
     from runtime.meter import StageMeter
     from runtime.models.build import build_model
     from runtime.train.fullgraph import FullGraphLoop
-    from runtime.train.minibatch import GradientBuffer, make_optimizer
+    from runtime.train.gradients import GradientBuffer
+    from runtime.train.minibatch import make_optimizer
 
     graph = open_graph(Path(request.graph_path), validate=False, fingerprint=request.fingerprint)
     work = request.workload
@@ -154,3 +160,85 @@ def build(plain: Any) -> Callable[[], PartAnswer]:
 
 if __name__ == "__main__":
     serve_standard_streams(("torch", "torch_geometric.nn", "runtime.train.fullgraph"), build)
+
+
+class StandIn(Communicator):
+    """A communicator of `size` ranks that answers for all others.
+
+    Args:
+        rank: the rank that is played.
+        size: number of ranks.
+        wanted: nodes that the others need of this rank, by receiver.
+        wanted_counts: how many each needs.
+    """
+
+    def __init__(
+        self, rank: int, size: int, wanted: NDArray[np.int64], wanted_counts: list[int]
+    ) -> None:
+        super().__init__()
+        self.rank, self.size = rank, size
+        self._wanted = (torch.as_tensor(wanted), wanted_counts)
+        self._rows: dict[int, Tensor] = {}
+
+    def all_to_all_ids(
+        self, ids: Tensor, counts: Sequence[int], *, stage: Stage = Stage.EXCHANGE_IDS
+    ) -> tuple[Tensor, list[int]]:
+        """What the others ask for when the parts are made."""
+        del ids, counts, stage
+        return self._wanted
+
+    def all_to_all_rows(
+        self,
+        rows: Tensor,
+        counts: Sequence[int],
+        received_counts: Sequence[int],
+        *,
+        out: Tensor | None = None,
+        stage: Stage = Stage.EXCHANGE_ROWS,
+    ) -> Tensor:
+        """Rows of the right number and width, in memory of their own, made once per width."""
+        del counts, out, stage
+        width, count = rows.shape[1], sum(received_counts)
+        kept = self._rows.get(width)
+        if kept is None or kept.shape[0] < count:
+            kept = torch.randn(count, width, generator=torch.Generator().manual_seed(width))
+            self._rows[width] = kept * 0.1
+        return self._rows[width][:count]
+
+    def all_reduce_sum(self, tensor: Tensor, *, stage: Stage = Stage.ALL_REDUCE) -> Tensor:
+        """The tensor as it is."""
+        del stage
+        return tensor
+
+
+@dataclass(slots=True)
+class TimedPending(Pending):
+    """Says how much work was done between the start of an exchange and the need for its rows."""
+
+    started: float = 0.0
+
+    def wait(self) -> Tensor:
+        """The rows, and the window's end."""
+        assert isinstance(self.exchange, TimedExchange)
+        self.exchange.windows.append(time.perf_counter() - self.started)
+        return Pending.wait(self)
+
+
+class TimedExchange(Exchange):
+    """An exchange that keeps the window of every call, in order."""
+
+    def __init__(self, comm: Communicator) -> None:
+        super().__init__(comm)
+        self.windows: list[float] = []
+
+    def reset(self) -> None:
+        """Start counting anew."""
+        super().reset()
+        self.windows = []
+
+    def start(
+        self, x: Tensor, send: Tensor | None, counts: Sequence[int], received_counts: Sequence[int]
+    ) -> Pending:
+        """Pack the rows as a rank does; the answer is there at once."""
+        found = super().start(x, send, counts, received_counts)
+        return TimedPending(self, found.rows, time.perf_counter())

@@ -16,12 +16,11 @@ import numpy as np
 import yaml
 
 from planner.errors import SettingsError
-from planner.partition.balance import repair_bytes
+from planner.partition.balance import refine_bytes, repair_bytes
+from planner.partition.multilevel import undirected_bytes
 from planner.partition.pagraph import HOPS, pagraph_bytes
 from planner.partition.problem import Problem
 from planner.partition.streaming import streaming_bytes
-from planner.partition.undirected import undirected_bytes
-from planner.partition.volume import refine_bytes
 from runtime.errors import BudgetExceeded
 
 RATES_FILE = Path(__file__).with_name("rates.yaml")

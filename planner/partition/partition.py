@@ -10,14 +10,47 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.errors import SettingsError
-from planner.partition.balance import repair_balance
+from planner.partition.balance import refine_volume, repair_balance
 from planner.partition.multilevel import kaminpar_parts, metis_parts
 from planner.partition.need import check_fits, predict_need
 from planner.partition.pagraph import pagraph_parts
 from planner.partition.problem import Balance, Problem, make_problem
-from planner.partition.simple import hash_parts, random_parts
 from planner.partition.streaming import fennel_parts, ldg_parts
-from planner.partition.volume import refine_volume
+
+BLOCK = 1 << 22
+"""Ids handled at once, so that the memory beyond the result stays small."""
+
+
+def hash_parts(problem: Problem) -> NDArray[np.int32]:
+    """Node v to part v mod P, as Legion does inside a clique; shape [N].
+
+    With unequal weights v mod (sum of the weights) falls into the part whose turn it is.
+    """
+    turns = np.repeat(np.arange(problem.num_parts, dtype=np.int32), problem.weights)
+    parts = np.empty(problem.num_nodes, np.int32)
+    for start in range(0, problem.num_nodes, BLOCK):
+        ids = np.arange(start, min(start + BLOCK, problem.num_nodes))
+        parts[start : start + BLOCK] = turns[ids % len(turns)]
+    return parts
+
+
+def random_parts(problem: Problem) -> NDArray[np.int32]:
+    """Training nodes, then all others, shuffled and dealt by the parts' shares; shape [N].
+
+    No part is more than one node off its share of either.
+    """
+    rng = np.random.default_rng(problem.seed)
+    parts = np.empty(problem.num_nodes, np.int32)
+    for chosen in (True, False):
+        ids = np.flatnonzero(problem.training == chosen)
+        ends = np.round(np.cumsum(problem.shares) * len(ids)).astype(np.int64)
+        dealt = np.repeat(
+            np.arange(problem.num_parts, dtype=np.int32), np.diff(ends, prepend=np.int64(0))
+        )
+        rng.shuffle(dealt)
+        parts[ids] = dealt
+    return parts
+
 
 PARTITIONERS: dict[str, Callable[[Problem], NDArray[np.int32]]] = {
     "kaminpar": kaminpar_parts,

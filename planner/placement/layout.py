@@ -3,7 +3,7 @@
 An `Instance` is the question: kinds of items (feature rows, adjacency lists) with their sizes and
 heat, devices in cliques, the bytes of every memory, and the network. A `Layout` is an answer,
 node by node: what each device holds, what the host holds, and from where each clique reads the
-rest. `planner.placement.score` scores any layout of any instance.
+rest. `planner.placement.evaluate` scores any layout of any instance.
 """
 
 from collections.abc import Sequence

@@ -17,6 +17,10 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from planner.candidate import Candidate
+from planner.cost.stages.gather_gpu import read_seconds, ways
+from planner.machine.model import MachineModel
+from planner.machine.routes import Reader, Route, gather_bandwidth, moved_bytes, routes
 from planner.placement.costs import RowCosts
 from planner.placement.reads import DISK, HOST, PLACES
 
@@ -165,8 +169,8 @@ def network_of_paths(
     index = {name: i for i, name in enumerate(links)}
     loads = np.zeros((len(links), len(paths), len(PLACES)))
     alone = np.full((len(paths), len(PLACES)), np.inf)
-    for g, ways in enumerate(paths):
-        for s, way in enumerate(ways):
+    for g, of_group in enumerate(paths):
+        for s, way in enumerate(of_group):
             if way is None:
                 continue
             for name in way:
@@ -178,3 +182,99 @@ def network_of_paths(
         alone=np.repeat(alone[None], num_kinds, axis=0),
         compute_seconds=compute_seconds,
     )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Access:
+    """How one kind of item is read."""
+
+    bytes: int
+    """Asked for at a random place: a feature row, or one neighbour's id."""
+    counted: float
+    """`read_bytes` of the kind: what a read counts as; seconds are per such byte."""
+
+
+def gpu_network(
+    machine: MachineModel,
+    candidate: Candidate,
+    accesses: Sequence[Access],
+    *,
+    across: bool = False,
+    compute_seconds: float = 0.0,
+) -> Network:
+    """The links of a candidate's GPUs, one access per kind of item.
+
+    Args:
+        machine: its links.
+        candidate: GPUs and cliques.
+        accesses: of each kind.
+        across: whether GPUs read those of other cliques on their host, in equal shares.
+        compute_seconds: what a step takes besides.
+
+    Raises:
+        MachineError: a GPU has no way to host memory, or to its own.
+    """
+    found = ways(machine, candidate)
+    readers = {place: found.readers(place) for place in ("own", "peer", "host", "disk")}
+    if across:
+        readers["cross"] = _across(machine, candidate)
+    crossed = [
+        (g, s, route)
+        for s, place in enumerate(PLACES)
+        for g, reader in enumerate(readers.get(place, ()))
+        for route in reader.routes
+    ]
+    links = {link.name: link for _, _, route in crossed for link in route.links}
+    index = {name: at for at, name in enumerate(sorted(links))}
+    num = candidate.num_ranks
+    loads = np.zeros((len(accesses), len(index), num, len(PLACES)))
+    alone = np.full((len(accesses), num, len(PLACES)), np.inf)
+    for t, access in enumerate(accesses):
+        for g, s, route in crossed:
+            for link in route.links:
+                seconds = moved_bytes(link, access.bytes) / gather_bandwidth(link)
+                loads[t, index[link.name], g, s] += route.share * seconds / access.counted
+        for g, s, _ in crossed:
+            alone[t, g, s] = loads[t, :, g, s].max()
+    return Network(links=tuple(index), loads=loads, alone=alone, compute_seconds=compute_seconds)
+
+
+def contended_network(machine: MachineModel, candidate: Candidate, row_bytes: int) -> Network:
+    """Feature rows alone, each GPU at its seconds per row while all read: as plans are priced.
+
+    Sharing is in those seconds, so no link is shared besides. Sizes and reads count rows.
+
+    Raises:
+        MachineError: as `gpu_network`.
+    """
+    found = read_seconds(machine, candidate, row_bytes)
+    num = candidate.num_ranks
+    alone = np.full((1, num, len(PLACES)), np.inf)
+    for s, place in enumerate(PLACES):
+        if place in found:
+            alone[0, :, s] = found[place]
+    loads = np.zeros((1, num, num, len(PLACES)))
+    for g in range(num):
+        loads[0, g, g] = np.where(np.isfinite(alone[0, g]), alone[0, g], 0.0)
+    return Network(
+        links=tuple(f"{name} reads" for name in candidate.gpus), loads=loads, alone=alone
+    )
+
+
+def _across(machine: MachineModel, candidate: Candidate) -> tuple[Reader, ...]:
+    """Ways to the GPUs of other cliques on the same host, over NVLink or from slot to slot."""
+    gpus = {p.name: p for p in machine.gpus}
+    clique_of = {rank: c for c, clique in enumerate(candidate.groups) for rank in clique}
+    found: list[Reader] = []
+    for rank, name in enumerate(candidate.gpus):
+        others = [
+            gpus[other]
+            for r, other in enumerate(candidate.gpus)
+            if clique_of[r] != clique_of[rank] and gpus[other].host == gpus[name].host
+        ]
+        ways_there: list[Route] = []
+        for other in others:
+            for route in routes(machine, other.memory, name):
+                ways_there.append(replace(route, share=route.share / len(others)))
+        found.append(Reader(name=name, routes=ways_there))
+    return tuple(found)

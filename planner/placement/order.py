@@ -13,7 +13,7 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.kept import kept
+from planner.array_cache import kept
 from runtime.errors import InputError
 
 Probabilities = NDArray[np.float32] | NDArray[np.float64]

@@ -1,14 +1,17 @@
 """A box of GPUs as a preset describes it: which parts, and how they are joined."""
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from planner.errors import MachineError
-from planner.machine import Provenance
-from planner.probe.parts import Number, read_number
+from planner.machine.hosts import prefix_of
+from planner.machine.model import Link, MachineModel, Memory, Processor, Provenance, Switch, Table
+from planner.partition.cliques import clique_covers
+from planner.probe.links import PCIE_BYTES_PER_SECOND_PER_LANE
+from planner.probe.presets import Number, Part, load_effects, load_part, read_number
 from runtime import codec
 
 
@@ -111,3 +114,321 @@ def read_box(plain: dict[str, Any], name: str) -> Box:
     except (ValueError, KeyError, TypeError) as error:
         raise MachineError(f"preset {name}: not a box of GPUs ({error})") from None
     return codec.decode(Box, {**codec.to_plain(box), "network": codec.to_plain(joined)})
+
+
+HOST_LINE_BYTES = 64
+
+
+@dataclass(slots=True)
+class Build:
+    """What has been added so far, and what it is added from."""
+
+    box: Box
+    gpu: Part
+    gpu_model: str
+    host: Part
+    host_model: str
+    effects: Part
+    links: list[Link] = field(default_factory=list[Link])
+    switches: list[Switch] = field(default_factory=list[Switch])
+    memories: list[Memory] = field(default_factory=list[Memory])
+    processors: list[Processor] = field(default_factory=list[Processor])
+    sources: dict[str, str] = field(default_factory=dict[str, str])
+
+    def memory(
+        self,
+        name: str,
+        kind: Literal["host", "device", "disk"],
+        size: Number,
+        *,
+        numa_node: int = -1,
+    ) -> None:
+        """Add a memory with where its size is from."""
+        self.memories.append(
+            Memory(
+                name=name,
+                kind=kind,
+                capacity_bytes=int(size.value),
+                numa_node=numa_node,
+                provenance=size.provenance,
+            )
+        )
+        self.sources[name] = size.source
+
+    def link(
+        self,
+        name: str,
+        source: str,
+        target: str,
+        bandwidth: Number,
+        *,
+        gather: Number | None = None,
+        latency: Number | None = None,
+        transaction_bytes: int = 0,
+        lanes: int = 0,
+    ) -> None:
+        """Add a link with where its bandwidth is from."""
+        self.links.append(
+            Link(
+                name=name,
+                source=source,
+                target=target,
+                latency_seconds=0.0 if latency is None else latency.value,
+                bandwidth_bytes_per_second=bandwidth.value,
+                provenance=bandwidth.provenance,
+                transaction_bytes=transaction_bytes,
+                gather_bytes_per_second=0.0 if gather is None else gather.value,
+                lanes=lanes,
+            )
+        )
+        words = [bandwidth.source, *([] if gather is None else [f"at random: {gather.source}"])]
+        self.sources[name] = "; ".join(words)
+
+
+def _numa_names(build: Build, host: int) -> list[str]:
+    """NUMA nodes as switches; with one socket host memory itself stands for its node."""
+    prefix, sockets = prefix_of(host), int(build.host["sockets"].value)
+    if sockets == 1:
+        return [f"{prefix}host0"]
+    return [f"{prefix}numa{n}" for n in range(sockets)]
+
+
+def add_host(build: Build, h: int) -> None:
+    """Cores, memory, disk, and the channels and bridges between them."""
+    prefix, host, effects = prefix_of(h), build.host, build.effects
+    memory, cpu, disk = f"{prefix}host0", f"{prefix}cpu0", f"{prefix}disk0"
+    build.processors.append(
+        Processor(
+            name=cpu,
+            kind="cpu",
+            memory=memory,
+            cores=int(host["cores"].value),
+            model=build.host_model,
+            host=h,
+        )
+    )
+    build.memory(memory, "host", host["memory_bytes"])
+    build.memory(disk, "disk", effects["disk_bytes"])
+    sockets = int(host["sockets"].value)
+    dram = host["dram_bytes_per_second"]
+    build.link(f"{prefix}memory0.read", memory, cpu, dram.scaled(sockets))
+    build.link(f"{prefix}memory0.write", cpu, memory, dram.scaled(sockets))
+    build.link(
+        f"{prefix}disk0.read",
+        disk,
+        memory,
+        effects["disk_bytes_per_second"],
+        latency=effects["disk_latency_seconds"],
+        transaction_bytes=int(effects["disk_page_bytes"].value),
+    )
+    if sockets == 1:
+        return
+    nodes = _numa_names(build, h)
+    for n, node in enumerate(nodes):
+        build.switches.append(Switch(name=node, kind="numa", provenance=host["sockets"].provenance))
+        line = HOST_LINE_BYTES
+        build.link(f"{prefix}dram{n}.read", memory, node, dram, transaction_bytes=line)
+        build.link(f"{prefix}dram{n}.write", node, memory, dram, transaction_bytes=line)
+        for other in range(n):
+            for a, b in ((n, other), (other, n)):
+                bridge = host["bridge_bytes_per_second"]
+                build.link(f"{prefix}bridge.{a}.{b}", nodes[a], nodes[b], bridge)
+
+
+def add_gpus(build: Build, h: int) -> None:
+    """GPUs, their memories, and PCIe up to the NUMA node."""
+    prefix, box, effects = prefix_of(h), build.box, build.effects
+    nodes = _numa_names(build, h)
+    size, hbm = build.gpu["memory_bytes"], build.gpu["memory_bytes_per_second"]
+    for g in range(box.num_gpus):
+        name, node = f"{prefix}gpu{g}", box.numa.nodes[g]
+        build.processors.append(
+            Processor(
+                name=name,
+                kind="cuda",
+                memory=f"{name}.memory",
+                uuid=f"preset-{name}",
+                model=build.gpu_model,
+                host=h,
+                numa_node=node,
+            )
+        )
+        build.memory(f"{name}.memory", "device", size, numa_node=node)
+        build.link(
+            f"{name}.hbm",
+            f"{name}.memory",
+            name,
+            hbm.times(effects["memory_copy_share"]),
+            gather=hbm.times(effects["memory_gather_share"]),
+            transaction_bytes=int(effects["memory_transaction_bytes"].value),
+        )
+    for s, group in enumerate(box.pcie_switches.groups):
+        above = nodes[min(box.numa.nodes[group[0]], len(nodes) - 1)]
+        if len(group) > 1:
+            plx = f"{prefix}plx{s}"
+            build.switches.append(
+                Switch(name=plx, kind="pcie", provenance=box.pcie_switches.provenance)
+            )
+            _add_pcie(build, plx, above, plx)
+            above = plx
+        for g in group:
+            _add_pcie(build, f"{prefix}pcie{g}", above, f"{prefix}gpu{g}.memory")
+
+
+def _add_pcie(build: Build, name: str, above: str, below: str) -> None:
+    """Both directions of one PCIe connection."""
+    gpu, effects = build.gpu, build.effects
+    lanes, generation = int(gpu["pcie_lanes"].value), int(gpu["pcie_generation"].value)
+    raw = Number(
+        value=PCIE_BYTES_PER_SECOND_PER_LANE[generation] * lanes,
+        provenance="preset",
+        source=f"PCI Express {generation}.0 x{lanes}",
+    )
+    for way, source, target in (("h2d", above, below), ("d2h", below, above)):
+        build.link(
+            f"{name}.{way}",
+            source,
+            target,
+            raw.times(effects["pcie_copy_share"]),
+            gather=raw.times(effects["pcie_gather_share"]),
+            latency=effects["pcie_latency_seconds"],
+            transaction_bytes=int(effects["pcie_transaction_bytes"].value),
+            lanes=lanes,
+        )
+
+
+def add_nvlinks(build: Build, h: int) -> None:
+    """Direct pairs, or one switch with each GPU's port: contention is at the port."""
+    prefix, box = prefix_of(h), build.box
+
+    def join(name: str, source: str, target: str, count: int) -> None:
+        one, effects = build.gpu["nvlink_bytes_per_second"], build.effects
+        build.link(
+            name,
+            source,
+            target,
+            one.scaled(count).times(effects["nvlink_copy_share"]),
+            gather=one.scaled(count).times(effects["nvlink_gather_share"]),
+            latency=effects["nvlink_latency_seconds"],
+            transaction_bytes=int(effects["nvlink_transaction_bytes"].value),
+            lanes=count,
+        )
+
+    for first, second, count in box.nvlinks.pairs:
+        for a, b in ((first, second), (second, first)):
+            source, target = f"{prefix}gpu{a}.memory", f"{prefix}gpu{b}.memory"
+            join(f"{prefix}nvlink.gpu{a}.gpu{b}", source, target, count)
+    if box.nvlinks.switch:
+        switch = f"{prefix}nvswitch0"
+        build.switches.append(Switch(name=switch, kind="nvlink", provenance=box.nvlinks.provenance))
+        for g in range(box.num_gpus):
+            port = f"{prefix}gpu{g}.memory"
+            join(f"{prefix}nvlink.gpu{g}.nvswitch0", port, switch, box.nvlinks.switch)
+            join(f"{prefix}nvlink.nvswitch0.gpu{g}", switch, port, box.nvlinks.switch)
+
+
+def add_card(build: Build, h: int) -> None:
+    """The host's network cards taken together, in both directions."""
+    network = build.box.network
+    assert network is not None
+    bandwidth = network.bytes_per_second.scaled(network.cards).times(network.share)
+    memory, card = f"{prefix_of(h)}host0", f"nic{h}"
+    for name, source, target in (
+        (f"{card}.out", memory, card),
+        (f"{card}.in", card, memory),
+        (f"network.{h}.out", card, "network0"),
+        (f"network.{h}.in", "network0", card),
+    ):
+        half = network.latency_seconds.scaled(0.5) if "network" in name else None
+        build.link(name, source, target, bandwidth, latency=half)
+    build.switches.append(Switch(name=card, kind="card", provenance="preset"))
+
+
+def box_machine(box: Box, name: str, num_hosts: int = 1) -> MachineModel:
+    """The machine of one or several such boxes.
+
+    Args:
+        box: one host.
+        name: of the preset.
+        num_hosts: boxes joined by their network cards.
+
+    Raises:
+        MachineError: a part is not known.
+    """
+    gpu_model, gpu = load_part("gpus", box.gpu)
+    host_model, host = load_part("hosts", box.host)
+    build = Build(
+        box=box,
+        gpu=gpu,
+        gpu_model=gpu_model,
+        host=host,
+        host_model=host_model,
+        effects=load_effects(),
+    )
+    covers = clique_covers(box.links())
+    for h in range(num_hosts):
+        add_host(build, h)
+        add_gpus(build, h)
+        add_nvlinks(build, h)
+        if box.network is not None and num_hosts > 1:
+            add_card(build, h)
+    if num_hosts > 1:
+        build.switches.append(Switch(name="network0", kind="network", provenance="preset"))
+
+    def named(cliques: tuple[tuple[int, ...], ...]) -> list[list[str]]:
+        return [
+            [f"{prefix_of(h)}gpu{g}" for g in clique]
+            for h in range(num_hosts)
+            for clique in cliques
+        ]
+
+    tables, table_sources = _tables(build)
+    return MachineModel(
+        name=name,
+        fingerprint=f"preset:{name}",
+        provenance="preset",
+        processors=build.processors,
+        memories=build.memories,
+        switches=build.switches,
+        links=build.links,
+        cliques=named(covers[0].cliques),
+        other_covers=[named(cover.cliques) for cover in covers[1:]],
+        tables=tables,
+        noise=build.effects["noise"].value,
+        sources=build.sources | table_sources,
+        notes=[
+            *box.notes,
+            f"NVLink: {box.nvlinks.source} ({box.nvlinks.provenance})",
+            f"PCIe switches: {box.pcie_switches.source} ({box.pcie_switches.provenance})",
+            f"NUMA: {box.numa.source} ({box.numa.provenance})",
+            "Nothing was measured on such a machine by us; probe it for figures of its own.",
+        ],
+    )
+
+
+def _tables(build: Build) -> tuple[dict[str, Table], dict[str, str]]:
+    """Rates of GPUs that are no links; one value each."""
+    effects, gpu = build.effects, build.gpu
+    found = {
+        "gpu_flops": ("flops_per_second", gpu["flops_per_second"].times(effects["matmul_share"])),
+        "gpu_kernel": ("seconds", effects["kernel_seconds"]),
+        "gpu_message": ("seconds", effects["message_latency_seconds"]),
+        "gpu_context": ("bytes", effects["context_bytes"]),
+        "gpu_process": ("bytes", effects["process_bytes"]),
+        "process_start": ("seconds", effects["process_seconds"]),
+    }
+    if build.box.network is not None:
+        found["host_message"] = ("seconds", build.box.network.latency_seconds)
+    spread = effects["spread"].value
+    tables = {
+        name: Table(
+            unit=unit,
+            axes=["ranks"],
+            points=[[1.0]],
+            values=[number.value],
+            spread=spread,
+            provenance=number.provenance,
+        )
+        for name, (unit, number) in found.items()
+    }
+    return tables, {name: number.source for name, (_, number) in found.items()}

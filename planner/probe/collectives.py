@@ -11,38 +11,306 @@ import contextlib
 import itertools
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
+from numpy.typing import NDArray
 
-from planner.cost.straggler import kappa
-from planner.machine import Table
+from planner.cost.pipeline_time import kappa
+from planner.machine.model import Table
 from planner.probe.burst import background_load, make_burst
 from planner.probe.context import ProbeContext
-from planner.probe.stepped import (
-    AROUND_IDS,
-    AROUND_ROWS,
-    BACK,
-    CALLS,
-    COMPUTED,
-    HIDDEN,
-    PLAIN,
-    SHORT,
-    after,
-    around,
-    asked_sizes,
-    exchanged,
-    jitter,
-    one_core_each,
-    quieter_jitter,
-    take_steps,
-    there_and_back,
-)
 from planner.probe.timing import Measurement, robust_spread, summarize, wait_until
 from planner.probe.worker import State
 from runtime.cores import batch_threads
+
+CALLS = ("asked", "all_to_all", "all_reduce")
+"""Calls of a step, in order; the first one is two: a count for each rank, and ids."""
+ROW_IDS = 64
+"""Bytes of rows for each byte of ids: rows of 128 columns and more ask for fewer ids."""
+WARM_STEPS = 2
+LEAST_SECONDS = 1e-6
+"""Tables hold positive values."""
+
+SHORT = 12
+"""Update and sampling, and the gather between ids and rows, each take about this part of the
+compute."""
+
+COMPUTED, PLAIN, AROUND_IDS, AROUND_ROWS, HIDDEN, BACK = range(len(CALLS), len(CALLS) + 6)
+"""Places among a step's moments: the compute after the rows, that after next to none, what the
+exchange of ids, and that of rows, took besides what their stages meter, an exchange of as many
+bytes of hidden rows after that compute, long after the ranks met, and soon after it another one, of
+their gradients."""
+
+
+@runtime_checkable
+class Exchanges(Protocol):
+    """What a step asks of the runtime's `Communicator`, whose module imports torch."""
+
+    size: int
+
+    @property
+    def traffic(self) -> Mapping[Any, Any]:
+        """What was exchanged so far, with its `seconds`, by stage."""
+        ...
+
+    def all_to_all_ids(self, ids: Any, counts: Sequence[int]) -> object:
+        """Hand over so many ids to each rank, and the counts before."""
+        ...
+
+    def all_to_all_rows(
+        self, rows: Any, counts: Sequence[int], received_counts: Sequence[int], *, out: Any
+    ) -> object:
+        """Hand over so many rows to each rank."""
+        ...
+
+    def all_reduce_sum(self, tensor: Any) -> object:
+        """Add a tensor over the ranks."""
+        ...
+
+
+Moments = list[list[tuple[float, float]]]
+"""Of one rank, by step: entry and exit of each of `CALLS`, then of the compute, then of that of a
+step right after it in which next to no rows are exchanged, then 0 and what lies around the exchange
+of ids, 0 and what lies around that of rows, and of that other step's exchanges of hidden rows and
+of their gradients."""
+
+
+def middle_mean(samples: Sequence[float] | NDArray[np.float64]) -> float:
+    """Mean of the middle half: like the median where samples gather, between two humps else.
+
+    >>> middle_mean([1.0, 1.0, 1.0, 9.0]), middle_mean([1.0, 1.0, 3.0, 3.0])
+    (1.0, 2.0)
+    """
+    ordered = np.sort(np.asarray(samples, dtype=np.float64))
+    cut = len(ordered) // 4
+    return float(ordered[cut : len(ordered) - cut].mean())
+
+
+def settle_middle(samples: NDArray[np.float64]) -> Measurement:
+    """The middle mean as a measurement; its spread is that of such a mean, not of one call."""
+    kept = np.maximum(samples, LEAST_SECONDS)
+    return Measurement(
+        value=middle_mean(kept),
+        p90=float(np.percentile(kept, 90)),
+        spread=min(1.0, robust_spread(list(kept)) / max(1, len(kept)) ** 0.5),
+        num_samples=len(kept),
+        attempts=1,
+        uncertain=False,
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Exchanged:
+    """One call of the loop, over steps."""
+
+    seconds: Measurement
+    """From the last entry to the last exit."""
+    early: Measurement
+    """Before the last exit, the mean rank's."""
+
+
+def exchanged(moments: NDArray[np.float64]) -> Exchanged:
+    """Read the moments of one call.
+
+    Args:
+        moments: entry and exit on one clock, shape (ranks, steps, 2).
+    """
+    entries, exits = moments[:, :, 0], moments[:, :, 1]
+    last = exits.max(axis=0)
+    return Exchanged(
+        seconds=settle_middle(last - entries.max(axis=0)),
+        early=settle_middle(last - exits.mean(axis=0)),
+    )
+
+
+def there_and_back(there: NDArray[np.float64], back: NDArray[np.float64]) -> Measurement:
+    """Seconds of two exchanges of a step together, each from its last entry to its last exit.
+
+    Args:
+        there: entry and exit of the first, shape (ranks, steps, 2).
+        back: of the second.
+    """
+    first, second = (m[:, :, 1].max(axis=0) - m[:, :, 0].max(axis=0) for m in (there, back))
+    return settle_middle(first + second)
+
+
+def jitter(moments: NDArray[np.float64], kappa: float) -> float:
+    """Relative standard deviation of ranks' equal compute that explains what they wait.
+
+    (mean of the longest - mean) / (mean kappa_P), kappa_P the expected maximum of P standard
+    normal variables [A1]; the middle half of the steps.
+
+    Args:
+        moments: start and end of the compute, shape (ranks, steps, 2).
+        kappa: of that many ranks.
+    """
+    seconds = moments[:, :, 1] - moments[:, :, 0]
+    mean = float(seconds.mean())
+    if kappa <= 0 or mean <= 0:
+        return LEAST_SECONDS
+    waited = middle_mean(seconds.max(axis=0) - seconds.mean(axis=0))
+    return max(LEAST_SECONDS, waited / mean / kappa)
+
+
+def quieter_jitter(found: Sequence[float]) -> Measurement:
+    """Of several measurements of it the lower quartile: what disturbs the machine only adds to it.
+
+    Neighbours stay for minutes: the median of nine was .060 and .073 in two restless probes where
+    a quiet one had .006, and every plan of several ranks would wait by it.
+
+    >>> quieter_jitter([0.01, 0.008, 0.01, 0.09, 0.08]).value
+    0.01
+    """
+    return replace(summarize(found), value=float(np.percentile(found, 25)))
+
+
+def after(moments: NDArray[np.float64], plain: NDArray[np.float64]) -> Measurement:
+    """Seconds that compute takes longer after an exchange than after one of next to nothing.
+
+    What the exchange left behind is worked off meanwhile: caches filled with its bytes, and the
+    sending of what a slower rank still has to receive. Both kinds of steps take turns, since a
+    machine that swings would add its own difference (DEC-24).
+
+    Args:
+        moments: start and end of the compute, shape (ranks, steps, 2).
+        plain: the same of the step after each, which exchanges next to nothing.
+    """
+    seconds, least = (each[:, :, 1] - each[:, :, 0] for each in (moments, plain))
+    longer = middle_mean((seconds - least).mean(axis=0))
+    return summarize([max(LEAST_SECONDS, longer)])
+
+
+def around(moments: NDArray[np.float64]) -> Measurement:
+    """Seconds around an exchange, which its stage does not meter: the mean rank.
+
+    Args:
+        moments: 0 and those seconds, on any clock, shape (ranks, steps, 2).
+    """
+    seconds = (moments[:, :, 1] - moments[:, :, 0]).mean(axis=0)
+    return summarize([max(LEAST_SECONDS, middle_mean(seconds))])
+
+
+def one_core_each(rank: int, ranks: int) -> AbstractContextManager[None]:
+    """This process's threads on a core of their own, where there are as many cores as ranks."""
+    from runtime.cores import process_on, usable_core_ids
+
+    cores = usable_core_ids()
+    return process_on([cores[rank]] if ranks <= len(cores) else [])
+
+
+@contextmanager
+def one_compute_thread() -> Generator[None]:
+    """Torch computes by the calling thread alone.
+
+    Others would poll for work on the core that they share with gloo's threads (DEC-26).
+    """
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def asked_bytes(num_bytes: int, ranks: int) -> int:
+    """Bytes of the ids that go ahead of so many bytes of rows: whole ids, one for each rank.
+
+    >>> asked_bytes(256, 2), asked_bytes(4096, 2), asked_bytes(16384, 3)
+    (16, 64, 240)
+    """
+    return 8 * ranks * max(1, num_bytes // ROW_IDS // 8 // ranks)
+
+
+def asked_sizes(sizes: Sequence[int]) -> list[int]:
+    """Nominal bytes of ids for each size of rows, as a table's axis: those of two ranks, rising.
+
+    >>> asked_sizes([256, 16384])
+    [16, 256]
+    """
+    return [asked_bytes(size, 2) for size in sizes]
+
+
+def take_steps(
+    exchanging: Exchanges,
+    reducing: Exchanges,
+    num_bytes: int,
+    steps: int,
+    compute: Callable[[], object],
+    short: Callable[[], object],
+) -> Moments:
+    """Steps of the loop at one size, in turn with steps of next to no rows.
+
+    By the runtime's own calls, as their stages meter them; the Python code around an exchange of
+    counts and ids and around one of rows is kept apart (DEC-13). The first `WARM_STEPS` are not
+    counted.
+
+    Args:
+        exchanging: these ranks, for ids and rows.
+        reducing: the same ranks, for gradients: connections of their own, as in runs.
+        num_bytes: that each rank hands over (its own share too), and of the gradient.
+        steps: counted.
+        compute: what a rank does between its exchanges of rows and of gradients.
+        short: and what it does before it asks for rows, and before it hands them over.
+    """
+    import torch
+
+    ranks = exchanging.size
+    share = max(1, num_bytes // 4 // ranks)
+    sent, received = torch.zeros(share * ranks), torch.zeros(share * ranks)
+    least = torch.zeros(ranks), torch.zeros(ranks)
+    ids = torch.zeros(asked_bytes(num_bytes, ranks) // 8, dtype=torch.int64)
+    counts = [ids.shape[0] // ranks] * ranks
+    gradient = torch.zeros(max(1, num_bytes // 4))
+    clock = time.perf_counter
+
+    def timed(call: Callable[[], object]) -> tuple[float, float]:
+        start = clock()
+        call()
+        return start, clock()
+
+    def metered(call: Callable[[], object]) -> tuple[tuple[float, float], float]:
+        before = _seconds(exchanging)
+        start, end = timed(call)
+        within = _seconds(exchanging) - before
+        return (end - within, end), end - start - within
+
+    def exchange(into: torch.Tensor, data: torch.Tensor) -> None:
+        each = [data.shape[0] // ranks] * ranks
+        exchanging.all_to_all_rows(data, each, each, out=into)
+
+    def step(into: torch.Tensor, data: torch.Tensor, *, hidden: bool) -> list[tuple[float, float]]:
+        short()
+        asked, around_ids = metered(lambda: exchanging.all_to_all_ids(ids, counts))
+        short()
+        rows, around_rows = metered(lambda: exchange(into, data))
+        computed = timed(compute)
+        there = back = (0.0, 0.0)
+        if hidden:
+            there = metered(lambda: exchange(received, sent))[0]
+            short()
+            back = metered(lambda: exchange(received, sent))[0]
+        reduced = timed(lambda: reducing.all_reduce_sum(gradient))
+        around = ((0.0, around_ids), (0.0, around_rows))
+        return [asked, rows, reduced, computed, *around, there, back]
+
+    out: Moments = []
+    for _ in range(WARM_STEPS + steps):
+        full, plain = step(received, sent, hidden=False), step(*least, hidden=True)
+        out.append([*full[:PLAIN], plain[COMPUTED], *full[PLAIN:-2], *plain[-2:]])
+    return out[WARM_STEPS:]
+
+
+def _seconds(exchanging: Exchanges) -> float:
+    """All that was metered so far."""
+    return float(sum(each.seconds for each in exchanging.traffic.values()))
+
 
 MODULE = "planner.probe.collectives"
 Operation = Literal["all_reduce", "all_to_all"]
@@ -251,7 +519,7 @@ def step_task(
     burst_rows: int,
     start_at: float,
 ) -> list[list[tuple[float, float]]]:
-    """Task: moments of each step's compute and exchanges (`planner.probe.stepped`)."""
+    """Task: moments of each step's compute and exchanges (`planner.probe.collectives`)."""
     if "bursts" not in state.kept:
         state.kept["bursts"] = [make_burst(rows) for rows in (burst_rows, burst_rows // SHORT)]
     compute, short = state.kept["bursts"]

@@ -21,14 +21,13 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.machine import Table
+from planner.machine.model import Table
 from planner.probe.context import ProbeContext
 from planner.probe.timing import summarize, wait_until
 from planner.probe.worker import State
 from runtime.cores import process_on, usable_core_ids
-from runtime.features.direct_read import read_blocks_at
+from runtime.features.direct import read_blocks_at, read_buffers
 from runtime.features.disk import DEFAULT_DEPTH, MOST_REQUEST_BYTES
-from runtime.features.read_buffers import read_buffers
 
 MODULE = "planner.probe.disk"
 ROUNDS = 8

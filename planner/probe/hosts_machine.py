@@ -12,12 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.errors import MachineError
-from planner.machine import Link, MachineModel, Memory, Processor, Switch, Table
-from planner.machine_hosts import prefix_of as prefix_of
+from planner.machine.hosts import prefix_of
+from planner.machine.model import Link, MachineModel, Memory, Processor, Switch, Table
 from planner.partition.cliques import clique_covers
+from planner.probe.collectives import asked_sizes
 from planner.probe.fit import monotone
 from planner.probe.hosts import HostRates
-from planner.probe.stepped import asked_sizes
 from planner.probe.timing import Measurement
 
 CLEAR_MARGIN = 1.5

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.machine import Table
+from planner.machine.model import Table
 from planner.probe.context import ProbeContext
 from planner.probe.timing import Measurement, timed, wait_until
 from planner.probe.worker import State

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from planner.machine import Table
+from planner.machine.model import Table
 from planner.probe.burst import make_burst
 from planner.probe.collectives import distributed
 from planner.probe.context import ProbeContext

@@ -7,22 +7,23 @@ N boxes joined by their network, where the preset allows several.
 """
 
 import difflib
-from dataclasses import replace
+import functools
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
 import yaml
 
 from planner.errors import MachineError
-from planner.machine import MachineModel, load_machine
+from planner.machine.model import MachineModel, Provenance, load_machine
 from runtime import codec
 
-FOLDER = Path(__file__).with_name("presets")
+PRESETS_FOLDER = Path(__file__).with_name("presets")
 
 
 def list_presets() -> list[str]:
     """Names that `load_preset` knows, sorted."""
-    return sorted(path.stem for path in FOLDER.glob("*.yaml"))
+    return sorted(path.stem for path in PRESETS_FOLDER.glob("*.yaml"))
 
 
 def is_preset(name: str) -> bool:
@@ -66,7 +67,7 @@ def load_preset(name: str) -> MachineModel:
         raise unknown_machine(name)
     if colon and (not count.isdecimal() or int(count) < 1):
         raise MachineError(f"expected {base}:N with a number N of hosts, found {name!r}")
-    text = (FOLDER / f"{base}.yaml").read_text()
+    text = (PRESETS_FOLDER / f"{base}.yaml").read_text()
     return parse_preset(text, base, num_hosts=int(count) if colon else 1)
 
 
@@ -94,8 +95,10 @@ def parse_preset(text: str, name: str, *, num_hosts: int = 1) -> MachineModel:
 
 
 def _from_box(plain: dict[str, Any], name: str, num_hosts: int) -> MachineModel:
-    from planner.probe.box import read_box  # imported here: what a name is needs none of it
-    from planner.probe.box_machine import box_machine
+    from planner.probe.box import (
+        box_machine,
+        read_box,  # imported here: what a name is needs none of it
+    )
 
     box = read_box(plain, name)
     _refuse_hosts(name, num_hosts, box.most_hosts)
@@ -149,3 +152,80 @@ def dump_preset(machine: MachineModel, *, name: str, notes: list[str]) -> str:
 
 def _rounded(value: float) -> float:
     return float(f"{value:.3g}")
+
+
+PARTS_FOLDER = Path(__file__).with_name("parts")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Number:
+    """A number of a data sheet, a paper or an assumption."""
+
+    value: float
+    provenance: Provenance
+    source: str
+
+    def times(self, other: "Number") -> "Number":
+        """Their product; preset only where both are."""
+        both = self.provenance == other.provenance == "preset"
+        return Number(
+            value=self.value * other.value,
+            provenance="preset" if both else "derived",
+            source=f"{self.source}; {other.source}",
+        )
+
+    def scaled(self, factor: float | int) -> "Number":
+        """The same number so many times over (links side by side)."""
+        return Number(value=self.value * factor, provenance=self.provenance, source=self.source)
+
+
+Part = dict[str, Number]
+"""Numbers of one part by name."""
+
+
+def read_number(value: Any, where: str) -> Number:
+    """A number from its YAML form, [value, provenance, source].
+
+    Raises:
+        MachineError: something else stands there.
+    """
+    match value:
+        case [int() | float() as number, "preset" | "derived" as provenance, str() as source] if (
+            number > 0 and source
+        ):
+            return Number(value=float(number), provenance=provenance, source=source)
+        case _:
+            raise MachineError(
+                f"{where}: expected [a positive number, preset or derived, its source], "
+                f"found {value!r}"
+            )
+
+
+@functools.cache
+def _file(name: str) -> dict[str, Any]:
+    return yaml.safe_load((PARTS_FOLDER / f"{name}.yaml").read_text())
+
+
+def load_part(kind: str, name: str) -> tuple[str, Part]:
+    """Model name and numbers of a part.
+
+    Args:
+        kind: gpus or hosts.
+        name: of the part in that file.
+
+    Raises:
+        MachineError: there is none of that name, or it is damaged.
+    """
+    parts = _file(kind)
+    if name not in parts:
+        known = ", ".join(sorted(parts))
+        raise MachineError(f"expected a part among {known} in {kind}.yaml, found {name!r}")
+    numbers = {key: value for key, value in parts[name].items() if key != "model"}
+    return str(parts[name]["model"]), {
+        key: read_number(value, f"{kind}.yaml: {name}: {key}") for key, value in numbers.items()
+    }
+
+
+def load_effects() -> Part:
+    """What is left of data sheets' bandwidths, and costs that they do not state."""
+    return {k: read_number(v, f"effects.yaml: {k}") for k, v in _file("effects").items()}

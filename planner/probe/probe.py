@@ -10,14 +10,14 @@ import shutil
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from planner.cache_folder import cache_folder
 from planner.errors import MachineError
-from planner.machine import (
+from planner.machine.model import (
     MachineModel,
     Memory,
     Processor,
@@ -26,25 +26,77 @@ from planner.machine import (
     load_machine,
     save_machine,
 )
-from planner.probe import collectives, disk, gpu, host, links, memory, overlap, sampling
-from planner.probe.context import ProbeContext, ProgressCallback
-from planner.probe.disturbance import disturbance
-from planner.probe.gpu_bench import GpuFindings
-from planner.probe.gpu_machine import with_gpus
-from planner.probe.hosts import measure_hosts
+from planner.probe import collectives, disk, host, links, memory, overlap, sampling
+from planner.probe.context import (
+    FULL,
+    QUICK,
+    ProbeContext,
+    ProbeSizes,
+    ProgressCallback,
+    fit_to,
+    ladder_from,
+)
+from planner.probe.gpu import measure as gpu
+from planner.probe.gpu.machine import with_gpus
+from planner.probe.gpu.measure import GpuFindings
+from planner.probe.gpu.nvml import Inventory, inventory
+from planner.probe.hosts import HostTeam, Meeting, measure_hosts
 from planner.probe.hosts_machine import join_hosts
-from planner.probe.hosts_team import HostTeam, Meeting
-from planner.probe.nvml import Inventory, inventory
 from planner.probe.pace import slowdown
-from planner.probe.patience import Patience
-from planner.probe.sizes import FULL, QUICK, ProbeSizes, fit_to, ladder_from
+from planner.probe.quiet import disturbance
 from planner.probe.team import OutOfTime, Team
-from planner.probe.time_limit import TimeLimit
-from planner.probe.timing import summarize
+from planner.probe.timing import Patience, summarize
 from planner.progress import silent
 from runtime.comm.route import check_loopback
 from runtime.device import available_ram_bytes, machine_facts, machine_fingerprint
 from runtime.errors import WorkerFailed
+
+START_SECONDS = 8.0
+"""From no process to all of them joined, torch imported, on an idle machine."""
+KEPT_BACK = 0.1
+"""Share of the time left that is not planned with."""
+
+
+class TimeLimit:
+    """Of one probe, from now on.
+
+    Args:
+        seconds: the probe may take.
+        clock: monotonic seconds.
+    """
+
+    def __init__(self, seconds: float, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self.seconds = seconds
+        self._clock, self._begun = clock, clock()
+        self._expected = START_SECONDS
+
+    @property
+    def end(self) -> float:
+        """Moment of the clock after which nothing is waited for."""
+        return self._begun + self.seconds
+
+    @property
+    def slowness(self) -> float:
+        """How many times as long what was measured has taken as on an idle machine; at least 1."""
+        return max(1.0, (self._clock() - self._begun) / self._expected)
+
+    def fitting(self, ladder: Sequence[ProbeSizes], share: float) -> ProbeSizes:
+        """The finest sizes at which the rest keeps the limit at the pace so far, or the coarsest.
+
+        Args:
+            ladder: the finest first.
+            share: of the probe that is done.
+        """
+        left = (1 - KEPT_BACK) * (self.end - self._clock())
+        for sizes in ladder:
+            if self.slowness * sizes.idle_seconds * (1 - share) <= left:
+                return sizes
+        return ladder[-1]
+
+    def passed(self, sizes: ProbeSizes, share: float) -> None:
+        """Count a share of the probe as measured with these sizes."""
+        self._expected += sizes.idle_seconds * share
+
 
 VERSION = "6"
 """Rises when tables mean something else; cached machines of another version are measured anew."""

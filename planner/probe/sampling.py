@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.machine import Table
+from planner.machine.model import Table
 from planner.probe.context import ProbeContext
 from planner.probe.fit import fit_non_negative
 from planner.probe.timing import Measurement, wait_until

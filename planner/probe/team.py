@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import IO, Any
 
 from runtime.errors import WorkerFailed
-from runtime.last_error import last_error_line
+from runtime.faults.failure import last_error_line
 from runtime.models.memory import with_huge_pages
 
 LAST_WORDS_SECONDS = 2.0

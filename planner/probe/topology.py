@@ -9,10 +9,9 @@ from collections import Counter
 from dataclasses import dataclass, replace
 
 from planner.errors import MachineError
-from planner.machine import Link, MachineModel, Memory
-from planner.probe.gpu_inventory import Gpu, Inventory, busy_text
+from planner.machine.model import Link, MachineModel, Memory
+from planner.probe.gpu.inventory import Gpu, Inventory, busy_text, unknown_slice_text
 from planner.probe.links import gpu_links, gpu_parts, nvlink_cliques, pcie_groups, pcie_width
-from planner.probe.visible import unknown_slice_text
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -4,9 +4,9 @@ import re
 from dataclasses import dataclass
 from typing import Any, cast
 
-from planner.diff import NumberPair, diff
+from planner.queries.diff import NumberPair, diff
 from planner.report.words import time_text
-from runtime.plan import Plan
+from runtime.plan.schema import Plan
 
 CLOSE = 0.005
 """Numbers nearer than this share are counted, not listed."""

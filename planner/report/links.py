@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from planner.machine import Link, MachineModel
-from runtime.plan import Plan
+from planner.machine.model import Link, MachineModel
+from runtime.plan.schema import Plan
 
 LEVELS = (0.05, 0.25, 0.6, 0.9)
 """Loads at which a link's colour changes."""

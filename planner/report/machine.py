@@ -1,11 +1,11 @@
 """The machine a plan was made for, where it can still be had."""
 
 from planner.errors import MachineError
-from planner.machine import MachineModel
+from planner.machine.model import MachineModel
 from planner.probe.presets import is_preset, load_preset
-from planner.record import load_record, record_path
+from planner.profile.cache import load_record, record_path
 from planner.units import counted
-from runtime.plan import Plan
+from runtime.plan.schema import Plan
 
 
 def machine_line(machine: MachineModel) -> str:

@@ -4,11 +4,11 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from planner.compare import Comparison, StageComparison, compare
+from planner.queries.compare import Comparison, StageComparison, compare
 from planner.report.svg import element, figure, percent
 from planner.report.words import SOURCE_ORDER, share_text, time_text
 from runtime.errors import InputError
-from runtime.plan import Plan
+from runtime.plan.schema import Plan
 from runtime.report import RunReport
 
 ROW = 48

@@ -8,7 +8,7 @@ from planner.cost.memory import size_text
 from planner.report.svg import element, figure, percent
 from planner.report.words import share_text
 from planner.units import by_number
-from runtime.plan import MemoryUse, Plan
+from runtime.plan.schema import MemoryUse, Plan
 
 ROW = 44
 BAR = 16

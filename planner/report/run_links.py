@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 
-from planner.link_use import LinkUse, Ways
-from planner.machine import MachineModel
+from planner.cost.link_use import LinkUse, Ways
+from planner.machine.model import MachineModel
 from planner.report.links import link_rows
-from runtime.plan import Plan
+from runtime.plan.schema import Plan
 from runtime.report import RunReport
 
 COUNTED = ("own", "cache", "host", "disk")

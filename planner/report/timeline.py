@@ -11,7 +11,7 @@ from markupsafe import Markup
 
 from planner.report.svg import element, figure, percent
 from planner.report.words import share_text, stage_words, time_text
-from runtime.plan import Plan
+from runtime.plan.schema import Plan
 from runtime.stages import LOADER_STAGES, TRAINING_STAGES, Stage
 
 ROW = 36

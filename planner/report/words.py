@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from itertools import takewhile
 
 from planner.cost.memory import size_text
-from planner.explain import PLACES, seconds_text
-from runtime.plan import Certificate, Plan
+from planner.queries.explain import PLACES, seconds_text
+from runtime.plan.schema import Certificate, Plan
 from runtime.stages import Stage
 
 STAGE_WORDS = {

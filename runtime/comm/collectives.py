@@ -21,9 +21,54 @@ import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 
-from runtime.comm.pairwise import exchange_pairwise
 from runtime.cores import batch_threads
 from runtime.stages import Stage
+
+RECEIVE_FIRST_BYTES = 1 << 20
+"""From this size on a message's time on the link is longer than what is lost at its begin."""
+
+
+def exchange_pairwise(
+    received: torch.Tensor,
+    sent: torch.Tensor,
+    received_counts: Sequence[int],
+    counts: Sequence[int],
+    group: Any,
+) -> None:
+    """Fill `received` as `all_to_all_single` does; every rank of the group calls it.
+
+    Args:
+        received: contiguous, on the host, shape (sum(received_counts), ...).
+        sent: likewise, shape (sum(counts), ...), the rows for rank 0 first.
+        received_counts: rows that come from each rank; what that rank sends.
+        counts: rows for each rank.
+        group: a gloo group, None for the default one.
+    """
+    rank, size = dist.get_rank(group), dist.get_world_size(group)
+    incoming = torch.split(received, list(received_counts))
+    outgoing = torch.split(sent, list(counts))
+    works: list[Any] = []
+    for step in range(1, size):
+        source, target = (rank - step) % size, (rank + step) % size
+        into, data = incoming[source], outgoing[target]
+
+        def receive(into: torch.Tensor = into, source: int = source) -> None:
+            if into.nbytes:
+                works.append(dist.irecv(into, group=group, group_src=source))
+
+        def send(data: torch.Tensor = data, target: int = target) -> None:
+            if data.nbytes:
+                works.append(dist.isend(data, group=group, group_dst=target))
+
+        first, second = receive, send
+        if max(into.nbytes, data.nbytes) < RECEIVE_FIRST_BYTES:
+            first, second = send, receive
+        first()
+        second()
+    incoming[rank].copy_(outgoing[rank])
+    for work in works:
+        work.wait()
+
 
 MeterHook = Callable[[Stage, float, int], None]
 """Called after each collective with its stage, elapsed seconds and bytes sent by this rank."""

@@ -4,6 +4,8 @@ A row that begins at a multiple of 16 bytes is read and written in words of 16 b
 length: the words at its end reach into a gap that belongs to nobody.
 """
 
+import threading
+import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +14,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from runtime.comm.collectives import Communicator
 from runtime.features.host_memory import HostMemory
+from runtime.features.location import MAX_SOURCES
+from runtime.features.tier import Counters
+from runtime.features.tiers import Tiers
+from runtime.stages import Stage
 
 WORD_BYTES = 16
 """Widest access of one lane."""
@@ -98,3 +105,125 @@ def _fill(table: Tensor, rows: NDArray[Any]) -> None:
     for first in range(0, rows.shape[0], most):
         part = np.array(rows[first : first + most])
         table[first : first + most].copy_(torch.from_numpy(part))
+
+
+class DeviceExchange:
+    """What this rank serves to the others, and reads of theirs."""
+
+    def __init__(
+        self, own: Tensor, ranks: dict[int, int], comm: Communicator, *, kind: str = "peer"
+    ) -> None:
+        """Serve this rank's rows.
+
+        Args:
+            own: this rank's rows [num_rows, feature_dim], on the device.
+            ranks: the rank that each source number stands for.
+            comm: a communicator that nothing else uses; closed with this.
+            kind: the row of the counters.
+        """
+        self._own, self._comm, self._kind = own, comm, kind
+        # Every source number's rank; those of no peer sort behind the last rank.
+        ranked = torch.full((MAX_SOURCES + 1,), comm.size, dtype=torch.int64)
+        for number, rank in ranks.items():
+            ranked[number] = rank
+        self._ranks = ranked.to(own.device)
+        self._lock = threading.Lock()
+
+    def fill(self, numbers: Tensor, slots: Tensor, wanted: Tensor | None, out: Tensor) -> Counters:
+        """Write the rows of other ranks into the batch; collective. As `Staged.fill`."""
+        size, device = self._comm.size, self._own.device
+        rank = self._ranks[numbers]
+        if wanted is not None:
+            rank = torch.where(wanted, rank, size)
+        order = torch.argsort(rank, stable=True)
+        counts = torch.bincount(rank, minlength=size + 1)[:size].tolist()
+        places = order[: sum(counts)]
+        counters = Counters()
+        with self._lock:
+            start = time.perf_counter()
+            asked, from_rank = self._comm.all_to_all_ids(slots[places], counts)
+            counters.add_seconds(Stage.EXCHANGE_IDS.value, time.perf_counter() - start)
+            start = time.perf_counter()
+            served = self._own[asked.to(device)].contiguous()
+            rows = self._comm.all_to_all_rows(served, from_rank, counts)
+            counters.add_seconds(Stage.EXCHANGE_ROWS.value, time.perf_counter() - start)
+        out.index_copy_(0, places, rows.to(device=device, dtype=out.dtype))
+        row_bytes = self._own.shape[1] * self._own.element_size()
+        counters.add_rows(self._kind, sum(counts), sum(counts) * row_bytes)
+        return counters
+
+    @property
+    def resident_bytes(self) -> int:
+        """Nothing beside the rows of the batch."""
+        return 0
+
+    def close(self) -> None:
+        """Give back the process group."""
+        self._comm.close()
+
+
+_NO_LANE = 255
+
+
+class Staged:
+    """The tiers of some sources, read for a device."""
+
+    def __init__(self, tiers: Tiers, width: int, device: torch.device, *, pinned: bool) -> None:
+        """Wrap a rank's tiers.
+
+        Args:
+            tiers: each with the numbers of its sources, in the tier's order.
+            width: columns of a row.
+            device: where the rows are wanted.
+            pinned: stage in page-locked memory.
+        """
+        self._tiers = tiers
+        self._width, self._device, self._pinned = width, device, pinned
+        self._lanes = np.full(MAX_SOURCES, _NO_LANE, np.uint8)
+        order = [number for _, numbers in tiers for number in numbers]
+        self._lanes[order] = np.arange(len(order))
+        staged = np.append(self._lanes != _NO_LANE, False)
+        self.holds = torch.from_numpy(staged).to(device)
+        """bool [257] by source number; the last for ids outside the graph (-1)."""
+
+    @property
+    def resident_bytes(self) -> int:
+        """Bytes that the tiers hold."""
+        return sum(tier.resident_bytes for tier, _ in self._tiers)
+
+    def fill(self, numbers: Tensor, slots: Tensor, wanted: Tensor | None, out: Tensor) -> Counters:
+        """Write the rows of these sources into the batch; every tier is read, also for nothing.
+
+        Args:
+            numbers: source number of each row, -1 for none; int64 [n] on the device.
+            slots: int64 [n] there.
+            wanted: bool [n]; rows that are not wanted are left alone. None: all are.
+            out: [n, feature_dim] on the device; the rows of other sources stay as they are.
+
+        Returns:
+            What the tiers counted.
+        """
+        mine = self.holds[numbers] if wanted is None else self.holds[numbers] & wanted
+        places = mine.nonzero().squeeze(1)
+        number, slot = torch.stack([numbers[places], slots[places]]).cpu().numpy()
+        lanes = self._lanes[number]
+        order = np.argsort(lanes, kind="stable")
+        counts = np.bincount(number, minlength=MAX_SOURCES).astype(np.int64)
+        staging = torch.empty((slot.size, self._width), pin_memory=self._pinned)
+        counters, first = Counters(), 0
+        for tier, sources in self._tiers:
+            part = order[first : first + int(counts[sources].sum())]
+            tier.read(
+                np.ascontiguousarray(slot[part]), part, counts[sources], staging.numpy(), counters
+            )
+            first += part.size
+        if slot.size:
+            rows = staging.to(self._device, non_blocking=self._pinned)
+            out.index_copy_(0, places, rows.to(out.dtype))
+        return counters
+
+    def close(self) -> None:
+        """Close the tiers."""
+        for tier, _ in self._tiers:
+            tier.close()
+        self._tiers = []

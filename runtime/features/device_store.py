@@ -16,13 +16,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from runtime.features.abstract import AbstractFeatureStore
-from runtime.features.counters import Counters, total
 from runtime.features.device_cache import DeviceCache, DeviceDecision, split
-from runtime.features.device_exchange import DeviceExchange
-from runtime.features.device_rows import padded_rows
-from runtime.features.device_staging import Staged
+from runtime.features.device_rows import DeviceExchange, Staged, padded_rows
 from runtime.features.gather import check_output
+from runtime.features.tier import AbstractFeatureStore, Counters, total
 
 if TYPE_CHECKING:  # a store is a type that code without Triton names too
     from runtime.features.gather_triton import DeviceTable

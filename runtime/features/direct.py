@@ -1,20 +1,23 @@
 """Direct reads of a .npy file of rows: header, alignment, and the cutting of ids into requests."""
 
+import contextlib
 import errno
+import mmap
 import os
 import typing
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numba
 import numpy as np
+from numba import types
 from numpy.typing import NDArray
 
 from runtime import npy
 from runtime.errors import DatasetError
-from runtime.features.gather import check_storage
+from runtime.features.gather import check_storage, copy_rows, widen_rows
 
 BLOCK_BYTES = 4096
 """Alignment of offset, length and memory of a direct read (512 would do on some disks only)."""
@@ -157,3 +160,167 @@ def read_blocks(file: int, buffer: NDArray[np.uint8], offset: int, end_bytes: in
                 f"features were cut short while in use: expected {end_bytes} bytes, "
                 f"found {found_bytes}"
             )
+
+
+_AHEAD = 4
+_READ = types.ExternalFunction(
+    "pread", types.int64(types.int32, types.intp, types.uintp, types.int64)
+)
+_ADVISE = types.ExternalFunction(
+    "posix_fadvise", types.int32(types.int32, types.int64, types.int64, types.int32)
+)
+_DROP_PAGES = 4  # POSIX_FADV_DONTNEED of Linux
+
+
+class Requests(NamedTuple):
+    """Which rows each request brings, and where they go; the kernels take it as it is."""
+
+    slots: NDArray[np.int64]
+    """Rows in ascending order, shape (n,)."""
+    positions: NDArray[np.int64]
+    """Row of the output of each, shape (n,)."""
+    firsts: NDArray[np.int64]
+    """Position of each request's first row, and n; shape (number of requests + 1,)."""
+    addresses: NDArray[np.int64]
+    """Room for n addresses; each thread uses its own requests' part."""
+
+
+class Stored(NamedTuple):
+    """A file of rows, opened."""
+
+    file: int
+    """Descriptor."""
+    row_bytes: int
+    """Of a row as it is stored."""
+    data_offset: int
+    """Bytes of the file before row 0."""
+    end_bytes: int
+    """Where the rows end."""
+    widen: bool
+    """Rows are float16, the output float32."""
+    drop_pages: bool
+    """Reads go through the page cache; its pages are given back."""
+
+
+def read_blocks_at(
+    file: int, numbers: NDArray[np.int64], buffer: NDArray[np.uint8], out: NDArray[np.uint8]
+) -> int:
+    """Read blocks of a file of nothing else one after another, each copied out: what reading costs.
+
+    Args:
+        file: descriptor, opened for direct reads.
+        numbers: blocks, shape (n,).
+        buffer: aligned memory of one block.
+        out: memory of one block; it holds the last afterwards.
+
+    Returns:
+        Blocks read before one failed; n when none did.
+    """
+    count, block_bytes = numbers.size, buffer.size
+    requests = Requests(
+        slots=numbers,
+        positions=np.zeros(count, np.int64),
+        firsts=np.arange(count + 1),
+        addresses=np.empty(count, np.int64),
+    )
+    stored = Stored(
+        file=file,
+        row_bytes=block_bytes,
+        data_offset=0,
+        end_bytes=(int(numbers.max()) + 1) * block_bytes,
+        widen=False,
+        drop_pages=False,
+    )
+    found: tuple[int, int] = read_requests(
+        stored, requests, 0, 1, buffer.ctypes.data, out.ctypes.data
+    )
+    return found[0]
+
+
+@numba.njit(cache=True, nogil=True)
+@typing.no_type_check
+def read_requests(
+    stored: Stored, requests: Requests, first: int, stride: int, buffer: int, target: int
+) -> tuple[int, int]:
+    """Read requests `first`, `first + stride`, ... and copy their rows out.
+
+    Args:
+        stored: where the rows are.
+        requests: all of them.
+        first: the first to serve.
+        stride: between those that this thread serves.
+        buffer: address of an aligned buffer that holds the longest request.
+        target: address of the output, C-contiguous rows of float32 (float16 without `widen`).
+
+    Returns:
+        The request that could not be read whole, or the number of requests; and the bytes read.
+    """
+    done = 0
+    request = first
+    slots, firsts, addresses = requests.slots, requests.firsts, requests.addresses
+    file, row_bytes, offset = np.int32(stored.file), stored.row_bytes, stored.data_offset
+    count = firsts.size - 1
+    while request < count:
+        i, j = firsts[request], firsts[request + 1]
+        begin = (offset + slots[i] * row_bytes) // BLOCK_BYTES * BLOCK_BYTES
+        end = offset + (slots[j - 1] + 1) * row_bytes
+        end = (end + BLOCK_BYTES - 1) // BLOCK_BYTES * BLOCK_BYTES
+        wanted = min(end, stored.end_bytes) - begin
+        got = 0
+        while got < wanted:
+            more = _READ(file, buffer + got, np.uint64(end - begin - got), begin + got)
+            # Whole blocks but at the file's end; what else comes is the interpreter's to explain.
+            if more <= 0 or (more % BLOCK_BYTES != 0 and got + more < wanted):
+                return request, done
+            got += more
+        if stored.drop_pages:
+            _ADVISE(file, begin, end - begin, np.int32(_DROP_PAGES))
+        for row in range(i, j):
+            addresses[row] = buffer + offset + slots[row] * row_bytes - begin
+        if stored.widen:
+            widen_rows(addresses, requests.positions, target, row_bytes, i, j, _AHEAD, 0)
+        else:
+            copy_rows(addresses, requests.positions, target, row_bytes, i, j, _AHEAD, 0)
+        done += end - begin
+        request += stride
+    return count, done
+
+
+HUGE_PAGE_BYTES = 2 << 20
+
+
+def read_buffers(count: int, num_bytes: int) -> list[NDArray[np.uint8]]:
+    """Buffers that begin where a block may.
+
+    No more of them is resident than they are long: only whole huge pages are asked for. A forked
+    child does not have them: what a disk writes while pages are shared may reach either's.
+
+    Args:
+        count: how many, at least 1.
+        num_bytes: of each, whole blocks.
+    """
+    if num_bytes % BLOCK_BYTES:
+        raise ValueError(f"expected whole blocks of {BLOCK_BYTES} bytes, found {num_bytes} bytes")
+    size = count * num_bytes
+    huge = size // HUGE_PAGE_BYTES * HUGE_PAGE_BYTES
+    room = mmap.mmap(
+        -1,
+        size + (HUGE_PAGE_BYTES if huge else 0),
+        flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS,
+    )
+    begin = 0
+    if huge:
+        begin = -np.frombuffer(room, np.uint8).ctypes.data % HUGE_PAGE_BYTES
+        _advise(room, "MADV_HUGEPAGE", begin, huge)
+    _advise(room, "MADV_DONTFORK", 0, len(room))
+    return [
+        np.frombuffer(room, np.uint8, num_bytes, begin + number * num_bytes)
+        for number in range(count)
+    ]
+
+
+def _advise(room: mmap.mmap, advice: str, begin: int, size: int) -> None:
+    """Linux's advice; nothing elsewhere, or where the kernel was built without it."""
+    if hasattr(mmap, advice):
+        with contextlib.suppress(OSError):
+            room.madvise(getattr(mmap, advice), begin, size)

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runtime.errors import PlanError
-from runtime.plan import Source
+from runtime.plan.schema import Source
 
 SOURCE_BITS = 8
 MAX_SOURCES = 1 << SOURCE_BITS

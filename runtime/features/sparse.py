@@ -7,9 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runtime.errors import DatasetError
-from runtime.features.counters import Counters
 from runtime.features.gather import in_ranges
-from runtime.features.tier import AbstractTier
+from runtime.features.tier import AbstractTier, Counters
 
 
 @numba.njit(cache=True, nogil=True)

@@ -7,22 +7,23 @@ a store: it is an `AbstractFeatureStore` over another, and needs nothing else fr
 """
 
 import threading
+import weakref
+from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from runtime.comm.collectives import Communicator
-from runtime.features import lookup, tiers as building
-from runtime.features.abstract import AbstractFeatureStore
+from runtime.features import gather as lookup, tiers as building
 from runtime.features.cache import CachedFeatureStore
-from runtime.features.counters import Counters
 from runtime.features.gather import addresses_of, check_output, copy_from_addresses
 from runtime.features.location import LocationTable
-from runtime.features.tier import AbstractTier, Dense
+from runtime.features.tier import AbstractFeatureStore, AbstractTier, Counters, Dense
 from runtime.graph.dataset import Graph
-from runtime.plan import Plan
+from runtime.plan.schema import Plan
 
 
 class FeatureStore(AbstractFeatureStore):
@@ -184,3 +185,57 @@ def open_store(
         dtype=graph.feature_dtype if graph.x is not None else np.float32,
         threads=threads,
     )
+
+
+SPARE_FRACTION = 0.125
+"""Rows added when a buffer grows, so that a slightly larger batch does not grow it again."""
+
+
+class BufferRing:
+    """`count` growing float32 buffers of rows of one width. Thread-safe without a lock.
+
+    Args:
+        count: buffers in the ring.
+        width: columns of a row.
+        pinned: page-locked memory, for copies to a GPU.
+    """
+
+    def __init__(self, count: int, width: int, *, pinned: bool = False) -> None:
+        self._width = width
+        self._pinned = pinned
+        self._buffers = [self._allocate(0) for _ in range(count)]
+        # Popping and appending a deque are atomic; a weak reference's callback may run anywhere.
+        self._free: deque[int] = deque(range(count))  # a stack
+        self._in_use: dict[int, weakref.ref[NDArray[np.float32]]] = {}
+        self.overflows = 0
+
+    def take(self, rows: int) -> NDArray[np.float32]:
+        """A C-contiguous array [rows, width] with undefined content."""
+        try:
+            slot = self._free.pop()  # the latest returned: no more are ever touched than needed
+        except IndexError:
+            self.overflows += 1
+            return self._allocate(rows)
+        if self._buffers[slot].shape[0] < rows:
+            self._buffers[slot] = self._allocate(rows + int(rows * SPARE_FRACTION))
+        view = self._buffers[slot][:rows]
+
+        def release(gone: Any, slot: int = slot) -> None:
+            del gone
+            self._in_use.pop(slot, None)
+            self._free.append(slot)
+
+        self._in_use[slot] = weakref.ref(view, release)
+        return view
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes the ring holds now."""
+        return sum(buffer.nbytes for buffer in self._buffers)
+
+    def _allocate(self, rows: int) -> NDArray[np.float32]:
+        if self._pinned:
+            import torch
+
+            return torch.empty((rows, self._width), dtype=torch.float32, pin_memory=True).numpy()
+        return np.empty((rows, self._width), np.float32)  # numpy's large arrays get huge pages

@@ -9,13 +9,21 @@ from numpy.typing import NDArray
 from runtime.comm.collectives import Communicator
 from runtime.errors import DatasetError, PlanError
 from runtime.features.disk import Disk
-from runtime.features.hosts import HostRows, fetch_lacking, ranks_of
 from runtime.features.location import LocationTable
-from runtime.features.peer import AbstractServed, Peer, ServedArray, ServedSparse
+from runtime.features.peer import (
+    AbstractServed,
+    HostRows,
+    Peer,
+    ServedArray,
+    ServedSparse,
+    fetch_lacking,
+    ranks_of,
+)
 from runtime.features.sparse import SparseHost
 from runtime.features.tier import AbstractTier, Dense
 from runtime.graph.dataset import Graph
-from runtime.plan import Plan, load_array
+from runtime.plan.io import load_array
+from runtime.plan.schema import Plan
 
 OwnIds = dict[int, NDArray[np.int64]]
 Tiers = list[tuple[AbstractTier, list[int]]]

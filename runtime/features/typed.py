@@ -12,12 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runtime.errors import DatasetError, PlanError
-from runtime.features.abstract import AbstractFeatureStore
-from runtime.features.counters import Counters
 from runtime.features.gather import check_output
+from runtime.features.tier import AbstractFeatureStore, Counters
 from runtime.graph.dataset import Graph
 from runtime.graph.types import rows_within_types
-from runtime.plan import Plan
+from runtime.plan.schema import Plan
 
 _jit: Any = numba.njit(cache=True, nogil=True)
 

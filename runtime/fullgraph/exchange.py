@@ -8,12 +8,19 @@ they are asked for. Every call is metered as `halo_exchange`.
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from typing import no_type_check
 
+import numba
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from runtime.comm.collectives import Communicator
+from runtime.fullgraph.part import Lists, Part
+from runtime.models.adjacency import TorchBlock
+from runtime.models.weights import count_self_loops
 from runtime.stages import Stage
 
 
@@ -110,3 +117,176 @@ class Exchange:
         if self._thread is not None:
             self._thread.shutdown()
             self.comm.close()
+
+
+_NO_MASK: NDArray[np.bool_] = np.empty(0, np.bool_)
+_NO_WEIGHT: NDArray[np.float32] = np.empty(0, np.float32)
+
+
+@dataclass(kw_only=True, slots=True)
+class Crossing:
+    """A layer's edges from inner nodes, its edges from received rows, and who sends what.
+
+    `inner` has the inner nodes as sources, `outer` the received rows in order of arrival; both have
+    the inner nodes as destinations and hold explicit weights, but for attention.
+    """
+
+    inner: TorchBlock
+    outer: TorchBlock
+    send: Tensor
+    """int64: inner positions of the rows to send, by receiver."""
+    send_counts: list[int]
+    received_counts: list[int]
+    silent: bool = False
+    """True where every rank knows that nothing crosses: no collective is called."""
+    joined: TorchBlock | None = field(default=None, repr=False)
+    """For attention: one block over inner rows, then received rows."""
+
+    @property
+    def num_received(self) -> int:
+        """Rows that arrive."""
+        return sum(self.received_counts)
+
+    def to(self, device: torch.device) -> "Crossing":
+        """The crossing with its blocks and send list on a device; itself where they are there."""
+        if self.inner.indptr.device == device:
+            return self
+        joined = None if self.joined is None else self.joined.to(device)
+        moved = replace(self, inner=self.inner.to(device), outer=self.outer.to(device))
+        moved.send, moved.joined = self.send.to(device), joined
+        return moved
+
+
+@numba.njit(cache=True, nogil=True)
+@no_type_check
+def _filter(indptr, columns, weight, slot, mask, scale, out_ptr, out_columns, out_weight):
+    """Keep edges of kept columns (slot >= 0) and, with a mask, kept edges; count if out is []."""
+    writing = out_columns.shape[0] > 0
+    position = 0
+    for i in range(indptr.shape[0] - 1):
+        for e in range(indptr[i], indptr[i + 1]):
+            column = slot[columns[e]]
+            if column < 0 or (mask.shape[0] > 0 and not mask[e]):
+                continue
+            if writing:
+                out_columns[position] = column
+                if weight.shape[0] > 0:
+                    out_weight[position] = weight[e] * scale
+            position += 1
+        out_ptr[i + 1] = position
+
+
+def kept_block(
+    lists: Lists,
+    weight: NDArray[np.float32],
+    slot: NDArray[np.int32],
+    num_src: int,
+    *,
+    weighted: bool = True,
+    mask: NDArray[np.bool_] = _NO_MASK,
+    scale: float = 1.0,
+) -> TorchBlock:
+    """The block of the edges that remain.
+
+    Args:
+        lists: (indptr, columns, edge ids).
+        weight: of each edge; empty without weights.
+        slot: new column of each old one, negative where it is dropped.
+        num_src: number of new columns.
+        weighted: False for a block without weights.
+        mask: edges that are kept; empty keeps all.
+        scale: multiplies the weights.
+    """
+    indptr, columns, _ = lists
+    out_ptr = np.zeros_like(indptr)
+    no_columns, factor = np.empty(0, np.int32), np.float32(scale)
+    _filter(indptr, columns, weight, slot, mask, factor, out_ptr, no_columns, _NO_WEIGHT)
+    out_columns = np.empty(int(out_ptr[-1]), np.int32)
+    out_weight = np.empty(out_columns.shape[0] if weighted else 0, np.float32)
+    if out_columns.shape[0]:
+        _filter(indptr, columns, weight, slot, mask, factor, out_ptr, out_columns, out_weight)
+    return block_of(out_ptr, out_columns, out_weight, num_src, weighted=weighted)
+
+
+def block_of(
+    indptr: NDArray[np.int64],
+    columns: NDArray[np.int32],
+    weight: NDArray[np.float32],
+    num_src: int,
+    *,
+    weighted: bool = True,
+) -> TorchBlock:
+    """A block that shares these arrays."""
+    return TorchBlock(
+        num_src=num_src,
+        num_dst=indptr.shape[0] - 1,
+        indptr=torch.from_numpy(indptr),
+        indices=torch.from_numpy(columns),
+        weight=torch.from_numpy(weight) if weighted else None,
+    )
+
+
+@numba.njit(cache=True, nogil=True)
+@no_type_check
+def _join(first_ptr, first, second_ptr, second, shift, out_ptr, out):
+    position = 0
+    for i in range(first_ptr.shape[0] - 1):
+        for e in range(first_ptr[i], first_ptr[i + 1]):
+            out[position] = first[e]
+            position += 1
+        for e in range(second_ptr[i], second_ptr[i + 1]):
+            out[position] = second[e] + shift
+            position += 1
+        out_ptr[i + 1] = position
+
+
+def joined_block(inner: TorchBlock, outer: TorchBlock) -> TorchBlock:
+    """One block without weights whose sources are the inner rows, then the received ones."""
+    indptr = np.zeros(inner.num_dst + 1, np.int64)
+    columns = np.empty(inner.num_edges + outer.num_edges, np.int32)
+    first = (inner.indptr.numpy(), inner.indices.numpy())
+    second = (outer.indptr.numpy(), outer.indices.numpy())
+    _join(*first, *second, np.int32(inner.num_src), indptr, columns)
+    return block_of(indptr, columns, _NO_WEIGHT, inner.num_src + outer.num_src, weighted=False)
+
+
+@numba.njit(cache=True, nogil=True)
+@no_type_check
+def _weights(indptr, columns, row_factor, column_factor, out):
+    for i in range(indptr.shape[0] - 1):
+        for e in range(indptr[i], indptr[i + 1]):
+            factor = row_factor[i]
+            if column_factor.shape[0] > 0:
+                factor *= column_factor[columns[e]]
+            out[e] = factor
+
+
+def edge_weights(
+    part: Part,
+    indptr: NDArray[np.int64],
+    indices: NDArray[np.int32] | NDArray[np.int64],
+    model: str,
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Weights a_uv of the part's inner and halo edges, by degrees of the whole graph.
+
+    SAGE: 1 / d_u over all in-neighbours. GCN: 1 / sqrt(d_u d_v), where d counts the neighbours
+    other than oneself plus one self-loop. Attention has none (empty arrays).
+    """
+    if model == "gat":
+        return _NO_WEIGHT, _NO_WEIGHT
+    degree = np.diff(indptr)
+    if model == "sage":
+        rows = (1 / np.maximum(degree[part.inner], 1)).astype(np.float32)
+        inner_columns = halo_columns = _NO_WEIGHT
+    else:
+        loops = count_self_loops(indptr, indices)
+        neighbours = degree if loops is None else degree - loops
+        root = (1 / np.sqrt(neighbours + 1.0)).astype(np.float32)
+        rows = inner_columns = root[part.inner]
+        halo_columns = root[part.halo]
+    found: list[NDArray[np.float32]] = []
+    for lists, factors in ((part.inner_edges, inner_columns), (part.halo_edges, halo_columns)):
+        weight = np.empty(lists[1].shape[0], np.float32)
+        _weights(lists[0], lists[1], rows, factors, weight)
+        found.append(weight)
+    return found[0], found[1]

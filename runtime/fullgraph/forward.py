@@ -1,22 +1,182 @@
 """A model's forward pass over one part of the graph."""
 
+from typing import Any
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch_geometric.nn import GATConv
+from torch_geometric.nn import GATConv, GCNConv, SAGEConv
 
 from runtime.comm.collectives import Communicator
-from runtime.errors import PlanError
-from runtime.fullgraph.convolve import attend, convolve, convolve_known
-from runtime.fullgraph.crossing import Crossing, edge_weights
+from runtime.errors import InputError, PlanError
 from runtime.fullgraph.draws import AbstractMasks, EpochDraws
-from runtime.fullgraph.exchange import Exchange
-from runtime.fullgraph.outside import AbstractOutside, Boundary
+from runtime.fullgraph.exchange import Crossing, Exchange, Pending, edge_weights, kept_block
+from runtime.fullgraph.outside import (
+    AbstractOutside,
+    Boundary,
+    add_inner,
+    add_outer,
+    inner_gradient,
+)
 from runtime.fullgraph.part import Part, build_part, connect
-from runtime.fullgraph.slices import Slices
+from runtime.models.adjacency import TorchBlock
+from runtime.models.attention import attention
 from runtime.models.build import BlockModel
-from runtime.plan import FullGraph
+from runtime.models.functions import aggregate_dense, linear
+from runtime.plan.schema import FullGraph
+
+
+def weights_of(conv: nn.Module) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """(weight of the sum, weight of the node's own row, bias) of a SAGE or GCN layer."""
+    if isinstance(conv, SAGEConv):
+        return conv.lin_l.weight, conv.lin_r.weight if conv.root_weight else None, conv.lin_l.bias
+    if isinstance(conv, GCNConv):
+        return conv.lin.weight, None, conv.bias
+    raise InputError(f"layer: expected SAGEConv or GCNConv, found {type(conv).__name__}")
+
+
+def convolve(conv: nn.Module, x: Tensor, outside: AbstractOutside, *, relu: bool) -> Tensor:
+    """A SAGE or GCN layer on the inner rows, shape (n_in, in) to (n_in, out). Collective."""
+    weight, root, bias = weights_of(conv)
+    return aggregate_dense(x, weight, root, bias, outside, relu=relu)
+
+
+def convolve_known(conv: nn.Module, inputs: Tensor, num_inner: int, *, relu: bool) -> Tensor:
+    """A SAGE or GCN layer whose `Sums.rows` are known; nothing crosses."""
+    weight, root, bias = weights_of(conv)
+    joined = weight if root is None else torch.cat([weight, root], dim=1)
+    return linear(inputs, joined, bias, relu=relu)[:num_inner]
+
+
+class _Receive(torch.autograd.Function):
+    """Rows under way, as a function of the inner rows; their gradients travel back."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, pending: Pending, crossing: Crossing, exchange: Exchange
+    ) -> Tensor:
+        ctx.crossing, ctx.exchange, ctx.num_inner = crossing, exchange, x.shape[0]
+        return pending.wait()
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Any) -> Any:
+        (grad,) = grad_outputs
+        c = ctx.crossing
+        rows = ctx.exchange.start(grad, None, c.received_counts, c.send_counts).wait()
+        back = grad.new_zeros(ctx.num_inner, grad.shape[1])
+        return back.index_add_(0, c.send.to(grad.device), rows), None, None, None
+
+
+def attend(
+    conv: GATConv, x: Tensor, crossing: Crossing, exchange: Exchange, *, relu: bool,
+    known: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """A GAT layer on the inner rows; the softmax runs over the neighbours that are here, unscaled.
+
+    Args:
+        conv: the layer.
+        x: inner rows, shape (n_in, in).
+        crossing: with its joined block.
+        exchange: brings the rest; inner rows are transformed meanwhile.
+        relu: apply the rectifier.
+        known: the outside rows, where they were kept from before: nothing crosses.
+    """
+    assert crossing.joined is not None
+    weight: Tensor = conv.lin.weight  # pyright: ignore[reportOptionalMemberAccess]
+    if known is not None or crossing.silent:
+        here = linear(x, weight, None)
+        rows = known
+    else:
+        c = crossing
+        pending = exchange.start(x, c.send, c.send_counts, c.received_counts)
+        here = linear(x, weight, None)
+        rows = _Receive.apply(x, pending, crossing, exchange)
+    h = here if rows is None else torch.cat([here, linear(rows, weight, None)])
+    by_head = h.view(-1, conv.heads, conv.out_channels)
+    out = attention(
+        h,
+        (by_head * conv.att_src).sum(-1),
+        (by_head[: x.shape[0]] * conv.att_dst).sum(-1),
+        crossing.joined,
+        slope=conv.negative_slope,
+        dropout=conv.dropout if conv.training else 0.0,
+    )
+    if not conv.concat:
+        out = out.view(-1, conv.heads, conv.out_channels).mean(dim=1)
+    if conv.bias is not None:
+        out = out + conv.bias
+    return out.relu() if relu else out
+
+
+class Slices(AbstractOutside):
+    """Whole slices of all other parts."""
+
+    def __init__(
+        self,
+        part: Part,
+        partition: NDArray[np.int32],
+        inner: TorchBlock,
+        halo_weight: NDArray[np.float32],
+        exchange: Exchange,
+        device: torch.device,
+    ) -> None:
+        self._exchange, self._inner = exchange, inner.to(device) if device.type != "cpu" else inner
+        self.num_inner = part.num_inner
+        self._sizes = [int(n) for n in np.bincount(partition, minlength=part.size)]
+        self._blocks: list[TorchBlock] = []
+        owner = partition[part.halo]
+        for q in range(part.size):
+            slot = np.full(part.num_halo, -1, np.int32)
+            slot[owner == q] = np.searchsorted(
+                np.flatnonzero(partition == q), part.halo[owner == q]
+            )
+            block = kept_block(part.halo_edges, halo_weight, slot, self._sizes[q])
+            self._blocks.append(block if device.type == "cpu" else block.to(device))
+
+    def aggregate(self, x: Tensor, out: Tensor, *, with_root: bool) -> None:
+        """Add slice after slice."""
+        stages = self._exchange.size
+        pending = self._slice(x, 1) if stages > 1 else None
+        add_inner(x, self._inner, out, with_root=with_root)
+        for stage in range(1, stages):
+            assert pending is not None
+            rows = pending.wait()
+            pending = self._slice(x, stage + 1) if stage + 1 < stages else None
+            add_outer(rows, self._blocks[self._source(stage)], out)
+
+    def gradient(self, grad: Tensor, width: int, *, with_root: bool) -> Tensor:
+        """Send each slice's partial gradient to its owner; add what comes back."""
+        stages, exchange = self._exchange.size, self._exchange
+        found: Tensor | None = None
+        pending: Pending | None = None
+        for stage in range(1, stages):
+            to = self._source(stage)
+            part = inner_gradient(grad, self._blocks[to], width, with_root=False)
+            if pending is None:
+                found = inner_gradient(grad, self._inner, width, with_root=with_root)
+            else:
+                assert found is not None
+                found += pending.wait()
+            counts = self._only(to, self._sizes[to])
+            came_from = (exchange.rank + stage) % stages
+            pending = exchange.start(part, None, counts, self._only(came_from, self.num_inner))
+        if pending is None or found is None:
+            return inner_gradient(grad, self._inner, width, with_root=with_root)
+        return found.add_(pending.wait())
+
+    def _source(self, stage: int) -> int:
+        """The rank whose slice comes here in a stage."""
+        return (self._exchange.rank - stage) % self._exchange.size
+
+    def _slice(self, x: Tensor, stage: int) -> Pending:
+        to, source = (self._exchange.rank + stage) % self._exchange.size, self._source(stage)
+        received = self._only(source, self._sizes[source])
+        return self._exchange.start(x, None, self._only(to, x.shape[0]), received)
+
+    def _only(self, rank: int, count: int) -> list[int]:
+        return [count if r == rank else 0 for r in range(self._exchange.size)]
+
 
 MODELS = ("sage", "gcn", "gat")
 

@@ -5,20 +5,44 @@ backward needs none of the received rows: they live only while they are added.
 """
 
 from abc import abstractmethod
+from typing import Any, no_type_check
 
+import numba
 import numpy as np
 import torch
 from torch import Tensor
 
-from runtime.fullgraph.crossing import Crossing
-from runtime.fullgraph.exchange import Exchange
-from runtime.fullgraph.kernels import add_rows
+from runtime.fullgraph.exchange import Crossing, Exchange
 from runtime.models import dense
 from runtime.models.adjacency import TorchBlock
-from runtime.models.backends import runs_on_kernels
-from runtime.models.functions import aggregate_plain
-from runtime.models.fused import Sums
+from runtime.models.functions import Sums, aggregate_plain, runs_on_kernels
 from runtime.models.kernels import aggregate_rows, source_gradient
+from runtime.sampling.placed_indices import prefetch_read
+
+_jit: Any = numba.njit(cache=True, nogil=True, fastmath={"contract"}, error_model="numpy")
+_AHEAD = 16
+"""Edges between the row being added and the row being prefetched, as in `models.kernels`."""
+_LINE = 16
+
+
+@_jit
+@no_type_check
+def add_rows(indptr, indices, weight, x, out):
+    """out[i, :d] += sum_e w_e x[indices[e]]; the columns of out beyond d stay."""
+    width = x.shape[1]
+    last_edge = indices.shape[0]
+    for i in range(indptr.shape[0] - 1):
+        row = out[i]
+        for e in range(indptr[i], indptr[i + 1]):
+            ahead = e + _AHEAD
+            if ahead < last_edge and width > 0:
+                start = np.int64(indices[ahead]) * width
+                for c in range(0, width, _LINE):
+                    prefetch_read(x, start + c)
+                prefetch_read(x, start + width - 1)
+            w, source = weight[e], x[indices[e]]
+            for c in range(width):
+                row[c] += w * source[c]
 
 
 class AbstractOutside(Sums):

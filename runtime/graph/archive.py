@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from runtime.errors import DatasetError
 from runtime.graph.inventory import Inventory
-from runtime.graph.pickled import PickledArray
 from runtime.graph.reading import reading
+from runtime.graph.serialized import PickledArray
 from runtime.npy import map_npy, read_header
 
 PICKLED = "pickled objects are not read"

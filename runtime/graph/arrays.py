@@ -4,16 +4,15 @@
 reads every array once.
 """
 
+import hashlib
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.graph.fingerprint import fingerprint_files
-from runtime.graph.format import GraphMeta
-from runtime.graph.reading import map_array
-from runtime.graph.validate import (
+from runtime.graph.findings import (
     check_array,
     check_csc_ends,
     check_labels,
@@ -21,6 +20,41 @@ from runtime.graph.validate import (
     check_range,
     check_split,
 )
+from runtime.graph.format import GraphMeta
+from runtime.graph.reading import map_array
+
+BLOCKS = 64
+BLOCK_BYTES = 16384
+
+
+def fingerprint_files(paths: Iterable[Path], facts: str = "") -> str:
+    """Hex digest (32 characters) over the files' names, sizes and sampled content.
+
+    Args:
+        paths: files; the order does not matter, the names (without folder) do.
+        facts: further text that belongs to the identity.
+
+    Raises:
+        OSError: a file cannot be read.
+    """
+    digest = hashlib.sha256(facts.encode())
+    for path in sorted(paths, key=lambda p: p.name):
+        size = path.stat().st_size
+        digest.update(f"\n{path.name}:{size}\n".encode())
+        with path.open("rb") as file:
+            for offset in block_offsets(size):
+                file.seek(offset)
+                digest.update(file.read(BLOCK_BYTES))
+    return digest.hexdigest()[:32]
+
+
+def block_offsets(size_bytes: int) -> list[int]:
+    """Offsets of the blocks that are hashed of a file of this size."""
+    if size_bytes <= BLOCKS * BLOCK_BYTES:
+        return list(range(0, size_bytes, BLOCK_BYTES))
+    last = size_bytes - BLOCK_BYTES
+    return [last * i // (BLOCKS - 1) for i in range(BLOCKS)]
+
 
 SPLITS = ("train_idx", "val_idx", "test_idx")
 FLOATS = ("float16", "float32")

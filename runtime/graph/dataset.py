@@ -26,10 +26,9 @@ from runtime.graph.arrays import (
     map_arrays,
     typed_names,
 )
-from runtime.graph.findings import Finding, find_all
+from runtime.graph.findings import Finding, GraphWarning, find_all
 from runtime.graph.format import META_FILE, GraphMeta, Task, read_meta
 from runtime.graph.staging import Staging
-from runtime.graph.validate import GraphWarning
 
 __all__ = ["Graph", "GraphWarning", "SparseFeatures", "commit_dataset", "open_graph", "write_graph"]
 

@@ -15,11 +15,11 @@ import scipy.sparse as sp
 from numpy.typing import NDArray
 
 from runtime.errors import DatasetError
+from runtime.graph.findings import CHUNK_BYTES, chunks, count_overflows
 from runtime.graph.format import Projection
 from runtime.graph.memory import memory_bytes
 from runtime.graph.source import ImportOptions, RawFeatures, RawGraph, parse_feature_choice
 from runtime.graph.staging import Staging
-from runtime.graph.validate import CHUNK_BYTES, chunks, count_overflows
 
 DEFAULT_PROJECTION = 256
 

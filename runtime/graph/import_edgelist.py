@@ -17,20 +17,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runtime.errors import DatasetError
-from runtime.graph.column_names import (
+from runtime.graph.csc import array_edges
+from runtime.graph.inventory import (
     DST,
+    EDGE_DATA,
     EDGE_ROW,
     EDGE_TYPE,
     SRC,
     WEIGHT,
+    Inventory,
+    Role,
     column_named,
     plain_name,
 )
-from runtime.graph.csc import array_edges
-from runtime.graph.inventory import EDGE_DATA, Inventory, Role
 from runtime.graph.node_ids import IdIndex, close_gaps, first_seen_ids
-from runtime.graph.node_table import NodeTable
-from runtime.graph.node_tables import find_tables, read_tables
+from runtime.graph.node_table import NodeTable, find_tables, read_tables
 from runtime.graph.source import ImportOptions, RawGraph
 from runtime.graph.staging import ArrayWriter
 from runtime.graph.tables import Chunk, as_numbers, as_text, table_chunks

@@ -15,17 +15,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runtime.errors import DatasetError
-from runtime.graph.column_names import looks_like
 from runtime.graph.csc import EdgeSource, array_edges, csc_edges
 from runtime.graph.dataset import SparseFeatures
-from runtime.graph.inventory import EDGE_DATA, Inventory, Role
+from runtime.graph.findings import check_csc_ends, check_monotone, check_range
+from runtime.graph.inventory import EDGE_DATA, Inventory, Role, looks_like
+from runtime.graph.labels import split_fields, split_ids
 from runtime.graph.memory import check_num_nodes
 from runtime.graph.reading import reading
+from runtime.graph.serialized import compressed_columns, load_torch, to_numpy, torch_sparse_names
 from runtime.graph.source import SPLIT_KEYS, ImportOptions, RawFeatures, RawGraph
-from runtime.graph.splits import split_fields, split_ids
 from runtime.graph.tables import as_numbers
-from runtime.graph.tensors import compressed_columns, load_torch, to_numpy, torch_sparse_names
-from runtime.graph.validate import check_csc_ends, check_monotone, check_range
 
 LINKS = ("edge_label_index", "edge_label")
 REASONS = {

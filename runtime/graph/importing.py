@@ -21,7 +21,7 @@ from runtime.graph.features import write_features
 from runtime.graph.inventory import Role
 from runtime.graph.labels import normalise_labels, normalise_split
 from runtime.graph.memory import check_num_nodes
-from runtime.graph.node_tables import SUFFIXES, find_tables
+from runtime.graph.node_table import SUFFIXES, find_tables
 from runtime.graph.source import SPLIT_KEYS, ImportOptions, RawGraph, check_lengths
 from runtime.graph.staging import Staging
 from runtime.npy import map_npy

@@ -1,27 +1,36 @@
 """A table of nodes: ids, labels, split and feature columns, told apart by name and type."""
 
+import itertools
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import scipy.sparse as sp
 from numpy.typing import NDArray
 
 from runtime.errors import DatasetError
-from runtime.graph.column_names import (
+from runtime.graph.dataset import SparseFeatures
+from runtime.graph.findings import check_range
+from runtime.graph.inventory import (
+    FEATURE_ID,
+    FEATURE_VALUE,
     LABEL,
+    LOOKS,
     MASKS,
     NODE_ID,
     ROW_NAMES,
     SPLIT,
+    Inventory,
+    Role,
     column_named,
     looks_like,
     plain_name,
 )
-from runtime.graph.inventory import LOOKS, Inventory, Role
+from runtime.graph.labels import are_flags, split_ids
+from runtime.graph.node_ids import IdIndex
 from runtime.graph.source import RawFeatures
-from runtime.graph.splits import are_flags, split_ids
 from runtime.graph.staging import ArrayWriter
 from runtime.graph.tables import Chunk, as_numbers, as_text, table_chunks
 
@@ -228,3 +237,206 @@ def _split_words(
         ids = np.flatnonzero(lower == word)
         out[key] = np.union1d(out.get(key, ids), ids)
     return out
+
+
+SUFFIXES = (".csv", ".tsv", ".txt", ".edges", ".parquet", ".csv.gz", ".tsv.gz", ".txt.gz")
+WORDS = {
+    "edges": ("edges", "edge", "edgelist"),
+    "nodes": ("nodes", "node"),
+    "features": ("features", "feature", "feats"),
+    "labels": ("labels", "label", "target", "targets"),
+}
+MOST_FEATURES = 1 << 31
+
+
+@dataclass(kw_only=True, slots=True)
+class Tables:
+    """Paths of a folder's tables."""
+
+    edges: Path | None = None
+    nodes: Path | None = None
+    features: Path | None = None
+    labels: Path | None = None
+
+
+def find_tables(folder: Path, inventory: Inventory | None = None) -> Tables:
+    """Recognise the tables of a folder by their names.
+
+    Args:
+        folder: to look into.
+        inventory: gets every file of the folder that is no table.
+
+    Raises:
+        DatasetError: two tables of one kind.
+    """
+    found: dict[str, list[Path]] = {key: [] for key in WORDS}
+    for path in sorted(folder.iterdir()):
+        key = _kind(path)
+        if key is not None:
+            found[key].append(path)
+        elif inventory is not None:
+            inventory.leave("no table of edges, nodes, features or labels by its name", path.name)
+    for key, paths in found.items():
+        if len(paths) > 1:
+            raise DatasetError(
+                f"{folder}: expected one table of {key}, found {len(paths)}: "
+                f"{', '.join(path.name for path in paths)!s:.200}"
+            )
+    return Tables(**{key: paths[0] for key, paths in found.items() if paths})
+
+
+def read_tables(tables: Tables, scratch: Path, inventory: Inventory) -> NodeTable | None:
+    """Read the tables of nodes and join them; None where the folder has none.
+
+    Raises:
+        DatasetError: one is damaged, or they do not name the same nodes.
+    """
+    read: list[NodeTable] = []
+    if tables.nodes is not None:
+        read.append(read_nodes(tables.nodes, scratch, inventory))
+    if tables.labels is not None:
+        read.append(read_nodes(tables.labels, scratch, inventory, labels_only=True))
+    if tables.features is not None:
+        entries = _read_entries(tables.features, scratch, inventory)
+        read.append(entries or read_nodes(tables.features, scratch, inventory))
+    if not read:
+        return None
+    base = read[0]
+    for other in read[1:]:
+        base = _join(base, other, scratch, inventory)
+    return base
+
+
+def _kind(path: Path) -> str | None:
+    name = path.name.lower()
+    suffix = next((s for s in sorted(SUFFIXES, key=len)[::-1] if name.endswith(s)), None)
+    if suffix is None or not path.is_file():
+        return None
+    stem = name.removesuffix(suffix).replace("edge_list", "edgelist")
+    last = stem.replace("-", "_").replace(".", "_").split("_")[-1]
+    return next((key for key, words in WORDS.items() if last in words), None)
+
+
+def _join(base: NodeTable, other: NodeTable, scratch: Path, inventory: Inventory) -> NodeTable:
+    """Two tables as one, with the rows and ids of the first."""
+    order = _order(base, other)
+    y, split, features = base.y, base.split, base.features
+    place = other.path.name
+    if other.y is not None and y is None:
+        found = order >= 0
+        y = np.full((base.num_nodes, *other.y.shape[1:]), np.nan)
+        y[found] = other.y[order[found]]
+    elif other.y is not None:
+        inventory.leave_role(Role.LABELS, f"labels are taken from {base.path.name}", place)
+    if other.split is not None and split is None:
+        back = np.full(other.num_nodes, -1)
+        back[order[order >= 0]] = np.flatnonzero(order >= 0)
+        split = {key: np.sort(back[ids]) for key, ids in other.split.items()}
+    elif other.split is not None:
+        inventory.leave_role(Role.SPLIT, f"the split is taken from {base.path.name}", place)
+    if other.features is not None:
+        features = _join_features(base, other, order, scratch)
+    notes = [*base.notes, *other.notes]
+    return replace(base, y=y, split=split, features=features, notes=notes)
+
+
+def _order(base: NodeTable, other: NodeTable) -> NDArray[np.int64]:
+    """Row of the other table for each node of the base, -1 where it has none."""
+    if base.ids is None and other.ids is None and base.num_nodes != other.num_nodes:
+        raise DatasetError(
+            f"{other.path}: expected a row per node ({base.num_nodes} in {base.path.name}), found "
+            f"{other.num_nodes}; give both tables a column id"
+        )
+    mine = np.arange(base.num_nodes) if base.ids is None else base.ids
+    theirs = np.arange(other.num_nodes) if other.ids is None else other.ids
+    if other.ids is None and base.ids is not None and base.num_nodes == other.num_nodes:
+        return np.arange(base.num_nodes)  # rows in order, as there is nothing else to go by
+    order = IdIndex(theirs).find(base.path, mine)
+    known = int((order >= 0).sum())
+    if known != len(theirs):
+        raise DatasetError(
+            f"{other.path}: expected ids that {base.path.name} names too, found "
+            f"{len(theirs) - known} others"
+        )
+    return order
+
+
+def _join_features(
+    base: NodeTable, other: NodeTable, order: NDArray[np.int64], scratch: Path
+) -> RawFeatures:
+    new = other.features
+    if new is None:
+        raise ValueError("the table has no features")
+    missing = int((order < 0).sum())
+    if new.csr is not None:
+        if base.features is not None:
+            raise DatasetError(
+                f"{other.path}: expected all features in one table, found others in "
+                f"{base.path.name}"
+            )
+        return RawFeatures(dim=new.dim, csr=_reordered(new.csr, new.dim, order))
+    if missing or new.dense is None:
+        raise DatasetError(
+            f"{other.path}: expected features of each node of {base.path.name}, found none of "
+            f"{missing}"
+        )
+    left = None if base.features is None else base.features.dense
+    width = new.dim + (0 if left is None else left.shape[1])
+    with ArrayWriter(scratch / "features-joined.npy", np.float32, (width,)) as writer:
+        for start in range(0, len(order), 1 << 14):
+            part = slice(start, start + (1 << 14))
+            rows = [new.dense[order[part]]]
+            writer.append(np.column_stack(rows if left is None else [left[part], *rows]))
+    dense = np.asarray(np.load(writer.path, mmap_mode="r"))
+    return RawFeatures(dim=width, dense=dense)
+
+
+def _reordered(csr: SparseFeatures, dim: int, order: NDArray[np.int64]) -> SparseFeatures:
+    """Rows in another order; -1 is a row without entries."""
+    rows = len(csr.indptr) - 1
+    indptr = np.append(csr.indptr, csr.indptr[-1])  # one more row, empty
+    table = sp.csr_matrix((csr.data, csr.indices, indptr), (rows + 1, dim))
+    return _sparse(table[np.where(order < 0, rows, order)])
+
+
+def _sparse(table: Any) -> SparseFeatures:
+    return SparseFeatures(
+        indptr=table.indptr.astype(np.int64), indices=table.indices, data=table.data
+    )
+
+
+def _read_entries(path: Path, scratch: Path, inventory: Inventory) -> NodeTable | None:
+    """A table of one row per entry (node, feature, value); None where it is no such table."""
+    chunks = table_chunks(path)
+    first = next(chunks, None)
+    names = list(first or {})
+    found = [column_named(names, known) for known in (NODE_ID, FEATURE_ID, FEATURE_VALUE)]
+    if first is None or len(names) != 3 or None in found:
+        return None
+    node, feature, value = (str(name) for name in found)
+    kept: dict[str, list[NDArray[Any]]] = {name: [] for name in names}
+    for chunk in itertools.chain([first], chunks):
+        kept[node].append(as_text(chunk[node]))
+        kept[feature].append(as_numbers(path, chunk[feature], np.int64))
+        kept[value].append(as_numbers(path, chunk[value], np.float32))
+    whole = {name: np.concatenate(parts) for name, parts in kept.items()}
+    inventory.use(Role.IDS, node, place=path.name)
+    inventory.use(Role.FEATURES, feature, value, place=path.name)
+    ids, rows = np.unique(whole[node], return_inverse=True)
+    check_range(path, whole[feature], 0, MOST_FEATURES, "feature numbers")
+    dim = int(whole[feature].max()) + 1
+    table = sp.csr_matrix((whole[value], (rows, whole[feature])), (len(ids), dim))
+    notes = []
+    if table.nnz < len(whole[value]):
+        notes.append(
+            f"{path.name}: values of {len(whole[value]) - table.nnz} repeated entries added"
+        )
+    return NodeTable(
+        path=path,
+        num_nodes=len(ids),
+        ids=ids,
+        features=RawFeatures(dim=dim, csr=_sparse(table)),
+        y=None,
+        split=None,
+        notes=notes,
+    )

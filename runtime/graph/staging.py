@@ -19,9 +19,8 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from runtime.errors import DatasetError
-from runtime.folders import free_name, take_name
+from runtime.folders import Unfinished, free_name, sweep_unfinished, take_name
 from runtime.graph.format import META_FILE, read_meta
-from runtime.unfinished import Unfinished, sweep_unfinished
 
 _log = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from runtime.errors import DatasetError
-from runtime.graph.column_names import DST, HEADER_WORDS, SRC, column_named, plain_name
+from runtime.graph.inventory import DST, HEADER_WORDS, SRC, column_named, plain_name
 from runtime.graph.reading import reading
 
 BLOCK_BYTES = 1 << 24

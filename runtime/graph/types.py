@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from runtime.errors import DatasetError
 from runtime.graph.dataset import Graph
-from runtime.plan import Workload
+from runtime.plan.schema import Workload
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

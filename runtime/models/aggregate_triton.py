@@ -14,6 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from runtime.models.adjacency import TorchBlock
+from runtime.models.functions import BlockSums
 
 _MOST_COLUMNS = 256
 _ELEMENTS = 2048
@@ -141,3 +142,15 @@ def _tiles(num_rows: int, width: int) -> tuple[tuple[int, int], dict[str, Any]]:
         "COLUMNS": columns,
         "num_warps": 1,
     }
+
+
+class DeviceSums(BlockSums):
+    """Rows of float32, float16 or bfloat16, summed in float32."""
+
+    def rows(self, x: Tensor, *, with_root: bool) -> Tensor:
+        """No more than there are."""
+        return sum_rows(x, self.block, with_root=with_root)
+
+    def gradient(self, grad: Tensor, width: int, *, with_root: bool) -> Tensor:
+        """By atomic additions, in float32."""
+        return spread_rows(grad, self.block, width, with_root=with_root)

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from runtime.models.adjacency import TorchBlock
-from runtime.models.backends import runs_on_kernels
-from runtime.models.functions import wide
+from runtime.models.functions import runs_on_kernels, wide
 
 _jit: Any = numba.njit(
     cache=True, nogil=True, fastmath={"contract", "reassoc"}, error_model="numpy"

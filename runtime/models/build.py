@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from runtime.errors import InputError
 from runtime.graph.types import GraphTypes
 from runtime.models.adjacency import TorchBlock
-from runtime.models.rgcn import build_rgcn
-from runtime.plan import Workload
+from runtime.models.layers import build_rgcn
+from runtime.plan.schema import Workload
 
 # The generator the weights come from is the process's: ranks that are threads take turns at it. A
 # user's factory may build one of our models inside its own turn.

@@ -5,15 +5,214 @@ anything else (float64, a GPU without Triton or asked for one order of all sums)
 formula in torch operations, which is also what the tests compare with.
 """
 
+import functools
+from abc import ABC, abstractmethod
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from runtime.models import dense, fused
+from runtime.fallback import has_triton
+from runtime.models import dense
 from runtime.models.adjacency import TorchBlock
-from runtime.models.backends import HALVES, runs_on_device, runs_on_kernels
-from runtime.models.block_sums import HostSums
+from runtime.models.kernels import aggregate_rows, mask_and_column_sums, source_gradient
+
+HALVES = (torch.float16, torch.bfloat16)
+"""Summed in float32."""
+
+
+def runs_on_kernels(x: Tensor) -> bool:
+    """Whether the numba loops apply to this tensor."""
+    on_host = x.device.type == "cpu" and x.dtype == torch.float32
+    # Mixed precision is torch's: the loops know float32 alone.
+    return on_host and not torch.is_autocast_enabled("cpu")
+
+
+def runs_on_device(x: Tensor) -> bool:
+    """Whether the GPU's kernels apply to this tensor."""
+    if x.device.type != "cuda" or x.dtype not in (torch.float32, *HALVES):
+        return False
+    # Atomic additions have no order: who asks torch for one gets torch's own sums.
+    return _has_triton() and not torch.are_deterministic_algorithms_enabled()
+
+
+_has_triton = functools.cache(has_triton)
+
+
+class Sums(ABC):
+    """Weighted sums (or means) of neighbours' rows, and their gradient."""
+
+    @property
+    @abstractmethod
+    def num_dst(self) -> int:
+        """Rows that are summed for."""
+
+    @abstractmethod
+    def rows(self, x: Tensor, *, with_root: bool) -> Tensor:
+        """The sums, behind each of them the row's own values with a root.
+
+        Args:
+            x: shape (num_src, d).
+            with_root: put x[i] behind the sum of row i.
+
+        Returns:
+            Shape (num_dst or more, d or 2 d); rows from `num_dst` on are zero.
+        """
+
+    @abstractmethod
+    def gradient(self, grad: Tensor, width: int, *, with_root: bool) -> Tensor:
+        """Gradient of x, from that of `rows`; shape (num_src, width).
+
+        Args:
+            grad: shape (num_dst, width or 2 width).
+            width: d.
+            with_root: as given to `rows`.
+        """
+
+
+class _Aggregate(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, sums: Sums) -> Tensor:
+        ctx.sums, ctx.dtype = sums, x.dtype
+        return _first(sums.rows(x.detach(), with_root=False), sums.num_dst)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Any) -> Any:
+        (grad,) = grad_outputs
+        return ctx.sums.gradient(grad, grad.shape[1], with_root=False).to(ctx.dtype), None
+
+
+def aggregate_sums(x: Tensor, sums: Sums) -> Tensor:
+    """The sums alone, shape (num_dst, d), in the dtype of x."""
+    return _Aggregate.apply(x, sums)
+
+
+class _AggregateDense(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, root: Tensor | None, bias: Tensor | None,
+        sums: Sums, relu: bool,
+    ) -> Tensor:  # fmt: skip
+        joined = weight if root is None else torch.cat([weight, root], dim=1)
+        inputs = sums.rows(x.detach(), with_root=root is not None)
+        out = _first(dense.linear(inputs, joined, bias, relu=relu), sums.num_dst)
+        ctx.sums, ctx.width, ctx.with_root = sums, x.shape[1], root is not None
+        ctx.save_for_backward(inputs, joined, out if relu else None)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Any) -> Any:
+        (grad,) = grad_outputs
+        inputs, joined, out = ctx.saved_tensors
+        num_dst = grad.shape[0]
+        masked, column_sums = before_relu(grad, out, inputs.shape[0])
+        grad_joined = dense.weight_gradient(masked, inputs)
+        grad_x = None
+        if ctx.needs_input_grad[0]:
+            grad_inputs = _first(dense.linear(masked, joined.t(), None), num_dst)
+            del masked  # it need not lie there while other ranks' rows come and go
+            grad_x = ctx.sums.gradient(grad_inputs, ctx.width, with_root=ctx.with_root)
+        grad_root = grad_joined[:, ctx.width :] if ctx.with_root else None
+        grad_bias = column_sums if ctx.needs_input_grad[3] else None
+        return grad_x, grad_joined[:, : ctx.width], grad_root, grad_bias, None, None
+
+
+def aggregate_dense(
+    x: Tensor,
+    weight: Tensor,
+    root: Tensor | None,
+    bias: Tensor | None,
+    sums: Sums,
+    *,
+    relu: bool,
+) -> Tensor:
+    """The layer of this module.
+
+    Args:
+        x: shape (num_src, in).
+        weight: shape (out, in).
+        root: weight of a row's own values, shape (out, in), or None.
+        bias: shape (out,), or None.
+        sums: where its neighbours are.
+        relu: apply the rectifier.
+
+    Returns:
+        Shape (num_dst, out).
+    """
+    return _AggregateDense.apply(x, weight, root, bias, sums, relu)
+
+
+def before_relu(grad: Tensor, out: Tensor | None, num_rows: int) -> tuple[Tensor, Tensor]:
+    """The gradient before the rectifier, `num_rows` rows of it, and its column sums.
+
+    Args:
+        grad: behind the rectifier, shape (num_dst, d).
+        out: what the rectifier gave; None: there was none.
+        num_rows: at least num_dst; rows beyond are zero.
+    """
+    given = grad.shape[0]
+    if num_rows == given and (out is None or not runs_on_kernels(grad)):
+        if out is not None:
+            grad = torch.ops.aten.threshold_backward(grad, out, 0)
+        masked = grad.contiguous()
+        return masked, masked.sum(0)
+    masked = grad.new_empty(num_rows, grad.shape[1])
+    masked[given:].zero_()
+    if out is not None and runs_on_kernels(grad):
+        sums = grad.new_empty(grad.shape[1])
+        arrays = [each.contiguous().numpy() for each in (grad, out)]
+        mask_and_column_sums(*arrays, masked.numpy(), sums.numpy())
+        return masked, sums
+    if out is None:
+        masked[:given] = grad
+    else:
+        torch.mul(grad, out > 0, out=masked[:given])
+    return masked, masked[:given].sum(0)
+
+
+def _first(rows: Tensor, count: int) -> Tensor:
+    """The first rows: the tensor itself where it has no more."""
+    return rows if rows.shape[0] == count else rows[:count]
+
+
+_NO_WEIGHT: NDArray[np.float32] = np.empty(0, np.float32)
+
+
+class BlockSums(Sums):
+    """Over a block whose rows one rank has, wherever they lie."""
+
+    def __init__(self, block: TorchBlock) -> None:
+        self.block = block
+
+    @property
+    def num_dst(self) -> int:
+        """Destinations of the block."""
+        return self.block.num_dst
+
+
+class HostSums(BlockSums):
+    """float32 rows in host memory."""
+
+    def rows(self, x: Tensor, *, with_root: bool) -> Tensor:
+        """With rows of zeros up to `dense.padded_rows`."""
+        block = self.block
+        out = torch.empty(dense.padded_rows(block.num_dst), (2 if with_root else 1) * x.shape[1])
+        out[block.num_dst :].zero_()
+        weight = _NO_WEIGHT if block.weight is None else block.weight.numpy()
+        edges = (block.indptr.numpy(), block.indices.numpy(), weight)
+        aggregate_rows(*edges, x.contiguous().numpy(), out.numpy(), with_root)
+        return out
+
+    def gradient(self, grad: Tensor, width: int, *, with_root: bool) -> Tensor:
+        """Every source's row is written once."""
+        indptr, rows, weight = self.block.transposed()
+        out = torch.empty(self.block.num_src, width)
+        given = grad.contiguous().numpy()
+        source_gradient(indptr, rows, weight, given, out.numpy(), width, with_root)
+        return out
+
 
 PER_ELEMENT = {"cpu": 14, "cuda": 28}
 """Multiply-adds of a product that take as long as summing one element of a row, by device.
@@ -47,12 +246,12 @@ def wide(x: Tensor) -> Tensor:
     return x.float() if x.dtype in HALVES else x
 
 
-def _sums(block: TorchBlock, x: Tensor) -> fused.Sums | None:
+def _sums(block: TorchBlock, x: Tensor) -> Sums | None:
     """The block's sums by the loops that apply to those rows; None: torch's own operations."""
     if runs_on_kernels(x):
         return HostSums(block)
     if runs_on_device(x):
-        from runtime.models.block_sums_device import DeviceSums
+        from runtime.models.aggregate_triton import DeviceSums
 
         return DeviceSums(block)
     return None
@@ -69,7 +268,7 @@ def aggregate(x: Tensor, block: TorchBlock) -> Tensor:
         Shape (num_dst, d).
     """
     sums = _sums(block, x)
-    return aggregate_plain(x, block) if sums is None else fused.aggregate(x, sums)
+    return aggregate_plain(x, block) if sums is None else aggregate_sums(x, sums)
 
 
 class _Dense(torch.autograd.Function):
@@ -84,7 +283,7 @@ class _Dense(torch.autograd.Function):
     def backward(ctx: Any, *grad_outputs: Any) -> Any:
         (grad,) = grad_outputs
         inputs, weight, out = ctx.saved_tensors
-        masked, column_sums = fused.before_relu(grad, out, dense.padded_rows(inputs.shape[0]))
+        masked, column_sums = before_relu(grad, out, dense.padded_rows(inputs.shape[0]))
         grad_x = None
         if ctx.needs_input_grad[0]:
             grad_x = dense.linear(masked, weight.t(), None)[: grad.shape[0]]
@@ -132,7 +331,7 @@ def aggregate_linear(
     if sums is not None and not transforms_first(
         block, in_width, out_width, trains=trains, inner=x.requires_grad
     ):
-        return fused.aggregate_dense(x, weight, root, bias, sums, relu=relu)
+        return aggregate_dense(x, weight, root, bias, sums, relu=relu)
     out = aggregate(linear(x, weight, None), block)
     if root is not None:
         out = out + linear(x[: block.num_dst], root, bias)

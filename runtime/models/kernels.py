@@ -10,7 +10,7 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.sampling.intrinsics import prefetch_read
+from runtime.sampling.placed_indices import prefetch_read
 
 _jit: Any = numba.njit(cache=True, nogil=True, fastmath={"contract"}, error_model="numpy")
 

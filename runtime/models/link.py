@@ -14,7 +14,31 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from runtime.models.scores import count_not_finite, refuse_not_finite
+from runtime.errors import GnnplanError
+
+
+def count_not_finite(scores: Tensor) -> int:
+    """Number of scores that are NaN or infinite."""
+    return scores.numel() - int(scores.isfinite().sum())
+
+
+def refuse_not_finite(count: int, total: int, where: str = "") -> None:
+    """Raise an error where any of the scores is not finite.
+
+    Args:
+        count: scores that are NaN or infinite.
+        total: all scores.
+        where: what was scored, as the message shall begin: "epoch 3, validation".
+
+    Raises:
+        GnnplanError: `count` is not zero.
+    """
+    if count:
+        raise GnnplanError(
+            f"{where}{': ' if where else ''}expected finite scores, found {count} of {total} that "
+            "are NaN or infinite; lower the learning rate, or look for NaN and infinite values in "
+            "the features with `gnnplan graph info`"
+        )
 
 
 def pair_scores(h: Tensor, links: Tensor) -> Tensor:

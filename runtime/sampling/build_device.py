@@ -7,17 +7,17 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from runtime.plan import Sampler
-from runtime.sampling.device_batch import DeviceBatch
-from runtime.sampling.device_topology import DeviceTopology
-from runtime.sampling.locality import Correction, check_factor, rings
-from runtime.sampling.sampler_request import (
+from runtime.plan.schema import Sampler
+from runtime.sampling.build import (
     SamplerRequest,
     labor_settings,
     layer_settings,
     local_layer_settings,
     sampler_request,
 )
+from runtime.sampling.gpu.hops import DeviceBatch
+from runtime.sampling.gpu.topology import DeviceTopology
+from runtime.sampling.locality import Correction, check_factor, rings
 from runtime.sampling.statistics import Draws, Estimator
 
 
@@ -81,15 +81,15 @@ def build_device_sampler(
 
 
 def _make_full(r: SamplerRequest, topology: DeviceTopology, common: dict[str, Any]) -> Any:
-    from runtime.sampling.neighbor_triton import DeviceNeighborSampler
+    from runtime.sampling.gpu.neighbor import DeviceNeighborSampler
 
     fanouts = [-1] * len(r.fanouts)
     return DeviceNeighborSampler(topology, fanouts, dialect=r.dialect, seed=r.seed, **common)
 
 
 def _make_neighbor(r: SamplerRequest, topology: DeviceTopology, common: dict[str, Any]) -> Any:
-    from runtime.sampling.locality_device import DeviceWeightedSampler
-    from runtime.sampling.neighbor_triton import DeviceNeighborSampler
+    from runtime.sampling.gpu.locality import DeviceWeightedSampler
+    from runtime.sampling.gpu.neighbor import DeviceNeighborSampler
 
     draws, estimator = r.choice(Draws, "draws"), r.choice(Estimator, "estimator")
     common |= {"dialect": r.dialect, "seed": r.seed}
@@ -101,7 +101,7 @@ def _make_neighbor(r: SamplerRequest, topology: DeviceTopology, common: dict[str
 
 
 def _make_las(r: SamplerRequest, topology: DeviceTopology, common: dict[str, Any]) -> Any:
-    from runtime.sampling.locality_device import DeviceLocalitySampler
+    from runtime.sampling.gpu.locality import DeviceLocalitySampler
 
     if r.over_ladies():
         return _make_layerwise(r, topology, common)
@@ -119,13 +119,13 @@ def _make_las(r: SamplerRequest, topology: DeviceTopology, common: dict[str, Any
 
 
 def _make_labor(r: SamplerRequest, topology: DeviceTopology, common: dict[str, Any]) -> Any:
-    from runtime.sampling.labor_device import DeviceLaborSampler
+    from runtime.sampling.gpu.labor import DeviceLaborSampler
 
     return DeviceLaborSampler(topology, r.fanouts, **labor_settings(r), **common)
 
 
 def _make_layerwise(r: SamplerRequest, topology: DeviceTopology, common: dict[str, Any]) -> Any:
-    from runtime.sampling.layerwise_device import DeviceLayerwiseSampler
+    from runtime.sampling.gpu.layerwise import DeviceLayerwiseSampler
 
     settings = local_layer_settings(r) if r.name == "las" else layer_settings(r)
     return DeviceLayerwiseSampler(topology, **settings, **common)

@@ -1,8 +1,8 @@
 """`kernel`: numba's njit without the GIL, cached on disk, and never stale.
 
 Numba notices a change in the file of the function it cached, but not in the files of the functions
-that it calls and has inlined. Here a cached kernel is valid only while no file of its folder has
-changed, nor `runtime.intrinsics`.
+that it calls and has inlined. Here a cached kernel is valid only while no file of its package has
+changed (`runtime.sampling` with its folders, for instance), nor `runtime.intrinsics`.
 """
 
 import functools
@@ -27,14 +27,20 @@ def inlined_kernel(function: Callable[..., Any]) -> Any:
 
 
 def _compiled(function: Callable[..., Any], *, inline: Literal["never", "always"]) -> Any:
-    """Compile with a disk cache that depends on all files of the function's folder."""
+    """Compile with a disk cache that depends on all files of the function's package."""
     dispatcher: Any = numba.njit(nogil=True, cache=True, inline=inline)(function)
     index: Any = getattr(getattr(dispatcher, "_cache", None), "_cache_file", None)
     if not hasattr(index, "_source_stamp"):
         # A numba that keeps its cache otherwise: better compiled anew than stale.
         return numba.njit(nogil=True, inline=inline)(function)
-    index._source_stamp = (*folder_stamp(Path(inspect.getfile(function)).parent), _shared_stamp())
+    index._source_stamp = (*folder_stamp(_package_folder(function)), _shared_stamp())
     return dispatcher
+
+
+def _package_folder(function: Callable[..., Any]) -> Path:
+    """The folder of a function's package, runtime/sampling for instance, with what is below it."""
+    file, depth = Path(inspect.getfile(function)), function.__module__.count(".")
+    return file.parents[max(depth - 2, 0)]
 
 
 @functools.cache
@@ -49,5 +55,5 @@ def _file_stamp(file: Path) -> tuple[str, int, int]:
 
 @functools.cache
 def folder_stamp(folder: Path) -> tuple[tuple[str, int, int], ...]:
-    """Name, time of change in ns and size of every Python file of a folder."""
-    return tuple(_file_stamp(file) for file in sorted(folder.glob("*.py")))
+    """Name, time of change in ns and size of every Python file of a folder and those below it."""
+    return tuple(_file_stamp(file) for file in sorted(folder.rglob("*.py")))

@@ -17,19 +17,203 @@ from enum import StrEnum
 from typing import no_type_check
 
 import numpy as np
+from numba.extending import register_jitable
 from numpy.typing import NDArray
 
 from runtime.errors import SamplerError
 from runtime.sampling.compiled import kernel
-from runtime.sampling.dependent_normal import (
-    normal,
-    normal_kernel,
-    normal_word,
-    normal_word_kernel,
-    normal_words_kernel,
-    normals_kernel,
-)
 from runtime.sampling.rng import Integers, Purpose, draw, key_kernel, stream, value_kernel
+
+_CENTRE = 0.425
+_TAIL = 5.0
+_FAR = 7.07106781186547
+_ROOT_TWO_PI = 2.506628274631000502
+_LN2 = 0.6931471805599453
+_ROOT_HALF = 0.7071067811865476
+_BELOW_ONE = 1.0 - 2.0**-53
+_WORD = 2.0**64
+_STEP = 2.0**-52
+_TWELVE = np.uint64(12)
+
+# Polynomials, highest power first. AS 241: numerator and denominator of the three regions.
+_CENTRE_OVER = (
+    2509.0809287301226727, 33430.575583588128105, 67265.770927008700853, 45921.953931549871457,
+    13731.693765509461125, 1971.5909503065514427, 133.14166789178437745, 3.3871328727963666080,
+)  # fmt: skip
+_CENTRE_UNDER = (
+    5226.4952788528545610, 28729.085735721942674, 39307.895800092710610, 21213.794301586595867,
+    5394.1960214247511077, 687.18700749205790830, 42.313330701600911252, 1.0,
+)  # fmt: skip
+_MIDDLE_OVER = (
+    7.7454501427834140764e-4, 0.0227238449892691845833, 0.24178072517745061177,
+    1.27045825245236838258, 3.64784832476320460504, 5.7694972214606914055, 4.6303378461565452959,
+    1.42343711074968357734,
+)  # fmt: skip
+_MIDDLE_UNDER = (
+    1.05075007164441684324e-9, 5.475938084995344946e-4, 0.0151986665636164571966,
+    0.14810397642748007459, 0.68976733498510000455, 1.6763848301838038494, 2.05319162663775882187,
+    1.0,
+)  # fmt: skip
+_OUTER_OVER = (
+    2.01033439929228813265e-7, 2.71155556874348757815e-5, 0.0012426609473880784386,
+    0.026532189526576123093, 0.29656057182850489123, 1.7848265399172913358, 5.4637849111641143699,
+    6.6579046435011037772,
+)  # fmt: skip
+_OUTER_UNDER = (
+    2.04426310338993978564e-15, 1.4215117583164458887e-7, 1.8463183175100546818e-5,
+    7.868691311456132591e-4, 0.0148753612908506148525, 0.13692988092273580531,
+    0.59983220655588793769, 1.0,
+)  # fmt: skip
+_HART_OVER = (
+    0.0352624965998911, 0.700383064443688, 6.37396220353165, 33.912866078383, 112.079291497871,
+    221.213596169931, 220.206867912376,
+)  # fmt: skip
+_HART_UNDER = (
+    0.0883883476483184, 1.75566716318264, 16.064177579207, 86.7807322029461, 296.564248779674,
+    637.333633378831, 793.826512519948, 440.413735824752,
+)  # fmt: skip
+_ATANH = tuple(1.0 / (2 * i + 1) for i in reversed(range(13)))
+_EXP = tuple((-1.0) ** i / math.factorial(i) for i in reversed(range(17)))
+
+
+@register_jitable
+@no_type_check
+def _polynomial(x, coefficients):
+    """Horner's scheme; like all shared pieces here, for arrays as for single numbers."""
+    value = x * 0.0
+    for coefficient in coefficients:
+        value = value * x + coefficient
+    return value
+
+
+@register_jitable
+@no_type_check
+def _logarithm(mantissa, exponent):
+    """Natural logarithm of mantissa * 2^exponent, mantissa in [1/2, 1)."""
+    low = mantissa < _ROOT_HALF
+    mantissa = mantissa + mantissa * low
+    ratio = (mantissa - 1.0) / (mantissa + 1.0)
+    return (exponent - low) * _LN2 + 2.0 * ratio * _polynomial(ratio * ratio, _ATANH)
+
+
+@register_jitable
+@no_type_check
+def _centre(q):
+    r = 0.180625 - q * q
+    return q * _polynomial(r, _CENTRE_OVER) / _polynomial(r, _CENTRE_UNDER)
+
+
+@register_jitable
+@no_type_check
+def _middle(r):
+    return _polynomial(r - 1.6, _MIDDLE_OVER) / _polynomial(r - 1.6, _MIDDLE_UNDER)
+
+
+@register_jitable
+@no_type_check
+def _outer(r):
+    return _polynomial(r - _TAIL, _OUTER_OVER) / _polynomial(r - _TAIL, _OUTER_UNDER)
+
+
+@register_jitable
+@no_type_check
+def _near_tail(z, exponential):
+    return exponential * _polynomial(z, _HART_OVER) / _polynomial(z, _HART_UNDER)
+
+
+@register_jitable
+@no_type_check
+def _far_tail(z, exponential):
+    fraction = z + 1.0 / (z + 2.0 / (z + 3.0 / (z + 4.0 / (z + 0.65))))
+    return exponential / fraction / _ROOT_TWO_PI
+
+
+def normal(bits: NDArray[np.uint64]) -> NDArray[np.float64]:
+    """Standard normal numbers from the high 52 bits of random words, by inversion."""
+    u = ((bits >> _TWELVE).astype(np.float64) + 0.5) * _STEP
+    q = u - 0.5
+    out = _centre(q)
+    tail = np.abs(q) > _CENTRE
+    r = np.sqrt(-_logarithm(*np.frexp(np.minimum(u, 1.0 - u)[tail])))
+    size = np.where(r <= _TAIL, _middle(r), _outer(r))
+    out[tail] = np.where(q[tail] < 0, -size, size)
+    return out
+
+
+def normal_word(x: NDArray[np.float64]) -> NDArray[np.uint64]:
+    """Phi(x) as a 64-bit fraction: a uniform random word where x is standard normal."""
+    z = np.abs(x)
+    half = 0.5 * z * z
+    turns = np.floor(half / _LN2 + 0.5)
+    small = _polynomial(half - turns * _LN2, _EXP)
+    exponential = np.ldexp(small, -turns.astype(np.int32))
+    tail = np.where(z < _FAR, _near_tail(z, exponential), _far_tail(z, exponential))
+    probability = np.where(x > 0, 1.0 - tail, tail)
+    return (np.minimum(probability, _BELOW_ONE) * _WORD).astype(np.uint64)
+
+
+@kernel
+@no_type_check
+def normal_kernel(bits):
+    """Numba twin of `normal` for one word."""
+    u = (np.float64(bits >> _TWELVE) + 0.5) * _STEP
+    q = u - 0.5
+    if abs(q) <= _CENTRE:
+        return _centre(q)
+    mantissa, exponent = math.frexp(min(u, 1.0 - u))
+    r = math.sqrt(-_logarithm(mantissa, exponent))
+    size = _middle(r) if r <= _TAIL else _outer(r)
+    return -size if q < 0 else size
+
+
+@kernel
+@no_type_check
+def normal_word_kernel(x):
+    """Numba twin of `normal_word` for one number."""
+    z = abs(x)
+    half = 0.5 * z * z
+    turns = math.floor(half / _LN2 + 0.5)
+    exponential = math.ldexp(_polynomial(half - turns * _LN2, _EXP), -int(turns))
+    tail = _near_tail(z, exponential) if z < _FAR else _far_tail(z, exponential)
+    probability = 1.0 - tail if x > 0 else tail
+    return np.uint64(min(probability, _BELOW_ONE) * _WORD)
+
+
+@kernel
+@no_type_check
+def normals_kernel(bits, count, out):
+    """`normal` of the first `count` words into `out`: the middle of the law without a branch."""
+    for i in range(count):
+        u = (np.float64(np.int64(bits[i] >> _TWELVE)) + 0.5) * _STEP
+        out[i] = _centre(u - 0.5)
+    for i in range(count):
+        u = (np.float64(np.int64(bits[i] >> _TWELVE)) + 0.5) * _STEP
+        if abs(u - 0.5) > _CENTRE:
+            out[i] = normal_kernel(bits[i])
+
+
+@kernel
+@no_type_check
+def normal_words_kernel(x, count, powers, tails, out):
+    """`normal_word` of the first `count` numbers into `out`, in loops that vectorise.
+
+    `powers` (int64) and `tails` (float64) are scratch of at least `count`.
+    """
+    for i in range(count):
+        half = 0.5 * x[i] * x[i]
+        turns = np.floor(half / _LN2 + 0.5)
+        powers[i] = (1023 - np.int64(turns)) << 52  # 2^-turns, by its exponent
+        tails[i] = _polynomial(half - turns * _LN2, _EXP)
+    scales = powers.view(np.float64)
+    for i in range(count):
+        tails[i] = _near_tail(abs(x[i]), tails[i] * scales[i])
+    for i in range(count):
+        probability = 1.0 - tails[i] if x[i] > 0 else tails[i]
+        out[i] = np.uint64(min(probability, _BELOW_ONE) * _WORD)
+    for i in range(count):
+        if abs(x[i]) >= _FAR:
+            out[i] = normal_word_kernel(x[i])
+
 
 CHUNK = 512
 """Words that are worked on together: their scratch stays in the first-level cache."""

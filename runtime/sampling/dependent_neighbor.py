@@ -10,14 +10,13 @@ from typing import no_type_check
 import numpy as np
 from numpy.typing import NDArray
 
+from runtime.sampling.choose.labor_scan import keep_all, read_chosen
 from runtime.sampling.compiled import kernel
 from runtime.sampling.dependent import Dependence, HopStreams, StreamPolicy, word_kernel
-from runtime.sampling.hop_room import SPARE
-from runtime.sampling.labor_hops import RELABEL_BUDGET_BYTES, AbstractHopSampler
-from runtime.sampling.labor_scan import keep_all, read_chosen
+from runtime.sampling.labor import RELABEL_BUDGET_BYTES, AbstractHopSampler
 from runtime.sampling.minibatch import Dialect
 from runtime.sampling.rng import Purpose, bounded_kernel
-from runtime.sampling.workspace import Workspace
+from runtime.sampling.workspace import SPARE, Workspace
 
 
 @kernel

@@ -5,7 +5,7 @@ from enum import StrEnum
 from typing import TypeVar
 
 from runtime.errors import SamplerError
-from runtime.plan import Sampler
+from runtime.plan.schema import Sampler
 from runtime.sampling.statistics import (
     Draws,
     Estimator,

@@ -32,6 +32,7 @@ from numba.extending import (
 )
 from numpy.typing import NDArray
 
+from runtime.intrinsics import emit_prefetch
 from runtime.sampling.compiled import kernel
 
 WORD = 64
@@ -242,3 +243,41 @@ def load_lanes(context: Any, builder: Any, kind: Any, at: Any, lanes: int) -> An
 @no_type_check
 def _read(placed, position):
     return placed[position]
+
+
+def _prefetch(builder: Any, context: Any, array_type: Any, arguments: Any, *, write: bool) -> Any:
+    """Prefetch `array[index]`.
+
+    Of placed indices the word of the directory is asked for: it says where the entry lies.
+    """
+    if isinstance(array_type, PlacedType):
+        pointer = directory_pointer(context, builder, array_type, *arguments)
+    else:
+        array = context.make_array(array_type)(context, builder, arguments[0])
+        pointer = builder.bitcast(builder.gep(array.data, [arguments[1]]), cgutils.voidptr_t)
+    emit_prefetch(builder, pointer, write=write)
+    return context.get_dummy_value()
+
+
+@intrinsic
+@no_type_check
+def prefetch_read(typing_context: Any, array: Any, index: Any) -> Any:
+    """Ask for the cache line of `array[index]`; never faults, whatever the index."""
+    del typing_context, index
+
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return _prefetch(builder, context, signature.args[0], arguments, write=False)
+
+    return types.void(array, types.int64), codegen
+
+
+@intrinsic
+@no_type_check
+def prefetch_write(typing_context: Any, array: Any, index: Any) -> Any:
+    """Ask for the cache line of `array[index]` in order to write it; never faults."""
+    del typing_context, index
+
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return _prefetch(builder, context, signature.args[0], arguments, write=True)
+
+    return types.void(array, types.int64), codegen

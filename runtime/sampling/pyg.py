@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from runtime.errors import SamplerError
+from runtime.graph.dataset import Graph
+from runtime.graph.types import GraphTypes, rows_within_types
 from runtime.sampling.minibatch import Dialect, MiniBatch
 
 if TYPE_CHECKING:
@@ -70,3 +72,106 @@ def _one_row_per_node(name: str, rows: Any, num_nodes: int) -> Any:
             f"pass {name}[batch.n_id]"
         )
     return rows
+
+
+if TYPE_CHECKING:
+    from torch_geometric.data import HeteroData
+
+
+class HeteroView:
+    """Turns batches of one typed graph into HeteroData.
+
+    Args:
+        graph: The dataset, with types of nodes and edges.
+        types: Its types, edge types named `source__relation__destination`.
+
+    Raises:
+        SamplerError: an edge type's name is no such triple of the graph's node types.
+    """
+
+    def __init__(self, graph: Graph, types: GraphTypes) -> None:
+        self._keys = [_triple(name, types.node_types) for name in types.edge_types]
+        self._types = types
+        self._y = graph.y
+        node_type = graph.node_type
+        if node_type is None or not graph.x_by_type:
+            node_type = np.zeros(graph.num_nodes, np.int32)
+        self._node_type = np.ascontiguousarray(node_type)
+        self._row_of = rows_within_types(self._node_type, len(types.node_types))
+
+    def __call__(self, batch: MiniBatch, x: Any = None) -> "HeteroData":
+        """View a first_seen batch.
+
+        Per node type: n_id (rows of the type's own table), x (its own columns), y, and
+        num_sampled_nodes by hop; per edge type: edge_index, num_sampled_edges by hop, and e_id
+        (positions in the dataset's `indices`) where the sampler kept edge ids. The seeds' type, of
+        which all seeds have to be, has batch_size and input_id, its seeds first.
+
+        Args:
+            batch: In the first_seen dialect, of a `TypedSampler`.
+            x: Rows of `batch.n_id`, a tensor [num_input, widest type], or None.
+
+        Raises:
+            SamplerError: another dialect or sampler, or seeds of several types.
+        """
+        import torch
+        from torch_geometric.data import HeteroData
+
+        outer = batch.blocks[0]
+        if batch.dialect is not Dialect.FIRST_SEEN or outer.relation_ptr is None:
+            raise SamplerError(
+                "expected a first_seen batch of a TypedSampler for a HeteroData, found "
+                f"{batch.dialect.value}{'' if outer.relation_ptr is not None else ', not typed'}"
+            )
+        node_type = self._node_type[batch.n_id]
+        if len(np.unique(node_type[: batch.num_seeds])) > 1:
+            raise SamplerError("expected seeds of one node type for a HeteroData, found several")
+        data = HeteroData()
+        hop_of_node = np.repeat(np.arange(len(batch.num_sampled_nodes)), batch.num_sampled_nodes)
+        local = rows_within_types(node_type, len(self._types.node_types))
+        for number, name in enumerate(self._types.node_types):
+            own = np.flatnonzero(node_type == number)
+            store = data[name]
+            store.num_nodes = len(own)
+            store.n_id = torch.from_numpy(self._row_of[batch.n_id[own]])
+            store.num_sampled_nodes = _counts(hop_of_node[own], len(batch.num_sampled_nodes))
+            if x is not None:
+                store.x = x[torch.from_numpy(own), : self._types.widths[number]]
+            if self._y is not None:
+                store.y = torch.from_numpy(np.ascontiguousarray(self._y[batch.n_id[own]]))
+        self._add_edges(data, batch, local, hop_of_node)
+        if batch.num_seeds:
+            seeds = data[self._types.node_types[int(node_type[0])]]
+            seeds.batch_size, seeds.input_id = batch.num_seeds, torch.from_numpy(batch.input_id)
+        return data
+
+    def _add_edges(self, data: "HeteroData", batch: MiniBatch, local: Any, hop_of: Any) -> None:
+        import torch
+
+        outer = batch.blocks[0]
+        assert outer.relation_ptr is not None
+        sizes = np.diff(outer.relation_ptr)
+        relation = np.repeat(np.arange(len(sizes)) % len(self._keys), sizes)
+        destination = np.repeat(np.arange(len(sizes)) // len(self._keys), sizes)
+        for number, key in enumerate(self._keys):
+            own = np.flatnonzero(relation == number)
+            to = destination[own]
+            store = data[key]
+            store.edge_index = torch.from_numpy(np.stack([local[outer.indices[own]], local[to]]))
+            store.num_sampled_edges = _counts(hop_of[to], len(batch.blocks))
+            if outer.e_id is not None:
+                store.e_id = torch.from_numpy(outer.e_id[own])
+
+
+def _counts(hops: Any, num_hops: int) -> list[int]:
+    return np.bincount(hops, minlength=num_hops).tolist()
+
+
+def _triple(name: str, node_types: list[str]) -> tuple[str, str, str]:
+    parts = name.split("__")
+    if len(parts) != 3 or parts[0] not in node_types or parts[2] not in node_types:
+        raise SamplerError(
+            "expected edge types named source__relation__destination, with node types among "
+            f"{', '.join(node_types)}, found {name!r}; iterate blocks, or rename it in graph.json"
+        )
+    return parts[0], parts[1], parts[2]

@@ -17,7 +17,7 @@ from typing import no_type_check
 import numpy as np
 
 from runtime.sampling.compiled import inlined_kernel, kernel
-from runtime.sampling.intrinsics import prefetch_write
+from runtime.sampling.placed_indices import prefetch_write
 from runtime.sampling.rng import ODD
 
 _ZERO, _ONE = np.uint64(0), np.uint64(1)

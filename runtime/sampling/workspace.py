@@ -3,13 +3,37 @@
 All arrays come from numpy, which asks for huge pages where it helps.
 """
 
-from typing import Any
+from typing import Any, no_type_check
 
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.sampling.hop_room import EDGES_NEEDED, NODES_NEEDED, ROWS_NEEDED, SPARE, STATE_LENGTH
+from runtime.sampling.compiled import kernel
 from runtime.sampling.relabel import refill
+
+SPARE = 64
+"""Entries that buffers have beyond the last one used, which prefetches read ahead."""
+
+# Entries of the state vector.
+HOP, ROWS_NEEDED, EDGES_NEEDED, NODES_NEEDED = 0, 1, 2, 3
+STATE_LENGTH = 4
+
+
+@kernel
+@no_type_check
+def has_room(state, hop, rows, edges, nodes, row_ptr, local, node_ids, table, shift):
+    """Note that the hop may need so many rows, edges and nodes in all; False where room lacks."""
+    state[HOP] = hop
+    state[ROWS_NEEDED] = rows + 1
+    state[EDGES_NEEDED] = edges + SPARE
+    state[NODES_NEEDED] = nodes + SPARE
+    return (
+        state[ROWS_NEEDED] <= row_ptr.shape[0]
+        and state[EDGES_NEEDED] <= local.shape[0]
+        and state[NODES_NEEDED] <= node_ids.shape[0]
+        and (shift == 0 or 2 * nodes <= table.shape[0])
+    )
+
 
 _ENTRIES = 1 << 32
 _SMALLEST_TABLE = 1024

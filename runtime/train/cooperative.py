@@ -18,7 +18,7 @@ from runtime.comm.collectives import Communicator
 from runtime.errors import InputError
 from runtime.meter import StageMeter
 from runtime.models.adjacency import torch_block
-from runtime.sampling.cooperative_exchange import RowExchange
+from runtime.sampling.distributed.exchange import RowExchange
 from runtime.sampling.minibatch import MiniBatch
 from runtime.stages import Stage
 

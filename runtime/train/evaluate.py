@@ -15,23 +15,68 @@ from torch import Tensor, nn
 
 from runtime.comm.collectives import Communicator
 from runtime.errors import DatasetError
-from runtime.features.counters import Counters
 from runtime.features.gather import gather_rows
 from runtime.features.sparse import SparseHost
 from runtime.features.store import AbstractFeatureStore
+from runtime.features.tier import Counters
 from runtime.features.typed import TypedFeatureStore
 from runtime.graph.dataset import Graph
-from runtime.loader_typed import is_typed, typed_sampler
+from runtime.graph.types import is_typed
+from runtime.loader.tasks import typed_sampler
 from runtime.models.adjacency import TorchBlock, torch_block, torch_blocks
 from runtime.models.inference import FullNeighbourhoods, chunks, vertices_per_layer
 from runtime.models.metrics import Metric, metric_of
 from runtime.models.weights import count_self_loops, fill_weights
-from runtime.plan import Workload
+from runtime.plan.schema import Plan, Workload
 from runtime.sampling.minibatch import MiniBatch
 from runtime.sampling.neighbor import NeighborSampler
 from runtime.sampling.rng import Purpose
-from runtime.train.evaluation_room import MOST_CHUNK_BYTES
 from runtime.train.layer_table import LayerTable
+
+MOST_CHUNK_BYTES = 256 << 20
+LEAST_CHUNK_BYTES = 4 << 20
+"""Some thousand rows: fewer are not faster to hold, only slower to compute."""
+COPIES = 4
+"""A chunk's rows, their products, what is sent along edges, ids: times the rows' own bytes."""
+TABLES = 2
+"""Layers' outputs that are there at once: one is read while the next is written."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EvaluationRoom:
+    """What one rank's evaluation may take."""
+
+    chunk_bytes: int = MOST_CHUNK_BYTES
+    """Of the input rows of one chunk."""
+    table_bytes: int | None = None
+    """Of one layer's output in the rank's own memory; larger ones are files. None: any."""
+
+
+def evaluation_room(plan: Plan, rank: int) -> EvaluationRoom:
+    """The room of a rank under a plan; one without a memory prediction bounds nothing.
+
+    Args:
+        plan: its predicted memories.
+        rank: whose room.
+    """
+    memories = plan.prediction.memory_bytes
+    own = memories.get(f"rank{rank}")
+    if own is None:
+        return EvaluationRoom()
+    hosts = [use for name, use in memories.items() if not name.startswith("rank")]
+    ranks = -(-plan.num_ranks // max(1, len(hosts)))
+    host = min((use.headroom // ranks for use in hosts), default=own.headroom)
+    given_back = own.parts.get("activations", 0)
+    if plan.strategy.devices[rank].kind == "cuda":
+        chunk, tables = min(own.headroom + given_back, host // 2), host // 2
+    else:
+        free = min(own.headroom, host)
+        chunk, tables = free // 2 + given_back, free // 2
+    return EvaluationRoom(
+        chunk_bytes=min(MOST_CHUNK_BYTES, max(LEAST_CHUNK_BYTES, chunk // COPIES)),
+        table_bytes=max(0, tables) // TABLES,
+    )
+
 
 Reader = Callable[[NDArray[np.int64], NDArray[np.float32]], object]
 _SAMPLED_BATCH = 1024

@@ -18,26 +18,22 @@ from torch import Tensor
 
 from runtime.comm.collectives import Communicator
 from runtime.errors import DatasetError, InputError, PlanError
-from runtime.features.counters import Counters
 from runtime.features.store import AbstractFeatureStore
+from runtime.features.tier import Counters
 from runtime.fullgraph.forward import FullGraphModel, check_settings
 from runtime.fullgraph.part import Part
 from runtime.graph.dataset import Graph
-from runtime.loader_position import Position
+from runtime.loader.pipeline import Position
 from runtime.meter import StageMeter
 from runtime.models.build import BlockModel, build_model
 from runtime.models.loss import loss_sum
-from runtime.plan import Plan, load_array
+from runtime.plan.io import load_array
+from runtime.plan.schema import Plan
 from runtime.sampling.minibatch import MiniBatch
 from runtime.stages import Stage
 from runtime.train.evaluate import Reader, reader_of
-from runtime.train.minibatch import (
-    GradientBuffer,
-    TrainLoop,
-    make_optimizer,
-    seed_dropout,
-    share_parameters,
-)
+from runtime.train.gradients import GradientBuffer
+from runtime.train.minibatch import TrainLoop, make_optimizer, seed_dropout, share_parameters
 
 
 class DatasetRows(AbstractFeatureStore):

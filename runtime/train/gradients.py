@@ -1,9 +1,13 @@
 """All gradients of a model in one flat tensor."""
 
+import functools
+
 import torch
 from torch import Tensor, nn
 
+from runtime.comm.collectives import Communicator, Pending
 from runtime.errors import InputError
+from runtime.train.parts import PART_BYTES
 
 _ALIGNMENT_BYTES = 64
 
@@ -39,3 +43,89 @@ class GradientBuffer:
     def loss(self) -> Tensor:
         """The loss: this rank's share before the all-reduce, the global one after it."""
         return self.flat[-1]
+
+
+class OverlappedReduce:
+    """Sends a model's gradients part by part.
+
+    Args:
+        gradients: the model's flat buffer.
+        comm: the ranks; nothing else of this thread may use it during a backward pass.
+        part_bytes: least bytes of a part.
+    """
+
+    def __init__(
+        self, gradients: GradientBuffer, comm: Communicator, *, part_bytes: int = PART_BYTES
+    ) -> None:
+        self._comm = comm
+        self._flat = gradients.flat
+        self._parts = _parts(gradients, part_bytes)
+        self._missing: list[int] = []
+        self._next = 0
+        self._pending: list[Pending] = []
+        self._hooks = [
+            parameter.register_post_accumulate_grad_hook(functools.partial(self._arrived, part))
+            for part, (_, _, held) in enumerate(self._parts)
+            for parameter in held
+        ]
+        self.begin()
+
+    @property
+    def num_parts(self) -> int:
+        """Parts of the gradient, without the loss."""
+        return len(self._parts)
+
+    def begin(self) -> None:
+        """Expect all gradients anew; call before each backward pass."""
+        self._missing = [len(held) for _, _, held in self._parts]
+        self._next = 0
+        self._pending = []
+
+    def finish(self) -> None:
+        """Send what was not, the loss last, and wait for all of it; collective."""
+        while self._next < len(self._parts):
+            self._send()
+        self._pending.append(self._comm.start_all_reduce(self._flat[-1:]))
+        for pending in self._pending:
+            pending.wait()
+        self._pending = []
+
+    def close(self) -> None:
+        """Take the hooks off the parameters."""
+        for hook in self._hooks:
+            hook.remove()
+
+    def _arrived(self, part: int, parameter: Tensor) -> None:
+        del parameter
+        self._missing[part] -= 1
+        while self._next < len(self._parts) and self._missing[self._next] == 0:
+            self._send()
+
+    def _send(self) -> None:
+        first, last, _ = self._parts[self._next]
+        self._next += 1
+        self._pending.append(self._comm.start_all_reduce(self._flat[first:last]))
+
+
+def _parts(gradients: GradientBuffer, part_bytes: int) -> list[tuple[int, int, list[nn.Parameter]]]:
+    """First and last place in the flat buffer, and parameters; in order of the backward pass."""
+    size = gradients.flat.element_size()
+    found: list[tuple[int, int, list[nn.Parameter]]] = []
+    last = gradients.flat.numel() - 1
+    held: list[nn.Parameter] = []
+    for parameter, first in zip(
+        reversed(gradients.parameters), reversed(gradients.starts), strict=True
+    ):
+        held.append(parameter)
+        if (last - first) * size >= part_bytes or first == 0:
+            found.append((first, last, held))
+            last, held = first, []
+    return found
+
+
+def overlapped(
+    gradients: GradientBuffer, comm: Communicator, *, asked: bool
+) -> OverlappedReduce | None:
+    """The parts of a gradient that is sent while it is made; None where it is sent afterwards."""
+    hooks = hasattr(torch.Tensor, "register_post_accumulate_grad_hook")
+    return OverlappedReduce(gradients, comm) if asked and hooks and comm.size > 1 else None

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.config import RunConfig
 from runtime.device import machine_facts
 from runtime.errors import GnnplanError
-from runtime.heartbeat import Heartbeat, Phase
-from runtime.loader import PlannedLoader
+from runtime.faults.heartbeat import Heartbeat, Phase
+from runtime.launch.config import RunConfig
+from runtime.loader.loader import PlannedLoader
 from runtime.models.metrics import metric_of
-from runtime.plan import Plan
+from runtime.plan.schema import Plan
 from runtime.process import HostState, age_seconds, host_state, memory_bytes, noise_between
 from runtime.report import (
     MAX_STEP_SAMPLES,
@@ -27,15 +27,13 @@ from runtime.report import (
     save_report,
     typical_stages,
 )
-from runtime.train.epochs_file import Mark
-from runtime.train.evaluate import evaluate
-from runtime.train.evaluation_room import evaluation_room
+from runtime.train.evaluate import evaluate, evaluation_room
 from runtime.train.fullgraph import FullGraphEpochs
 from runtime.train.links import evaluate_links
 from runtime.train.locality import FactorControl, factor_control
 from runtime.train.minibatch import STEP, TrainLoop
 from runtime.train.progress import Events
-from runtime.train.recovery import save
+from runtime.train.recovery import Mark, save
 
 
 @dataclass(kw_only=True)

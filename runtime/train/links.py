@@ -18,10 +18,9 @@ from runtime.errors import InputError
 from runtime.features.store import AbstractFeatureStore
 from runtime.graph.dataset import Graph
 from runtime.models.metrics import metric_of
-from runtime.plan import Workload
+from runtime.plan.schema import Workload
 from runtime.sampling.negative import NegativeSampler
-from runtime.train.evaluate import Evaluation, Score, reader_of, split_by_edges
-from runtime.train.evaluation_room import MOST_CHUNK_BYTES
+from runtime.train.evaluate import MOST_CHUNK_BYTES, Evaluation, Score, reader_of, split_by_edges
 from runtime.train.layer_table import LayerTable
 
 EVALUATION_EPOCH = 1 << 31

@@ -13,8 +13,8 @@ import torch
 from runtime.comm.collectives import Communicator
 from runtime.errors import SamplerError
 from runtime.meter import StageMeter
-from runtime.plan import Sampler
-from runtime.sampling.locality_factor import FactorSchedule
+from runtime.plan.schema import Sampler
+from runtime.sampling.locality import FactorSchedule
 from runtime.sampling.parameters import number, parameters_of
 from runtime.stages import Stage
 from runtime.train.minibatch import STEP

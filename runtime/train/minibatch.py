@@ -24,8 +24,7 @@ from runtime.sampling.minibatch import MiniBatch
 from runtime.sampling.rng import Purpose, stream
 from runtime.stages import Stage
 from runtime.train.cooperative import forward_cooperative, metered_apart
-from runtime.train.gradients import GradientBuffer as GradientBuffer
-from runtime.train.overlapped import OverlappedReduce
+from runtime.train.gradients import GradientBuffer, OverlappedReduce
 from runtime.train.precision import Precision, widened
 
 STEP = "step"

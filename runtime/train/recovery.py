@@ -4,18 +4,164 @@ No generator's state is kept: every draw, dropout's too, comes from a stream tha
 epoch, the step and the rank give.
 """
 
+import hashlib
+import io
+import json
 import logging
+import os
+import zlib
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from runtime import codec
-from runtime.errors import PlanError
-from runtime.failure import attempt_line
-from runtime.heartbeat import Phase, attempt
+from runtime.errors import InputError, PlanError
+from runtime.faults.failure import attempt_line
+from runtime.faults.heartbeat import Phase, attempt
+from runtime.graph.reading import one_line
 from runtime.report import EpochReport
-from runtime.train.checkpoint import read_newest, save_checkpoint, state_of
-from runtime.train.checkpoint_files import CHECKPOINTS, set_aside
-from runtime.train.epochs_file import EPOCHS_FILE, Mark, append_epochs, read_epochs
+from runtime.train.checkpoint_files import CHECKPOINTS, NAME, list_checkpoints, set_aside
+
+_checkpoint_log = logging.getLogger(__name__)
+
+
+def save_checkpoint(folder: Path, step: int, state: dict[str, Any], *, keep: int) -> Path:
+    """Write `state` as the checkpoint of optimiser step `step` and remove all but the last `keep`.
+
+    Args:
+        folder: made where it is missing.
+        step: optimiser steps taken so far, over all epochs.
+        state: tensors, numbers, strings, and dicts and lists of them.
+        keep: checkpoints to keep, at least 1.
+
+    Raises:
+        OSError: the disk is full; older checkpoints are untouched then.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    buffer = io.BytesIO()
+    torch.save(state, buffer)
+    data = buffer.getvalue()
+    path = folder / f"checkpoint-{step:010d}-{_digest(data)}.pt"
+    codec.write_bytes_atomically(path, data)
+    for old in list_checkpoints(folder)[: -max(1, keep)]:
+        if old != path:
+            old.unlink(missing_ok=True)
+    return path
+
+
+def read_newest(folder: Path) -> tuple[bytes | None, list[str]]:
+    """Content of the newest whole checkpoint (None: there is none), and a warning per damaged one.
+
+    Warnings are logged as well.
+    """
+    warnings: list[str] = []
+    for path in reversed(list_checkpoints(folder)):
+        try:
+            data = path.read_bytes()
+        except OSError as error:
+            warnings.append(f"{path} cannot be read ({error}); the one before it is used")
+            continue
+        match = NAME.fullmatch(path.name)
+        if match is not None and match.group(2) == _digest(data):
+            break
+        warnings.append(
+            f"{path} is damaged (its content does not match its name); the one before it is used"
+        )
+    else:
+        data = None
+    for warning in warnings:
+        _checkpoint_log.warning("%s", warning)
+    return data, warnings
+
+
+def state_of(data: bytes, *, device: str = "cpu") -> dict[str, Any]:
+    """What `save_checkpoint` was given, its tensors on `device`.
+
+    Raises:
+        InputError: the content is that of no checkpoint; nothing of it was run.
+    """
+    try:
+        state: Any = torch.load(io.BytesIO(data), map_location=device, weights_only=True)
+    except Exception as error:  # pickle, zip and torch raise nearly anything
+        raise InputError(_refusal(one_line(error))) from None
+    if not isinstance(state, dict):
+        raise InputError(_refusal(f"a {type(state).__name__}"))
+    return state
+
+
+def _refusal(found: str) -> str:
+    return f"expected a checkpoint of tensors and plain values, found something else: {found}"
+
+
+def load_newest(folder: Path, *, device: str = "cpu") -> dict[str, Any] | None:
+    """The newest checkpoint that is whole; None where there is none. Damaged ones are skipped."""
+    data, _ = read_newest(folder)
+    return None if data is None else state_of(data, device=device)
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()[:12]
+
+
+EPOCHS_FILE = "epochs.jsonl"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Mark:
+    """A part of the file, from its beginning."""
+
+    epochs: int = 0
+    size_bytes: int = 0
+    checksum: int = 0
+    """CRC-32 of those bytes."""
+
+
+def append_epochs(folder: Path, epochs: list[EpochReport], mark: Mark) -> Mark:
+    """Write the reports that lie behind a mark; the new mark.
+
+    Args:
+        folder: of the checkpoints; made where it is missing.
+        epochs: all reports whose file this is, oldest first.
+        mark: what of them is in the file.
+
+    Raises:
+        OSError: the disk is full; what the mark covers is untouched.
+    """
+    new = epochs[mark.epochs :]
+    if not new:
+        return mark
+    folder.mkdir(parents=True, exist_ok=True)
+    data = "".join(json.dumps(codec.to_plain(each)) + "\n" for each in new).encode()
+    with os.fdopen(os.open(folder / EPOCHS_FILE, os.O_RDWR | os.O_CREAT, 0o644), "r+b") as file:
+        file.truncate(mark.size_bytes)
+        file.seek(mark.size_bytes)
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    return Mark(
+        epochs=mark.epochs + len(new),
+        size_bytes=mark.size_bytes + len(data),
+        checksum=zlib.crc32(data, mark.checksum),
+    )
+
+
+def read_epochs(folder: Path, mark: Mark) -> list[EpochReport]:
+    """The reports that a mark covers.
+
+    Raises:
+        OSError: the file cannot be read.
+        ValueError: it is not as it was when the mark was made.
+    """
+    if mark.epochs == 0:
+        return []
+    with (folder / EPOCHS_FILE).open("rb") as file:
+        data = file.read(mark.size_bytes)
+    if len(data) != mark.size_bytes or zlib.crc32(data) != mark.checksum:
+        raise ValueError("its content does not match the checkpoint's checksum")
+    return [codec.decode(EpochReport, codec.parse(line)) for line in data.splitlines()]
+
 
 if TYPE_CHECKING:
     from runtime.train.job import Job

@@ -11,11 +11,11 @@ import pytest
 from api.client import Client
 from api.security.keys import create_key
 from api.storage.storage import Storage
-from planner.cli import main
-from planner.machine import save_machine
+from planner.cli.main import main
+from planner.machine.model import save_machine
 from planner.probe.presets import load_preset
 from runtime.graph.dataset import Graph
-from runtime.plan import load_plan
+from runtime.plan.io import load_plan
 from runtime.report import load_report
 from tests.support.service import ServiceProcess
 
@@ -220,7 +220,7 @@ def test_bad_input_has_code_2_and_one_line(
 def test_a_service_that_is_not_there_has_code_1(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    monkeypatch.setattr("planner.remote.connection.FIRST_WAIT_SECONDS", 0.0)
+    monkeypatch.setattr("planner.client.connection.FIRST_WAIT_SECONDS", 0.0)
     words = ["explain", "0" * 32, "--server", "http://127.0.0.1:1"]
     code, _, error = answers(capsys, words)
     assert code == 1

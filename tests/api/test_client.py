@@ -16,17 +16,18 @@ from fastapi.testclient import TestClient
 from api.client import Client, ServiceProblemError, ServiceUnreachableError
 from api.openapi import COMMITTED
 from api.schemas.requests import PlanRequest, ProfileRequest, RunRequest
+from planner.client import resources
+from planner.client.connection import Problem, RequestRefusedError, error_of
+from planner.client.resources import plan_body, profile_body
 from planner.errors import PlanDoesNotFit, SettingsError
-from planner.explain import Explanation, explain
 from planner.probe.presets import load_preset
-from planner.remote import resources
-from planner.remote.errors import Problem, RequestRefusedError, error_of
-from planner.remote.requests import plan_body, profile_body
+from planner.queries.explain import Explanation, explain
 from planner.settings import PlanSettings, SamplerChoice
 from runtime import codec
 from runtime.errors import InputError
 from runtime.graph.dataset import Graph
-from runtime.plan import Links, Workload, load_plan
+from runtime.plan.io import load_plan
+from runtime.plan.schema import Links, Workload
 from tests.support.service import LOOPBACK, ServiceProcess
 
 SETTINGS = PlanSettings(
@@ -151,7 +152,7 @@ def test_a_machine_goes_there_and_back(client: TestClient):
 
 
 def test_posts_carry_a_key_and_are_sent_again_with_the_same_one(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("planner.remote.connection.FIRST_WAIT_SECONDS", 0.0)
+    monkeypatch.setattr("planner.client.connection.FIRST_WAIT_SECONDS", 0.0)
     seen: list[tuple[str, str]] = []
     job = {"id": "a", "state": "queued", "kind": "noop", "attempt": 0, "created_seconds": 1.0,
            "progress": {}}  # fmt: skip
@@ -175,7 +176,7 @@ def test_posts_carry_a_key_and_are_sent_again_with_the_same_one(monkeypatch: pyt
 
 
 def test_a_service_that_is_away_is_named_in_one_line(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("planner.remote.connection.FIRST_WAIT_SECONDS", 0.0)
+    monkeypatch.setattr("planner.client.connection.FIRST_WAIT_SECONDS", 0.0)
     tries: list[str] = []
 
     def refuse(request: httpx2.Request) -> httpx2.Response:

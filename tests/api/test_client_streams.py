@@ -7,8 +7,8 @@ import httpx2
 import pytest
 
 from api.client import ServiceUnreachableError
-from planner.remote import following
-from planner.remote.errors import RequestRefusedError
+from planner.client import jobs as following
+from planner.client.connection import RequestRefusedError
 from tests.api.test_client import answering
 
 

@@ -9,7 +9,7 @@ import pytest
 from fastapi.testclient import TestClient
 from hypothesis import given, strategies as st
 
-from api.jobs.context import EVENTS_FILE
+from api.jobs.events import EVENTS_FILE
 from api.jobs.lanes import Lanes
 from api.service.context import Service
 from planner.probe.presets import load_preset

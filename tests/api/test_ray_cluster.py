@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from api.jobs.ray_jobs import RayJobs
-from runtime import launch
+from api.jobs.ray import RayJobs
 from runtime.graph.dataset import Graph
+from runtime.launch import launch
 from runtime.report import load_report
 from tests.api.test_ray_jobs import served_plan, until
 from tests.support.plans import make_plan

@@ -8,12 +8,11 @@ from typing import Any
 
 import pytest
 
-from api.jobs.context import JobContext, append_line
-from api.jobs.ray_jobs import ClusterRefusalError, ClusterUnreachableError, RayJobs
-from api.jobs.ray_watch import stop_left_over
+from api.jobs.events import JobContext, append_line
+from api.jobs.ray import ClusterRefusalError, ClusterUnreachableError, RayJobs, stop_left_over
 from api.jobs.recording import plan_row
 from api.jobs.work import train_ray
-from api.jobs.work.train_events import Relay
+from api.jobs.work.train import Relay
 from api.serve import main, parse, settings_of
 from api.storage.job_queue import Ending, NewJob
 from api.storage.storage import Storage
@@ -248,7 +247,7 @@ def test_what_runs_for_no_job_any_more_is_stopped(tmp_path: Path):
             document = {"plan_folder": "p", "run_folder": str(run_folder),
                         "options": {"epochs": 1, "resume": False}}  # fmt: skip
             request.write_text(json.dumps(document))
-            command = f"python3 -m runtime.launch_ray_job {request}"
+            command = f"python3 -m runtime.launch.ray_job {request}"
             cluster.submit(f"gnnplan-{job_id}-1", command, {"gnnplan_job": job_id})
         assert stop_left_over(storage, cluster) == []
         storage.jobs.cancel(ids[1])

@@ -15,9 +15,8 @@ from sqlalchemy import event
 from sqlalchemy.exc import OperationalError
 
 from api.errors import UnprocessableError
-from api.jobs.context import EVENTS_FILE, JobContext
+from api.jobs.events import EVENTS_FILE, JobContext, event_of
 from api.jobs.lanes import Lanes
-from api.jobs.tail import event_of
 from api.service.runs import check_can_begin
 from api.storage.access import Access
 from api.storage.job_queue import Ending, JobQueue, NewJob
@@ -50,7 +49,7 @@ def test_it_is_not_ready_while_nothing_can_be_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     now = 0.0
-    monkeypatch.setattr("api.service.readiness.monotonic", lambda: now)
+    monkeypatch.setattr("api.service.context.monotonic", lambda: now)
 
     def refuse(*_args: object, **_named: object) -> None:
         raise OSError(28, "No space left on device")
@@ -429,7 +428,7 @@ def test_a_plan_that_does_not_fit_names_constraint_and_bytes(
 
 def test_a_refusal_carries_its_sum():
     error = PlanDoesNotFit("sum", constraint="rank0", needed_bytes=2, available_bytes=1)
-    from api.jobs.failures import problem_of
+    from api.jobs.recording import problem_of
 
     found = problem_of(error)
     assert [found[k] for k in ("constraint", "needed_bytes", "available_bytes")] == ["rank0", 2, 1]

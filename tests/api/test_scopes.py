@@ -18,7 +18,7 @@ from api.storage.job_queue import Ending
 from api.storage.tables import JobRow, PlanRow
 from runtime import codec
 from runtime.graph.dataset import Graph
-from runtime.plan import load_plan
+from runtime.plan.io import load_plan
 from tests.support.furnished import keep_plan
 from tests.support.reports import run_report
 from tests.support.service import make_client

@@ -9,7 +9,7 @@ from fastapi.testclient import TestClient
 
 from api.security.keys import create_key, hash_of
 from api.security.limits import RateLimit
-from api.security.paths import OutsideRootsError, confined, dataset_folder
+from api.security.requests import OutsideRootsError, confined, dataset_folder
 from api.serve import is_loopback, main
 from api.storage.storage import Storage
 from runtime.errors import InputError

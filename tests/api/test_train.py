@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from api.jobs.context import JobContext
+from api.jobs.events import JobContext
 from api.jobs.work import train
 from api.jobs.work.inputs import RESULT_FILE
-from runtime import launch
+from runtime.launch import launch
 
 
 @pytest.mark.parametrize("attempt", [1, 2])

@@ -25,12 +25,12 @@ from typing import Any
 
 import numpy as np
 
-from planner.cost.full_graph import columns_per_row, drawn_epoch_bytes
-from planner.cost.full_graph_memory import rank_bytes
+from planner.fullgraph.bytes import columns_per_row, drawn_epoch_bytes
+from planner.fullgraph.memory import rank_bytes
+from runtime.fullgraph.draws import kept_nodes
 from runtime.fullgraph.part import build_part, connect_parts
 from runtime.graph.dataset import Graph
-from runtime.plan import FullGraph
-from runtime.sampling.boundary import kept_nodes
+from runtime.plan.schema import FullGraph
 from runtime.sampling.rng import Purpose, stream
 from tests.benchmarks.boundary_jobs import Runs, open_benchmark_graph, parts_of
 from tests.benchmarks.common import Spread, record

@@ -15,7 +15,7 @@ from planner.partition.partition import partition
 from runtime.graph.dataset import Graph, open_graph
 from runtime.graph.generate import generate_sbm
 from runtime.graph.importing import ImportOptions, import_graph
-from runtime.plan import FullGraph
+from runtime.plan.schema import FullGraph
 from tests.benchmarks.common import cache_folder
 from tests.hosts import Hosts
 from tests.support.fullgraph_plans import make_full_graph_plan

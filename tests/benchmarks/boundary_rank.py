@@ -14,11 +14,11 @@ from typing import Any
 
 import torch.distributed as dist
 
-from planner.cost.full_graph import broadcast_bytes, drawn_epoch_bytes
+from planner.fullgraph.bytes import broadcast_bytes, drawn_epoch_bytes
 from runtime.comm.collectives import Communicator
 from runtime.graph.dataset import open_graph
 from runtime.models.memory import give_back_freed_memory, keep_freed_memory
-from runtime.plan import load_plan
+from runtime.plan.io import load_plan
 from runtime.stages import Stage
 from runtime.train.evaluate import evaluate
 from runtime.train.fullgraph import FullGraphLoop, WholeEpoch

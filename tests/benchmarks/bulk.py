@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from runtime.graph.dataset import Graph
 from runtime.models.memory import keep_freed_memory
-from runtime.sampling.matrix_bulk import BulkSampler
+from runtime.sampling.bulk.bulk import BulkSampler
 from runtime.sampling.minibatch import Dialect, MiniBatch
 from runtime.sampling.neighbor import NeighborSampler
 from tests.benchmarks.common import REPEATS, Spread, bench_graph, bench_seeds, record, run_threads

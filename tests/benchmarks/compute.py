@@ -31,7 +31,7 @@ from runtime.models.build import build_model
 from runtime.models.loss import loss_sum
 from runtime.models.memory import keep_freed_memory
 from runtime.models.planned import planned
-from runtime.plan import Workload
+from runtime.plan.schema import Workload
 from runtime.sampling.minibatch import Block, Dialect, MiniBatch
 from tests.benchmarks.common import Spread, record
 

@@ -33,11 +33,11 @@ from numpy.typing import NDArray
 
 from runtime.graph.dataset import Graph, open_graph
 from runtime.graph.importing import ImportOptions, import_graph
-from runtime.plan import Sampler
+from runtime.plan.schema import Sampler
 from runtime.sampling.build import build_sampler
-from runtime.sampling.cooperative import CooperativeSampler
-from runtime.sampling.cooperative_exchange import expected_remote_fraction
-from runtime.sampling.cooperative_owner import Owners
+from runtime.sampling.distributed.cooperative import CooperativeSampler
+from runtime.sampling.distributed.exchange import expected_remote_fraction
+from runtime.sampling.distributed.owner import Owners
 from runtime.sampling.minibatch import MiniBatch
 from runtime.sampling.seeds import SeedSchedule
 from runtime.stages import Stage
@@ -182,7 +182,7 @@ class Way:
         """The rows that each rank loads for one batch.
 
         A rank of a cooperative job loads what it owns of the whole batch's input vertices
-        (`tests/runtime/sampling/test_cooperative.py` holds the sampler to that).
+        (`tests/runtime/sampling/distributed/test_cooperative.py` holds the sampler to that).
         """
         schedule = SeedSchedule(self.graph.train_idx, self.batch, seed=0)
         epoch, step = divmod(batch, schedule.num_steps)

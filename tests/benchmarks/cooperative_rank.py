@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from runtime.comm.collectives import Communicator, Traffic
 from runtime.graph.dataset import open_graph
-from runtime.plan import load_plan
+from runtime.plan.io import load_plan
 from runtime.stages import Stage
 from tests.support.cooperative import open_rank
 

@@ -33,10 +33,10 @@ from torch_geometric.nn import SAGEConv
 
 from runtime.cores import pin_to, usable_core_ids
 from runtime.graph.dataset import Graph
-from runtime.loader import PlannedLoader
+from runtime.loader.loader import PlannedLoader
 from runtime.mesh import open_mesh
 from runtime.models.planned import planned
-from runtime.plan import load_plan
+from runtime.plan.io import load_plan
 from runtime.sampling.minibatch import MiniBatch
 from runtime.worker import make_loop
 from tests.benchmarks.common import (

@@ -22,8 +22,8 @@ from typing import Any
 import numpy as np
 
 from planner.probe.burst import make_burst
-from planner.probe.sizes import FULL, MIB
-from planner.probe.stepped import CALLS, SHORT, exchanged, one_core_each, take_steps
+from planner.probe.collectives import CALLS, SHORT, exchanged, one_core_each, take_steps
+from planner.probe.context import FULL, MIB
 from tests.benchmarks.common import Spread, record
 from tests.hosts import INTERFACE, Hosts
 

@@ -13,16 +13,17 @@ import warnings
 from dataclasses import replace
 from pathlib import Path
 
-from planner.commands.planning import machine_for_planning
-from planner.compare import compare
-from planner.fullgraph.parts import connected, sent_bytes
-from planner.machine import MachineModel
+from planner.cli.planning import machine_for_planning
+from planner.fullgraph.profile import connected, sent_bytes
+from planner.machine.model import MachineModel
 from planner.pipeline import plan
+from planner.queries.compare import compare
 from planner.settings import PlanSettings
-from runtime import launch
 from runtime.graph.dataset import Graph, open_graph
 from runtime.graph.generate import generate_rmat, generate_sbm
-from runtime.plan import Workload, load_array
+from runtime.launch import launch
+from runtime.plan.io import load_array
+from runtime.plan.schema import Workload
 from tests.benchmarks.common import cache_folder, record
 
 MAKERS = {"sbm": generate_sbm, "rmat": generate_rmat}

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from planner.placement.legion import list_bytes, split_cache
+from planner.placement.policies.legion import list_bytes, split_cache
 from runtime.graph.dataset import Graph
 from tests.benchmarks.common import Spread, bench_seeds, record
 from tests.benchmarks.gpu_setup import Bench, with_bar
@@ -56,7 +56,7 @@ class Curve:
         from torch import nn
 
         from runtime.models.build import build_model
-        from runtime.plan import Workload
+        from runtime.plan.schema import Workload
 
         sizes, graph = self.bench.sizes, self.graph
         workload = Workload(
@@ -83,10 +83,11 @@ class Curve:
         self, lists: NDArray[np.int64] | None, rows: NDArray[np.int64] | None
     ) -> tuple[Any, Any]:
         """Sampler and gather table with these lists and rows on the device; None: all."""
-        from runtime.features.gather_triton import DeviceRows, DeviceTable
+        from runtime.features.device_rows import DeviceRows
+        from runtime.features.gather_triton import DeviceTable
         from runtime.features.location import encode
-        from runtime.sampling.device_topology import DeviceTopology
-        from runtime.sampling.neighbor_triton import DeviceNeighborSampler
+        from runtime.sampling.gpu.neighbor import DeviceNeighborSampler
+        from runtime.sampling.gpu.topology import DeviceTopology
 
         graph, device = self.graph, self.bench.device
         topology = DeviceTopology.load(
@@ -104,7 +105,7 @@ class Curve:
 
     def steps(self, sampler: Any, table: Any) -> Callable[[], object]:
         """A task that trains on every batch of the measured epoch."""
-        from runtime.loader_device_batch import drawn_blocks
+        from runtime.loader.device import drawn_blocks
 
         counts = table.new_counts()
 

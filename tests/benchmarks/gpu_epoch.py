@@ -113,10 +113,11 @@ def _ours(
 ) -> tuple[float, dict[str, float], float | None, int]:
     """Seconds per step, medians of the stages, utilisation, and the steps taken."""
     from runtime.comm.collectives import Communicator
-    from runtime.loader import PlannedLoader
+    from runtime.loader.loader import PlannedLoader
     from runtime.models.build import build_model
-    from runtime.plan import TopologyPlacement
-    from runtime.train.minibatch import GradientBuffer, TrainLoop, make_optimizer
+    from runtime.plan.schema import TopologyPlacement
+    from runtime.train.gradients import GradientBuffer
+    from runtime.train.minibatch import TrainLoop, make_optimizer
     from tests.support.plans import make_plan
 
     sizes, device = bench.sizes, bench.device
@@ -207,8 +208,8 @@ def _pyg_loader(bench: Bench, graph: Graph) -> tuple[Any, str]:
         return NeighborLoader(data, list(sizes.fanouts), **common), feeder
     from torch_geometric.loader import NodeLoader
 
-    from runtime.sampling.base_sampler_pyg import PygSampler
     from runtime.sampling.neighbor import NeighborSampler
+    from runtime.sampling.pyg_sampler import PygSampler
 
     sampler = NeighborSampler(graph.indptr, graph.indices, sizes.fanouts, edge_ids=True)
     # The data lists its edges in the order of the sampler's graph.

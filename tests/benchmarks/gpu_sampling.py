@@ -35,7 +35,7 @@ def measure_sampling(bench: Bench) -> Spread:
 
 
 def _topology(graph: Graph, bench: Bench, *, pinned: bool) -> Any:
-    from runtime.sampling.device_topology import DeviceTopology
+    from runtime.sampling.gpu.topology import DeviceTopology
 
     return DeviceTopology.load(graph.indptr, graph.indices, bench.device, pinned=pinned)
 
@@ -48,12 +48,12 @@ def _neighbours(
     chosen: tuple[np.ndarray, np.ndarray],
     reads: Spread,
 ) -> None:
-    from runtime.sampling.device_stack import stack_of
-    from runtime.sampling.matrix_stack import Request
+    from runtime.sampling.bulk.stack import Request
+    from runtime.sampling.gpu.captured import CapturedNeighborSampler
+    from runtime.sampling.gpu.neighbor import DeviceNeighborSampler
+    from runtime.sampling.gpu.stack import stack_of
     from runtime.sampling.minibatch import Dialect
     from runtime.sampling.neighbor import NeighborSampler
-    from runtime.sampling.neighbor_captured import CapturedNeighborSampler
-    from runtime.sampling.neighbor_triton import DeviceNeighborSampler
 
     device, fanouts, dialect = bench.device, bench.sizes.fanouts, Dialect.EVERY_HOP
     plain = DeviceNeighborSampler(topology, fanouts, device=device, dialect=dialect)
@@ -105,7 +105,7 @@ def _labor(
     bench: Bench, graph: Graph, topology: Any, place: str, chosen: tuple[np.ndarray, np.ndarray]
 ) -> None:
     """LABOR-0 by edges scanned, and LABOR-1 beside it."""
-    from runtime.sampling.labor_device import DeviceLaborSampler
+    from runtime.sampling.gpu.labor import DeviceLaborSampler
     from runtime.sampling.statistics import Estimator
 
     degrees = np.diff(graph.indptr)
@@ -132,8 +132,8 @@ def _labor(
 
 def _layers(bench: Bench, graph: Graph, seeds: np.ndarray) -> None:
     """LADIES, a batch at a time and stacked, one launch of each step per layer."""
-    from runtime.sampling.layerwise_device import DeviceLayerwiseSampler
-    from runtime.sampling.matrix_stack import Request
+    from runtime.sampling.bulk.stack import Request
+    from runtime.sampling.gpu.layerwise import DeviceLayerwiseSampler
 
     sizes = bench.sizes
     topology = _topology(graph, bench, pinned=False)

@@ -34,10 +34,10 @@ import numpy as np
 import torch
 
 from runtime import worker
-from runtime.config import RunConfig
 from runtime.graph.dataset import Graph
 from runtime.graph.importing import ImportOptions, import_graph
-from runtime.plan import Sampler
+from runtime.launch.config import RunConfig
+from runtime.plan.schema import Sampler
 from runtime.sampling.neighbor import NeighborSampler
 from runtime.sampling.parameters import class_of
 from runtime.sampling.statistics import Layer, StatisticsClass

@@ -24,14 +24,13 @@ import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 
-from planner.cost.matrix import link_words, sender_words, stage_ids
+from planner.cost.backends.grid import link_words, sender_words, stage_ids
 from runtime.comm.collectives import Communicator
 from runtime.comm.grid import open_grid
-from runtime.sampling.matrix_bulk import BulkSampler
-from runtime.sampling.matrix_grid import GridSampler, empty_graph
-from runtime.sampling.matrix_grid_rows import Exchange, Words
-from runtime.sampling.matrix_grid_shard import cut_shard
-from runtime.sampling.matrix_stack import Request
+from runtime.sampling.bulk.bulk import BulkSampler
+from runtime.sampling.bulk.stack import Request
+from runtime.sampling.distributed.grid import GridSampler, empty_graph
+from runtime.sampling.distributed.grid_rows import Exchange, Words, cut_shard
 from runtime.sampling.minibatch import Dialect
 from runtime.sampling.neighbor import NeighborSampler
 from runtime.stages import Stage

@@ -33,7 +33,7 @@ from typing import Any
 
 import numpy as np
 
-from planner.machine import MachineModel, load_machine
+from planner.machine.model import MachineModel, load_machine
 from planner.probe.probe import probe
 from tests.benchmarks import memory_plans_team
 from tests.benchmarks.common import cache_folder, record

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from planner.assemble import assemble
-from planner.cost.budget import Budgets
+from planner.cost.memory import Budgets
 from planner.errors import PlanDoesNotFit, SettingsError
 from planner.fullgraph import plan as full_graph
 from planner.fullgraph.candidate import (
@@ -27,14 +27,15 @@ from planner.fullgraph.candidate import (
 from planner.fullgraph.choose import Choice
 from planner.fullgraph.price import FullRequest, price
 from planner.fullgraph.profile import profile_cuts
-from planner.machine import MachineModel
+from planner.machine.model import MachineModel
 from planner.pipeline import graph_ref, search_for
+from planner.search.choose import Priced
+from planner.search.search import Explored, Search
 from planner.settings import PlanSettings
-from planner.solver.choose import Priced
-from planner.solver.search import Explored, Search
 from runtime.graph.dataset import Graph, open_graph
 from runtime.graph.generate import generate_rmat, generate_sbm
-from runtime.plan import MemoryUse, Plan, Sampler, Workload, save_plan
+from runtime.plan.io import save_plan
+from runtime.plan.schema import MemoryUse, Plan, Sampler, Workload
 from runtime.sampling.parameters import is_weighted
 from runtime.sampling.statistics import StatisticsClass
 

@@ -12,19 +12,19 @@ from types import TracebackType
 from typing import Any
 
 from planner.fullgraph import profile as whole_profile
-from planner.fullgraph.request import CaseSeconds, PartAnswer, PartRequest
-from planner.profiling import bench, profile, timed_model
-from planner.profiling.loader_seconds import InLine, LoadingAnswer
-from planner.profiling.model_seconds import SCALES
-from planner.profiling.team import TIMING, Team
-from planner.profiling.timing_request import TimingAnswer, TimingRequest
+from planner.fullgraph.profile import CaseSeconds, PartAnswer, PartRequest
+from planner.profile import loop as bench, profile, timing_process as timed_model
+from planner.profile.loader_seconds import InLine, LoadingAnswer
+from planner.profile.model_seconds import SCALES
+from planner.profile.protocol import TimingAnswer, TimingRequest
+from planner.profile.team import TIMING, Team
 from planner.workload import ProcessCost
 from runtime import codec
 from runtime.models.build import build_model
 
 
 class SizesOnly:
-    """`planner.profiling.team.Team`, without its processes."""
+    """`planner.profile.team.Team`, without its processes."""
 
     def __init__(self, size: int, module: str = TIMING) -> None:
         del size

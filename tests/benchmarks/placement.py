@@ -19,7 +19,7 @@ from planner.placement.costs import RowCosts, alpha
 from planner.placement.evaluate import evaluate
 from planner.placement.location import build_locations, check_locations
 from planner.placement.order import hotness_order
-from planner.placement.song_jiang import algorithm1, best_of
+from planner.placement.policies.song_jiang import algorithm1, best_of
 from tests.benchmarks.common import REPEATS, Spread, record
 
 NUM_NODES, NUM_DEVICES, BUFFER_ROWS = 2_400_000, 4, 480_000

@@ -20,12 +20,11 @@ import numpy as np
 
 from planner.placement.costs import RowCosts
 from planner.placement.layout import Instance, Kind, check_layout, shared_law
+from planner.placement.lp.buckets import find_groups, make_buckets
+from planner.placement.lp.joint import place_joint
+from planner.placement.lp.relaxation import relax
 from planner.placement.network import objective_rows
-from planner.placement.song_jiang import best_of
-from planner.solver.buckets import make_buckets
-from planner.solver.groups import find_groups
-from planner.solver.joint import place_joint
-from planner.solver.relaxation import relax
+from planner.placement.policies.song_jiang import best_of
 from tests.benchmarks.common import cache_folder, record
 from tests.support.placements import shape_network
 

@@ -23,7 +23,7 @@ from planner.pipeline import plan, search_for
 from planner.probe.presets import load_preset
 from planner.settings import PlanSettings
 from runtime.graph.dataset import Graph, open_graph
-from runtime.plan import Workload
+from runtime.plan.schema import Workload
 from tests.benchmarks.common import record
 from tests.support.generate_large import generate_rmat_topology
 

@@ -19,14 +19,15 @@ import numpy as np
 
 from planner import pipeline
 from planner.assemble import assemble
-from planner.profiling.cache import Profile
-from planner.profiling.presample import presample
+from planner.profile.cache import Profile
+from planner.profile.presample import presample
+from planner.search.choose import choose
 from planner.settings import PlanSettings
-from planner.solver.choose import choose
 from planner.workload import BatchProfile, Hotness, ProcessCost, WorkloadProfile
 from runtime.graph.dataset import Graph
 from runtime.graph.generate import generate_rmat
-from runtime.plan import Sampler, Workload, save_plan
+from runtime.plan.io import save_plan
+from runtime.plan.schema import Sampler, Workload
 from tests.benchmarks.common import Spread, record
 from tests.support.machines import GIB, machine
 from tests.support.profiles import timing

@@ -23,10 +23,10 @@ from typing import Any
 
 import numpy as np
 
+from planner.placement.evaluate import Score, score
 from planner.placement.layout import Instance, Layout, Reason, check_layout
-from planner.placement.policies import NAMED, Knowledge, place_named
-from planner.placement.score import Score, score
-from planner.solver.joint import Joint, place_joint
+from planner.placement.lp.joint import Joint, place_joint
+from planner.placement.policies.published import NAMED, Knowledge, place_named
 from tests.benchmarks import policies_cases as cases, policies_shapes as shapes
 from tests.benchmarks.common import record
 

@@ -20,11 +20,11 @@ from planner.candidate import Candidate
 from planner.partition.hierarchical import hierarchical_parts
 from planner.partition.partition import partition
 from planner.placement.layout import Instance, Kind, Layout
-from planner.placement.policies import Knowledge
+from planner.placement.network import Access, gpu_network
+from planner.placement.policies.published import Knowledge
 from planner.placement.reads import PLACES
 from planner.probe.presets import load_preset
-from planner.solver.network_gpu import Access, gpu_network
-from runtime.plan import Threads
+from runtime.plan.schema import Threads
 from runtime.sampling.locality import FAR, rings
 from runtime.sampling.neighbor import NeighborSampler
 from runtime.sampling.seeds import SeedSchedule

@@ -14,10 +14,10 @@
 
 import numpy as np
 
+from planner.placement.evaluate import Score, score
 from planner.placement.layout import Instance, Layout, Reason
-from planner.placement.policies import place_named
+from planner.placement.policies.published import place_named
 from planner.placement.reads import HOST
-from planner.placement.score import Score, score
 from runtime.sampling.locality import Correction, LocalitySampler
 from runtime.sampling.seeds import SeedSchedule
 from tests.benchmarks import policies_cases as cases

@@ -28,7 +28,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from planner.machine import MachineModel, load_machine, save_machine
+from planner.machine.model import MachineModel, load_machine, save_machine
 from planner.probe.pace import QUIET, slowdown, wait_for_pace
 from planner.probe.probe import probe, with_disk_again
 from runtime.device import machine_fingerprint

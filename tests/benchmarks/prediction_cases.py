@@ -20,7 +20,7 @@ from planner.settings import PlanSettings
 from runtime.graph.dataset import Graph, open_graph
 from runtime.graph.generate import generate_rmat, generate_sbm
 from runtime.graph.importing import ImportOptions, import_graph
-from runtime.plan import Workload
+from runtime.plan.schema import Workload
 
 Tier = Literal["ram", "samplers", "disk", "link"]
 RATE_BITS_PER_SECOND = 1e9

@@ -11,11 +11,10 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from planner.machine import MachineModel, Table, load_machine, save_machine
-from planner.probe.hosts import measure_hosts
+from planner.machine.model import MachineModel, Table, load_machine, save_machine
+from planner.probe.context import FULL
+from planner.probe.hosts import HostTeam, Meeting, measure_hosts
 from planner.probe.hosts_machine import join_hosts
-from planner.probe.hosts_team import HostTeam, Meeting
-from planner.probe.sizes import FULL
 from runtime import codec
 from tests.benchmarks.prediction_cases import RATE_BITS_PER_SECOND
 from tests.hosts import Hosts
@@ -77,7 +76,7 @@ def main(arguments: list[str]) -> None:
 
 def _nothing() -> MachineModel:
     """A host of which only its links matter."""
-    from planner.machine import Processor
+    from planner.machine.model import Processor
 
     return MachineModel(
         name="host",

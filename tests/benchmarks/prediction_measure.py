@@ -1,7 +1,7 @@
 """One configuration of `prediction`: its candidates planned, then run in turn by real ranks.
 
 A virtual machine's host moves its cores apart for seconds or minutes, or gives others a part of
-them, and steps are up to half as long again meanwhile (planner/probe/disturbance.py). So turns are
+them, and steps are up to half as long again meanwhile (planner/probe/quiet.py). So turns are
 short, those that were disturbed are taken again while patience lasts and left out otherwise, and
 what is made of the rest is said in `prediction_rounds.py`. Several rounds make a repeat, which is
 what intervals are held against: all of them, slow ones too.
@@ -21,15 +21,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.cache_folder import cache_folder
-from planner.compare import factor_names, in_stacks
-from planner.machine import MachineModel
-from planner.probe.disturbance import disturbance
-from planner.probe.patience import DISTURBED
-from planner.tune_candidates import turns
-from planner.windows import window_means
+from planner.machine.model import MachineModel
+from planner.probe.quiet import disturbance
+from planner.probe.timing import DISTURBED
+from planner.queries.compare import factor_names, in_stacks, window_means
+from planner.queries.tune import turns
 from runtime.graph.dataset import Graph
 from runtime.models.memory import with_huge_pages
-from runtime.plan import Plan
+from runtime.plan.schema import Plan
 from runtime.process import host_state, noise_between
 from runtime.report import over_ranks
 from runtime.train.minibatch import STEP

@@ -6,19 +6,21 @@ from pathlib import Path
 from typing import Any
 
 from planner.assemble import assemble
-from planner.calibrate import calibrated
-from planner.cost.model import fixed_parts, row_bytes
-from planner.machine import MachineModel
+from planner.cost.model import fixed_parts
+from planner.cost.request import row_bytes
+from planner.machine.model import MachineModel
 from planner.pipeline import search_for, searches_for
+from planner.placement.owned import OWNED
+from planner.placement.place import code_bytes
+from planner.queries.calibrate import calibrated
+from planner.queries.tune import distinct
+from planner.search.choose import Priced, choose
+from planner.search.enumerate import machine_candidates
+from planner.search.search import Explored, Search
 from planner.settings import PlanSettings
-from planner.solver.candidates_gpu import machine_candidates
-from planner.solver.choose import Priced, choose
-from planner.solver.cooperative import OWNED
-from planner.solver.placing import code_bytes
-from planner.solver.search import Explored, Search
-from planner.tune_candidates import distinct
 from runtime.graph.dataset import Graph
-from runtime.plan import Plan, save_plan
+from runtime.plan.io import save_plan
+from runtime.plan.schema import Plan
 from tests.benchmarks.prediction_cases import Case
 
 POLICIES = {

@@ -18,16 +18,15 @@ from typing import Any
 import numpy as np
 import torch.distributed as dist
 
-from planner.probe.disturbance import Disturbance
-from planner.probe.looks import Looks
-from planner.probe.patience import Patience, undisturbed
-from planner.windows import window_means
+from planner.probe.quiet import Disturbance, Looks
+from planner.probe.timing import Patience, undisturbed
+from planner.queries.compare import window_means
 from runtime.comm.collectives import Communicator
 from runtime.cores import batch_threads, pin_to, usable_core_ids
 from runtime.device import flush_denormals
 from runtime.graph.dataset import open_graph
 from runtime.models.memory import keep_freed_memory
-from runtime.plan import load_plan
+from runtime.plan.io import load_plan
 from runtime.process import use_threads
 from runtime.train.minibatch import STEP
 from tests.benchmarks.prediction_rounds import PRECISE, standard_error

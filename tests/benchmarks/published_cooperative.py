@@ -9,20 +9,20 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.candidate import Candidate
-from planner.cost.cooperative_gpu import BatchSizes, GpuStep, gpu_batch_seconds
-from planner.cost.gpu_all_reduce import gpu_all_reduce
-from planner.graph_law import DegreeClasses, Frontiers, expand, frontiers, lognormal_classes
+from planner.cost.backends.cooperative_gpu import BatchSizes, GpuStep, gpu_batch_seconds
+from planner.cost.stages.all_reduce import gpu_all_reduce
 from planner.graph_presets import graph_preset
-from planner.machine import MachineModel
+from planner.machine.model import MachineModel
 from planner.probe.presets import load_preset
-from planner.profiling.roofline import (
-    LayerShape,
-    Operation,
-    aggregation,
-    elementwise,
-    product,
+from planner.profile.degree_law import (
+    DegreeClasses,
+    Frontiers,
+    expand,
+    frontiers,
+    lognormal_classes,
 )
-from runtime.plan import Threads
+from planner.profile.roofline import LayerShape, Operation, aggregation, elementwise, product
+from runtime.plan.schema import Threads
 from tests.benchmarks.published_tables import (
     COOPERATIVE_CACHE,
     COOPERATIVE_FANOUTS,

@@ -7,16 +7,16 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.candidate import Candidate
-from planner.cost.full_graph import epoch_bytes
-from planner.cost.full_graph_memory import published_bytes
-from planner.cost.gpu_all_reduce import gpu_all_reduce
-from planner.cost.gpu_reads import ways
+from planner.cost.stages.all_reduce import gpu_all_reduce
+from planner.cost.stages.gather_gpu import ways
+from planner.fullgraph.bytes import epoch_bytes
+from planner.fullgraph.memory import published_bytes
 from planner.graph_presets import graph_preset
-from planner.machine import MachineModel
-from planner.machine_routes import byte_seconds
+from planner.machine.model import MachineModel
+from planner.machine.routes import byte_seconds
 from planner.probe.presets import load_preset
-from planner.profiling.roofline import LayerShape, layer_operations
-from runtime.plan import Threads
+from planner.profile.roofline import LayerShape, layer_operations
+from runtime.plan.schema import Threads
 from tests.benchmarks.published_cooperative import classes_of
 from tests.benchmarks.published_tables import BNS_MODELS
 

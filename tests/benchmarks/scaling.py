@@ -22,14 +22,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from planner.machine import MachineModel
+from planner.machine.model import MachineModel
 from planner.pipeline import plan as make_plan
 from planner.probe.probe import load_or_probe
 from planner.settings import PlanSettings
-from runtime import launch
 from runtime.device import usable_cores
 from runtime.graph.dataset import Graph
-from runtime.plan import Plan, Workload, load_array, load_plan, save_plan
+from runtime.launch import launch
+from runtime.plan.io import load_array, load_plan, save_plan
+from runtime.plan.schema import Plan, Workload
 from runtime.report import RunReport, load_report
 from runtime.stages import Stage
 from tests.benchmarks.common import Spread, bench_graph, record
@@ -43,7 +44,7 @@ LAUNCH = """
 import json, sys
 from pathlib import Path
 from runtime import launch
-from runtime.launch_hosts import Place
+from runtime.launch.hosts import Place
 
 folder, node_rank, endpoint, options = sys.argv[1:]
 place = Place(node_rank=int(node_rank), endpoint=endpoint)

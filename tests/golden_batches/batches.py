@@ -13,15 +13,15 @@ from numpy.typing import NDArray
 
 from runtime.comm.grid import open_grid
 from runtime.errors import SamplerError
-from runtime.plan import Sampler
+from runtime.plan.schema import Sampler
 from runtime.sampling.build import build_sampler
-from runtime.sampling.cooperative import CooperativeSampler
-from runtime.sampling.cooperative_owner import Owners
+from runtime.sampling.bulk.bulk import BulkSampler
+from runtime.sampling.bulk.stack import Request
+from runtime.sampling.distributed.cooperative import CooperativeSampler
+from runtime.sampling.distributed.grid import GridSampler, empty_graph
+from runtime.sampling.distributed.grid_rows import cut_shard
+from runtime.sampling.distributed.owner import Owners
 from runtime.sampling.exclusion import Exclude, ExcludingSampler
-from runtime.sampling.matrix_bulk import BulkSampler
-from runtime.sampling.matrix_grid import GridSampler, empty_graph
-from runtime.sampling.matrix_grid_shard import cut_shard
-from runtime.sampling.matrix_stack import Request
 from runtime.sampling.minibatch import Dialect, MiniBatch
 from runtime.sampling.typed import TypedSampler
 from tests.support.inprocess import run_in_process
@@ -178,7 +178,7 @@ def gpu(named: Sampler) -> list[MiniBatch]:
 
 def gpu_stack(named: Sampler) -> list[MiniBatch]:
     """The same, all at once."""
-    from runtime.sampling.device_stack import stack_of
+    from runtime.sampling.gpu.stack import stack_of
 
     drawn = stack_of(_device_sampler(named)).sample_stack([request(s) for s in range(STEPS)])
     return [batch.to_host() for batch in drawn]
@@ -186,7 +186,7 @@ def gpu_stack(named: Sampler) -> list[MiniBatch]:
 
 def _device_sampler(named: Sampler) -> Any:
     from runtime.sampling.build_device import build_device_sampler
-    from runtime.sampling.device_topology import DeviceTopology
+    from runtime.sampling.gpu.topology import DeviceTopology
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     topology = DeviceTopology.load(*GRAPH, device)

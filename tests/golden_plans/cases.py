@@ -13,14 +13,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from planner.machine import MachineModel
+from planner.machine.model import MachineModel
 from planner.probe.presets import load_preset
 from planner.settings import POLICIES, PlanSettings
 from runtime.graph.dataset import Graph
 from runtime.graph.generate import generate_rmat, generate_sbm
-from runtime.graph.generate_links import generate_links
-from runtime.graph.generate_typed import generate_typed
-from runtime.plan import Workload
+from runtime.graph.generate_tasks import generate_links, generate_typed
+from runtime.plan.schema import Workload
 from runtime.sampling.parameters import LAYERWISE, PARAMETERS
 from tests.support.generate_large import generate_rmat_topology
 from tests.support.joined import hosts_machine

@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from planner import pipeline
 from planner.fullgraph import plan as full_graph_plan
 from planner.fullgraph.profile import CutProfile, FullProfile
-from planner.machine import Table
-from planner.profiling.cache import Profile
-from planner.profiling.draws import GraphDraws
+from planner.machine.model import Table
+from planner.profile.cache import Profile
+from planner.profile.draws import GraphDraws
 from planner.workload import Hotness, WorkloadProfile
 from runtime import codec
 from tests.golden_plans.cases import Case

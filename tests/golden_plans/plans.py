@@ -13,7 +13,7 @@ from planner.settings import PlanSettings
 from runtime import codec
 from runtime.errors import GnnplanError
 from runtime.graph.dataset import Graph
-from runtime.plan import Plan
+from runtime.plan.schema import Plan
 from tests.golden_plans.cases import MACHINES, Case
 from tests.golden_plans.fixtures import Fixtures, replayed
 

@@ -12,12 +12,12 @@ from typing import Any
 
 from planner import pipeline
 from planner.fullgraph import plan as full_graph_plan
-from planner.profiling import profile as product
-from planner.profiling.cache import Profile
+from planner.profile import profile as product
+from planner.profile.cache import Profile
 from planner.workload import ModelTiming, ProcessCost, WorkloadProfile
 from runtime.errors import GnnplanError
 from runtime.graph.dataset import Graph
-from runtime.plan import Plan
+from runtime.plan.schema import Plan
 from tests.golden_plans.cases import GRAPHS, Case, drawn, joined
 from tests.golden_plans.fixtures import FILE, Fixtures, patched
 from tests.golden_plans.plans import KEPT, make_plan, plan_case, read_kept, write_kept

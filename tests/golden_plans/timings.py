@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from planner.machine import Table
+from planner.machine.model import Table
 from planner.workload import (
     AfterWait,
     BatchProfile,

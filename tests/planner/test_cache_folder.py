@@ -7,8 +7,8 @@ import pytest
 
 from planner import cache_folder as caches
 from planner.cache_folder import cache_folder
-from planner.cli import main
-from planner.profiling import cache as profiles
+from planner.cli.main import main
+from planner.profile import cache as profiles
 from runtime.errors import InputError
 from runtime.graph.dataset import Graph
 

@@ -12,19 +12,20 @@ import pytest
 
 from planner import pipeline
 from planner.assemble import assemble
-from planner.machine import MachineModel
-from planner.profiling.cache import Profile
-from planner.profiling.draws import GraphDraws
-from planner.profiling.presample import presample
+from planner.machine.model import MachineModel
+from planner.profile.cache import Profile
+from planner.profile.draws import GraphDraws
+from planner.profile.presample import presample
+from planner.search.choose import Priced
+from planner.search.dimensions.dependence import KAPPAS
+from planner.search.dimensions.locality import FACTORS
+from planner.search.dimensions.stacks import BULKS
+from planner.search.search import Explored, Search
 from planner.settings import PlanSettings
-from planner.solver.choose import Priced
-from planner.solver.kinds.dependence import KAPPAS
-from planner.solver.kinds.local_neighbours import FACTORS
-from planner.solver.kinds.stacks import BULKS
-from planner.solver.search import Explored, Search
 from runtime.graph.dataset import Graph
-from runtime.loader import PlannedLoader
-from runtime.plan import Plan, Sampler, Workload, save_plan
+from runtime.loader.loader import PlannedLoader
+from runtime.plan.io import save_plan
+from runtime.plan.schema import Plan, Sampler, Workload
 from tests.support.machines import machine
 from tests.support.profiles import profile
 
@@ -122,7 +123,7 @@ def test_stacks_read_what_single_batches_do(opened, small_graph: Graph, tmp_path
 def test_stacks_are_as_large_as_planned(
     opened, small_graph: Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from runtime.loader_bulk import BulkSampleStage
+    from runtime.loader.bulk import BulkSampleStage
 
     search, explored = opened(policy="none")
     stack = next(p for p in explored.priced if p.candidate.bulk == BULKS[0])

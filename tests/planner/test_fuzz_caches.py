@@ -10,20 +10,19 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from planner.calibrate import Calibration, Observation, calibration_path, load_calibration
-from planner.cost.full_graph import PartSizes
 from planner.fullgraph import profile as full_graph
+from planner.fullgraph.bytes import PartSizes
 from planner.fullgraph.candidate import Cut
-from planner.fullgraph.request import PartAnswer
-from planner.fullgraph.variance import Variance
-from planner.profiling import cache, pilots
-from planner.profiling.draws import _read, _write
-from planner.record import PlanRecord, load_record, record_path, save_record
+from planner.fullgraph.profile import PartAnswer, Variance
+from planner.profile import cache, draws as pilots
+from planner.profile.cache import PlanRecord, load_record, record_path, save_record
+from planner.profile.draws import _read, _write
+from planner.queries.calibrate import Calibration, Observation, calibration_path, load_calibration
 from planner.settings import PlanSettings
 from planner.workload import ProcessCost
 from runtime import codec
 from runtime.graph.dataset import Graph
-from runtime.plan import Plan
+from runtime.plan.schema import Plan
 from tests.support.fuzzing import fuzzed, refused
 from tests.support.machines import machine
 from tests.support.mutations import damaged, damaged_json

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from planner.cli import main
+from planner.cli.main import main
 from planner.errors import SettingsError
 from planner.graph_presets import generate_like, graph_preset, graph_presets
 

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from planner import cli
-from planner.commands import planning
+from planner.cli import main as cli, planning
 
 STOPS = [
     (signal.SIGINT, 130, "gnnplan: interrupted"),

@@ -6,8 +6,8 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from planner import kept as module
-from planner.kept import final, kept
+from planner import array_cache as module
+from planner.array_cache import final, kept
 from planner.placement.order import hot_to_cold
 from planner.workload import Hotness
 

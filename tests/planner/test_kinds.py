@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from planner.cli import main
+from planner.cli.main import main
 from planner.errors import SettingsError
-from planner.kinds import check_kind, sampler_words, settled
 from planner.settings import PlanSettings
+from planner.task_checks import check_kind, sampler_words, settled
 from runtime.graph.dataset import Graph
-from runtime.graph.generate_links import generate_links
-from runtime.graph.generate_typed import generate_typed
-from runtime.plan import Links, Workload, load_plan
+from runtime.graph.generate_tasks import generate_links, generate_typed
+from runtime.plan.io import load_plan
+from runtime.plan.schema import Links, Workload
 
 SMALL = ["--machine", "cpu-2core", "--fanouts", "3,2", "--hidden", "8"]
 LINKS = ["--num-negatives", "2", "--negatives", "in-batch", "--exclude", "forward"]

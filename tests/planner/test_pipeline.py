@@ -10,15 +10,16 @@ import pytest
 
 from planner import pipeline
 from planner.errors import PlanDoesNotFit, SettingsError
-from planner.explain import explain, render
-from planner.machine import MachineModel
+from planner.machine.model import MachineModel
 from planner.pipeline import plan
-from planner.profiling.cache import Profile
+from planner.profile.cache import Profile
+from planner.queries.explain import explain, render
 from planner.settings import POLICIES, PlanSettings
 from runtime.errors import PlanError
 from runtime.features.location import LocationTable
 from runtime.graph.dataset import Graph
-from runtime.plan import Plan, Workload, load_array, load_plan
+from runtime.plan.io import load_array, load_plan
+from runtime.plan.schema import Plan, Workload
 from tests.support.machines import constant, machine
 from tests.support.profiles import hotness, profile
 

@@ -11,19 +11,20 @@ import pytest
 import torch
 
 from planner import pipeline
-from planner.cli import main
+from planner.cli.main import main
 from planner.cost.memory import live_batches
 from planner.errors import PlanDoesNotFit, SettingsError
-from planner.explain import explain, render
 from planner.pipeline import plan
+from planner.placement.downsample import thinned
 from planner.probe.presets import load_preset
+from planner.queries.explain import explain, render
 from planner.settings import PlanSettings
-from planner.thinned import thinned
 from runtime.comm.collectives import Communicator
 from runtime.features.location import LocationTable
 from runtime.graph.dataset import Graph
 from runtime.graph.generate import generate_rmat
-from runtime.plan import Plan, Workload, load_array, load_plan, save_plan
+from runtime.plan.io import load_array, load_plan, save_plan
+from runtime.plan.schema import Plan, Workload
 
 SETTINGS = PlanSettings(workload=Workload(batch_size=256, hidden=16, fanouts=[10, 5]))
 TRAINING = ("wait", "forward_backward", "all_reduce", "optimizer")
@@ -115,8 +116,8 @@ def test_a_plan_for_gpus_runs_ahead_as_it_was_priced_with_the_serial_losses(
     tmp_path: Path, kernel_device: torch.device
 ):
     pytest.importorskip("triton")
-    from runtime.loader import PlannedLoader
-    from runtime.loader_device_batch import DeviceMiniBatch
+    from runtime.loader.device import DeviceMiniBatch
+    from runtime.loader.loader import PlannedLoader
     from runtime.mesh import Mesh, ranks_by
     from runtime.worker import make_loop
 

@@ -1,16 +1,15 @@
-"""Tests for planner/planned.py and for names in order: what a written plan says of its choices."""
+"""Tests for planner/assemble.py and for names in order: what a written plan says of its choices."""
 
 from dataclasses import replace
 
 import pytest
 
-from planner.assemble import assemble
-from planner.explain import explain
-from planner.planned import candidate_of
+from planner.assemble import assemble, candidate_of
+from planner.queries.explain import explain
+from planner.queries.whatif import whatif
 from planner.units import by_number
-from planner.whatif import whatif
 from runtime.graph.dataset import Graph
-from runtime.plan import save_plan
+from runtime.plan.io import save_plan
 from tests.planner.test_choices_run import opened as opened  # the search as those tests make it
 
 
@@ -39,9 +38,9 @@ def test_what_if_names_the_plans_own_choices(
     search, explored = opened()
     stack = next(p for p in explored.priced if p.candidate.bulk > 1)
     made = save_plan(*assemble(search, explored, stack), tmp_path / "p")
-    monkeypatch.setattr("planner.whatif.reopen", lambda *_: search)
+    monkeypatch.setattr("planner.queries.whatif.reopen", lambda *_: search)
     record = type("Record", (), {"settings": search.settings})
-    monkeypatch.setattr("planner.whatif.load_record", lambda _: record)
+    monkeypatch.setattr("planner.queries.whatif.load_record", lambda _: record)
     found = whatif(made, [])
     assert found.before.name == stack.name
     assert f"{stack.candidate.bulk} batches sampled at once" in found.before.name

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from planner import pipeline
-from planner.profiling.cache import Profile
+from planner.profile.cache import Profile
 from planner.progress import Progress, onward, portion
 from planner.settings import PlanSettings
 from runtime.graph.dataset import Graph
-from runtime.plan import Workload
+from runtime.plan.schema import Workload
 from tests.support.machines import machine
 from tests.support.profiles import profile
 

@@ -1,4 +1,4 @@
-"""Tests for planner/settings_check.py: no request holds a number that no training can use."""
+"""Tests for planner/settings.py: no request holds a number that no training can use."""
 
 import math
 from dataclasses import replace
@@ -10,17 +10,17 @@ from pydantic.fields import FieldInfo
 
 from api.schemas.requests import WorkloadRequest
 from planner.errors import SettingsError
-from planner.settings import PlanSettings
-from planner.settings_check import (
+from planner.settings import (
     LIMITS,
     LINKS,
     MOST_FANOUT,
     WORKLOAD,
+    PlanSettings,
     Range,
     check_workload,
 )
 from runtime import codec
-from runtime.plan import Links, Workload
+from runtime.plan.schema import Links, Workload
 
 NOT_FINITE = [math.nan, math.inf, -math.inf]
 BASE = PlanSettings()

@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 from planner import pipeline
-from planner.machine import MachineModel
+from planner.machine.model import MachineModel
+from planner.search.sensitivity import GIB, LINK_TABLES
 from planner.settings import PlanSettings
-from planner.solver.relaxed import GIB, LINK_TABLES
 from runtime.graph.dataset import Graph
-from runtime.plan import Plan, Workload
-from tests.planner.test_whatif import SLOW, skewed as skewed
+from runtime.plan.schema import Plan, Workload
+from tests.planner.queries.test_whatif import SLOW, skewed as skewed
 
 STEP = 1e-3
 WORK = Workload(batch_size=100, hidden=8, fanouts=[5, 3])

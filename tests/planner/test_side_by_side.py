@@ -6,11 +6,11 @@ import threading
 import numpy as np
 import pytest
 
-from planner import side_by_side as module
+from planner import parallel as module
+from planner.parallel import LONG, side_by_side
 from planner.placement.costs import RowCosts
-from planner.placement.song_jiang import best_of
-from planner.side_by_side import LONG, side_by_side
-from planner.solver.joint import place_joint
+from planner.placement.lp.joint import place_joint
+from planner.placement.policies.song_jiang import best_of
 from tests.support.placements import SHAPES, random_instance
 
 

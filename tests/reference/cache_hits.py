@@ -7,7 +7,7 @@ tau makes the expected footprint equal to C.
 
 The model gives each vertex one threshold q. In truth it differs with the seed that sees v and, over
 several hops, each hop has a number of its own, so it promises too much at large kappa (up to .16 at
-256 over two hops). Plans are therefore priced by `planner.cost.reuse`, which counts the same
+256 over two hops). Plans are therefore priced by `planner.cost.cache_model`, which counts the same
 characteristic time over batches as they are drawn; this model stays for what was not drawn.
 """
 

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.sampling.layerwise_law import Law, Method, Norm
-from runtime.sampling.matrix_its import PATIENCE
+from runtime.sampling.bulk.its import PATIENCE
+from runtime.sampling.choose.layerwise import Law, Method, Norm
 from runtime.sampling.minibatch import Block, Dialect, MiniBatch
 from runtime.sampling.rng import Purpose, draw, mix, stream
 from runtime.sampling.statistics import Estimator

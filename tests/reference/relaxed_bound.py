@@ -4,9 +4,9 @@ import math
 from dataclasses import dataclass
 
 from planner.placement.costs import RowCosts
+from planner.placement.lp.relaxation import Items, feature_items, moves
 from planner.placement.order import Probabilities
-from planner.solver.formulation import Items, feature_items, moves
-from runtime.plan import Certificate
+from runtime.plan.schema import Certificate
 
 SOLVER = "sort"
 """No solver is called where one sort is proved exact (formulas 6.3 [C22])."""

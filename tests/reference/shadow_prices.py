@@ -8,8 +8,8 @@ both sides differ and the price lies between them.
 import numpy as np
 
 from planner.placement.layout import Instance
+from planner.placement.lp.relaxation import Relaxed
 from planner.placement.network import Goal, objective_rows
-from planner.solver.relaxation import Relaxed
 
 GIB = 2**30
 FASTER = 1.1

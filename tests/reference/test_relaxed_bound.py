@@ -10,25 +10,22 @@ from scipy.optimize import linprog
 from planner.placement.costs import RowCosts, alpha, alpha_star
 from planner.placement.evaluate import evaluate
 from planner.placement.layout import Instance, Kind
+from planner.placement.lp.bound import lagrangian_bound
+from planner.placement.lp.buckets import Buckets, find_groups, make_buckets
+from planner.placement.lp.joint import place_joint
+from planner.placement.lp.program import Prices, build_program
+from planner.placement.lp.relaxation import Items, feature_items, relax
 from planner.placement.network import network_of_paths, objective_rows
 from planner.placement.order import hotness_order
-from planner.placement.policies import rows_instance
+from planner.placement.policies.published import rows_instance
+from planner.placement.policies.song_jiang import algorithm1, best_of, split_ranks, whole_rounds
 from planner.placement.reads import HOST, OWN, PEER
-from planner.placement.song_jiang import algorithm1, best_of
-from planner.placement.split import split_ranks, whole_rounds
-from planner.solver.buckets import Buckets, make_buckets
-from planner.solver.formulation import Items, feature_items
-from planner.solver.groups import find_groups
-from planner.solver.joint import place_joint
-from planner.solver.lagrange import lagrangian_bound
-from planner.solver.program import Prices, build_program
-from planner.solver.relaxation import relax
 from tests.reference.relaxed_bound import certificate, lower_bound, relaxed_optimum
 from tests.support.placements import SHAPES, random_instance
 
 
 def linear_program(items, capacity):
-    """The relaxation as written in planner.solver.formulation, solved by HiGHS."""
+    """The relaxation as written in planner.placement.lp.relaxation, solved by HiGHS."""
     num, n = items.size.size, items.num_devices
     result = linprog(
         np.concatenate([items.replicated, items.dealt, items.host]),

@@ -15,7 +15,7 @@ from runtime.errors import BudgetExceeded
 from runtime.graph.dataset import Graph
 from runtime.graph.memory import memory_bytes
 from runtime.memory_sum import as_budget_error, check_limit, killed_text, room_to_keep
-from runtime.plan import MemoryUse, Plan
+from runtime.plan.schema import MemoryUse, Plan
 from tests.support.memory_groups import LimitedGroup, NoGroups, limited_group
 from tests.support.plans import make_plan
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from runtime import cores as module
-from runtime.plan import Threads
+from runtime.plan.schema import Threads
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given, strategies as st
 
 from runtime import codec
-from runtime.config import RunConfig
 from runtime.graph.dataset import Graph
-from runtime.plan import PLAN_FILE, Plan, load_array, load_plan, with_identity
+from runtime.launch.config import RunConfig
+from runtime.plan.io import PLAN_FILE, load_array, load_plan, with_identity
+from runtime.plan.schema import Plan
 from runtime.report import REPORT_FILE, load_report
 from runtime.worker import read_config
 from tests.support.fuzzing import fuzzed, refused

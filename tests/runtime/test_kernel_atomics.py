@@ -24,7 +24,7 @@ def bare_numbers(source: str) -> list[str]:
 
 
 def test_no_kernel_gives_an_atomic_a_bare_number() -> None:
-    modules = sorted(RUNTIME.rglob("*_triton.py"))
+    modules = [p for p in sorted(RUNTIME.rglob("*.py")) if "import triton" in p.read_text()]
     assert len(modules) >= 6
     calls = 0
     for path in modules:

@@ -12,7 +12,8 @@ from runtime.comm.route import LOOPBACK, address_towards, interface_of, use_rout
 from runtime.errors import InputError, PlanError
 from runtime.graph.dataset import Graph
 from runtime.mesh import backend_of, check_place, open_mesh, ranks_by
-from runtime.plan import Device, load_plan
+from runtime.plan.io import load_plan
+from runtime.plan.schema import Device
 from tests.hosts import INTERFACE, Hosts, needs_root
 from tests.support.plans import make_plan
 

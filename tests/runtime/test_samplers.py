@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 
 from runtime import worker
-from runtime.config import RunConfig
 from runtime.errors import SamplerError
 from runtime.graph.dataset import Graph
-from runtime.loader import PlannedLoader
-from runtime.plan import Sampler, load_plan, save_plan
+from runtime.launch.config import RunConfig
+from runtime.loader.loader import PlannedLoader
+from runtime.plan.io import load_plan, save_plan
+from runtime.plan.schema import Sampler
 from tests.support.plans import make_plan
 
 Dialect = Literal["first_seen", "every_hop"]

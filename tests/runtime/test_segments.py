@@ -10,7 +10,7 @@ import pytest
 from runtime import segments
 from runtime.features.shared_rows import attach_segment, create_segment
 from runtime.graph.dataset import Graph
-from runtime.launch_job import running
+from runtime.launch.launch import running
 from runtime.segments import Segment, sweep_segments
 from tests.support.plans import make_plan
 

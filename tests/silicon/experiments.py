@@ -10,29 +10,31 @@ from tests.silicon.queue import Experiment
 COLLECTIVES = ("runtime/comm/*.py", "tests/silicon/setting.py", "tests/support/ranks.py")
 WORKER = (
     *COLLECTIVES, "runtime/*.py", "runtime/train/*.py", "runtime/features/*.py",
-    "runtime/models/*.py", "runtime/sampling/*.py", "tests/support/plans.py",
+    "runtime/models/*.py", "runtime/sampling/**/*.py", "runtime/loader/*.py",
+    "runtime/plan/*.py", "runtime/launch/*.py",
+    "runtime/faults/*.py", "tests/support/plans.py",
 )  # fmt: skip
 TESTED = {
     "gathers": ("features/test_gather_triton.py", "features/test_host_memory.py"),
     "stores": ("features/test_device_store.py", "features/test_device_peers.py"),
     "sampling_neighbor": (
-        "sampling/test_neighbor_triton.py", "sampling/test_neighbor_captured.py",
-        "sampling/test_neighbor_stack_device.py", "sampling/test_rng_triton.py",
+        "sampling/gpu/test_neighbor_triton.py", "sampling/gpu/test_neighbor_captured.py",
+        "sampling/gpu/test_neighbor_stack_device.py", "sampling/gpu/test_rng_triton.py",
     ),
     "sampling_layers": (
-        "sampling/test_layerwise_device.py", "sampling/test_segments_triton.py",
-        "sampling/test_labor_device.py", "sampling/test_locality_device.py",
-        "sampling/test_build_device.py", "sampling/test_device_topology.py",
+        "sampling/gpu/test_layerwise_device.py", "sampling/gpu/test_segments_triton.py",
+        "sampling/gpu/test_labor_device.py", "sampling/gpu/test_locality_device.py",
+        "sampling/test_build_device.py", "sampling/gpu/test_device_topology.py",
     ),
     "models": (
         "models/test_device_blocks.py", "models/test_aggregate_triton.py",
         "fullgraph/test_forward.py", "test_rounding.py",
     ),
-    "loaders": ("test_loader_device.py", "test_loader_device_bulk.py"),
+    "loaders": ("loader/test_loader_device.py", "loader/test_loader_device_bulk.py"),
     "training": ("train/test_streams.py", "train/test_shared_device.py"),
 }  # fmt: skip
 """Tests below tests/runtime whose kernels take the GPU that is here."""
-SANITIZED = ("features/test_gather_triton.py", "sampling/test_neighbor_triton.py")
+SANITIZED = ("features/test_gather_triton.py", "sampling/gpu/test_neighbor_triton.py")
 PARTS = {"gathers": 100.0, "sampling": 110.0, "epoch": 110.0, "sampling,curve": 120.0}
 """Parts of the GPU benchmark, with their seconds."""
 
@@ -121,7 +123,7 @@ def _probes() -> list[Experiment]:
             question=f"what does the GPU part of a {name} probe spend its seconds on?",
             entry="tests.silicon.probing:time_probe",
             seconds=seconds,
-            files=("planner/probe/gpu*.py", "runtime/features/gather_triton.py"),
+            files=("planner/probe/gpu/*.py", "runtime/features/gather_triton.py"),
             arguments=(("quick", name == "quick"),),
         )
         for name, seconds in (("quick", 60.0), ("full", 120.0))
@@ -146,7 +148,7 @@ def _programs() -> list[Experiment]:
             question=f"compute-sanitizer's {tool} over {path}",
             entry="tests.silicon.programs:run_tests",
             seconds=120,
-            files=(f"runtime/{path.split('/')[0]}/*.py", f"tests/runtime/{path}"),
+            files=(f"runtime/{path.split('/')[0]}/**/*.py", f"tests/runtime/{path}"),
             arguments=(("paths", (f"tests/runtime/{path}",)), ("tool", tool)),
         )
         for path in SANITIZED

@@ -10,10 +10,11 @@ from pathlib import Path
 
 import numpy as np
 
-from runtime.config import RunConfig
 from runtime.graph.dataset import Graph
 from runtime.graph.generate import generate_sbm
-from runtime.plan import TopologyPlacement, load_plan, save_plan
+from runtime.launch.config import RunConfig
+from runtime.plan.io import load_plan, save_plan
+from runtime.plan.schema import TopologyPlacement
 from runtime.report import RunReport, load_report, save_report
 from tests.benchmarks.common import record
 from tests.silicon.setting import Setting, run_sharing

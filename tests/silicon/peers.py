@@ -91,7 +91,8 @@ def _product_way(comm: Communicator, rows: torch.Tensor, rank: int) -> None:
 
 def _gather(peer: torch.Tensor, device: torch.device, owner: int) -> None:
     """Gather rows of the peer by the runtime's kernel and compare every value."""
-    from runtime.features.gather_triton import DeviceRows, DeviceTable
+    from runtime.features.device_rows import DeviceRows
+    from runtime.features.gather_triton import DeviceTable
     from runtime.features.location import encode
 
     held = peer.shape[0]

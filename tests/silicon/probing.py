@@ -5,8 +5,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
-from planner.probe.gpu_measure import measure_gpus
-from planner.probe.gpu_seam import FULL, QUICK, GpuDevice, Work
+from planner.probe.gpu.measure import GPU_FULL as FULL, QUICK, GpuDevice, Work, measure_gpus
 from tests.benchmarks.common import record
 from tests.silicon.setting import Setting
 
@@ -50,7 +49,7 @@ def _open(setting: Setting, quick: bool) -> tuple[GpuDevice, Any]:
 
     import torch
 
-    from planner.probe.gpu_torch import CudaDevice, sizes_for
+    from planner.probe.gpu.torch_device import CudaDevice, sizes_for
 
     nvml: Any = importlib.import_module("pynvml")
     nvml.nvmlInit()

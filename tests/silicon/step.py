@@ -17,12 +17,13 @@ import torch
 
 from runtime.comm.collectives import Communicator
 from runtime.graph.generate import generate_rmat
-from runtime.loader import PlannedLoader
+from runtime.loader.loader import PlannedLoader
 from runtime.models.build import build_model
 from runtime.models.loss import loss_sum
-from runtime.plan import TopologyPlacement
+from runtime.plan.schema import TopologyPlacement
 from runtime.sampling.minibatch import MiniBatch
-from runtime.train.minibatch import GradientBuffer, TrainLoop, make_optimizer
+from runtime.train.gradients import GradientBuffer
+from runtime.train.minibatch import TrainLoop, make_optimizer
 from runtime.train.precision import Precision
 from tests.benchmarks.common import record
 from tests.silicon.setting import Setting

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from runtime.comm.blocks import block_bounds
 from runtime.features.location import encode
-from runtime.plan import FeaturePlacement, Source
+from runtime.plan.schema import FeaturePlacement, Source
 
 
 def block_placement(

@@ -10,9 +10,10 @@ from numpy.typing import NDArray
 
 from runtime.comm.collectives import Communicator
 from runtime.graph.dataset import Graph
-from runtime.loader import PlannedLoader
+from runtime.loader.loader import PlannedLoader
 from runtime.mesh import Mesh
-from runtime.plan import DynamicCache, Plan, Sampler, save_plan
+from runtime.plan.io import save_plan
+from runtime.plan.schema import DynamicCache, Plan, Sampler
 from runtime.train.minibatch import TrainLoop
 from runtime.worker import make_loop
 from tests.support.plans import make_plan

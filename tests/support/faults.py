@@ -4,8 +4,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-from runtime import launch
 from runtime.graph.dataset import Graph
+from runtime.launch import launch
 from runtime.report import RunReport
 from tests.support.plans import make_plan
 

@@ -8,7 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runtime.graph.dataset import Graph
-from runtime.plan import FullGraph, Plan, save_plan
+from runtime.plan.io import save_plan
+from runtime.plan.schema import FullGraph, Plan
 from tests.support.plans import make_plan
 
 

@@ -9,11 +9,11 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from planner.cost.full_graph import PartSizes
+from planner.fullgraph.bytes import PartSizes
 from runtime.comm.collectives import Communicator
 from runtime.fullgraph.part import Part
 from runtime.graph.dataset import Graph
-from runtime.plan import load_plan
+from runtime.plan.io import load_plan
 from runtime.process import memory_bytes
 from runtime.train.fullgraph import FullGraphLoop, open_full_graph
 

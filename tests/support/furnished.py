@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from api.jobs.context import EVENTS_FILE, LOG_FILE, append_line
+from api.jobs.events import EVENTS_FILE, LOG_FILE, append_line
 from api.jobs.recording import plan_row
 from api.service.context import Service
 from api.service.machines import upload_machine

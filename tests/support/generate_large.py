@@ -17,8 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runtime.graph.dataset import Graph, commit_dataset
-from runtime.graph.edge_draws import GRAPH500
-from runtime.graph.generate import check_sizes, split_nodes
+from runtime.graph.generate import GRAPH500, check_sizes, split_nodes
 from runtime.graph.staging import Staging, refuse_occupied, writing
 
 BLOCK_BYTES = 1 << 30

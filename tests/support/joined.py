@@ -4,18 +4,18 @@ from dataclasses import replace
 
 import numpy as np
 
-from planner.machine import MachineModel
+from planner.machine.model import MachineModel
 from planner.probe.hosts import HostRates
 from planner.probe.hosts_machine import join_hosts
 from planner.probe.timing import summarize
-from planner.profiling.batches import draw_sharing
-from planner.profiling.cache import Profile
-from planner.profiling.presample import presample
+from planner.profile.batches import draw_sharing
+from planner.profile.cache import Profile
+from planner.profile.presample import presample
 from planner.settings import PlanSettings
 from planner.workload import Combination, ProcessCost, WorkloadProfile
 from runtime.device import machine_fingerprint
 from runtime.graph.dataset import Graph
-from runtime.plan import Sampler
+from runtime.plan.schema import Sampler
 from tests.support.machines import GIB, machine
 from tests.support.profiles import timing
 

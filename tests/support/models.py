@@ -11,11 +11,11 @@ from pathlib import Path
 from torch import Tensor, nn
 
 from runtime import codec
-from runtime.loader import PlannedLoader
+from runtime.loader.loader import PlannedLoader
 from runtime.meter import StageMeter
 from runtime.models.adjacency import TorchBlock
 from runtime.models.build import build_model
-from runtime.plan import Workload
+from runtime.plan.schema import Workload
 from runtime.stages import Stage
 
 

@@ -14,8 +14,8 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from planner.errors import MachineError
-from planner.probe.nvlinks import bus_key
-from planner.probe.pcie import PciDevices, RecordedDevices
+from planner.probe.gpu.nvlinks import bus_key
+from planner.probe.host import PciDevices, RecordedDevices
 from runtime import codec
 
 FORMAT = "gnnplan-nvml-1"

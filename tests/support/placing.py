@@ -4,8 +4,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.candidate import Candidate
-from planner.cost.model import Request
-from planner.solver.placing import Placed, memories_of, place_rows
+from planner.cost.request import Request
+from planner.placement.place import Placed, memories_of, place_rows
 from planner.workload import Hotness
 
 

@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 from runtime.device import machine_fingerprint
 from runtime.features.location import encode
 from runtime.graph.dataset import Graph
-from runtime.plan import (
+from runtime.plan.io import save_plan
+from runtime.plan.schema import (
     Certificate,
     Device,
     DynamicCache,
@@ -27,7 +28,6 @@ from runtime.plan import (
     Threads,
     TopologyPlacement,
     Workload,
-    save_plan,
 )
 
 

@@ -3,10 +3,10 @@
 from dataclasses import replace
 from pathlib import Path
 
-from planner.machine import save_machine
+from planner.machine.model import save_machine
+from planner.probe.context import FULL
 from planner.probe.presets import load_preset
 from planner.probe.probe import VERSION
-from planner.probe.sizes import FULL
 from runtime.device import machine_fingerprint
 
 

@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from planner.machine import Table
-from planner.profiling.cache import Profile
-from planner.profiling.model_seconds import SCALES
+from planner.machine.model import Table
+from planner.profile.cache import Profile
+from planner.profile.model_seconds import SCALES
 from planner.workload import (
     BatchProfile,
     Hotness,

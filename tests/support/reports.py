@@ -1,6 +1,6 @@
 """Run reports for tests, written without a run."""
 
-from runtime.plan import Plan
+from runtime.plan.schema import Plan
 from runtime.report import EpochReport, HostNoise, RankReport, RunReport, StageReport, StepSeconds
 
 

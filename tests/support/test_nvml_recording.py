@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 
 from planner.errors import MachineError
-from planner.machine import save_machine
-from planner.probe import nvml as nvml_module
+from planner.machine.model import save_machine
 from planner.probe.doctor import topology_findings
+from planner.probe.gpu import nvml as nvml_module
+from planner.probe.gpu.nvml import inventory
+from planner.probe.host import RecordedDevices, SysfsDevices
 from planner.probe.links import (
     gpu_links,
     gpu_switches,
@@ -18,8 +20,6 @@ from planner.probe.links import (
     nvlink_covers,
     pcie_groups,
 )
-from planner.probe.nvml import inventory
-from planner.probe.pcie import RecordedDevices, SysfsDevices
 from planner.probe.topology import changes, faults, refuse_changed
 from tests.support.nvml_recording import FORMAT, NVMLError, Recorder, Replay, call_key, load_replay
 from tests.support.recordings import FOLDER, NAMES, Recording, look, machine_of, recorded
@@ -256,8 +256,8 @@ def test_a_lost_gpu_is_named_and_other_machines_are_let_through():
 def test_the_command_refuses_a_machine_file_that_no_longer_holds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    from planner.cli import main
-    from planner.commands.planning import machine_for_planning
+    from planner.cli.main import main
+    from planner.cli.planning import machine_for_planning
 
     found = recorded("bridged-pairs")
     path = tmp_path / "machine.json"

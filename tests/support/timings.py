@@ -1,8 +1,8 @@
 """Timings as a team's processes answer them, made by hand."""
 
-from planner.profiling.synthetic import BatchShape
-from planner.profiling.timing_request import TimingAnswer, TimingRequest
-from runtime.plan import Workload
+from planner.profile.protocol import TimingAnswer, TimingRequest
+from planner.profile.synthetic import BatchShape
+from runtime.plan.schema import Workload
 
 
 def answer(seconds: float) -> TimingAnswer:

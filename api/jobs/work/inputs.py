@@ -4,13 +4,13 @@ import json
 from pathlib import Path
 from typing import Any
 
-from api.jobs.context import JobContext
+from api.jobs.events import JobContext
 from api.jobs.recording import RESULT_FILE
-from api.security.paths import dataset_folder
-from planner.calibrate import load_calibration
-from planner.machine import MachineModel, load_machine
+from api.security.requests import dataset_folder
+from planner.machine.model import MachineModel, load_machine
 from planner.probe.presets import load_preset
 from planner.progress import Progress
+from planner.queries.calibrate import load_calibration
 from planner.settings import PlanSettings
 from runtime import codec
 

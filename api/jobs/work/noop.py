@@ -3,7 +3,7 @@
 import time
 from typing import Any
 
-from api.jobs.context import JobContext
+from api.jobs.events import JobContext
 
 
 def run(request: dict[str, Any], job: JobContext) -> dict[str, Any]:

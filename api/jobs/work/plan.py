@@ -3,7 +3,7 @@
 from typing import Any
 
 from api.fingerprints import graph_fingerprint, request_key
-from api.jobs.context import JobContext
+from api.jobs.events import JobContext
 from api.jobs.recording import PLAN_FOLDER
 from api.jobs.work.inputs import PROBED, factors_of, graph_of, machine_of, settings_of
 from planner.pipeline import plan

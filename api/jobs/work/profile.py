@@ -2,11 +2,11 @@
 
 from typing import Any
 
-from api.jobs.context import JobContext
+from api.jobs.events import JobContext
 from api.jobs.work.inputs import PROBED, graph_of, machine_of, settings_of, write_result
 from planner.pipeline import searches_for
 from planner.progress import portion
-from planner.samplers import with_samplers
+from planner.search.samplers import with_samplers
 from runtime import codec
 from runtime.graph.dataset import open_graph
 

@@ -3,11 +3,11 @@
 from pathlib import Path
 from typing import Any
 
-from api.jobs.context import JobContext
+from api.jobs.events import JobContext
 from api.jobs.work.inputs import machine_of, write_result
-from planner.record import load_record
-from planner.simulate import simulate
-from runtime.plan import load_plan
+from planner.profile.cache import load_record
+from planner.queries.simulate import simulate
+from runtime.plan.io import load_plan
 
 
 def run(request: dict[str, Any], job: JobContext) -> dict[str, Any]:

@@ -1,11 +1,43 @@
 """Train under a plan; an attempt after the first goes on from the last checkpoint."""
 
+import time
 from pathlib import Path
 from typing import Any
 
-from api.jobs.context import JobContext
+from api.jobs.events import JobContext
 from api.jobs.work.inputs import write_result
-from api.jobs.work.train_events import Relay
+
+STEP_EVENT_SECONDS = 0.5
+"""Least time between two step events that are handed on."""
+OTHER_NAMES = {"end": "trained"}
+"""Of the ranks' events whose names say something else to followers: `end` is a stream's last."""
+
+
+class Relay:
+    """Hands on what the ranks write, and the share that is done.
+
+    Args:
+        job: whose followers are told.
+        epochs: of the run.
+    """
+
+    def __init__(self, job: JobContext, epochs: int) -> None:
+        self._job, self._epochs = job, epochs
+        self._told = 0.0
+
+    def __call__(self, event: dict[str, Any], place: tuple[int, int] | None = None) -> None:
+        """One event of the ranks, and where it was read."""
+        name = str(event.get("event", "event"))
+        if name == "step":
+            if time.monotonic() - self._told < STEP_EVENT_SECONDS:
+                return
+            self._told = time.monotonic()
+        name = OTHER_NAMES.get(name, name)
+        data = {key: value for key, value in event.items() if key != "event"}
+        self._job.event(name, data, place=place)
+        if isinstance(event.get("share"), float):
+            done = (int(event.get("epoch", 0)) + event["share"]) / self._epochs  # counted from 0
+            self._job.progress(f"epoch {event.get('epoch')}", done)
 
 
 def run(request: dict[str, Any], job: JobContext) -> dict[str, Any]:
@@ -17,7 +49,7 @@ def run(request: dict[str, Any], job: JobContext) -> dict[str, Any]:
 
         write_result(job, train_on_cluster(request, job, run_folder, relay))
         return {}
-    from runtime.launch import train
+    from runtime.launch.launch import train
 
     report = train(
         Path(request["plan_folder"]),

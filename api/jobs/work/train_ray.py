@@ -14,15 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from api.jobs.context import EVENTS_FILE as JOB_EVENTS_FILE, JobContext
-from api.jobs.ray_jobs import (
-    JOB_KEY,
-    ClusterRefusalError,
-    ClusterUnreachableError,
-    RayJob,
-    RayJobs,
-)
-from api.jobs.tail import Tail, event_of
+from api.jobs.events import EVENTS_FILE as JOB_EVENTS_FILE, JobContext, Tail, event_of
+from api.jobs.ray import JOB_KEY, ClusterRefusalError, ClusterUnreachableError, RayJob, RayJobs
 from runtime import codec
 from runtime.errors import InputError, WorkerFailed
 from runtime.report import RunReport, load_report
@@ -31,7 +24,7 @@ STATE_FILE = "ray.json"
 REQUEST_FILE = "ray-request.json"
 EVENTS_FILE = "events.jsonl"
 """As runtime.launch names it; importing that would bring torch into this process."""
-ENTRY = "runtime.launch_ray_job"
+ENTRY = "runtime.launch.ray_job"
 LOOK_SECONDS = 1.0
 PATIENCE_SECONDS = 120.0
 """A cluster that does not answer for so long is given up."""

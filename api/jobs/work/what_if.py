@@ -3,11 +3,11 @@
 from pathlib import Path
 from typing import Any
 
-from api.jobs.context import JobContext
+from api.jobs.events import JobContext
 from api.jobs.work.inputs import write_result
-from planner.inverse import cheapest_for
-from planner.whatif import whatif
-from runtime.plan import load_plan
+from planner.queries.inverse import cheapest_for
+from planner.queries.whatif import whatif
+from runtime.plan.io import load_plan
 
 
 def run(request: dict[str, Any], job: JobContext) -> dict[str, Any]:

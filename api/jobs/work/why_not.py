@@ -3,10 +3,10 @@
 from pathlib import Path
 from typing import Any
 
-from api.jobs.context import JobContext
+from api.jobs.events import JobContext
 from api.jobs.work.inputs import write_result
-from planner.whynot import why_not
-from runtime.plan import load_plan
+from planner.queries.why_not import why_not
+from runtime.plan.io import load_plan
 
 
 def run(request: dict[str, Any], job: JobContext) -> dict[str, Any]:

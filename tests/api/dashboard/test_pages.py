@@ -12,7 +12,7 @@ from sqlalchemy import update
 
 from api.app import create_app
 from api.dashboard.planning import request_fields
-from api.jobs.context import EVENTS_FILE, append_line
+from api.jobs.events import EVENTS_FILE, append_line
 from api.schemas.requests import NoopRequest
 from api.security.keys import create_key
 from api.service.context import Caller, Service

@@ -9,8 +9,8 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-from planner.probe.nvml import inventory
-from planner.probe.pcie import PciFacts, RecordedDevices
+from planner.probe.gpu.nvml import inventory
+from planner.probe.host import PciFacts, RecordedDevices
 from runtime import codec
 from tests.planner.probe.fake_nvml import GPU, SWITCH, UNKNOWN, Device, FakeNvml, Link
 from tests.support.nvml_recording import Recorder

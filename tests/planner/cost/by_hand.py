@@ -1,10 +1,11 @@
 """A request, candidates and placed rows whose prices can be added up by hand."""
 
 from planner.candidate import Candidate, PlacedRows, RankRows
-from planner.cost.budget import Budgets
-from planner.cost.model import Request, predict
-from planner.machine import MachineModel
-from runtime.plan import GraphRef, Prediction, Threads, Workload
+from planner.cost.memory import Budgets
+from planner.cost.model import predict
+from planner.cost.request import Request
+from planner.machine.model import MachineModel
+from runtime.plan.schema import GraphRef, Prediction, Threads, Workload
 from tests.support.machines import machine
 from tests.support.profiles import profile
 

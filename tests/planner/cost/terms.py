@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from planner.cost.request import Request
-from planner.machine import MachineModel, Table
+from planner.machine.model import MachineModel, Table
 from tests.support.machines import machine
 
 

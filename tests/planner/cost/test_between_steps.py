@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from planner.cost.disk_swing import beyond
 from planner.cost.model import predict
 from planner.cost.request import Request
-from planner.machine import Table
+from planner.cost.stages.gather import beyond
+from planner.machine.model import Table
 from planner.workload import Beside
 from tests.planner.cost.by_hand import candidate, price, request, rows
 from tests.planner.cost.terms import timed, with_tables

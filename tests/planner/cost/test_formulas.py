@@ -3,7 +3,21 @@
 import numpy as np
 import pytest
 
-from planner.cost.all_reduce import (
+from planner.cost.cache import cross_validated
+from planner.cost.model import startup_seconds
+from planner.cost.pipeline_time import (
+    beside,
+    core_bound_seconds,
+    epoch_seconds,
+    expected_maximum,
+    finish_times,
+    kappa,
+    period,
+    stochastic_period,
+    straggler_seconds,
+)
+from planner.cost.request import between, expected_vertices, inclusion_at
+from planner.cost.stages.all_reduce import (
     all_reduce_seconds,
     exposed_bucket_seconds,
     exposed_seconds,
@@ -11,22 +25,17 @@ from planner.cost.all_reduce import (
     hierarchical_seconds,
     ring_seconds,
 )
-from planner.cost.disk import disk_seconds, distinct_pages, reads_per_row
-from planner.cost.frontier import between, expected_vertices, inclusion_at
-from planner.cost.gather import gather_seconds, lines, random_gather_seconds, touched_rows
-from planner.cost.hit_rates import cross_validated
-from planner.cost.pipeline_time import (
-    beside,
-    core_bound_seconds,
-    epoch_seconds,
-    finish_times,
-    period,
-    stochastic_period,
+from planner.cost.stages.gather import (
+    disk_seconds,
+    distinct_pages,
+    gather_seconds,
+    lines,
+    random_gather_seconds,
+    reads_per_row,
+    touched_rows,
 )
-from planner.cost.sample import sample_seconds
-from planner.cost.startup import startup_seconds
-from planner.cost.straggler import expected_maximum, kappa, straggler_seconds
-from planner.machine import Table
+from planner.cost.stages.sample import sample_seconds
+from planner.machine.model import Table
 
 
 class TestStraggler:

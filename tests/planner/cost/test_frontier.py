@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from planner.cost.frontier import between, expected_vertices, inclusion_at
+from planner.cost.request import between, expected_vertices, inclusion_at
 from runtime.sampling.labor import LaborSampler
 from runtime.sampling.minibatch import Dialect
 from runtime.sampling.neighbor import NeighborSampler

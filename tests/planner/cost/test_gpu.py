@@ -6,14 +6,14 @@ from dataclasses import replace
 import pytest
 
 from planner.candidate import Candidate, PlacedRows, RankRows
-from planner.cost.budget import Budgets
-from planner.cost.gpu_all_reduce import gpu_all_reduce, ring_bandwidth
-from planner.cost.gpu_memory import gpu_memory_use, gpu_parts
-from planner.cost.gpu_model import gpu_ranks, gpu_traffic
-from planner.cost.gpu_reads import copy_seconds_per_byte, read_seconds
-from planner.machine import MachineModel, Memory
+from planner.cost.backends.gpu import gpu_ranks, gpu_traffic
+from planner.cost.backends.gpu_memory import gpu_memory_use, gpu_parts
+from planner.cost.memory import Budgets
+from planner.cost.stages.all_reduce import gpu_all_reduce, ring_bandwidth
+from planner.cost.stages.gather_gpu import copy_seconds_per_byte, read_seconds
+from planner.machine.model import MachineModel, Memory
 from planner.probe.presets import load_preset
-from runtime.plan import GraphRef, Threads
+from runtime.plan.schema import GraphRef, Threads
 from tests.support.profiles import batch_profile, timing
 
 ROW = 512

@@ -3,9 +3,8 @@
 import numpy as np
 import pytest
 
-from planner.cost.disk import counted_runs
-from planner.cost.missed_runs import missed_runs
-from planner.cost.reuse import of_batches
+from planner.cost.cache_model import missed_runs, of_batches
+from planner.cost.stages.gather import counted_runs
 from tests.support.caches import SlowLru
 
 NODES, ROW_BYTES, OFFSET = 6000, 2048, 128

@@ -6,9 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from planner.cost.model import Request, predict
+from planner.cost.model import predict
+from planner.cost.request import Request
 from planner.errors import MachineError, SettingsError
-from planner.machine import Table
+from planner.machine.model import Table
 from tests.planner.cost.by_hand import GRAPH, candidate, price, request, rows
 from tests.support.machines import constant, machine
 
@@ -214,7 +215,9 @@ def test_slowdowns_are_read_where_they_were_measured() -> None:
     assert steps[0] < steps[1]
 
 
-@pytest.mark.parametrize("name", ["planner.cost.model", "planner.solver.search", "planner.explain"])
+@pytest.mark.parametrize(
+    "name", ["planner.cost.model", "planner.search.search", "planner.queries.explain"]
+)
 def test_pure_parts_do_not_import_torch(name: str) -> None:
     code = f"import sys, {name}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from planner.cost.reuse import Reuse, of_batches, of_frequencies, of_independent
+from planner.cost.cache_model import Reuse, of_batches, of_frequencies, of_independent
 from tests.reference.cache_hits import lru_hit_rate
 from tests.support.caches import SlowLru
 

@@ -3,9 +3,13 @@
 import numpy as np
 import pytest
 
-from planner.cost.missed_runs import missed_runs
-from planner.cost.reuse import of_batches, of_frequencies
-from planner.cost.successive import DrawnReads, ExpectedReads
+from planner.cost.cache_model import (
+    DrawnReads,
+    ExpectedReads,
+    missed_runs,
+    of_batches,
+    of_frequencies,
+)
 
 NODES, ROW_BYTES = 2000, 512
 FAR = np.arange(NODES) >= 500

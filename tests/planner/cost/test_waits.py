@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
+from planner.cost.backends.cpu import RankSeconds
 from planner.cost.model import predict
-from planner.cost.rank_seconds import RankSeconds
 from planner.cost.step import step_seconds
-from planner.machine import Table
+from planner.machine.model import Table
 from planner.workload import AfterWait, Handing
 from tests.planner.cost.by_hand import candidate, price, request, rows
 from tests.planner.cost.terms import per_byte, timed, with_tables

@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 import yaml
 
-from planner.cli import main
-from planner.commands.training import train_words
+from planner.cli.main import main
+from planner.cli.training import train_words
 from runtime.graph.dataset import Graph
-from runtime.plan import MemoryUse, load_plan, save_plan
+from runtime.plan.io import load_plan, save_plan
+from runtime.plan.schema import MemoryUse
 from tests.support.plans import make_plan
 
 NASTY = "my plan; $(touch pwned) `touch pwned` 'x' \"y\"\n#SBATCH --exclusive"

@@ -3,20 +3,27 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from planner.cost.budget import Budgets
+from planner.cost.memory import Budgets
 from planner.fullgraph.candidate import Cut
-from planner.fullgraph.parts import connected, cut_graph
 from planner.fullgraph.price import FullRequest
-from planner.fullgraph.profile import CutProfile, FullProfile, cases_of
-from planner.fullgraph.request import Case, CaseSeconds, PartAnswer
-from planner.fullgraph.variance import Variance
-from planner.machine import MachineModel, Table
+from planner.fullgraph.profile import (
+    Case,
+    CaseSeconds,
+    CutProfile,
+    FullProfile,
+    PartAnswer,
+    Variance,
+    cases_of,
+    connected,
+    cut_graph,
+)
+from planner.machine.model import MachineModel, Table
 from planner.pipeline import graph_ref
 from planner.settings import PlanSettings
 from planner.workload import ProcessCost
 from runtime.graph.dataset import Graph
 from runtime.models.build import build_model
-from runtime.plan import Workload
+from runtime.plan.schema import Workload
 from tests.support.machines import constant, machine
 
 EDGE_SECONDS = 1e-6

@@ -5,17 +5,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from planner.cost.budget import Budgets
+from planner.cost.memory import Budgets
 from planner.errors import PlanDoesNotFit
 from planner.fullgraph.candidate import Cut, FullCandidate, sampled_candidates
 from planner.fullgraph.choose import Choice, alternatives, choose
-from planner.fullgraph.keep import bandwidth_keep, keep_of, memory_keep
+from planner.fullgraph.choose_rate import bandwidth_keep, keep_of, memory_keep
 from planner.fullgraph.memory import memory_use, rank_parts
 from planner.fullgraph.plan import certificate, draws_of
-from planner.fullgraph.variance import Variance, measure_variance
+from planner.fullgraph.profile import Variance, measure_variance
 from planner.settings import PlanSettings
 from runtime.graph.dataset import Graph
-from runtime.plan import FullGraph, Workload
+from runtime.plan.schema import FullGraph, Workload
 from runtime.sampling.statistics import StatisticsClass
 from tests.planner.fullgraph.by_hand import WORK, hand_profile, hand_request, linked_machine
 

@@ -16,10 +16,10 @@ import torch
 import torch.multiprocessing as mp
 from torch import Tensor
 
-from planner.cost.full_graph import crossing_rows
-from planner.cost.full_graph_memory import rank_bytes
-from planner.fullgraph.parts import Parts, connected, sizes_of
-from planner.fullgraph.stand_in import StandIn
+from planner.fullgraph.bytes import crossing_rows
+from planner.fullgraph.memory import rank_bytes
+from planner.fullgraph.profile import Parts, connected, sizes_of
+from planner.fullgraph.timing import StandIn
 from runtime.fullgraph.forward import FullGraphModel
 from runtime.fullgraph.part import Part
 from runtime.graph.dataset import Graph, open_graph
@@ -27,10 +27,11 @@ from runtime.graph.generate import generate_sbm
 from runtime.meter import StageMeter
 from runtime.models.build import build_model
 from runtime.models.memory import give_back_freed_memory
-from runtime.plan import FullGraph, Workload
+from runtime.plan.schema import FullGraph, Workload
 from runtime.stages import Stage
 from runtime.train.fullgraph import FullGraphLoop, WholeEpoch
-from runtime.train.minibatch import GradientBuffer, make_optimizer
+from runtime.train.gradients import GradientBuffer
+from runtime.train.minibatch import make_optimizer
 from tests.support.fullgraph_ranks import PeakMemory
 
 BAR = 0.08

@@ -12,17 +12,18 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from planner.cost.full_graph_memory import rank_bytes
-from planner.fullgraph.parts import connected, sizes_of
-from planner.profiling.timed_model import MEMORY_EVENT, held_bytes
+from planner.fullgraph.memory import rank_bytes
+from planner.fullgraph.profile import connected, sizes_of
+from planner.profile.timing_process import MEMORY_EVENT, held_bytes
 from runtime.comm.collectives import Communicator
 from runtime.fullgraph.forward import FullGraphModel
 from runtime.graph.generate import generate_sbm
 from runtime.meter import StageMeter
 from runtime.models.build import build_model
-from runtime.plan import FullGraph, Workload
+from runtime.plan.schema import FullGraph, Workload
 from runtime.train.fullgraph import FullGraphLoop, WholeEpoch
-from runtime.train.minibatch import GradientBuffer, make_optimizer
+from runtime.train.gradients import GradientBuffer
+from runtime.train.minibatch import make_optimizer
 
 FEATURES, HIDDEN, CLASSES, HEADS = 48, 64, 16, 4
 

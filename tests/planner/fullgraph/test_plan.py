@@ -9,19 +9,21 @@ from typing import Any
 import pytest
 
 import planner.fullgraph.plan as module
-from planner.cli import main
-from planner.compare import compare
+from planner.cli.main import main
 from planner.errors import SettingsError
-from planner.explain import explain, render
-from planner.fullgraph.parts import connected, sent_bytes
-from planner.machine import MachineModel, save_machine
+from planner.fullgraph.profile import connected, sent_bytes
+from planner.machine.model import MachineModel, save_machine
 from planner.pipeline import plan, search_for
+from planner.queries.compare import compare
+from planner.queries.explain import explain, render
 from planner.settings import PlanSettings
-from runtime import launch, worker
-from runtime.config import RunConfig
+from runtime import worker
 from runtime.device import machine_fingerprint
 from runtime.graph.dataset import Graph
-from runtime.plan import Plan, load_array, load_plan
+from runtime.launch import launch
+from runtime.launch.config import RunConfig
+from runtime.plan.io import load_array, load_plan
+from runtime.plan.schema import Plan
 from runtime.report import WARMUP_STEPS
 from tests.planner.fullgraph.by_hand import WORK, hand_profiles, linked_machine
 

@@ -5,21 +5,23 @@ from dataclasses import replace
 
 import pytest
 
-from planner.cost.all_to_all import bound_bytes, shift_bytes
-from planner.cost.full_graph import columns_per_row
+from planner.cost.stages.exchange import bound_bytes, shift_bytes
+from planner.fullgraph.bytes import columns_per_row
 from planner.fullgraph.candidate import Cut, FullCandidate, cuts
-from planner.fullgraph.exchange import (
+from planner.fullgraph.price import (
     busiest_rows,
+    edges_left,
     exchange_seconds,
+    halo_bytes,
     longer_in_turns,
+    price,
+    rank_seconds,
     table_seconds,
 )
-from planner.fullgraph.parts import connected, cut_graph, sent_bytes
-from planner.fullgraph.price import halo_bytes, price
-from planner.fullgraph.seconds import edges_left, rank_seconds
+from planner.fullgraph.profile import connected, cut_graph, sent_bytes
 from planner.settings import PlanSettings
 from runtime.graph.dataset import Graph
-from runtime.plan import FullGraph
+from runtime.plan.schema import FullGraph
 from tests.planner.fullgraph.by_hand import (
     BYTE_SECONDS,
     EDGE_SECONDS,

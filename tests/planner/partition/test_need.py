@@ -6,13 +6,12 @@ import numpy as np
 import pytest
 
 from planner.errors import SettingsError
+from planner.partition.balance import refine_bytes, refine_volume
+from planner.partition.multilevel import to_undirected, undirected_bytes
 from planner.partition.need import check_fits, load_rates, predict_need, training_edges
-from planner.partition.partition import PARTITIONERS, partition
+from planner.partition.partition import PARTITIONERS, hash_parts, partition, random_parts
 from planner.partition.problem import make_problem
-from planner.partition.simple import hash_parts, random_parts
 from planner.partition.streaming import ldg_parts
-from planner.partition.undirected import to_undirected, undirected_bytes
-from planner.partition.volume import refine_bytes, refine_volume
 from runtime.errors import BudgetExceeded
 from tests.planner.partition.graphs import csc, random_csc
 

@@ -12,7 +12,7 @@ from planner.partition.pagraph import pagraph_parts
 from planner.partition.partition import partition
 from planner.partition.problem import Balance, Problem, make_problem
 from planner.partition.streaming import fennel_parts, ldg_parts
-from planner.placement.baselines import pagraph_score
+from planner.placement.policies.baselines import pagraph_score
 from tests.planner.partition.graphs import csc, random_csc, ring_of_cliques
 from tests.reference.partition_quality import measure_quality
 

@@ -1,9 +1,9 @@
-"""Tests for planner/partition/undirected.py."""
+"""Tests for planner/partition/multilevel.py."""
 
 import numpy as np
 import pytest
 
-from planner.partition.undirected import sort_rows, to_undirected
+from planner.partition.multilevel import sort_rows, to_undirected
 from tests.planner.partition.graphs import csc, random_csc, stored_edges
 
 

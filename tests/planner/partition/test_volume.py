@@ -1,12 +1,12 @@
-"""Tests for planner/partition/volume.py."""
+"""Tests for planner/partition/balance.py."""
 
 import itertools
 
 import numpy as np
 import pytest
 
+from planner.partition.balance import refine_volume
 from planner.partition.problem import Balance, make_problem
-from planner.partition.volume import refine_volume
 from tests.planner.partition.graphs import csc, random_csc
 from tests.reference.partition_quality import measure_quality
 

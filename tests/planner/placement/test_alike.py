@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from planner.placement.alike import first_alike, memory_of, repeated
 from planner.placement.costs import RowCosts
 from planner.placement.evaluate import evaluate
 from planner.placement.order import hot_to_cold
-from planner.placement.song_jiang import best_of
+from planner.placement.policies.song_jiang import best_of
+from planner.placement.reads import first_alike, memory_of, repeated
 
 COSTS = RowCosts(local=0.1, peer=0.5, host=1.0)
 

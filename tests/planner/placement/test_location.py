@@ -5,7 +5,7 @@ import pytest
 
 from planner.placement.costs import RowCosts
 from planner.placement.location import MAX_DEVICES, build_locations, check_locations, sources
-from planner.placement.song_jiang import best_of
+from planner.placement.policies.song_jiang import best_of
 from runtime.errors import PlanError
 from runtime.features.location import encode
 

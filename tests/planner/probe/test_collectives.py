@@ -9,11 +9,10 @@ import numpy as np
 import pytest
 
 from planner.probe import collectives
-from planner.probe.context import ProbeContext
-from planner.probe.patience import Patience
-from planner.probe.sizes import QUICK
-from planner.probe.stepped import BACK, COMPUTED
+from planner.probe.collectives import BACK, COMPUTED
+from planner.probe.context import QUICK, ProbeContext
 from planner.probe.team import Team
+from planner.probe.timing import Patience
 
 
 class Stepping(Team):

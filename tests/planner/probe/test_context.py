@@ -4,10 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from planner.probe.context import ProbeContext
+from planner.probe.collectives import asked_sizes
+from planner.probe.context import FULL, QUICK, ProbeContext, fit_to, powers_up_to
 from planner.probe.host import LoadSample, load_notes, pace_notes
-from planner.probe.sizes import FULL, QUICK, fit_to, powers_up_to
-from planner.probe.stepped import asked_sizes
 from planner.probe.team import Team
 from planner.probe.timing import summarize
 

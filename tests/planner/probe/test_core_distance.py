@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from planner.probe import core_distance as module
-from planner.probe.core_distance import CoreDistance, line_seconds
+from planner.probe import quiet as module
 from planner.probe.doctor import examine
-from planner.probe.looks import Looks, remembering
+from planner.probe.quiet import CoreDistance, Looks, line_seconds, remembering
 from runtime.cores import usable_core_ids
 from tests.support.clock import FakeClock
 

@@ -6,10 +6,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from planner.probe import core_sharing as module
-from planner.probe.core_sharing import SHARED, CoreSharing, copy_seconds
+from planner.probe import quiet as module
 from planner.probe.doctor import examine
-from planner.probe.looks import Looks, remembering
+from planner.probe.quiet import SHARED, CoreSharing, Looks, copy_seconds, remembering
 from runtime.cores import usable_core_ids
 
 

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from planner.probe import disk
-from planner.probe.context import ProbeContext
-from planner.probe.sizes import QUICK
+from planner.probe.context import QUICK, ProbeContext
 from planner.probe.team import Team
 from planner.probe.worker import State
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from planner.probe import core_distance, core_sharing, small_step
-from planner.probe.disturbance import Disturbance, disturbance
-from planner.probe.patience import DISTURBED
+from planner.probe import quiet as core_distance, quiet as core_sharing, quiet as small_step
+from planner.probe.quiet import Disturbance, disturbance
+from planner.probe.timing import DISTURBED
 
 
 @pytest.fixture(autouse=True)

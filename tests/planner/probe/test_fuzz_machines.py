@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from planner.machine import load_machine, save_machine
-from planner.probe.importing import import_machine
+from planner.machine.model import load_machine, save_machine
+from planner.probe.gpu.nvml import inventory
+from planner.probe.imports.importing import import_machine
 from planner.probe.links import gpu_links, gpu_parts, gpu_switches, nvlink_covers
-from planner.probe.nvml import inventory
 from planner.probe.presets import load_preset
 from planner.probe.topology import faults
 from planner.report.links import link_rows

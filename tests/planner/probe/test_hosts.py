@@ -10,18 +10,18 @@ import numpy as np
 import pytest
 
 from planner.candidate import Candidate
-from planner.cost.exchanges import (
+from planner.cost.stages.exchange import (
     early_seconds,
     exchange_rates,
     hidden_and_back,
     hosts_all_reduce,
 )
 from planner.errors import MachineError
-from planner.machine import MachineModel, load_machine, save_machine
+from planner.machine.model import MachineModel, load_machine, save_machine
 from planner.probe.hosts import HostRates
 from planner.probe.hosts_machine import host_cliques, join_hosts
 from planner.probe.timing import summarize
-from runtime.plan import Threads
+from runtime.plan.schema import Threads
 from tests.hosts import Hosts, needs_root
 from tests.support.machines import machine
 
@@ -29,8 +29,8 @@ MEASURE = """
 import pickle, sys
 from dataclasses import replace
 from planner.probe.hosts import measure_hosts
-from planner.probe.hosts_team import HostTeam, Meeting
-from planner.probe.sizes import QUICK
+from planner.probe.hosts import HostTeam, Meeting
+from planner.probe.context import QUICK
 
 node_rank, num_hosts, endpoint, out = sys.argv[1:]
 largest = 2**22 if num_hosts == "2" else 2**18

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from planner.probe import looks as module
-from planner.probe.looks import Looks, remembered, remembering
+from planner.probe import quiet as module
+from planner.probe.quiet import Looks, remembered, remembering
 
 NAME = "0-1"
 

@@ -5,9 +5,8 @@ from dataclasses import replace
 import pytest
 
 from planner.errors import MachineError
-from planner.machine import MachineModel, load_machine, save_machine
-from planner.machine_check import check_machine
-from planner.machine_hosts import first_hosts, one_host
+from planner.machine.hosts import first_hosts, one_host
+from planner.machine.model import MachineModel, check_machine, load_machine, save_machine
 from planner.probe.presets import list_presets, load_preset
 from tests.support.joined import hosts_machine
 

@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 
 from planner.probe import memory
-from planner.probe.context import ProbeContext
-from planner.probe.sizes import QUICK
+from planner.probe.context import QUICK, ProbeContext
 from planner.probe.team import Team
 
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pytest
 
 from planner.probe.host import disturbance_notes
-from planner.probe.patience import PAUSE_SECONDS, Patience, undisturbed
+from planner.probe.timing import PAUSE_SECONDS, Patience, undisturbed
 
 
 class Machine:

@@ -5,8 +5,14 @@ from dataclasses import replace
 import pytest
 
 from planner.errors import MachineError
-from planner.machine_routes import routes, shortest
-from planner.probe.presets import FOLDER, dump_preset, list_presets, load_preset, parse_preset
+from planner.machine.routes import routes, shortest
+from planner.probe.presets import (
+    PRESETS_FOLDER as FOLDER,
+    dump_preset,
+    list_presets,
+    load_preset,
+    parse_preset,
+)
 
 COST_MODEL_TABLES = {
     "copy": {"readers"},

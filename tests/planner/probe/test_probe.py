@@ -6,10 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from planner.cli import main
+from planner.cli.main import main
 from planner.errors import MachineError
-from planner.machine import MachineModel, load_machine, save_machine
+from planner.machine.model import MachineModel, load_machine, save_machine
 from planner.probe import probe as probe_module
+from planner.probe.context import QUICK
 from planner.probe.presets import load_preset
 from planner.probe.probe import (
     cache_folder,
@@ -20,7 +21,6 @@ from planner.probe.probe import (
     probe_with,
     with_disk_again,
 )
-from planner.probe.sizes import QUICK
 from runtime.device import machine_fingerprint
 
 TINY = replace(

@@ -8,9 +8,9 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from planner.cost.straggler import kappa
-from planner.probe import stepped as module
-from planner.probe.stepped import (
+from planner.cost.pipeline_time import kappa
+from planner.probe import collectives as module
+from planner.probe.collectives import (
     AROUND_IDS,
     AROUND_ROWS,
     BACK,

@@ -8,15 +8,13 @@ from typing import Any
 
 import pytest
 
-from planner.cli import main
-from planner.machine import MachineModel, Table
-from planner.machine_check import check_machine
+from planner.cli.main import main
+from planner.machine.model import MachineModel, Table, check_machine
 from planner.probe import probe as subject
-from planner.probe.context import ProbeContext
+from planner.probe.context import FULL, HASTY, QUICK, ProbeContext, ladder_from
 from planner.probe.presets import load_preset
-from planner.probe.sizes import FULL, HASTY, QUICK, ladder_from
+from planner.probe.probe import START_SECONDS, TimeLimit
 from planner.probe.team import OutOfTime, Team
-from planner.probe.time_limit import START_SECONDS, TimeLimit
 from runtime.errors import WorkerFailed
 
 LADDER = [FULL, QUICK, HASTY]

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from planner.cli import main
+from planner.cli.main import main
 from runtime.graph.dataset import Graph
 from tests.support.plans import make_plan
 

@@ -7,7 +7,7 @@ import pytest
 
 from planner.report.differences import differences, verdict
 from runtime.graph.dataset import Graph
-from runtime.plan import Device, Plan
+from runtime.plan.schema import Device, Plan
 from tests.support.plans import make_plan
 
 

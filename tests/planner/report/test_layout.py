@@ -5,7 +5,7 @@ from itertools import combinations, pairwise
 import pytest
 
 from planner.probe.presets import list_presets, load_preset
-from planner.report.layout import BOX, LEVEL, MARGIN, bend, host_of, layout
+from planner.report.topology import BOX, LEVEL, MARGIN, bend, host_of, layout
 
 
 @pytest.mark.parametrize("name", list_presets())

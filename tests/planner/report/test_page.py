@@ -8,18 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from planner.machine import MachineModel
+from planner.machine.model import MachineModel
 from planner.probe.presets import load_preset
-from planner.report.choices import choices
 from planner.report.links import link_rows
 from planner.report.memory import memory_bars
-from planner.report.page import report_html, sections
-from planner.report.sources import device_rows
+from planner.report.page import choices, device_rows, report_html, sections
 from planner.report.timeline import timeline
 from planner.report.topology import draw_topology
 from planner.report.words import STAGE_WORDS
 from runtime.graph.dataset import Graph
-from runtime.plan import Alternative, Device, Interval, MachineRef, MemoryUse, Plan, Threads
+from runtime.plan.schema import Alternative, Device, Interval, MachineRef, MemoryUse, Plan, Threads
 from runtime.stages import Stage
 from tests.support.plans import make_plan
 from tests.support.reports import run_report

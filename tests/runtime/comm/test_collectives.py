@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from runtime.comm import pairwise
+from runtime.comm import collectives as pairwise
 from runtime.comm.collectives import Communicator
 from runtime.stages import Stage
 from tests.support.ranks import free_port, run_on_ranks

@@ -17,7 +17,7 @@ WITHOUT_LOOPBACK = """
 import sys, time
 from pathlib import Path
 from planner.probe.probe import probe
-from runtime.launch import train
+from runtime.launch.launch import train
 for work in (lambda: train(Path(sys.argv[1])), lambda: probe(quick=True)):
     start = time.monotonic()
     try:

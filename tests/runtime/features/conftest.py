@@ -9,7 +9,8 @@ import pytest
 
 from runtime.features.location import encode
 from runtime.graph.dataset import Graph, SparseFeatures, write_graph
-from runtime.plan import (
+from runtime.plan.io import save_plan
+from runtime.plan.schema import (
     Certificate,
     Device,
     DynamicCache,
@@ -22,7 +23,6 @@ from runtime.plan import (
     Source,
     Strategy,
     Workload,
-    save_plan,
 )
 
 MakeGraph = Callable[..., Graph]

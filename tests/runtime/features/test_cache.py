@@ -12,15 +12,13 @@ from numpy.typing import NDArray
 from scipy.stats import norm
 
 from runtime.errors import PlanError
-from runtime.features.abstract import AbstractFeatureStore
-from runtime.features.cache import CachedFeatureStore
-from runtime.features.cache_slots import LOG, Slots
-from runtime.features.counters import Counters
+from runtime.features.cache import LOG, CachedFeatureStore, Slots
 from runtime.features.location import host_table
 from runtime.features.store import open_store
+from runtime.features.tier import AbstractFeatureStore, Counters
 from runtime.graph.dataset import Graph
-from runtime.loader import PlannedLoader
-from runtime.plan import DynamicCache, Plan, Source
+from runtime.loader.loader import PlannedLoader
+from runtime.plan.schema import DynamicCache, Plan, Source
 from tests.support.caches import SlowClock, SlowLru
 from tests.support.plans import make_plan as write_plan
 

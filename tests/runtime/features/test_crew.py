@@ -12,9 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from runtime.features.crew import MOST_THREADS, Crew
-from runtime.features.direct_read import Requests, Stored
-from runtime.features.read_buffers import read_buffers
+from runtime.features.direct import Requests, Stored, read_buffers
+from runtime.features.disk import MOST_THREADS, Crew
 
 NUM_ROWS, DIM = 1000, 128
 """Rows of a block each, so that any number of requests can be cut."""

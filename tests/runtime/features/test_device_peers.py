@@ -14,7 +14,8 @@ import torch.distributed as dist
 
 from runtime.comm.collectives import Communicator
 from runtime.graph.dataset import Graph, open_graph
-from runtime.plan import DynamicCache, Plan, Source, load_plan
+from runtime.plan.io import load_plan
+from runtime.plan.schema import DynamicCache, Plan, Source
 from tests.support.ranks import free_port, run_on_ranks
 
 pytest.importorskip("triton")
@@ -28,9 +29,9 @@ SOURCES = [
 
 
 def _on_rank(rank: int, port: int, graph_folder: Path, folder: Path, device_type: str) -> None:
-    from runtime.features.device_exchange import DeviceExchange
     from runtime.features.device_open import open_device_store
-    from runtime.loader import PlannedLoader
+    from runtime.features.device_rows import DeviceExchange
+    from runtime.loader.loader import PlannedLoader
 
     torch.set_num_threads(1)
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}

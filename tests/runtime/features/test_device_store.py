@@ -12,7 +12,7 @@ from runtime.errors import BudgetExceeded
 from runtime.fallback import SlowerPathWarning, forget_warnings
 from runtime.features.cache import CachedFeatureStore
 from runtime.features.store import open_store
-from runtime.plan import DynamicCache, Source
+from runtime.plan.schema import DynamicCache, Source
 from tests.support.inprocess import run_in_process
 
 pytest.importorskip("triton")

@@ -14,8 +14,8 @@ import pytest
 
 from runtime.errors import BudgetExceeded, DatasetError
 from runtime.features import direct
-from runtime.features.counters import Counters
 from runtime.features.disk import INDEX_BYTES_PER_ID, LEAST_IDS, Disk
+from runtime.features.tier import Counters
 
 
 def _save(folder: Path, num_rows: int, dim: int, dtype: Any = np.float32) -> tuple[Path, Any]:

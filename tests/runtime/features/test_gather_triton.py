@@ -30,7 +30,8 @@ class Case:
         wide: bool = False,
         coarse: bool = False,
     ) -> None:
-        from runtime.features.gather_triton import DeviceRows, DeviceTable
+        from runtime.features.device_rows import DeviceRows
+        from runtime.features.gather_triton import DeviceTable
 
         rng = np.random.default_rng([num_nodes, width, len(dtypes)])
         self.device = device
@@ -173,7 +174,8 @@ def test_only_much_memory_of_the_host_is_read_in_order(
     kernel_device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from runtime.features import gather_triton
-    from runtime.features.gather_triton import DeviceRows, DeviceTable
+    from runtime.features.device_rows import DeviceRows
+    from runtime.features.gather_triton import DeviceTable
     from runtime.features.location import encode
 
     monkeypatch.setattr(gather_triton, "REACH_BYTES", 10 * 16)
@@ -212,7 +214,8 @@ def test_the_order_of_programs_changes_neither_rows_nor_counters(
 def test_ids_and_slots_out_of_range_are_counted_and_not_written(
     kernel_device: torch.device,
 ) -> None:
-    from runtime.features.gather_triton import DeviceRows, DeviceTable
+    from runtime.features.device_rows import DeviceRows
+    from runtime.features.gather_triton import DeviceTable
 
     rows = DeviceRows("own", torch.ones((3, 4), device=kernel_device))
     codes = encode(np.array([0, 0, 0, 0, 1]), np.array([0, 1, 2, 3, 0]))
@@ -259,7 +262,8 @@ def test_arguments_that_do_not_fit_are_refused(
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="offsets past 2^31 elements need a GPU")
 def test_offsets_past_two_to_the_31_elements_are_exact() -> None:
-    from runtime.features.gather_triton import DeviceRows, DeviceTable
+    from runtime.features.device_rows import DeviceRows
+    from runtime.features.gather_triton import DeviceTable
 
     device, num_nodes, width = torch.device("cuda"), (1 << 24) + 3, 130
     values = torch.zeros((num_nodes, width), dtype=torch.float16, device=device)

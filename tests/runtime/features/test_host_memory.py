@@ -79,7 +79,8 @@ def test_no_bytes_and_the_processor_need_no_locking() -> None:
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="page-locking needs a GPU")
 def test_an_address_that_is_mapped_again_is_read_as_it_is_now() -> None:
-    from runtime.features.gather_triton import DeviceRows, DeviceTable
+    from runtime.features.device_rows import DeviceRows
+    from runtime.features.gather_triton import DeviceTable
     from runtime.features.location import encode
 
     seen, again = set[int](), 0

@@ -18,10 +18,11 @@ import torch.distributed as dist
 
 from runtime.comm.collectives import Communicator
 from runtime.errors import PlanError
-from runtime.features.hosts import HostRows
+from runtime.features.peer import HostRows
 from runtime.features.store import open_store
 from runtime.graph.dataset import Graph, open_graph
-from runtime.plan import DynamicCache, Plan, Source, load_plan
+from runtime.plan.io import load_plan
+from runtime.plan.schema import DynamicCache, Plan, Source
 from tests.support.caches import SlowLru
 from tests.support.ranks import free_port, run_on_ranks
 

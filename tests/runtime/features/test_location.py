@@ -7,7 +7,7 @@ import pytest
 
 from runtime.errors import PlanError
 from runtime.features.location import LocationTable, encode, host_table, renumber
-from runtime.plan import Source
+from runtime.plan.schema import Source
 
 SOURCES = [Source(kind="own"), Source(kind="peer", rank=1), Source(kind="host")]
 

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from runtime.features import lookup
+from runtime.features import gather as lookup
 from runtime.features.location import encode
 from runtime.features.tier import Dense
 

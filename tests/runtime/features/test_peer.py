@@ -14,7 +14,8 @@ import torch.distributed as dist
 from runtime.comm.collectives import Communicator
 from runtime.features.store import open_store
 from runtime.graph.dataset import Graph, open_graph
-from runtime.plan import Plan, Source, load_plan
+from runtime.plan.io import load_plan
+from runtime.plan.schema import Plan, Source
 from tests.support.ranks import free_port, run_on_ranks
 
 MakeGraph = Callable[..., Graph]

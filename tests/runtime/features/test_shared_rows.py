@@ -10,8 +10,7 @@ import torch
 from runtime import segments
 from runtime.comm.collectives import Communicator
 from runtime.features import shared_rows
-from runtime.features.device_exchange import DeviceExchange
-from runtime.features.device_rows import owns_padding, padded_rows
+from runtime.features.device_rows import DeviceExchange, owns_padding, padded_rows
 from runtime.features.shared_rows import NotSharedError, share_host_rows, share_rows
 from tests.support.inprocess import run_in_process
 

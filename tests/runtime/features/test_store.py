@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from runtime.errors import BudgetExceeded, DatasetError, PlanError
-from runtime.features.counters import total
 from runtime.features.store import AbstractFeatureStore, open_store
+from runtime.features.tier import total
 from runtime.graph.dataset import Graph, write_graph
-from runtime.plan import Plan, Source
+from runtime.plan.schema import Plan, Source
 
 MakeGraph = Callable[..., Graph]
 MakePlan = Callable[..., Plan]

@@ -12,7 +12,7 @@ from torch import Tensor
 from runtime.comm.collectives import Communicator
 from runtime.fullgraph.forward import FullGraphModel
 from runtime.models.build import BlockModel, build_model
-from runtime.plan import FullGraph, Workload
+from runtime.plan.schema import FullGraph, Workload
 
 B1_EDGES = [(0, 1), (1, 2), (2, 3), (3, 4), (1, 3), (0, 4)]
 """The graph of [B1] and [B2] (docs/formulas.md 3.1), undirected."""

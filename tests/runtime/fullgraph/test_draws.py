@@ -8,16 +8,15 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from planner.cost.full_graph import drawn_epoch_bytes
-from planner.cost.full_graph_rate import bernoulli_variance
+from planner.fullgraph.bytes import drawn_epoch_bytes
+from planner.fullgraph.sampling_rate import bernoulli_variance
 from runtime.comm.collectives import Communicator
-from runtime.fullgraph.draws import AbstractMasks, SeededMasks
+from runtime.fullgraph.draws import AbstractMasks, SeededMasks, kept_edges, kept_nodes, rounded_size
 from runtime.fullgraph.forward import FullGraphModel
-from runtime.fullgraph.statistics import full_graph_class
 from runtime.models.build import BlockModel
-from runtime.plan import FullGraph
-from runtime.sampling.boundary import kept_edges, kept_nodes, rounded_size
+from runtime.plan.schema import FullGraph
 from runtime.sampling.rng import Purpose, stream
+from runtime.sampling.statistics import full_graph_class
 from runtime.stages import Stage
 from tests.runtime.fullgraph.cases import (
     B1_EDGES,

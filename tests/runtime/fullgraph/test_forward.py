@@ -7,7 +7,7 @@ import torch
 from runtime.comm.collectives import Communicator
 from runtime.errors import PlanError
 from runtime.fullgraph.forward import FullGraphModel, check_settings
-from runtime.plan import FullGraph
+from runtime.plan.schema import FullGraph
 from tests.runtime.fullgraph.cases import (
     full_graph_gradient,
     gradient_of,

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from runtime.comm.collectives import Communicator
-from runtime.plan import FullGraph
+from runtime.plan.schema import FullGraph
 from tests.runtime.fullgraph.cases import (
     full_graph_gradient,
     gradient_of,

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from runtime.errors import DatasetError
 from runtime.graph.dataset import Graph
-from runtime.graph.generate_links import generate_links
+from runtime.graph.generate_tasks import generate_links
 
 
 def make(folder: Path, **settings: float) -> Graph:

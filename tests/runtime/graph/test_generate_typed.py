@@ -8,7 +8,7 @@ import pytest
 
 from runtime.errors import DatasetError
 from runtime.graph.dataset import Graph
-from runtime.graph.generate_typed import EDGE_TYPES, NODE_TYPES, generate_typed
+from runtime.graph.generate_tasks import EDGE_TYPES, NODE_TYPES, generate_typed
 from runtime.graph.types import rows_within_types, types_of
 
 

@@ -13,9 +13,8 @@ import torch
 from torch_geometric.data import Data
 
 from runtime.graph import importing
-from runtime.graph.column_names import DST, SRC, plain_name
 from runtime.graph.importing import import_graph
-from runtime.graph.inventory import Inventory, Role
+from runtime.graph.inventory import DST, SRC, Inventory, Role, plain_name
 from tests.runtime.graph.conftest import write_graphbolt, write_gz, write_ogb
 
 PAGE = Path(importing.__file__).parent / "IMPORTS.md"
@@ -207,7 +206,7 @@ WHOLE = ("GNN-benchmark", "heterophilous", "OGB", "GraphBolt")
 """Formats whose one source holds all that the table names."""
 
 
-@pytest.mark.filterwarnings("ignore::runtime.graph.validate.GraphWarning")
+@pytest.mark.filterwarnings("ignore::runtime.graph.findings.GraphWarning")
 @pytest.mark.parametrize("where", list(dict.fromkeys(where for where, _, _ in rows())))
 def test_each_row_of_the_pages_table_is_what_happens(where: str, makers, tmp_path: Path):
     said: list[str] = []

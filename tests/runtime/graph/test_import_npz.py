@@ -135,7 +135,7 @@ def test_a_matrix_whose_arrays_call_something_is_refused(tmp_path: Path):
 
 @pytest.mark.parametrize("protocol", [2, 3, 4])
 def test_pickles_of_the_protocols_that_numpy_writes_are_read(protocol: int, tmp_path: Path):
-    from runtime.graph.pickled import PickledArray, unpickle
+    from runtime.graph.serialized import PickledArray, unpickle
 
     path = tmp_path / "a.npy"
     path.write_bytes(pickle.dumps(pickled(sp.csr_matrix(A)), protocol=protocol))

@@ -8,9 +8,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from runtime.errors import DatasetError
-from runtime.graph.column_names import looks_like
 from runtime.graph.dataset import Graph
 from runtime.graph.importing import import_graph
+from runtime.graph.inventory import looks_like
 
 RING = "src,dst\n0,1\n1,2\n2,3\n3,0\n"
 

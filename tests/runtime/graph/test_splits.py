@@ -10,7 +10,7 @@ from torch_geometric.data import Data
 
 from runtime.errors import DatasetError
 from runtime.graph.importing import ImportOptions, import_graph
-from runtime.graph.splits import split_ids
+from runtime.graph.labels import split_ids
 
 N = 12
 FLAGS = np.arange(N) % 3 == 0

@@ -5,10 +5,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from runtime.models import backends, functions
+from runtime.models import functions, functions as backends
 from runtime.models.adjacency import TorchBlock
-from runtime.models.functions import aggregate_plain, linear
-from runtime.models.fused import aggregate, aggregate_dense
+from runtime.models.functions import (
+    aggregate_dense,
+    aggregate_plain,
+    aggregate_sums as aggregate,
+    linear,
+)
 
 pytest.importorskip("triton")
 
@@ -53,7 +57,7 @@ def test_sums_and_their_gradient_are_torchs(
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_halves_are_summed_in_float32(dtype: torch.dtype, kernel_device: torch.device) -> None:
-    from runtime.models.block_sums_device import DeviceSums
+    from runtime.models.aggregate_triton import DeviceSums
 
     block = block_of([400, 0, 5], 9, kernel_device)
     sums = DeviceSums(block)
@@ -100,7 +104,7 @@ def test_blocks_without_rows_or_edges(degrees: list[int], kernel_device: torch.d
 def test_a_layer_and_all_its_gradients_are_torchs(
     weighted: bool, with_root: bool, relu: bool, kernel_device: torch.device
 ) -> None:
-    from runtime.models.block_sums_device import DeviceSums
+    from runtime.models.aggregate_triton import DeviceSums
 
     block = block_of(DEGREES, 11, kernel_device, weighted=weighted)
 

@@ -12,7 +12,7 @@ from runtime.models.adjacency import torch_blocks
 from runtime.models.build import build_model, flatten_gradients
 from runtime.models.loss import loss_sum
 from runtime.models.weights import fill_weights
-from runtime.plan import Workload
+from runtime.plan.schema import Workload
 
 PYG = {
     "sage": lambda layers: GraphSAGE(12, 16, layers, 5),

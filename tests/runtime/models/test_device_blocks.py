@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from runtime.graph.dataset import Graph
-from runtime.loader_stages import BatchStage
+from runtime.loader.stages import BatchStage
 from runtime.models.adjacency import device_blocks, torch_blocks
 from runtime.models.build import build_model
-from runtime.plan import Workload
+from runtime.plan.schema import Workload
 from runtime.sampling.minibatch import Dialect, MiniBatch
 from runtime.sampling.neighbor import NeighborSampler
 

@@ -9,7 +9,7 @@ import torch
 from runtime.models.build import build_model
 from runtime.models.link import link_loss_sum, pair_scores, reciprocal_ranks
 from runtime.models.loss import loss_sum
-from runtime.plan import Workload
+from runtime.plan.schema import Workload
 
 
 def random_links(num_links: int = 20, negatives: int = 3) -> tuple[torch.Tensor, torch.Tensor]:

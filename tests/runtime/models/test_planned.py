@@ -23,7 +23,7 @@ from torch_geometric.nn.models import GAT, GCN, GraphSAGE
 from runtime.errors import InputError
 from runtime.models.adjacency import torch_blocks
 from runtime.models.planned import _as_it_was, planned
-from runtime.sampling.cooperative_exchange import RowExchange
+from runtime.sampling.distributed.exchange import RowExchange
 from runtime.sampling.minibatch import Dialect, MiniBatch
 from runtime.sampling.pyg import to_pyg
 

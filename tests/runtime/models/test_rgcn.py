@@ -11,8 +11,8 @@ from runtime.errors import InputError
 from runtime.graph.types import GraphTypes
 from runtime.models.adjacency import TorchBlock, torch_blocks
 from runtime.models.build import build_model
-from runtime.models.rgcn import apply_rgcn, relation_blocks
-from runtime.plan import Workload
+from runtime.models.layers import apply_rgcn, relation_blocks
+from runtime.plan.schema import Workload
 from runtime.sampling.minibatch import Dialect, MiniBatch
 from runtime.sampling.neighbor import NeighborSampler
 from runtime.sampling.typed import TypedSampler

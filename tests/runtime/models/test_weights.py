@@ -7,7 +7,7 @@ from runtime.errors import InputError
 from runtime.models.adjacency import torch_blocks
 from runtime.models.build import build_model
 from runtime.models.weights import count_self_loops, fill_weights
-from runtime.plan import Workload
+from runtime.plan.schema import Workload
 from runtime.sampling.minibatch import Block, Dialect, MiniBatch
 
 

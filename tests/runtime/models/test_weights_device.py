@@ -5,9 +5,14 @@ import pytest
 import torch
 
 from runtime.models.adjacency import TorchBlock, insert_self_loops, torch_block
-from runtime.models.weights import count_self_loops, fill_weights
-from runtime.models.weights_device import full_degrees, gcn_blocks, sampled_degrees
-from runtime.plan import Workload
+from runtime.models.weights import (
+    count_self_loops,
+    fill_weights,
+    full_degrees,
+    gcn_blocks,
+    sampled_degrees,
+)
+from runtime.plan.schema import Workload
 from runtime.sampling.minibatch import Dialect
 from runtime.sampling.neighbor import NeighborSampler
 

@@ -43,7 +43,7 @@ def seeds_of(graph: Graph, count: int) -> NDArray[np.int64]:
 
 def topology_of(graph: Graph, device: torch.device, tier: int = 0) -> Any:
     """The graph in the device's memory (0), the host's (1), or with hot rows of both (2)."""
-    from runtime.sampling.device_topology import DeviceTopology
+    from runtime.sampling.gpu.topology import DeviceTopology
 
     if tier == 0:
         return DeviceTopology.load(*graph, device)

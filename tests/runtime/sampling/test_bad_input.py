@@ -7,7 +7,7 @@ import pytest
 from numpy.typing import NDArray
 
 from runtime.errors import SamplerError
-from runtime.plan import Sampler
+from runtime.plan.schema import Sampler
 from runtime.sampling.build import BatchSampler, build_sampler
 from runtime.sampling.parameters import PARAMETERS
 

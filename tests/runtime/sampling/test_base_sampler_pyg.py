@@ -10,10 +10,10 @@ from torch_geometric.loader import LinkLoader, NodeLoader
 from torch_geometric.sampler import NegativeSampling
 
 from runtime.errors import SamplerError
-from runtime.sampling.base_sampler_pyg import PygSampler
 from runtime.sampling.exclusion import Exclude
 from runtime.sampling.minibatch import Block, Dialect, MiniBatch
 from runtime.sampling.neighbor import NeighborSampler
+from runtime.sampling.pyg_sampler import PygSampler
 
 NUM_NODES = 400
 

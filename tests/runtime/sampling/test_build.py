@@ -11,11 +11,10 @@ import pytest
 from runtime import codec
 from runtime.errors import SamplerError
 from runtime.graph.dataset import Graph
-from runtime.plan import Sampler
+from runtime.plan.schema import Sampler
 from runtime.sampling.build import BatchSampler, build_sampler
-from runtime.sampling.full import full_sampler
 from runtime.sampling.minibatch import Block, MiniBatch
-from runtime.sampling.neighbor import NeighborSampler
+from runtime.sampling.neighbor import NeighborSampler, full_sampler
 from runtime.sampling.parameters import PARAMETERS, class_of, is_weighted, parameters_of
 from runtime.sampling.statistics import Layer, StatisticsClass
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from runtime.errors import SamplerError
-from runtime.plan import Sampler
+from runtime.plan.schema import Sampler
 from runtime.sampling.build import build_sampler
 from tests.runtime.sampling.device_cases import (
     assert_equal_batches,

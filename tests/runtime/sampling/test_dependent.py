@@ -15,18 +15,16 @@ from runtime.sampling.dependent import (
     Dependence,
     HopStreams,
     StreamPolicy,
-    quarter_turn,
-    words_kernel,
-)
-from runtime.sampling.dependent_neighbor import DependentNeighborSampler
-from runtime.sampling.dependent_normal import (
     normal,
     normal_kernel,
     normal_word,
     normal_word_kernel,
     normal_words_kernel,
     normals_kernel,
+    quarter_turn,
+    words_kernel,
 )
+from runtime.sampling.dependent_neighbor import DependentNeighborSampler
 from runtime.sampling.labor import LaborSampler
 from runtime.sampling.minibatch import Dialect, MiniBatch
 from runtime.sampling.neighbor import NeighborSampler

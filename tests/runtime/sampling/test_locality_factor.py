@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from runtime.errors import SamplerError
-from runtime.sampling.locality import Correction
-from runtime.sampling.locality_factor import (
+from runtime.sampling.locality import (
+    Correction,
     FactorSchedule,
     largest_factor,
     poisson_variance_factor,

@@ -7,7 +7,7 @@ import pytest
 from numpy.typing import NDArray
 from scipy import stats
 
-from planner.placement.analytic import neighbor_hotness, seed_probability
+from planner.profile.analytic import neighbor_hotness, seed_probability
 from runtime.errors import SamplerError
 from runtime.sampling.minibatch import Block, Dialect, MiniBatch
 from runtime.sampling.neighbor import NeighborSampler

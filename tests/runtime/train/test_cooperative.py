@@ -11,14 +11,16 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from runtime import launch, worker
+from runtime import worker
 from runtime.comm.collectives import Communicator
-from runtime.config import RunConfig
 from runtime.errors import InputError
 from runtime.graph.dataset import Graph, open_graph
-from runtime.plan import Sampler, load_plan
-from runtime.sampling.cooperative import CooperativeSampler
-from runtime.sampling.cooperative_owner import Owners
+from runtime.launch import launch
+from runtime.launch.config import RunConfig
+from runtime.plan.io import load_plan
+from runtime.plan.schema import Sampler
+from runtime.sampling.distributed.cooperative import CooperativeSampler
+from runtime.sampling.distributed.owner import Owners
 from runtime.stages import Stage
 from runtime.train.cooperative import check_model, exchange_hidden
 from tests.support.cooperative import make_cooperative_plan, open_rank

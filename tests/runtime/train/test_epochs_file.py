@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from runtime.report import EpochReport
-from runtime.train.epochs_file import EPOCHS_FILE, Mark, append_epochs, read_epochs
+from runtime.train.recovery import EPOCHS_FILE, Mark, append_epochs, read_epochs
 
 
 def reports(count: int, loss: float = 1.0) -> list[EpochReport]:

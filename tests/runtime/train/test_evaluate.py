@@ -11,13 +11,13 @@ import torch.distributed as dist
 
 from runtime import worker
 from runtime.comm.collectives import Communicator
-from runtime.config import RunConfig
 from runtime.errors import DatasetError, GnnplanError
 from runtime.graph.dataset import Graph, SparseFeatures, open_graph, write_graph
-from runtime.graph.validate import GraphWarning
+from runtime.graph.findings import GraphWarning
+from runtime.launch.config import RunConfig
 from runtime.models.build import build_model
 from runtime.models.metrics import metric_of
-from runtime.plan import Workload
+from runtime.plan.schema import Workload
 from runtime.train.evaluate import Evaluation, evaluate, reader_of, split_by_edges
 from tests.support.fullgraph_plans import make_full_graph_plan
 from tests.support.inprocess import run_in_process

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 from runtime.graph.dataset import Graph
-from runtime.graph.generate_links import generate_links
+from runtime.graph.generate_tasks import generate_links
 from runtime.models.build import build_model
-from runtime.plan import Links, MemoryUse, Plan, Workload
-from runtime.train.evaluate import evaluate
-from runtime.train.evaluation_room import (
+from runtime.plan.schema import Links, MemoryUse, Plan, Workload
+from runtime.train.evaluate import (
     LEAST_CHUNK_BYTES,
     MOST_CHUNK_BYTES,
     EvaluationRoom,
+    evaluate,
     evaluation_room,
 )
 from runtime.train.layer_table import LayerTable

@@ -8,12 +8,14 @@ import numpy as np
 import pytest
 import torch
 
-from runtime import launch, worker
-from runtime.config import RunConfig
+from runtime import worker
 from runtime.errors import PlanError
 from runtime.graph.dataset import Graph
+from runtime.launch import launch
+from runtime.launch.config import RunConfig
 from runtime.models.build import build_model
-from runtime.plan import FullGraph, Workload, load_plan, save_plan
+from runtime.plan.io import load_plan, save_plan
+from runtime.plan.schema import FullGraph, Workload
 from runtime.report import RunReport
 from tests.support.fullgraph_plans import grown_parts, make_full_graph_plan
 

@@ -12,7 +12,7 @@ from hypothesis import given, strategies as st
 
 from runtime import codec
 from runtime.errors import GnnplanError
-from runtime.failure import (
+from runtime.faults.failure import (
     ERRORS_FOLDER,
     LAUNCH_FAILURE,
     EndedRank,
@@ -22,9 +22,17 @@ from runtime.failure import (
     is_final,
 )
 from runtime.report import EpochReport
-from runtime.train.checkpoint import _digest, load_newest, save_checkpoint, state_of
 from runtime.train.checkpoint_files import list_checkpoints
-from runtime.train.epochs_file import EPOCHS_FILE, Mark, append_epochs, read_epochs
+from runtime.train.recovery import (
+    EPOCHS_FILE,
+    Mark,
+    _digest,
+    append_epochs,
+    load_newest,
+    read_epochs,
+    save_checkpoint,
+    state_of,
+)
 from tests.support.fuzzing import fuzzed, limited, refused
 from tests.support.mutations import damaged, damaged_json
 

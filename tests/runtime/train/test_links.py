@@ -7,14 +7,15 @@ import numpy as np
 import pytest
 import torch
 
-from runtime import launch, worker
-from runtime.config import RunConfig
+from runtime import worker
 from runtime.errors import GnnplanError, InputError
 from runtime.graph.dataset import Graph
-from runtime.graph.generate_links import generate_links
+from runtime.graph.generate_tasks import generate_links
+from runtime.launch import launch
+from runtime.launch.config import RunConfig
 from runtime.models.build import build_model
 from runtime.models.link import pair_scores, reciprocal_ranks
-from runtime.plan import Links, Workload
+from runtime.plan.schema import Links, Workload
 from runtime.report import RunReport
 from runtime.sampling.negative import NegativeSampler
 from runtime.train.links import EVALUATION_EPOCH, evaluate_links

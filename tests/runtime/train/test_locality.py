@@ -8,16 +8,17 @@ import numpy as np
 import pytest
 import torch
 
-from runtime import launch, worker
+from runtime import worker
 from runtime.comm.collectives import Communicator
-from runtime.config import RunConfig
 from runtime.errors import SamplerError
 from runtime.graph.dataset import Graph
-from runtime.loader import PlannedLoader
+from runtime.launch import launch
+from runtime.launch.config import RunConfig
+from runtime.loader.loader import PlannedLoader
 from runtime.meter import StageMeter
-from runtime.plan import Sampler
+from runtime.plan.schema import Sampler
 from runtime.report import RunReport
-from runtime.sampling.locality_factor import FactorSchedule
+from runtime.sampling.locality import FactorSchedule
 from runtime.stages import Stage
 from runtime.train.locality import FactorControl, factor_control
 from runtime.train.minibatch import STEP
@@ -154,7 +155,7 @@ def test_a_resumed_run_draws_with_the_factor_of_an_undisturbed_one(
 
     monkeypatch.setattr(PlannedLoader, "set_factor", spy)
     meter = injected({0: 0.5, 1: 0.5, 2: 0.05, 3: 0.17})
-    monkeypatch.setattr("runtime.loader.StageMeter", meter)
+    monkeypatch.setattr("runtime.loader.loader.StageMeter", meter)
     through = train(plan, tmp_path / "through")
     assert chosen == [2.0, 4.0, 3.0, 3.0]
     chosen.clear()
@@ -165,7 +166,7 @@ def test_a_resumed_run_draws_with_the_factor_of_an_undisturbed_one(
     assert resumed.first_step == 12
     assert resumed.losses == through.losses[12:]
     meter.base = 0
-    monkeypatch.setattr("runtime.loader.StageMeter", injected({}))
+    monkeypatch.setattr("runtime.loader.loader.StageMeter", injected({}))
     assert train(plan, tmp_path / "unmoved").losses[5:] != through.losses[5:]
 
 

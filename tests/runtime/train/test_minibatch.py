@@ -11,12 +11,13 @@ from torch.nn import functional
 
 from runtime import meter as metering
 from runtime.comm.collectives import Communicator
-from runtime.loader_stages import seed_batch
+from runtime.loader.stages import seed_batch
 from runtime.meter import StageMeter
 from runtime.sampling.minibatch import Dialect, MiniBatch
 from runtime.stages import Stage
 from runtime.train import minibatch
-from runtime.train.minibatch import GradientBuffer, TrainLoop, make_optimizer
+from runtime.train.gradients import GradientBuffer
+from runtime.train.minibatch import TrainLoop, make_optimizer
 from tests.support.clock import FakeClock
 
 WAIT_SECONDS = 0.02

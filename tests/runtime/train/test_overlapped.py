@@ -10,8 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from runtime.comm.collectives import Communicator, Pending
-from runtime.train.gradients import GradientBuffer
-from runtime.train.overlapped import OverlappedReduce, overlapped
+from runtime.train.gradients import GradientBuffer, OverlappedReduce, overlapped
 from tests.support.inprocess import run_in_process
 from tests.support.ranks import free_port, run_on_ranks
 

@@ -8,18 +8,19 @@ import torch
 
 from runtime import worker
 from runtime.comm.collectives import Communicator
-from runtime.config import RunConfig
 from runtime.errors import PlanError
 from runtime.graph.dataset import Graph
-from runtime.loader import PlannedLoader
+from runtime.launch.config import RunConfig
+from runtime.loader.loader import PlannedLoader
 from runtime.meter import StageMeter
 from runtime.models.build import build_model
 from runtime.report import RunReport
 from runtime.train import precision
-from runtime.train.checkpoint import load_newest
 from runtime.train.checkpoint_files import CHECKPOINTS
-from runtime.train.minibatch import GradientBuffer, TrainLoop, make_optimizer
+from runtime.train.gradients import GradientBuffer
+from runtime.train.minibatch import TrainLoop, make_optimizer
 from runtime.train.precision import FIRST_SCALE, GROW_AFTER, Precision
+from runtime.train.recovery import load_newest
 from tests.support.plans import make_plan
 
 

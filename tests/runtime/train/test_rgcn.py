@@ -7,15 +7,16 @@ import numpy as np
 import pytest
 import torch
 
-from runtime import launch, worker
-from runtime.config import RunConfig
+from runtime import worker
 from runtime.graph.dataset import Graph
-from runtime.graph.generate_typed import generate_typed
+from runtime.graph.generate_tasks import generate_typed
 from runtime.graph.types import types_of
-from runtime.loader_typed import typed_sampler
+from runtime.launch import launch
+from runtime.launch.config import RunConfig
+from runtime.loader.tasks import typed_sampler
 from runtime.models.adjacency import torch_blocks
 from runtime.models.build import build_model
-from runtime.plan import Workload
+from runtime.plan.schema import Workload
 from runtime.report import RunReport
 from runtime.train.evaluate import evaluate
 from tests.support.plans import make_plan

@@ -16,9 +16,10 @@ import torch.distributed as dist
 
 from runtime.graph.dataset import Graph, open_graph
 from runtime.graph.generate import generate_sbm
-from runtime.loader import PlannedLoader
+from runtime.loader.loader import PlannedLoader
 from runtime.mesh import Mesh, open_mesh
-from runtime.plan import Plan, load_plan, save_plan
+from runtime.plan.io import load_plan, save_plan
+from runtime.plan.schema import Plan
 from runtime.worker import make_loop
 from tests.support.plans import make_plan
 from tests.support.ranks import free_port, run_on_ranks

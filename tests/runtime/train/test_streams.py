@@ -15,13 +15,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from runtime.buffers import BufferRing
+from runtime.features.store import BufferRing
 from runtime.graph.dataset import Graph
 from runtime.graph.generate import generate_sbm
-from runtime.loader import PlannedLoader
-from runtime.loader_device_batch import tensors_of
-from runtime.loader_stages import AbstractStage, CopyStage, seed_batch
-from runtime.plan import DynamicCache
+from runtime.loader.device import tensors_of
+from runtime.loader.loader import PlannedLoader
+from runtime.loader.stages import AbstractStage, CopyStage, seed_batch
+from runtime.plan.schema import DynamicCache
 from runtime.sampling.minibatch import Dialect, MiniBatch
 from runtime.train.streams import AbstractMark, AbstractStreams, HostStreams, streams_of
 from tests.support.plans import make_plan

@@ -1,0 +1,130 @@
+"""What a job's process knows of its job, and how it says what it is doing.
+
+Light imports only: they are most of what a short job costs.
+"""
+
+import json
+import math
+import os
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, cast
+
+REQUEST_FILE = "request.json"
+EVENTS_FILE = "events.jsonl"
+LOG_FILE = "log.txt"
+OUTCOME_FILE = "outcome.json"
+LOCK_FILE = "lock"
+
+
+class JobContext:
+    """One attempt at a job, seen from its process."""
+
+    __slots__ = ("_told", "attempt", "folder")
+
+    def __init__(self, *, folder: Path, attempt: int) -> None:
+        self.folder = folder
+        self.attempt = attempt
+        self._told: dict[str, Any] = {}
+
+    def progress(self, stage: str, share: float) -> None:
+        """Say what is going on and the share that is done; nothing where that was said last."""
+        now: dict[str, Any] = {"stage": stage, "share": round(min(max(share, 0.0), 1.0), 4)}
+        if now != self._told:
+            self._told = now
+            self.event("progress", now)
+
+    def event(
+        self, name: str, data: dict[str, Any], *, place: tuple[int, int] | None = None
+    ) -> None:
+        """Append an event for those who follow the job.
+
+        Args:
+            name: of the event.
+            data: what is told of it.
+            place: where it was read; an attempt after this one goes on behind the last one told.
+        """
+        line: dict[str, Any] = {"event": name, "time": time.time()}
+        line |= {"attempt": self.attempt, "data": data}
+        if place is not None:
+            line["place"] = place
+        append_line(self.folder / EVENTS_FILE, json.dumps(line))
+
+
+def append_line(path: Path, text: str) -> None:
+    """Append one line in one write: readers see it whole, or not yet."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    try:
+        os.write(descriptor, f"{text}\n".encode())
+    finally:
+        os.close(descriptor)
+
+
+def end_torn_line(path: Path) -> None:
+    """Close a line that an earlier attempt was killed in."""
+    try:
+        with path.open("rb+") as file:
+            if file.seek(0, os.SEEK_END) and file.seek(-1, os.SEEK_END) >= 0:
+                torn = file.read(1) != b"\n"
+                if torn:
+                    file.write(b"\n")
+    except FileNotFoundError:
+        return
+
+
+CHUNK_BYTES = 1 << 16
+LONGEST_LINE_BYTES = 1 << 20
+"""A line that is longer is handed on in pieces."""
+NAME = re.compile(r"[\w-]{1,64}")
+"""What an event may be called: its name is a line of a stream."""
+
+
+class Tail:
+    """A file's whole lines; the offset behind each is where a later reader can go on."""
+
+    def __init__(self, path: Path, offset: int = 0) -> None:
+        self._path = path
+        self.offset = offset
+
+    def skip_to_end(self) -> None:
+        """Leave out what is there already."""
+        self.offset = self._path.stat().st_size if self._path.exists() else 0
+
+    def lines(self, most: int = 1000) -> Iterator[tuple[int, str]]:
+        """Whole lines that have come since, each with the offset behind it."""
+        try:
+            with self._path.open("rb") as file:
+                file.seek(self.offset)
+                for _ in range(most):
+                    line = file.readline(LONGEST_LINE_BYTES)
+                    if not line.endswith(b"\n") and len(line) < LONGEST_LINE_BYTES:
+                        return  # not whole yet
+                    self.offset += len(line)
+                    yield self.offset, line.decode(errors="replace").rstrip("\n")
+        except FileNotFoundError:
+            return
+
+
+def event_of(line: str | bytes) -> dict[str, Any] | None:
+    """An event: `event` is its name, `data` an object where there is one; None for other lines.
+
+    Numbers that JSON lacks (a loss that is NaN) are null.
+    """
+    try:
+        found: Any = json.loads(line, parse_constant=lambda _: None, parse_float=_finite)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(found, dict):
+        return None
+    event = cast("dict[str, Any]", found)
+    name = event.get("event")
+    if not isinstance(name, str) or not NAME.fullmatch(name):
+        return None
+    return event if isinstance(event.get("data", {}), dict) else None
+
+
+def _finite(text: str) -> float | None:
+    value = float(text)
+    return value if math.isfinite(value) else None

@@ -1,0 +1,199 @@
+"""`gnnplan demo`: the whole main job on a generated graph, in about two minutes on a laptop.
+
+Generate -> probe -> plan -> train -> compare. The probe calibrates on graphs of its own; nothing is
+fitted on the graph that is predicted. Last the graph is planned for two GPU machines that are not
+here: predicted, and marked so.
+"""
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from planner.cli.common import JsonFlag, console, emit_json, print_text, progress_bar
+from planner.cli.planning import print_explanation
+from planner.cli.training import event_line, print_comparison
+from planner.machine.model import save_machine
+from planner.queries.compare import Comparison, compare
+from planner.queries.other_machines import Elsewhere, plan_elsewhere, render_elsewhere
+from planner.settings import PlanSettings
+from runtime.errors import InputError
+from runtime.graph.dataset import Graph
+from runtime.plan.io import load_plan
+from runtime.plan.schema import Workload
+from runtime.report import RunReport
+
+FOLDERS = ("graph", "plan", "elsewhere")
+MACHINE_FILE = "machine.json"
+FEATURES = 100
+CLASSES = 16
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DemoResult:
+    """What `gnnplan demo --json` prints."""
+
+    num_nodes: int
+    num_edges: int
+    plan_id: str
+    comparison: Comparison
+    losses: list[float]
+    test_accuracy: float | None
+    logistic_regression_accuracy: float
+    elsewhere: list[Elsewhere]
+    """Plans for presets; predicted, not run."""
+    seconds: float
+
+
+def register(parent: typer.Typer) -> None:
+    """Add the verb to the top level."""
+    parent.command("demo")(demo_command)
+
+
+def demo_command(
+    folder: Annotated[Path, typer.Option("--dir", help="Where graph and plan go.")] = Path("demo"),
+    nodes: Annotated[int, typer.Option(help="Nodes of the generated graph.")] = 200_000,
+    degree: Annotated[float, typer.Option(help="Mean stored in-degree.")] = 30.0,
+    ranks: Annotated[int, typer.Option(help="Ranks to train on.")] = 2,
+    epochs: Annotated[int, typer.Option(help="Epochs to train.")] = 3,
+    as_json: JsonFlag = False,
+) -> None:
+    """Generate a graph, probe, plan, train, and hold the prediction against what was measured."""
+    started = time.monotonic()
+    screen = console(as_json)
+    refuse_other_content(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+
+    screen.print(f"1/6 generating a graph of {nodes:,} nodes", markup=False)
+    graph = demo_graph(folder / "graph", nodes, degree)
+    screen.print(f"    {graph.num_nodes:,} nodes, {graph.num_edges:,} stored edges", markup=False)
+
+    screen.print("2/6 probing this machine (memory, disk, exchange, sampling)", markup=False)
+    from planner.probe.probe import probe
+
+    with progress_bar("probe") as progress:
+        machine = probe(quick=True, progress=progress)
+    save_machine(machine, folder / MACHINE_FILE)
+
+    screen.print(f"3/6 planning for {ranks} ranks", markup=False)
+    from planner.pipeline import plan
+
+    with progress_bar("plan") as progress:
+        made = plan(
+            folder / "graph",
+            demo_settings(ranks),
+            machine=machine,
+            out=folder / "plan",
+            progress=progress,
+        )
+    if not as_json:
+        print_explanation(folder / "plan")
+
+    screen.print(f"4/6 training {epochs} epochs on {ranks} ranks", markup=False)
+    report = demo_train(folder / "plan", epochs, as_json)
+
+    screen.print("5/6 predicted against measured", markup=False)
+    comparison = compare(load_plan(folder / "plan"), report)
+    baseline = baseline_accuracy(graph)
+
+    screen.print("6/6 planning the same graph for GPUs that are not here", markup=False)
+    elsewhere = plan_elsewhere(folder / "graph", demo_settings(ranks), folder / "elsewhere")
+    result = DemoResult(
+        num_nodes=graph.num_nodes,
+        num_edges=graph.num_edges,
+        plan_id=made.plan_id,
+        comparison=comparison,
+        losses=[epoch.loss for epoch in report.epochs],
+        test_accuracy=report.test_score,
+        logistic_regression_accuracy=baseline,
+        elsewhere=elsewhere,
+        seconds=time.monotonic() - started,
+    )
+    if as_json:
+        emit_json(result)
+        return
+    print_comparison(comparison)
+    print_text(render_elsewhere(elsewhere))
+    screen.print(
+        f"loss {result.losses[0]:.3f} -> {result.losses[-1]:.3f} over {epochs} epochs; "
+        f"test accuracy {result.test_accuracy or 0.0:.1%}, logistic regression on the features "
+        f"{baseline:.1%}; {result.seconds:.0f} s in all",
+        markup=False,
+    )
+
+
+def refuse_other_content(folder: Path) -> None:
+    """Refuse a folder that holds anything but an earlier demo.
+
+    Raises:
+        InputError: it does.
+    """
+    if not folder.exists():
+        return
+    if not folder.is_dir():
+        raise InputError(f"{folder}: expected a folder for the demo, found a file")
+    known = {*FOLDERS, MACHINE_FILE}
+    others = sorted(p.name for p in folder.iterdir() if p.name not in known)
+    if others:
+        raise InputError(
+            f"{folder}: expected an empty folder or an earlier demo, found {others[0]}; "
+            "choose another with --dir"
+        )
+
+
+def demo_graph(folder: Path, nodes: int, degree: float) -> Graph:
+    """The demo's graph; one from an earlier run is used again where it is the same."""
+    from runtime.graph.dataset import open_graph
+    from runtime.graph.generate import generate_sbm
+
+    if folder.exists():
+        graph = open_graph(folder)
+        same_degree = abs(graph.num_edges / max(graph.num_nodes, 1) - degree) < 0.05 * degree
+        if (graph.num_nodes, graph.feature_dim, graph.num_classes) == (
+            nodes,
+            FEATURES,
+            CLASSES,
+        ) and same_degree:
+            return graph
+        raise InputError(
+            f"{folder}: holds another graph ({graph.name}); remove it or choose another --dir"
+        )
+    with progress_bar("generate"):
+        return generate_sbm(
+            folder,
+            num_nodes=nodes,
+            degree=degree,
+            feature_dim=FEATURES,
+            num_classes=CLASSES,
+            seed=1,
+        )
+
+
+def demo_settings(ranks: int) -> PlanSettings:
+    """Two GraphSAGE layers of 128 columns, fan-outs 15,10, global batch 1024."""
+    return PlanSettings(
+        workload=Workload(hidden=128, fanouts=[15, 10], batch_size=1024), devices=ranks
+    )
+
+
+def demo_train(plan: Path, epochs: int, as_json: bool) -> RunReport:
+    """Train and print a line per epoch."""
+    from runtime.launch.launch import train
+
+    screen = console(as_json)
+
+    def on_event(event: dict[str, object]) -> None:
+        line = event_line(event)
+        if line:
+            screen.print("    " + line, markup=False)
+
+    return train(plan, epochs=epochs, eval_every=epochs, progress=on_event)
+
+
+def baseline_accuracy(graph: Graph) -> float:
+    """Test accuracy of logistic regression on the features alone."""
+    from runtime.train.baseline import logistic_regression_accuracy
+
+    return logistic_regression_accuracy(graph)

@@ -1,0 +1,362 @@
+"""`gnnplan graph`: generate, import and look at graph datasets."""
+
+import warnings
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple, cast
+
+import numpy as np
+import typer
+from numpy.typing import NDArray
+from rich.table import Table
+
+from planner.cli import remote
+from planner.cli.common import JsonFlag, bytes_text, console, emit_json, progress_bar
+from planner.cli.remote import ServerOption
+from planner.errors import SettingsError
+from planner.graph_presets import generate_like
+from runtime import codec
+from runtime.errors import DatasetError
+from runtime.graph.dataset import Graph, GraphWarning, inspect_graph
+from runtime.graph.findings import Finding, chunks, count_classes
+from runtime.graph.generate import generate_rmat, generate_sbm
+from runtime.graph.generate_tasks import generate_links, generate_typed
+
+EDGE_DATA = ("edge_weight", "edge_type", "edge_id")
+"""Arrays of one value per edge that a dataset may have."""
+
+
+def graph_facts(graph: Graph) -> dict[str, object]:
+    """What is known of a dataset without reading its arrays; printed after import and generate."""
+    return {
+        "name": graph.name,
+        "path": str(graph.path),
+        "num_nodes": graph.num_nodes,
+        "num_edges": graph.num_edges,
+        "mean_degree": graph.num_edges / max(graph.num_nodes, 1),
+        "feature_dim": graph.feature_dim,
+        "feature_dtype": graph.feature_dtype,
+        "feature_storage": _feature_storage(graph),
+        "num_classes": graph.num_classes,
+        "task": str(graph.task),
+        "num_train": len(graph.train_idx),
+        "num_val": len(graph.val_idx),
+        "num_test": len(graph.test_idx),
+        "topology_bytes": graph.indptr.nbytes + graph.indices.nbytes,
+        "feature_bytes": graph.num_nodes * graph.row_bytes,
+        "node_types": list(graph.meta.node_types),
+        "edge_types": list(graph.meta.edge_types),
+        "edge_data": [name for name in EDGE_DATA if getattr(graph, name) is not None],
+        "fingerprint": graph.fingerprint,
+        "notes": list(graph.meta.notes),
+    }
+
+
+def all_facts(graph: Graph, findings: list[Finding]) -> dict[str, object]:
+    """`graph_facts` and what the arrays hold; what `graph info --json` prints."""
+    leaks = {f.array: f.count for f in findings if f.kind == "held_out_links"}
+    return {
+        **graph_facts(graph),
+        "feature_tables": _feature_tables(graph),
+        "projection": codec.to_plain(graph.meta.projection),
+        "num_labelled": _num_labelled(graph.y),
+        "num_classes_used": 0 if graph.y is None or graph.y.ndim > 1 else count_classes(graph.y),
+        "source_numbers": [
+            f"{name}.npy"
+            for name in ("source_id", "edge_id", "class_id")
+            if (graph.path / f"{name}.npy").is_file()
+        ],
+        "edge_weight": _range_of(graph.edge_weight),
+        "edges_by_type": _by_type(graph.edge_type, graph.meta.edge_types),
+        "nodes_by_type": _by_type(graph.node_type, graph.meta.node_types),
+        "held_out_links_stored": {
+            "val": leaks.get("val_idx", 0),
+            "test": leaks.get("test_idx", 0),
+        }
+        if graph.task == "link"
+        else None,
+        "findings": findings,
+    }
+
+
+def facts_table(values: dict[str, Any]) -> Table:
+    """One row per fact that there is; of the notes those that no finding repeats."""
+    table = Table(show_header=False, box=None)
+    found = {finding.note for finding in values.get("findings", [])}
+    for key, value in values.items():
+        if key == "findings":
+            continue
+        text = _text(key, [v for v in value if v not in found] if key == "notes" else value)
+        if text:
+            table.add_row(key.replace("_", " "), text)
+    return table
+
+
+def _text(key: str, value: Any) -> str:
+    if isinstance(value, list):
+        between = "\n" if key == "notes" else ", "
+        return between.join(str(each) for each in cast(list[object], value))
+    if isinstance(value, dict):
+        parts = cast(dict[str, Any], value)
+        return ", ".join(f"{name} {_text('', each)}" for name, each in parts.items())
+    if value is None:
+        return ""
+    if key.endswith("_bytes"):
+        return bytes_text(float(str(value)))
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, float):
+        return f"{value:.2f}" if key else f"{value:.4g}"
+    return str(value)
+
+
+def _feature_storage(graph: Graph) -> str:
+    if graph.topology_only:
+        return "none"
+    if graph.x_by_type:
+        return "dense by node type"
+    return "sparse" if graph.x is None else "dense"
+
+
+def _feature_tables(graph: Graph) -> dict[str, str]:
+    """Type and shape of each feature array."""
+    tables = {f"x_{name}": table for name, table in graph.x_by_type.items()}
+    if graph.x is not None:
+        tables["x"] = graph.x
+    if graph.x_csr is not None:
+        tables["x_data"] = graph.x_csr.data
+    return {name: f"{table.dtype} {list(table.shape)}" for name, table in tables.items()}
+
+
+def _num_labelled(y: NDArray[np.int64] | None) -> int:
+    if y is None:
+        return 0
+    return sum(int((p >= 0).reshape(len(p), -1).any(axis=1).sum()) for p in chunks(y))
+
+
+def _range_of(weights: NDArray[np.float32] | None) -> dict[str, float] | None:
+    """Least, most and mean of the usable weights, and how many are 0."""
+    if weights is None:
+        return None
+    low, high, total, zeros, count = np.inf, 0.0, 0.0, 0, 0
+    for part in chunks(weights):
+        usable = part[np.isfinite(part)]
+        if len(usable):
+            low, high = min(low, float(usable.min())), max(high, float(usable.max()))
+        total += float(usable.sum(dtype=np.float64))
+        zeros += int((usable == 0).sum())
+        count += len(usable)
+    if not count:
+        return None
+    return {"least": low, "most": high, "mean": total / count, "zeros": zeros}
+
+
+def _by_type(types: NDArray[np.int32] | None, names: list[str]) -> dict[str, int] | None:
+    if types is None:
+        return None
+    counts = np.zeros(max(len(names), int(types.max()) + 1), np.int64)
+    for part in chunks(types):
+        counts += np.bincount(part, minlength=len(counts))
+    known = [*names, *map(str, range(len(names), len(counts)))]
+    return dict(zip(known, counts.tolist(), strict=True))
+
+
+PAPER_SHARE = 0.6
+"""Of a typed graph's nodes; the others are authors."""
+
+Overwrite = Annotated[
+    bool,
+    typer.Option("--overwrite", help="Let an earlier dataset step aside, to DIR.previous."),
+]
+
+app = typer.Typer(help="Generate, import and look at graph datasets.", no_args_is_help=True)
+
+
+class Kind(StrEnum):
+    """Generators."""
+
+    RMAT = "rmat"
+    SBM = "sbm"
+    LINKS = "links"
+    TYPED = "typed"
+
+
+class Format(StrEnum):
+    """Formats that can be imported."""
+
+    AUTO = "auto"
+    NPZ = "npz"
+    PYG = "pyg"
+    OGB = "ogb"
+    GRAPHBOLT = "graphbolt"
+    EDGELIST = "edgelist"
+
+
+@app.command()
+def generate(
+    kind: Annotated[
+        str,
+        typer.Argument(
+            help="rmat (skewed degrees), sbm (learnable), links (link prediction), typed (papers "
+            "and authors, for model rgcn), or like:NAME (a published data set's sizes, such as "
+            "like:products, which the other sizes then do not change)."
+        ),
+    ],
+    folder: Annotated[Path, typer.Argument(help="Dataset folder to write.")],
+    nodes: Annotated[int, typer.Option(help="Number of nodes.")] = 10_000,
+    degree: Annotated[
+        float, typer.Option(help="Mean stored in-degree (typed: papers cited by a paper).")
+    ] = 15.0,
+    features: Annotated[
+        int, typer.Option(help="Feature columns, float32 (typed: of a paper; an author has half).")
+    ] = 64,
+    classes: Annotated[int, typer.Option(help="Number of classes (links: communities).")] = 10,
+    seed: Annotated[int, typer.Option(help="Seed; equal seeds give equal graphs.")] = 0,
+    scale: Annotated[
+        float, typer.Option(help="like:NAME: share of the data set's nodes, degree kept.")
+    ] = 0.01,
+    overwrite: Overwrite = False,
+    as_json: JsonFlag = False,
+) -> None:
+    """Generate a seeded synthetic graph."""
+    like, _, name = kind.partition(":")
+    with progress_bar("generate"):
+        if like == "like":
+            graph = generate_like(folder, name, scale=scale, seed=seed, overwrite=overwrite)
+        else:
+            sizes = Sizes(nodes, degree, features, classes)
+            graph = _generate(_kind(kind), folder, sizes, seed=seed, overwrite=overwrite)
+    _show(graph_facts(graph), as_json)
+
+
+def _kind(text: str) -> Kind:
+    if text not in [kind.value for kind in Kind]:
+        names = ", ".join(Kind)
+        raise SettingsError(f"expected a kind among {names} or like:NAME, found {text!r}")
+    return Kind(text)
+
+
+class Sizes(NamedTuple):
+    """What all kinds are asked by; each reads it in its own way."""
+
+    nodes: int
+    degree: float
+    features: int
+    classes: int
+
+
+def _generate(kind: Kind, folder: Path, sizes: Sizes, *, seed: int, overwrite: bool) -> Graph:
+    if kind is Kind.LINKS:
+        return generate_links(
+            folder,
+            num_nodes=sizes.nodes,
+            degree=sizes.degree,
+            feature_dim=sizes.features,
+            num_communities=sizes.classes,
+            seed=seed,
+            overwrite=overwrite,
+        )
+    if kind is Kind.TYPED:
+        papers = max(1, round(sizes.nodes * PAPER_SHARE))
+        return generate_typed(
+            folder,
+            num_papers=papers,
+            num_authors=sizes.nodes - papers,
+            cites=sizes.degree,
+            paper_dim=sizes.features,
+            author_dim=max(1, sizes.features // 2),
+            num_classes=sizes.classes,
+            seed=seed,
+            overwrite=overwrite,
+        )
+    make = generate_rmat if kind is Kind.RMAT else generate_sbm
+    return make(
+        folder,
+        num_nodes=sizes.nodes,
+        degree=sizes.degree,
+        feature_dim=sizes.features,
+        num_classes=sizes.classes,
+        seed=seed,
+        overwrite=overwrite,
+    )
+
+
+@app.command("import")
+def import_command(
+    source: Annotated[Path, typer.Argument(help="File or folder to read.")],
+    folder: Annotated[Path, typer.Argument(help="Dataset folder to write.")],
+    format: Annotated[Format, typer.Option(help="auto recognises the format.")] = Format.AUTO,
+    features: Annotated[
+        str, typer.Option(help="dense | sparse | project:D (seeded random projection) | auto.")
+    ] = "auto",
+    symmetrise: Annotated[bool, typer.Option(help="Store both directions of each edge.")] = False,
+    self_loops: Annotated[str, typer.Option(help="keep | add | remove.")] = "keep",
+    deduplicate: Annotated[bool, typer.Option(help="Keep each edge once.")] = False,
+    split: Annotated[
+        str, typer.Option(help="Which of several published splits: its number from 0, or its name.")
+    ] = "",
+    task: Annotated[
+        str, typer.Option(help="auto | multiclass | multilabel | binary | link.")
+    ] = "auto",
+    feature_dim: Annotated[
+        int, typer.Option(min=0, help="Width to plan with where the source has no features.")
+    ] = 0,
+    overwrite: Overwrite = False,
+    as_json: JsonFlag = False,
+) -> None:
+    """Import a graph from another format; what of it is not used is said."""
+    from runtime.graph.importing import ImportOptions, import_graph
+
+    options = ImportOptions(
+        split_index=int(split) if split.isdecimal() else 0,
+        split_name="" if split.isdecimal() else split,
+        task=task,
+        feature_dim=feature_dim,
+        features=features,
+        symmetrise=symmetrise,
+        self_loops=self_loops,
+        deduplicate=deduplicate,
+    )
+    screen = console(True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", GraphWarning)  # the report has them
+        graph = import_graph(
+            source,
+            folder,
+            format=format.value,
+            options=options,
+            report=lambda text: screen.print(text, markup=False, highlight=False, soft_wrap=True),
+            overwrite=overwrite,
+        )
+    values = graph_facts(graph)
+    if not as_json:
+        del values["notes"]  # printed as they came
+    _show(values, as_json)
+
+
+@app.command()
+def info(
+    folder: Annotated[
+        Path, typer.Argument(help="Dataset folder (with --server: below its graph roots).")
+    ],
+    server: ServerOption = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Check a dataset and show what is in it; exit code 2 where no training can use it."""
+    if server is not None:
+        _show(codec.to_plain(remote.graph(server, folder)), as_json)
+        return
+    graph, findings = inspect_graph(folder)
+    _show(all_facts(graph, findings), as_json)
+    for finding in findings:
+        text = f"{folder / finding.array}.npy: {finding.text}"
+        if finding.fault:
+            raise DatasetError(text)
+        console(True).print(f"warning: {text}", markup=False, soft_wrap=True)
+
+
+def _show(values: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        emit_json(values)
+    else:
+        console().print(facts_table(values))

@@ -1,0 +1,253 @@
+"""`gnnplan doctor`, `gnnplan probe` and `gnnplan machine`: what this machine is and can do."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.table import Table as Grid
+
+from planner.cli import remote
+from planner.cli.common import (
+    JsonFlag,
+    NodeRank,
+    RendezvousEndpoint,
+    RendezvousTimeout,
+    bytes_text,
+    console,
+    emit_json,
+    progress_bar,
+    seconds_text,
+)
+from planner.cli.remote import ServerOption
+from planner.errors import MachineError
+from planner.machine.model import MachineModel, load_machine, save_machine
+from planner.probe.presets import find_machine, list_presets
+from runtime.device import machine_fingerprint
+from runtime.errors import InputError
+
+if TYPE_CHECKING:
+    from planner.probe.hosts import Meeting
+
+app = typer.Typer(help="Machines: presets and probed files.", no_args_is_help=True)
+
+
+def register(parent: typer.Typer) -> None:
+    """Add `doctor` and `probe` to the top level."""
+    parent.command()(doctor)
+    parent.command("probe")(probe_command)
+
+
+def doctor(
+    machine: Annotated[
+        Path | None,
+        typer.Option(help="Machine file made here earlier: say what has changed since."),
+    ] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """What this machine can do, what is missing, what to change."""
+    from planner.probe.doctor import data_path, examine
+
+    findings = examine(None if machine is None else load_machine(machine)) + data_path()
+    if as_json:
+        emit_json({"findings": findings, "ok": all(f.level != "problem" for f in findings)})
+        return
+    grid = Grid("", "check", "found", "what to do", box=None)
+    marks = {"ok": "ok", "note": "note", "problem": "PROBLEM"}
+    for finding in findings:
+        grid.add_row(marks[finding.level], finding.check, finding.found, finding.advice)
+    console().print(grid)
+
+
+def probe_command(
+    output: Annotated[Path, typer.Option("--output", "-o", help="Machine file to write.")] = Path(
+        "machine.json"
+    ),
+    quick: Annotated[bool, typer.Option("--quick", help="Coarser grid, under 20 s.")] = False,
+    disk: Annotated[
+        bool, typer.Option("--disk", help="Measure the disk alone, anew, in the file of --output.")
+    ] = False,
+    seconds: Annotated[
+        float | None,
+        typer.Option(
+            min=1.0,
+            help="Most seconds it may take; default 300, with --quick 60. On a busy machine it "
+            "measures less, and marks it uncertain.",
+        ),
+    ] = None,
+    hosts: Annotated[
+        int, typer.Option(min=1, help="Hosts to probe together; run this on each of them.")
+    ] = 1,
+    node_rank: NodeRank = 0,
+    rdzv_endpoint: RendezvousEndpoint = "",
+    rdzv_timeout: RendezvousTimeout = 300.0,
+    as_json: JsonFlag = False,
+) -> None:
+    """Measure this machine: memory, disk, exchange between ranks, sampling.
+
+    Plans that name no machine use it too, unless it is --quick. With --hosts, the links between
+    hosts as well; host 0 writes the file of all. With --disk only the disk, in seconds: those of
+    virtual machines swing, and a plan that reads one hangs on it.
+    """
+    from planner.probe.probe import keep_for_plans, probe, probe_hosts, with_disk_again
+
+    if disk and seconds is not None:
+        raise InputError(
+            "--seconds: expected a probe of more than the disk, found --disk; leave one of them out"
+        )
+    if output.is_dir():
+        raise IsADirectoryError(21, "expected a file name for -o, found a folder", str(output))
+    output.parent.mkdir(parents=True, exist_ok=True)
+    limit = {} if seconds is None else {"seconds": seconds}
+    with progress_bar("probe") as progress:
+        if disk:
+            machine = with_disk_again(own_machine(output, hosts), progress=progress)
+        elif hosts == 1:
+            machine = probe(quick=quick, progress=progress, **limit)
+        else:
+            meeting = meeting_of(hosts, node_rank, rdzv_endpoint, rdzv_timeout)
+            machine = probe_hosts(meeting, quick=quick, progress=progress, **limit)
+    if hosts > 1 and node_rank > 0:
+        console(as_json).print(f"host 0 writes the machine of {hosts} hosts")
+        return
+    save_machine(machine, output)
+    kept = hosts == 1 and keep_for_plans(machine)
+    if as_json:
+        emit_json(machine)
+        return
+    show(machine)
+    used = "; plans that name no machine use it" if kept else ""
+    console().print(f"written to {output}{used}", markup=False)
+
+
+def own_machine(path: Path, hosts: int) -> MachineModel:
+    """This machine's model, of which a part is to be measured anew.
+
+    Raises:
+        MachineError: there is no such file, or it is another machine's or that of several hosts.
+        InputError: several hosts are asked for.
+    """
+    if hosts > 1:
+        raise InputError(f"--disk: expected one host, found --hosts {hosts}; leave one of them out")
+    machine, here = load_machine(path), machine_fingerprint()
+    if machine.fingerprint != here:
+        raise MachineError(
+            f"{path}: expected the model of this machine ({here}), found that of {machine.name} "
+            f"({machine.fingerprint}); run `gnnplan probe` without --disk"
+        )
+    return machine
+
+
+def meeting_of(hosts: int, node_rank: int, endpoint: str, wait_seconds: float) -> "Meeting":
+    """This host among those that are probed together.
+
+    Raises:
+        InputError: the host's number or the endpoint is none.
+    """
+    from planner.probe.hosts import Meeting
+    from runtime.comm.route import split_endpoint
+
+    if not 0 <= node_rank < hosts:
+        raise InputError(
+            f"expected a --node-rank from 0 to {hosts - 1} (--hosts {hosts}), found {node_rank}"
+        )
+    split_endpoint(endpoint)
+    return Meeting(
+        node_rank=node_rank, num_hosts=hosts, endpoint=endpoint, wait_seconds=wait_seconds
+    )
+
+
+@app.command("list")
+def list_command(server: ServerOption = None, as_json: JsonFlag = False) -> None:
+    """Presets that can be planned for without owning the machine; with --server also uploads."""
+    if server is None:
+        names = dict.fromkeys(list_presets(), "")
+    else:
+        found = remote.machines(server)
+        names = {m.id: "" if m.id == m.name else f"  {m.name} ({m.origin})" for m in found}
+    if as_json:
+        emit_json(list(names))
+        return
+    for name, words in names.items():
+        console().print(f"{name}{words}", markup=False)
+
+
+@app.command("show")
+def show_command(
+    machine: Annotated[
+        str, typer.Argument(help="Preset name or machine file (with --server: name or id).")
+    ],
+    server: ServerOption = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Show a machine: processors, memories, links, measured tables."""
+    model = find_machine(machine) if server is None else remote.machine(server, machine)
+    if as_json:
+        emit_json(model)
+        return
+    show(model)
+
+
+@app.command("import")
+def import_command(
+    source: Annotated[Path, typer.Argument(help="NCCL topology XML, or nvbandwidth -j output.")],
+    onto: Annotated[
+        str,
+        typer.Option(help="Preset or machine file that supplies what the file does not say."),
+    ],
+    output: Annotated[Path, typer.Option("--output", "-o", help="Machine file to write.")] = Path(
+        "machine.json"
+    ),
+    as_json: JsonFlag = False,
+) -> None:
+    """Put what other tools know of a machine onto a machine model."""
+    from planner.probe.imports.importing import import_machine
+
+    if output.is_dir():
+        raise IsADirectoryError(21, "expected a file name for -o, found a folder", str(output))
+    machine = import_machine(source, find_machine(onto))
+    output.parent.mkdir(parents=True, exist_ok=True)
+    save_machine(machine, output)
+    if as_json:
+        emit_json(machine)
+        return
+    show(machine)
+    console().print(f"written to {output}", markup=False)
+
+
+def show(machine: MachineModel) -> None:
+    """Print a machine as tables."""
+    screen = console()
+    screen.print(
+        f"{machine.name} ({machine.provenance}), noise {machine.noise:.1%}, "
+        f"fingerprint {machine.fingerprint[:12]}",
+        markup=False,
+    )
+    places = Grid("memory", "kind", "capacity", box=None)
+    for memory in machine.memories:
+        places.add_row(memory.name, memory.kind, bytes_text(float(memory.capacity_bytes)))
+    screen.print(places)
+    links = Grid("link", "from", "to", "latency", "bandwidth", "provenance", box=None)
+    for link in machine.links:
+        links.add_row(
+            link.name,
+            link.source,
+            link.target,
+            seconds_text(link.latency_seconds),
+            bytes_text(link.bandwidth_bytes_per_second) + "/s",
+            link.provenance,
+        )
+    screen.print(links)
+    grid = Grid("table", "unit", "axes", "least", "largest", "spread", box=None)
+    for name, table in sorted(machine.tables.items()):
+        spread = f"{table.spread:.1%}" + (" uncertain" if table.uncertain else "")
+        grid.add_row(
+            name,
+            table.unit,
+            " x ".join(table.axes),
+            f"{min(table.values):.3g}",
+            f"{max(table.values):.3g}",
+            spread,
+        )
+    screen.print(grid)
+    for note in machine.notes:
+        screen.print(f"note: {note}", markup=False)

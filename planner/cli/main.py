@@ -1,0 +1,145 @@
+"""The `gnnplan` command: groups the verbs and turns every failure into one line and an exit code.
+
+Exit codes: 0 fine, 2 the input is wrong, 3 no feasible plan, 130 and 143 ended by SIGINT (Ctrl-C)
+or SIGTERM, 1 anything else. `--json` prints one JSON document on stdout; everything else goes to
+stderr.
+"""
+
+import errno
+import os
+import signal
+import sys
+import traceback
+import warnings
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from types import FrameType
+
+import typer
+
+from planner.cli import (
+    demo,
+    explaining,
+    graphs,
+    launching,
+    machines,
+    planning,
+    report,
+    training,
+    tuning,
+)
+from planner.errors import PlanDoesNotFit
+from runtime.errors import GnnplanError, InputError
+
+HELP = "Plans and runs multi-GPU training of graph neural networks."
+
+app = typer.Typer(
+    name="gnnplan",
+    help=HELP,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+app.add_typer(graphs.app, name="graph")
+app.add_typer(machines.app, name="machine")
+for module in (machines, planning, explaining, training, tuning, launching, report, demo):
+    module.register(app)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    # Behind `launch` a word may be the script's own.
+    ours = 2 if "launch" in arguments[:2] else len(arguments)
+    debug = "--debug" in arguments[:ours]
+    arguments = [a for a in arguments[:ours] if a != "--debug"] + arguments[ours:]
+    with _stop_signals() as came:
+        try:
+            code = app(arguments, standalone_mode=False)
+        except KeyboardInterrupt:
+            return _stopped(came[-1] if came else signal.SIGINT)
+        except Exception as error:
+            if debug:
+                traceback.print_exc()
+            return _stopped(came[-1]) if came else _report(error)
+        return _stopped(came[-1]) if came else code if isinstance(code, int) else 0
+
+
+@contextmanager
+def _stop_signals() -> Generator[list[signal.Signals]]:
+    """Let SIGTERM end a command as Ctrl-C does, so that it cleans up; gives the signals that came.
+
+    What a command catches is KeyboardInterrupt; libraries may turn it into errors of their own.
+    """
+    came, before = list[signal.Signals](), dict[signal.Signals, object]()
+
+    def stop(number: int, _: FrameType | None) -> None:
+        came.append(signal.Signals(number))
+        raise KeyboardInterrupt
+
+    try:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                before[number] = signal.signal(number, stop)
+    except ValueError:
+        pass  # in a thread: signals are the main thread's
+    try:
+        yield came
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)  # pyright: ignore[reportArgumentType]
+
+
+def _stopped(number: signal.Signals) -> int:
+    """One line for a command that a signal has ended, and its exit code."""
+    _say("interrupted" if number == signal.SIGINT else f"ended by {number.name}")
+    return 128 + number
+
+
+def run() -> None:
+    """Entry point of the console script."""
+    if "--debug" not in sys.argv:  # a user is told what is the matter, not the line that saw it
+        warnings.formatwarning = _plain_warning
+    try:
+        code = main()
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # The reader of a pipe went away (gnnplan ... | head): not an error of ours.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 0
+    raise SystemExit(code)
+
+
+def _plain_warning(message: Warning | str, *_: object, **__: object) -> str:
+    return f"warning: {message}\n"
+
+
+def _report(error: Exception) -> int:
+    """One line for the user, and the exit code that belongs to it."""
+    usage = getattr(error, "format_message", None)
+    if usage is not None:
+        text = " ".join(str(usage()).split())
+        if not text:  # `gnnplan` alone: the help was printed already
+            return 2
+        _say(f"{text} (see gnnplan --help)")
+        return 2
+    if isinstance(error, PlanDoesNotFit):
+        _say(str(error))
+        return 3
+    if isinstance(error, InputError):
+        _say(str(error))
+        return 2
+    if isinstance(error, GnnplanError):
+        _say(str(error))
+        return 1
+    if isinstance(error, OSError):
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        advice = "; the disk is full, nothing was written" if full else ""
+        _say(f"{error.strerror or error}: {error.filename or ''}{advice}".replace(": ;", ";"))
+        return 2 if full or isinstance(error, PermissionError) else 1
+    _say(f"{type(error).__name__}: {error} (run again with --debug for the traceback)")
+    return 1
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"gnnplan: {text}\n")

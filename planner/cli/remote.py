@@ -1,0 +1,190 @@
+"""`--server URL`: a command asks the service; what it prints and writes stays the same."""
+
+import re
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from planner.cli.common import progress_bar
+from planner.errors import SettingsError
+from runtime import codec
+from runtime.plan.io import PLAN_FILE, load_plan
+from runtime.plan.schema import Plan
+
+if TYPE_CHECKING:
+    from planner.client import Client, Event
+    from planner.client.resources import GraphDetail, MachineSummary
+    from planner.machine.model import MachineModel
+    from planner.queries.compare import Comparison
+    from planner.queries.explain import Explanation
+    from planner.settings import PlanSettings
+    from runtime.report import RunReport
+
+ServerOption = Annotated[
+    str | None,
+    typer.Option(
+        "--server",
+        help="Address of a gnnplan service that does the work, such as http://127.0.0.1:8000; its "
+        "key is taken from $GNNPLAN_API_KEY.",
+    ),
+]
+
+
+@contextmanager
+def service(url: str) -> "Generator[Client]":
+    """A client of the service."""
+    from planner.client import Client
+
+    with Client(url) as client:
+        yield client
+
+
+def plan_id(plan: Path) -> str:
+    """Id of a plan that the service has: given as such, or by a folder with that plan.
+
+    Raises:
+        PlanError: it is neither.
+    """
+    if not (plan / PLAN_FILE).is_file() and re.fullmatch(r"[0-9a-f]{32}", str(plan)):
+        return str(plan)
+    return load_plan(plan).plan_id
+
+
+def is_upload(machine: str) -> bool:
+    """Whether a machine is named by the id that a service gave it."""
+    return re.fullmatch(r"[0-9a-f]{32}", machine) is not None
+
+
+def machine_name(client: "Client", machine: str | None) -> str | None:
+    """What the service calls a machine: a preset, a file that is uploaded, or an id of its own."""
+    from planner.probe.presets import find_machine, is_preset
+
+    if machine is None or is_preset(machine) or is_upload(machine):
+        return machine
+    return client.machines.upload(find_machine(machine)).id
+
+
+def refuse_local(server: str, given: dict[str, bool]) -> None:
+    """Refuse options that mean this machine.
+
+    Raises:
+        SettingsError: one of them was given.
+    """
+    for option, was_given in given.items():
+        if was_given:
+            raise SettingsError(
+                f"{option}: expected no such option with --server {server}, which runs the command "
+                "by its own settings; leave one of the two out"
+            )
+
+
+def make_plan(
+    server: str,
+    graph: Path,
+    output: Path,
+    settings: "PlanSettings",
+    *,
+    machine: str | None,
+    calibrated: bool,
+) -> Plan:
+    """Let the service plan, and write the plan's folder here."""
+    with service(server) as client, progress_bar("plan") as progress:
+        made = client.plans.make(
+            str(graph),
+            settings,
+            machine=machine_name(client, machine),
+            calibrated=calibrated,
+            progress=progress,
+        )
+        progress("writing the plan", 0.95)
+        return client.plans.download(made.plan_id, output)
+
+
+def explain(server: str, plan: Path) -> "Explanation":
+    """What the service says of a plan."""
+    with service(server) as client:
+        return client.plans.explain(plan_id(plan))
+
+
+def train(server: str, plan: Path, options: dict[str, Any], on_event: Any) -> "RunReport":
+    """Let the service train; its report is written into the plan's folder where there is one.
+
+    Args:
+        server: address of the service.
+        plan: folder or id of the plan.
+        options: as of `runtime.launch.launch.train`.
+        on_event: called with each event as the ranks wrote it.
+    """
+    from runtime.report import REPORT_FILE
+
+    def relay(event: "Event") -> None:
+        if event.name not in ("log", "state", "end"):
+            on_event({"event": event.name, **event.data})
+
+    wanted = {name: value for name, value in options.items() if name != "resume"}
+    with service(server) as client:
+        job = client.runs.start(plan_id(plan), **wanted)
+        report = client.runs.wait(job, on_event=relay, cancel_on_interrupt=True)
+    if (plan / PLAN_FILE).is_file():
+        codec.write_text_atomically(plan / REPORT_FILE, codec.dumps(report))
+    return report
+
+
+def report_page(server: str, plan: Path, run: Path | None) -> tuple[str, str]:
+    """Id of a plan, and its page as the service draws it.
+
+    Args:
+        server: address of the service.
+        plan: folder or id of the plan.
+        run: id of the run whose measurements are shown; None: the newest that has any.
+    """
+    with service(server) as client:
+        wanted = plan_id(plan)
+        if run is None:
+            return wanted, client.plans.artefact(wanted, "report.html").decode()
+        return wanted, client.runs.page(str(run)).decode()
+
+
+def comparison(server: str, plan: Path, run: Path | None) -> "Comparison":
+    """Predicted against measured, of a run that the service made.
+
+    Args:
+        server: address of the service.
+        plan: folder or id of the plan.
+        run: id of the run; None: the newest of the plan that has succeeded.
+
+    Raises:
+        SettingsError: no run of the plan has succeeded there.
+    """
+    with service(server) as client:
+        if run is not None:
+            return client.runs.comparison(str(run))
+        wanted = plan_id(plan)
+        newest = next(client.runs.list(plan=wanted, state="succeeded"), None)
+        if newest is None:
+            raise SettingsError(
+                f"expected a run of plan {wanted[:12]} that has succeeded at {server}, found none; "
+                "train it there first, or name a run with --run"
+            )
+        return client.runs.comparison(newest.id)
+
+
+def machines(server: str) -> "list[MachineSummary]":
+    """Presets and machines that were uploaded to the service."""
+    with service(server) as client:
+        return list(client.machines.list())
+
+
+def machine(server: str, name: str) -> "MachineModel":
+    """A preset, or an uploaded machine by its id, as the service has it."""
+    with service(server) as client:
+        return client.machines.get(name)
+
+
+def graph(server: str, name: Path) -> "GraphDetail":
+    """A dataset below the service's graph roots."""
+    with service(server) as client:
+        return client.graphs.get(str(name))

@@ -1,0 +1,253 @@
+"""The client: one service, and a group of methods for each kind of its resources."""
+
+import os
+from collections.abc import Iterator, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+import httpx2
+
+from planner.client.connection import KEY_VARIABLE, TIMEOUT, Connection
+from planner.client.jobs import Jobs, OnEvent, Progress, follow, pages, segment
+from planner.client.plans import Plans
+from planner.client.resources import (
+    Event,
+    GraphDetail,
+    GraphSummary,
+    Job,
+    MachineSummary,
+    ProfileSummary,
+    Run,
+    decoded,
+    profile_body,
+    resource,
+)
+from planner.machine.model import MachineModel
+from planner.settings import PlanSettings
+from planner.workload import WorkloadProfile
+from runtime import codec
+from runtime.report import RunReport
+
+if TYPE_CHECKING:
+    from planner.queries.compare import Comparison
+
+
+class Graphs:
+    """`client.graphs`: datasets below the service's graph roots."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def list(self) -> Iterator[GraphSummary]:
+        """Datasets, by name."""
+        return pages(self._connection, "/v1/graphs", GraphSummary)
+
+    def get(self, graph: str) -> GraphDetail:
+        """One dataset, by its folder below a root."""
+        return resource(GraphDetail, self._connection.get(f"/v1/graphs/{quote(graph)}"))
+
+
+class Machines:
+    """`client.machines`: presets and uploaded machine files."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def list(self) -> Iterator[MachineSummary]:
+        """Presets first, then uploads, newest first."""
+        return pages(self._connection, "/v1/machines", MachineSummary)
+
+    def get(self, machine: str) -> MachineModel:
+        """A machine by its id, or a preset by its name."""
+        return decoded(MachineModel, self._connection.get(f"/v1/machines/{segment(machine)}"))
+
+    def upload(self, machine: MachineModel) -> MachineSummary:
+        """Keep a machine; the same content again is the same machine."""
+        document = codec.to_plain(machine)
+        return resource(MachineSummary, self._connection.post("/v1/machines", document))
+
+
+class Profiles:
+    """`client.profiles`: what batches of a graph look like, and how long the model takes."""
+
+    def __init__(self, connection: Connection, jobs: Jobs) -> None:
+        self._connection, self._jobs = connection, jobs
+
+    def list(self, *, graph: str | None = None) -> Iterator[ProfileSummary]:
+        """Profiles that the service made, newest first."""
+        return pages(self._connection, "/v1/profiles", ProfileSummary, {"graph": graph})
+
+    def create(
+        self,
+        graph: str,
+        settings: PlanSettings,
+        *,
+        machine: str | None = None,
+        idempotency_key: str | None = None,
+    ) -> Job:
+        """Start profiling a graph under a workload."""
+        body = profile_body(graph, settings, machine=machine)
+        return self._jobs.start("/v1/profiles", body, idempotency_key=idempotency_key)
+
+    def make(
+        self,
+        graph: str,
+        settings: PlanSettings,
+        *,
+        machine: str | None = None,
+        progress: Progress | None = None,
+    ) -> WorkloadProfile:
+        """Profile a graph and wait; Ctrl-C cancels the job."""
+        job = self.create(graph, settings, machine=machine)
+        done = self._jobs.wait(job, progress=progress, cancel_on_interrupt=True)
+        return self.get((done.result or "").rpartition("/")[2])
+
+    def get(self, profile: str) -> WorkloadProfile:
+        """A profile's numbers."""
+        return decoded(WorkloadProfile, self._connection.get(f"/v1/profiles/{segment(profile)}"))
+
+
+class Runs:
+    """`client.runs`: training under a plan, on the service's machine or cluster."""
+
+    def __init__(self, connection: Connection, jobs: Jobs) -> None:
+        self._connection, self._jobs = connection, jobs
+
+    def list(self, *, plan: str | None = None, state: str | None = None) -> Iterator[Run]:
+        """Runs, newest first."""
+        return pages(self._connection, "/v1/runs", Run, {"plan": plan, "state": state})
+
+    def get(self, run: str) -> Run:
+        """A run as it stands now."""
+        return resource(Run, self._connection.get(f"/v1/runs/{segment(run)}"))
+
+    def start(
+        self,
+        plan: str,
+        *,
+        epochs: int = 10,
+        eval_every: int = 1,
+        eval_fanouts: Sequence[int] | None = None,
+        max_steps: int | None = None,
+        checkpoint_every_steps: int = 0,
+        max_restarts: int = 3,
+        hang_seconds: float = 20.0,
+        verify: bool = False,
+        force: bool = False,
+        time_limit_seconds: float | None = None,
+        idempotency_key: str | None = None,
+    ) -> Job:
+        """Start training; the run has the id of its job. Options as of `gnnplan train`."""
+        body: dict[str, Any] = {
+            "plan": plan,
+            "epochs": epochs,
+            "eval_every": eval_every,
+            "eval_fanouts": None if eval_fanouts is None else [*eval_fanouts],
+            "max_steps": max_steps,
+            "checkpoint_every_steps": checkpoint_every_steps,
+            "max_restarts": max_restarts,
+            "hang_seconds": hang_seconds,
+            "verify": verify,
+            "force": force,
+            "time_limit_seconds": time_limit_seconds,
+        }
+        return self._jobs.start("/v1/runs", body, idempotency_key=idempotency_key)
+
+    def follow(self, run: str, *, after: str | None = None) -> Iterator[Event]:
+        """Steps, epochs and log lines as they come; as `Jobs.follow`."""
+        return follow(self._connection, f"/v1/runs/{segment(run)}/events", after=after)
+
+    def wait(
+        self,
+        job: Job,
+        *,
+        on_event: OnEvent | None = None,
+        cancel_on_interrupt: bool = False,
+    ) -> RunReport:
+        """The report of a run once it has succeeded; as `Jobs.wait`."""
+        self._jobs.wait(job, on_event=on_event, cancel_on_interrupt=cancel_on_interrupt)
+        return self.report(job.id)
+
+    def cancel(self, run: str) -> Job:
+        """End a run; its checkpoints and what it measured stay."""
+        return resource(Job, self._connection.post(f"/v1/runs/{segment(run)}/cancel"))
+
+    def report(self, run: str) -> RunReport:
+        """What the run has measured, up to its last epoch."""
+        return decoded(RunReport, self._connection.get(f"/v1/runs/{segment(run)}/report"))
+
+    def comparison(self, run: str) -> "Comparison":
+        """Predicted against measured, per stage."""
+        from planner.queries.compare import Comparison
+
+        answer = self._connection.get(f"/v1/runs/{segment(run)}/comparison")
+        return decoded(Comparison, answer)
+
+    def page(self, run: str) -> bytes:
+        """The plan as one HTML page, beside what the run measured."""
+        return self._connection.get_bytes(f"/v1/runs/{segment(run)}/report.html")
+
+    def log(self, run: str) -> str:
+        """The end of what the ranks printed."""
+        return self._connection.get_bytes(f"/v1/runs/{segment(run)}/log").decode(errors="replace")
+
+
+class Client:
+    """A gnnplan service.
+
+    >>> with Client("http://127.0.0.1:8000") as client:  # doctest: +SKIP
+    ...     plan = client.plans.make("graph", PlanSettings(devices=2))
+    ...     print(client.plans.explain(plan.plan_id).summary)
+    ...     for event in client.runs.follow(client.runs.start(plan.plan_id).id):
+    ...         print(event.name, event.data)
+
+    Every method raises `ServiceProblemError` where the service refuses (its `problem` is the RFC
+    9457 document; InputError and PlanDoesNotFit are among its bases where they fit) and
+    `ServiceUnreachableError` where no service answers.
+
+    Args:
+        url: of the service, such as http://127.0.0.1:8000.
+        key: API key; None: that of the environment's GNNPLAN_API_KEY, if any.
+        timeout: of each request; streams of events are open as long as their job.
+        http: the HTTP client to use instead of one of its own.
+
+    Raises:
+        SettingsError: no http or https address.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        key: str | None = None,
+        timeout: httpx2.Timeout = TIMEOUT,
+        http: httpx2.Client | None = None,
+    ) -> None:
+        key = key if key is not None else os.environ.get(KEY_VARIABLE)
+        self._connection = Connection(url, key=key or None, timeout=timeout, http=http)
+        self.jobs = Jobs(self._connection)
+        self.graphs = Graphs(self._connection)
+        self.machines = Machines(self._connection)
+        self.profiles = Profiles(self._connection, self.jobs)
+        self.plans = Plans(self._connection, self.jobs)
+        self.runs = Runs(self._connection, self.jobs)
+
+    def health(self) -> dict[str, Any]:
+        """Status and version of the service."""
+        return self._connection.get("/healthz")
+
+    def close(self) -> None:
+        """Close the kept connections."""
+        self._connection.close()
+
+    def __enter__(self) -> "Client":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()

@@ -1,1 +1,0 @@
-"""The verbs of the `gnnplan` command, one file per group."""

@@ -1,0 +1,190 @@
+"""The step of a rank whose GPU makes batches on lanes of their own, ahead of the training thread.
+
+Sampling has a stream, gathering and what follows it has one, and training has one. What they use
+binds them besides: links carry one read or exchange at a time, and whatever needs the GPU's own
+memory or processors is taken to hide nothing of each other. Kernels of all lanes are started by one
+process, whose threads share the interpreter's lock (DEC-55). An exchange between ranks needs links
+and GPU, but for the share of it that compute was measured to hide (docs/modelling.md 5). Where a
+probe measured how a gather and compute slow each other down, that is applied too; the words of a
+prediction say which of these were.
+"""
+
+from dataclasses import dataclass, replace
+
+from planner.candidate import Candidate
+from planner.cost.backends.cpu import RankSeconds
+from planner.cost.pipeline_time import beside, period, stochastic_period
+from planner.cost.request import Request, seeds_per_rank
+from planner.cost.stages.exchange import measured_eta
+from planner.cost.stages.gather_gpu import memory_seconds_per_byte
+from planner.cost.stages.sample import batch_launches
+from planner.machine.model import MachineModel
+from planner.workload import GpuTiming
+from runtime.sampling.gpu.capture_room import capture_bytes, may_capture
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Lanes:
+    """Seconds of one batch on each lane, beside the others."""
+
+    sample: float
+    gather: float
+    """With the copies of labels and the edge weights, which follow on the same stream."""
+    training: float
+    on_gpu: float
+    """Of all three: what keeps the GPU's own memory or processors busy; of an exchange what
+    compute does not hide."""
+    on_links: float
+    """What keeps the links to other memories busy, an exchange among it."""
+    on_host: float = 0.0
+    """Of all three: in which kernels are started."""
+
+    @property
+    def loader(self) -> float:
+        """Seconds of both loader lanes."""
+        return self.sample + self.gather
+
+    @property
+    def bottleneck(self) -> str:
+        """The lane, or what lanes share, that is busiest."""
+        found = {
+            "sample": self.sample,
+            "gather": self.gather,
+            "training": self.training,
+            "GPU": self.on_gpu,
+            "links": self.on_links,
+            "host": self.on_host,
+        }
+        return max(found, key=lambda name: found[name])
+
+
+def has_lanes(candidate: Candidate) -> bool:
+    """Whether the candidate's batches are made on lanes, ahead of the training thread."""
+    return candidate.kind == "cuda" and candidate.threads.sample > 0
+
+
+def lanes_of(candidate: Candidate, machine: MachineModel, rank: RankSeconds) -> Lanes:
+    """A rank's lanes, each slowed by the others as far as that was measured.
+
+    Args:
+        candidate: on GPUs, with a loader thread.
+        machine: tables `gpu_beside`, `gpu_beside_gather` and `gpu_overlap_eta`, where they were
+            measured.
+        rank: seconds of each stage alone.
+    """
+    exchange = rank.halo_exchange + rank.all_reduce
+    training = rank.forward_backward + exchange + rank.optimizer
+    slow_gather, slow_compute = slowdowns(machine)
+    gather, slowed = beside(
+        rank.loader - rank.sample,
+        training,
+        loader_slowdown=slow_gather,
+        trainer_slowdown=slow_compute,
+    )
+    whole = rank.forward_backward + rank.optimizer
+    compute = whole if rank.computing is None else rank.computing
+    shown = 1 - (measured_eta(machine, candidate) or 0.0)
+    return Lanes(
+        sample=rank.sample,
+        gather=gather,
+        training=slowed,
+        on_gpu=rank.on_gpu + compute + shown * exchange,
+        on_links=rank.on_links + exchange,
+        on_host=rank.on_host,
+    )
+
+
+def lanes_words(machine: MachineModel, candidate: Candidate) -> str:
+    """What lanes were taken to do beside each other, and which of it was measured."""
+    slowed, eta = "gpu_beside" in machine.tables, measured_eta(machine, candidate)
+    words = "lanes hide nothing of each other on the GPU itself; links are read beside compute, "
+    words += "each slowed as measured" if slowed else "how that slows either was not measured"
+    if candidate.num_ranks == 1:
+        return words
+    hidden = "nothing, which was not measured" if eta is None else f"{eta:.0%}, as measured"
+    return f"{words}; of an exchange compute hides {hidden}"
+
+
+def slowdowns(machine: MachineModel) -> tuple[float, float]:
+    """(gather, compute) slowdown of running beside each other, with the gather's measured grid."""
+    cap = machine.tables.get("gpu_uva_programs")
+    programs = 1.0 if cap is None else cap.at(ranks=1.0)
+    found: list[float] = []
+    for name in ("gpu_beside_gather", "gpu_beside"):
+        table = machine.tables.get(name)
+        found.append(1.0 if table is None or cap is None else table.at(programs=programs))
+    return max(1.0, found[0]), max(1.0, found[1])
+
+
+def lanes_period(candidate: Candidate, rank: RankSeconds, lanes: Lanes) -> float:
+    """Seconds between two steps: the busiest lane or shared part, batches in flight, and chance.
+
+    max( lanes, on_gpu, on_links, on_host, (s + g + t) / (d + 1) ), and the stalls of varying
+    batches
+
+    Args:
+        candidate: d batches ahead.
+        rank: how much its batches vary.
+        lanes: from `lanes_of`.
+
+    Source: docs/formulas.md 8.2 [A2], with the GPU, its links and the host's interpreter shared.
+    """
+    three = [lanes.sample, lanes.gather, lanes.training]
+    sigma, mean = max(rank.loader_sigma, rank.trainer_sigma), rank.loader + rank.forward_backward
+    stalled = stochastic_period(
+        max(lanes.sample, lanes.gather),
+        lanes.training,
+        variation=sigma / mean if mean > 0 else 0.0,
+        depth=candidate.prefetch_depth,
+    )
+    # Claimed at most d ahead of the consumer, whose own batch is one more.
+    regular = period(three, in_flight=candidate.prefetch_depth + 1)
+    return max(regular, stalled, lanes.on_gpu, lanes.on_links, lanes.on_host)
+
+
+MOST_OF_MEMORY = 0.01
+"""Share of a GPU's memory that the graph's buffers may take."""
+
+
+def captured_bytes(request: Request, candidate: Candidate) -> int:
+    """Bytes of the buffers on each GPU; 0 where the candidate samples kernel by kernel."""
+    return buffer_bytes(request, candidate) if candidate.threads.capture else 0
+
+
+def buffer_bytes(request: Request, candidate: Candidate) -> int:
+    """Bytes that the buffers would take; 0 where a batch has no bound."""
+    work = request.workload
+    seeds = seeds_per_rank(work.batch_size, candidate.num_ranks)
+    if not may_capture(work.fanouts, seeds):
+        return 0
+    nodes = request.graph.num_nodes
+    return capture_bytes(seeds, work.fanouts, nodes, every_hop=request.every_hop)
+
+
+def capture_gain(request: Request, candidate: Candidate, num_bytes: int) -> float:
+    """Seconds that one launch saves of a batch, less what going through the buffers takes.
+
+    (K - 1) t_k - bytes / B
+
+    Args:
+        request: table `gpu_kernel` and the GPU's memory; K kernels start a batch of its sampler.
+        candidate: which GPUs.
+        num_bytes: of the buffers.
+    """
+    machine, hops = request.machine, len(request.workload.fanouts)
+    launch = machine.table("gpu_kernel").at(ranks=float(candidate.num_ranks))
+    swept = num_bytes * memory_seconds_per_byte(machine, candidate)
+    single = replace(candidate, threads=replace(candidate.threads, capture=0))
+    kernels = batch_launches(single, hops, sampler=request.sampler, every_hop=request.every_hop)
+    return (kernels - 1) * launch - swept
+
+
+def timed_gain(timed: GpuTiming, candidate: Candidate) -> float:
+    """Seconds of a step that one launch saves where both ways were timed on a GPU; 0: it cannot be.
+
+    Args:
+        timed: on the GPU.
+        candidate: with a loader thread, or without.
+    """
+    single, captured = (timed.loop(captured=c, ahead=has_lanes(candidate)) for c in (False, True))
+    return single.step_seconds - captured.step_seconds

@@ -1,0 +1,416 @@
+"""Stage `sample` with the topology in parts: a 1.5D grid of P/c rows and c columns of ranks.
+
+The c ranks of a process row sample their k steps as one stack and fetch every adjacency row of a
+hop once: each column asks the owners for its share of the rows, then the columns hand theirs on.
+With n distinct rows of e entries for a hop of the stack, a rank sends per hop
+
+    ids      8 n/c (1 - 1/R)              to the owners, R = P/c
+    rows     (8 n/c + 4 e/c) (1 - 1/R)    lengths and columns, as an owner
+    handed   (c - 1)(8 n/c + 4 e/c)       to the rest of its process row
+
+Counts come from the profile's stacks; formulas 4.7 bounds them from above (matrix.link_words). All
+stages of a column go in one all-to-all, which is never slower than one after another
+(`matrix.probability_seconds`), so that is what plans do.
+
+Source: docs/formulas.md 4.6, 4.7 [M8], [C15].
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from planner.candidate import Candidate
+from planner.cost.backends.cpu import RankSeconds
+from planner.cost.rates import (
+    INDEX_BYTES,
+    INDPTR_BYTES,
+    Rate,
+    edge_rate,
+    lookup,
+    ranks_here,
+    topology_bytes,
+    vertex_rate,
+)
+from planner.cost.stages.exchange import all_to_all, collective_table
+from planner.machine.model import MachineModel
+from planner.workload import BatchProfile, StackProfile
+from runtime.plan.schema import GraphRef
+
+ID_BYTES = 8
+COPIES = 2
+"""Times that a fetched entry is copied at the process row, beside being served and received."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Fetched:
+    """What a process row fetches for one stack, per hop."""
+
+    rows: list[float]
+    """n, distinct adjacency rows."""
+    entries: list[float]
+    """e, entries of those rows."""
+    batches: float
+    """k c, batches of the stack."""
+    steps: float
+    """k, optimiser steps that the stack is for."""
+
+
+def fetched(stack: StackProfile, candidate: Candidate, steps_per_epoch: int) -> Fetched:
+    """Rows and entries that a stack of the candidate's size asks for.
+
+    Args:
+        stack: counts by number of batches.
+        candidate: c and k.
+        steps_per_epoch: a stack ends with its epoch.
+    """
+    steps = float(min(candidate.bulk, steps_per_epoch))
+    batches = steps * candidate.replication
+    return Fetched(
+        rows=[_at(stack.sizes, each, batches) for each in stack.rows],
+        entries=[_at(stack.sizes, each, batches) for each in stack.entries],
+        batches=batches,
+        steps=steps,
+    )
+
+
+def _at(sizes: Sequence[float], values: Sequence[float], batches: float) -> float:
+    """Between two sizes on log scales; beyond the largest in proportion: an upper bound."""
+    if batches > sizes[-1]:
+        return values[-1] * batches / sizes[-1]
+    logs = [math.log(max(value, 1e-9)) for value in values]
+    places = [math.log(size) for size in sizes]
+    return math.exp(float(np.interp(math.log(batches), places, logs)))
+
+
+def sent_bytes(found: Fetched, ranks: int, replication: int) -> float:
+    """Bytes that a rank sends to others for one stack, mean over ranks, counts included.
+
+    Args:
+        found: rows and entries per hop.
+        ranks: P.
+        replication: c.
+    """
+    rows, total = ranks // replication, 0.0
+    for n, e in zip(found.rows, found.entries, strict=True):
+        share = n / replication
+        answer = INDPTR_BYTES * share + INDEX_BYTES * e / replication
+        total += (ID_BYTES * share + answer) * (1 - 1 / rows) + ID_BYTES * (rows - 1)
+        total += (replication - 1) * answer
+    return total
+
+
+def grid_rank(
+    base: RankSeconds,
+    candidate: Candidate,
+    graph: GraphRef,
+    batch: BatchProfile,
+    found: Fetched,
+    machine: MachineModel,
+) -> RankSeconds:
+    """A rank's seconds with its lists fetched over the grid.
+
+    Args:
+        base: the rank with all lists in its host's memory.
+        candidate: ranks, hosts, c and k.
+        graph: sizes of the dataset.
+        batch: one rank's batches.
+        found: what a stack fetches.
+        machine: measured rates of the rank's host, and between hosts.
+
+    Raises:
+        MachineError: a rate was not measured.
+    """
+    edge, vertex = edge_rate(machine, graph, candidate), vertex_rate(machine, graph, candidate)
+    copies = candidate.replication
+    # All ranks of a process row draw the same inner hops for all c of them.
+    inner = sum(e.mean for e in batch.edges[:-1]) * edge.seconds
+    inner += batch.vertices[-2].mean * vertex.seconds
+    asked = sum(found.rows) * vertex.seconds / found.steps
+    moved = INDEX_BYTES * sum(found.entries) * (2 / copies + COPIES) / found.steps
+    copied = moved / machine.table("copy").at(readers=float(ranks_here(candidate)))
+    sent = _exchange(machine, candidate, found)
+    sample = base.sample + (copies - 1) * inner + asked + copied + sent.seconds / found.steps
+    words = (
+        f"{base.provenance['sample']}; {sent.provenance} x adjacency rows of stacks of "
+        f"{found.batches:g} batches, fetched over {candidate.num_ranks // copies} x {copies} ranks"
+    )
+    return replace(
+        base,
+        sample=sample,
+        spreads={**base.spreads, "sample": max(base.spreads["sample"], sent.spread)},
+        provenance={**base.provenance, "sample": words},
+    )
+
+
+def _exchange(machine: MachineModel, candidate: Candidate, found: Fetched) -> Rate:
+    """All exchanges of one stack."""
+    copies = candidate.replication
+    rows = candidate.num_ranks // copies
+    counts = all_to_all(machine, candidate, float(ID_BYTES * rows))
+    total = 0.0
+    for n, e in zip(found.rows, found.entries, strict=True):
+        sizes = [ID_BYTES * n / copies, INDPTR_BYTES * n / copies, INDEX_BYTES * e / copies]
+        total += counts.seconds + sum(all_to_all(machine, candidate, s).seconds for s in sizes)
+        if copies > 1:
+            total += sum(_in_row(machine, candidate, copies * s) for s in sizes[1:])
+    return replace(counts, seconds=total)
+
+
+def _in_row(machine: MachineModel, candidate: Candidate, each_bytes: float) -> float:
+    """An exchange within process rows: inside a host where its ranks are whole rows."""
+    here = ranks_here(candidate)
+    if here % candidate.replication:
+        return all_to_all(machine, candidate, each_bytes).seconds
+    name = collective_table(machine, "all_to_all", candidate)
+    return lookup(machine, name, bytes=each_bytes, ranks=here).seconds
+
+
+def grid_parts(candidate: Candidate, graph: GraphRef, found: Fetched) -> dict[str, int]:
+    """Bytes of a rank for its part of the topology, and for the rows of a stack.
+
+    c/P of the lists, a directory of all nodes for the rows that were fetched last, and the largest
+    hop's rows twice: as they came and as they are handed on.
+
+    Source: docs/formulas.md 4.9.
+    """
+    share = topology_bytes(graph) * candidate.replication / candidate.num_ranks
+    hops = zip(found.rows, found.entries, strict=True)
+    largest = max(INDPTR_BYTES * n + INDEX_BYTES * e for n, e in hops)
+    return {
+        "topology": round(share) + INDPTR_BYTES * (graph.num_nodes + 1),
+        "stack": round(2 * largest),
+    }
+
+
+def stage_ids(num_rows: float | int, ranks: int, replication: int) -> float:
+    """Ids that come together at the process that serves a stage.
+
+    m = k b c / p
+
+    Args:
+        num_rows: k b, non-zeros of Q over all batches.
+        ranks: p.
+        replication: c.
+
+    Source: docs/formulas.md 4.7 [M8].
+
+    >>> stage_ids(8, 4, 2)
+    4.0
+    """
+    return num_rows * replication / ranks
+
+
+def sender_words(num_rows: float | int, degree: float | int, ranks: int, replication: int) -> float:
+    """Words that a serving process sends, once, in its own stage; also the non-zeros of P_i.
+
+    w = c k b d / p
+
+    Args:
+        num_rows: k b.
+        degree: d, mean non-zeros of the rows asked for.
+        ranks: p.
+        replication: c.
+
+    Source: docs/formulas.md 4.7 [M8], [C15].
+
+    >>> sender_words(8, 2, 4, 2), sender_words(1024, 1, 16, 2)
+    (8.0, 128.0)
+    """
+    return replication * num_rows * degree / ranks
+
+
+def column_words(num_rows: float | int, degree: float | int, replication: int) -> float:
+    """Words that a process column sends over all its stages, one after another.
+
+    w R/c = k b d / c
+
+    Source: docs/formulas.md 4.7 [C15].
+
+    >>> column_words(1024, 1, 2)
+    512.0
+    """
+    return num_rows * degree / replication
+
+
+def distinct_rows(draws: float | int, block_rows: int, num_nodes: int) -> float:
+    """Rows of a block that are asked for, when each id is sent once.
+
+    E = B (1 - (1 - 1/n)^m),  m = k b c / p uniform columns
+
+    Args:
+        draws: m R: uniform columns of a process row's stack over all n vertices.
+        block_rows: B, rows of the block.
+        num_nodes: n.
+
+    Source: docs/formulas.md 4.7 [C15]; saturates at B.
+
+    >>> round(distinct_rows(1e9, 100, 1000)), round(distinct_rows(10, 500, 1000), 2)
+    (100, 4.98)
+    """
+    return block_rows * -math.expm1(draws * math.log1p(-1.0 / num_nodes))
+
+
+def link_words(num_rows: float | int, degree: float | int, ranks: int, replication: int) -> float:
+    """Words that cross links over all ranks: rows in stages, and P_i inside process rows.
+
+    k b d (1 - c/p) + k b d (c - 1)
+
+    A process asks itself for the c/p of rows that lie in its own block; of P_i each process has
+    1/c already.
+
+    Source: derived from docs/formulas.md 4.6 for disjoint parts of P_i.
+
+    >>> link_words(8, 2, 4, 2), link_words(8, 2, 4, 1), link_words(8, 2, 4, 4)
+    (24.0, 12.0, 48.0)
+    """
+    whole = num_rows * degree
+    return whole * (ranks - replication) / ranks + whole * (replication - 1)
+
+
+def stage_rounds(ranks: int, replication: int) -> int:
+    """Stages of the busiest column: ceil(R/c).
+
+    Source: docs/formulas.md 4.6 [C16].
+
+    >>> stage_rounds(16, 2), stage_rounds(28, 4)
+    (4, 2)
+    """
+    return math.ceil(ranks // replication / replication)
+
+
+def probability_seconds(
+    num_rows: float | int,
+    degree: float | int,
+    ranks: int,
+    replication: int,
+    *,
+    latency_seconds: float | int,
+    word_seconds: float | int,
+    one_shot: bool,
+) -> float:
+    """Seconds of P = QA for one layer.
+
+    staged:   T = alpha n_msg + beta (k b d / c + c k b d / p)
+    one-shot: T = alpha n_msg + beta (c k b d / p + c k b d / p)
+    n_msg = rounds (R - 1) + log2 c, with rounds = ceil(R/c) staged and 1 in one all-to-allv
+
+    Args:
+        num_rows: k b.
+        degree: d.
+        ranks: p.
+        replication: c.
+        latency_seconds: alpha, per message.
+        word_seconds: beta, per word.
+        one_shot: All stages of a column in one all-to-allv.
+
+    Source: docs/formulas.md 4.7; the first beta term falls and the second grows with c, so that
+    staged the bandwidth is best near c = sqrt(p) [M9], in one shot at c = 1.
+
+    >>> staged = [probability_seconds(64, 1, 64, c, latency_seconds=0, word_seconds=1,
+    ...     one_shot=False) for c in (1, 8, 64)]
+    >>> staged
+    [65.0, 16.0, 65.0]
+    """
+    rows = ranks // replication
+    rounds = 1 if one_shot else stage_rounds(ranks, replication)
+    reduced = sender_words(num_rows, degree, ranks, replication)
+    sent = reduced if one_shot else column_words(num_rows, degree, replication)
+    messages = rounds * (rows - 1) + math.log2(replication)
+    return latency_seconds * messages + word_seconds * (sent + reduced)
+
+
+def remote_fraction(ranks: int, replication: int) -> float:
+    """Share of feature rows that another rank of the process column holds.
+
+    1 - c/p
+
+    Source: docs/formulas.md 4.8 [M10].
+
+    >>> [remote_fraction(8, c) for c in (1, 2, 4, 8)]
+    [0.875, 0.75, 0.5, 0.0]
+    """
+    return 1 - replication / ranks
+
+
+def fetch_words(num_inputs: float | int, feature_dim: int, ranks: int, replication: int) -> float:
+    """Words of feature rows that one batch receives, in R - 1 messages.
+
+    |S| f (1 - c/p)
+
+    Source: docs/formulas.md 4.8.
+
+    >>> fetch_words(1000, 64, 8, 2)
+    48000.0
+    """
+    return num_inputs * feature_dim * remote_fraction(ranks, replication)
+
+
+def largest_replication(
+    ranks: int,
+    memory_bytes: float | int,
+    feature_bytes: float | int,
+    topology_bytes: float | int,
+    *,
+    other_bytes: float | int = 0.0,
+    topology_partitioned: bool = True,
+) -> int:
+    """The most copies that fit: an upper bound for the divisors of p that are worth evaluating.
+
+    c_max = floor(p (M - M_other) / (N f w + A))        A partitioned
+          = floor(p (M - M_other - A) / (N f w))        A on every rank: subtract it first
+
+    Args:
+        ranks: p.
+        memory_bytes: M, per rank.
+        feature_bytes: N f w, of all rows.
+        topology_bytes: A, of the whole adjacency.
+        other_bytes: Model and smallest bulk.
+        topology_partitioned: Whether A is cut like the features.
+
+    Returns:
+        c_max, at most p; 0 where not even one copy fits.
+
+    Source: docs/formulas.md 4.9 [M12], [C17].
+
+    >>> largest_replication(8, 20e9, 111059956 * 128 * 4, 0)
+    2
+    """
+    room = memory_bytes - other_bytes - (0.0 if topology_partitioned else topology_bytes)
+    whole = feature_bytes + (topology_bytes if topology_partitioned else 0.0)
+    return max(0, min(ranks, math.floor(ranks * room / whole)))
+
+
+def replications(ranks: int, most: int) -> list[int]:
+    """Candidates for c: the divisors of p up to `most`.
+
+    >>> replications(12, 5)
+    [1, 2, 3, 4]
+    """
+    return [c for c in range(1, min(ranks, most) + 1) if ranks % c == 0]
+
+
+def largest_bulk(
+    free_bytes: float | int,
+    batch_bytes: float | int,
+    ranks: int,
+    replication: int,
+    batches_per_epoch: int,
+    *,
+    topology_partitioned: bool,
+) -> int:
+    """k: the batches over all ranks that one bulk may hold.
+
+    k = floor(M_free / bytes per batch) * (p with A replicated, p/c with A partitioned), at most the
+    epoch's
+
+    A process row holds its stack c times, so partitioned only R stacks differ. 0: lower the batch.
+
+    Source: docs/formulas.md 4.9.
+
+    >>> largest_bulk(10e9, 3e9, 8, 2, 1000, topology_partitioned=True)
+    12
+    """
+    different = ranks // replication if topology_partitioned else ranks
+    return min(math.floor(free_bytes / batch_bytes) * different, batches_per_epoch)

@@ -1,0 +1,313 @@
+"""Misses of an LRU cache by how long rows stay away: the working set of a batch sequence.
+
+A row leaves an LRU cache of C rows after tau batches without a touch, where the distinct rows of
+tau successive batches are C on average [A7]. So the misses of a batch are its rows that none of the
+last tau batches touched, and both follow from one curve:
+
+    m(n) = E[rows of a batch that none of the n batches before touched],  m(0) = E[rows]
+    F(n) = sum_{j<n} m(j),  F(tau) = C,  misses = m(tau)
+
+The curve is counted, either over successive batches of one rank as they are drawn (dependent ones
+too: the thresholds and hops that `dependent_hit_rate` has to simplify are then as they are), or
+over independent batches from how often each row was read. The order tells more: every seed comes
+once in an epoch, so rows return later and more evenly than by chance, and what one rank reads
+another does not (1,885 misses counted, 1,719 by frequency, 1,888 seen; 64 and 48 where the
+frequencies were of both ranks). Longer than was counted, rows are taken to stay away for ever,
+which promises too little and never too much.
+
+Source: Denning, Schwartz, "Properties of the working-set model" (CACM 1972), with the batch as the
+unit of time; docs/formulas.md 8.7 [A7], 5.5.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.cost.stages.gather import HEADER_BYTES, counted_runs
+
+PARTS = 4
+"""Counts of a row are told apart to this share of a batch."""
+LONGEST = 512
+"""Most batches back that the curve looks."""
+
+Misses = NDArray[np.float64]
+"""m(0), m(1), ...: rows per batch."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reuse:
+    """The curve of one rank's batches, apart by where missing rows come from."""
+
+    misses: dict[str, Misses]
+    """By source kind, all of one length."""
+
+    def hits(self, num_slots: int) -> tuple[dict[str, float], bool]:
+        """Rows per batch that an LRU cache saves, by the source they would come from.
+
+        Args:
+            num_slots: C, rows the cache keeps.
+
+        Returns:
+            Rows by source, and whether the curve ends before the cache is full (the rows are then
+            a lower bound).
+
+        >>> Reuse(misses={"disk": np.array([4.0, 2.0, 1.0])}).hits(5)
+        ({'disk': 2.5}, False)
+        """
+        total, footprint = self._totals()
+        tau = self.stay(num_slots)
+        found = {
+            kind: float(m[0] - np.interp(tau, np.arange(m.size), m))
+            for kind, m in self.misses.items()
+        }
+        return found, bool(num_slots > footprint[-1] and total[-1] > 0)
+
+    def stay(self, num_slots: int) -> float:
+        """Batches without a touch after which a row has left a cache of so many rows.
+
+        >>> Reuse(misses={"disk": np.array([4.0, 2.0, 1.0])}).stay(5)
+        1.5
+        """
+        total, footprint = self._totals()
+        return float(np.interp(num_slots, footprint, np.arange(total.size)))
+
+    def _totals(self) -> tuple[Misses, Misses]:
+        """m(n) and F(n) of all sources together."""
+        total: Misses = np.sum(list(self.misses.values()), axis=0)
+        footprint: Misses = np.zeros(total.size)
+        footprint[1:] = np.cumsum(total)[:-1]
+        return total, footprint
+
+
+def of_frequencies(
+    p: NDArray[np.float32], num_batches: int, sources: Mapping[str, NDArray[np.bool_] | None]
+) -> Reuse:
+    """The curve of independent batches, from how often each row was read.
+
+    Of M batches x read the row. The chance that none of n of them did is
+    h(x, n) = C(M - x, n) / C(M, n), and m(n) = sum_v h(x_v, n) - h(x_v, n + 1): unbiased, where
+    1 - (1 - x/M)^n would promise rows that were read once a second time.
+
+    Args:
+        p: x / M of each row, shape (num_nodes,).
+        num_batches: M.
+        sources: the rows of each source as a mask of shape (num_nodes,); None: all rows.
+
+    Source: rarefaction, Hurlbert, Ecology 52 (1971).
+
+    >>> p = np.array([0.5, 0.5, 0.0], np.float32)  # two batches, each with a row of its own
+    >>> of_frequencies(p, 2, {"host": None}).misses["host"].tolist()
+    [1.0, 1.0]
+    """
+    largest = max(1, num_batches)
+    counts = np.rint(p.astype(np.float64) * (PARTS * largest)).astype(np.int64)
+    np.clip(counts, 0, PARTS * largest, out=counts)
+    rows = {
+        kind: np.bincount(counts if mask is None else counts[mask], minlength=PARTS * largest + 1)
+        for kind, mask in sources.items()
+    }
+    absent = largest - np.arange(PARTS * largest + 1) / PARTS
+    unseen = [np.ones(absent.size)]
+    for n in range(min(largest, LONGEST)):
+        unseen.append(unseen[-1] * np.maximum(absent - n, 0.0) / (largest - n))
+    fresh = -np.diff(np.array(unseen), axis=0)
+    return Reuse(misses={kind: fresh @ found for kind, found in rows.items()})
+
+
+def of_batches(
+    batches: Sequence[NDArray[np.integer]],
+    num_nodes: int,
+    sources: Mapping[str, NDArray[np.bool_] | None],
+) -> Reuse:
+    """The curve of successive batches.
+
+    Args:
+        batches: distinct ids of each, in the order in which they are read.
+        num_nodes: of the graph.
+        sources: as in `of_frequencies`.
+
+    Returns:
+        m(n) over the batches that have n before them, n up to half of them: fewer would tell of
+        one moment alone.
+    """
+    most = max(1, min(LONGEST, -(-len(batches) // 2)))
+    last = np.full(num_nodes, -1, np.int64)
+    found = {kind: np.zeros(most) for kind in sources}
+    for step, ids in enumerate(batches):
+        gaps = np.where(last[ids] < 0, step + most, step - last[ids])
+        for kind, mask in sources.items():
+            mine = gaps if mask is None else gaps[mask[ids]]
+            # A gap of g batches means that the g - 1 before did not touch the row.
+            longer = np.bincount(np.minimum(mine, most), minlength=most + 1)[::-1].cumsum()[::-1]
+            reach = min(step, most - 1) + 1
+            found[kind][:reach] += longer[1 : reach + 1]
+        last[ids] = step
+    seen = np.array([max(1, len(batches) - n) for n in range(most)], np.float64)
+    return Reuse(misses={kind: rows / seen for kind, rows in found.items()})
+
+
+def of_independent(
+    batches: Sequence[NDArray[np.integer]],
+    num_nodes: int,
+    sources: Mapping[str, NDArray[np.bool_] | None],
+) -> Reuse:
+    """The curve of successive batches drawn independently: counted, then as frequencies have it.
+
+    Args:
+        batches: as in `of_batches`.
+        num_nodes: of the graph.
+        sources: as in `of_frequencies`.
+
+    Returns:
+        m(n) of `of_batches` as far as that looks, and beyond it that of `of_frequencies` of the
+        same batches, in the proportion that they have where they meet.
+    """
+    counted = of_batches(batches, num_nodes, sources)
+    read = np.zeros(num_nodes, np.float32)
+    for ids in batches:
+        read[ids] += 1
+    further = of_frequencies(read / np.float32(max(1, len(batches))), len(batches), sources)
+    return Reuse(
+        misses={kind: _continued(m, further.misses[kind]) for kind, m in counted.misses.items()}
+    )
+
+
+def _continued(near: Misses, far: Misses) -> Misses:
+    last = near.size - 1
+    ratio = near[last] / far[last] if far[last] > 0 else 0.0
+    return np.concatenate([near, far[near.size :] * ratio])
+
+
+COUNTED = 32
+"""Batches that are counted, the last of the sequence."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MissedRuns:
+    """Means over batches."""
+
+    rows: float
+    requests: float
+    moved_bytes: float
+
+
+def missed_runs(
+    batches: Sequence[NDArray[np.integer]],
+    far: NDArray[np.bool_],
+    stay: float,
+    row_bytes: int,
+    data_offset: int = HEADER_BYTES,
+) -> MissedRuns:
+    """Rows on disk that were not touched for so long, and the requests that read them.
+
+    Args:
+        batches: distinct ids of each, in the order in which they are read.
+        far: rows that lie on disk, shape (num_nodes,).
+        stay: batches without a touch after which the cache has lost a row (`Reuse.stay`); between
+            two whole numbers the counts are taken in proportion.
+        row_bytes: of a stored row.
+        data_offset: bytes before row 0.
+
+    Source: `planner.cost.cache_model` for what is missed, `runtime.features.direct` for requests.
+
+    >>> batches = [np.array([0, 1, 8]), np.array([0, 8]), np.array([0, 1, 8])]
+    >>> missed_runs(batches, np.ones(9, np.bool_), 1.0, 4096, 0)  # row 1 alone was away
+    MissedRuns(rows=0.5, requests=0.5, moved_bytes=2048.0)
+    """
+    less = math.floor(stay)
+    part = stay - less
+    found = _counts(batches, far, less, row_bytes, data_offset)
+    if part > 0:
+        more = _counts(batches, far, less + 1, row_bytes, data_offset)
+        found = (1.0 - part) * found + part * more
+    rows, requests, moved = found.tolist()
+    return MissedRuns(rows=rows, requests=requests, moved_bytes=moved)
+
+
+def _counts(
+    batches: Sequence[NDArray[np.integer]],
+    far: NDArray[np.bool_],
+    stay: int,
+    row_bytes: int,
+    data_offset: int,
+) -> NDArray[np.float64]:
+    """Mean rows, requests and bytes where rows stay a whole number of batches; shape (3,)."""
+    counts = [
+        (float(ids.size), *counted_runs(np.sort(ids), row_bytes, data_offset))
+        for ids in _missed(batches, far, stay)
+    ]
+    return np.mean(counts, axis=0) if counts else np.zeros(3)
+
+
+def _missed(
+    batches: Sequence[NDArray[np.integer]], far: NDArray[np.bool_], stay: int
+) -> Iterator[NDArray[np.integer]]:
+    """Rows of the last batches that none of the `stay` before touched, as far as those go."""
+    first = max(min(stay, len(batches) - 1), len(batches) - COUNTED)
+    begin = max(0, first - stay)
+    last = np.full(far.size, -1 - stay, np.int64)  # longer ago than the first batch can see
+    for step in range(begin, len(batches)):
+        ids = batches[step]
+        if step >= first:
+            yield ids[far[ids] & (step - last[ids] > stay)]
+        last[ids] = step
+
+
+Masks = Mapping[str, NDArray[np.bool_] | None]
+"""Rows of each source, shape (num_nodes,); None: all."""
+
+
+class SuccessiveReads(ABC):
+    """One rank's reads."""
+
+    @abstractmethod
+    def reuse(self, sources: Masks) -> Reuse:
+        """How soon rows come back, apart by source."""
+
+    @abstractmethod
+    def missed(self, far: NDArray[np.bool_], stay: float, row_bytes: int) -> MissedRuns | None:
+        """Rows past an LRU cache and their requests, as `missed_runs`; None: cannot be told."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DrawnReads(SuccessiveReads):
+    """Of batches that were drawn in order."""
+
+    batches: Sequence[NDArray[np.integer]]
+    """Distinct ids of each, at least one."""
+    num_nodes: int
+    independent: bool
+    """Seeds and neighbours of one batch say nothing of the next one's."""
+
+    def reuse(self, sources: Masks) -> Reuse:
+        """Counted; of independent batches beyond what was counted, as frequencies have it."""
+        curve = of_independent if self.independent else of_batches
+        return curve(self.batches, self.num_nodes, sources)
+
+    def missed(self, far: NDArray[np.bool_], stay: float, row_bytes: int) -> MissedRuns | None:
+        """Counted on the last of the batches; None where they miss nothing."""
+        found = missed_runs(self.batches, far, stay, row_bytes)
+        return found if found.requests > 0 else None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExpectedReads(SuccessiveReads):
+    """Of independent batches, by how often each row is read."""
+
+    p: NDArray[np.float32]
+    """Chance that a batch reads each row, shape (num_nodes,)."""
+    num_batches: int
+    """That `p` was found of."""
+
+    def reuse(self, sources: Masks) -> Reuse:
+        """See `of_frequencies`."""
+        return of_frequencies(self.p, self.num_batches, sources)
+
+    def missed(self, far: NDArray[np.bool_], stay: float, row_bytes: int) -> MissedRuns | None:
+        """None: which rows are missed together is not told by how often each is read."""
+        del far, stay, row_bytes
+        return None

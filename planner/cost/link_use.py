@@ -1,0 +1,131 @@
+"""Which links a rank's rows cross, and what they carry: payload, whole transactions, lines [C7]."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from planner.cost.model import link_of
+from planner.errors import SettingsError
+from planner.machine.model import Link, MachineModel, Memory, Processor
+from planner.machine.routes import Route, gather_bandwidth, lines, moved_bytes, routes
+from runtime.plan.schema import Device, Plan
+
+
+@dataclass(slots=True)
+class LinkUse:
+    """What one link carried."""
+
+    rows: float = 0.0
+    """Rows that crossed it; a fraction where memory is spread over NUMA nodes."""
+    bytes: float = 0.0
+    """Bytes of those rows."""
+    moved_bytes: float = 0.0
+    """With transactions counted whole."""
+    pcie_lines: float = 0.0
+    """Transactions, where the link is PCIe; 0 elsewhere."""
+    seconds: float = 0.0
+    """Moved bytes over the link's bandwidth for reads at random."""
+    provenance: str = ""
+
+    def add(self, link: Link, rows: float, row_bytes: float, *, pcie: bool) -> None:
+        """Let rows of one width cross."""
+        unit, moved = link.transaction_bytes, moved_bytes(link, max(1, round(row_bytes)))
+        self.rows += rows
+        self.bytes += rows * row_bytes
+        self.moved_bytes += rows * moved
+        if pcie and unit:
+            self.pcie_lines += rows * lines(max(1, round(row_bytes)), unit)
+        self.seconds += rows * moved / gather_bandwidth(link)
+        self.provenance = link.provenance
+
+
+class Ways:
+    """The routes of a plan's ranks through a machine."""
+
+    def __init__(self, machine: MachineModel, plan: Plan) -> None:
+        """Give each rank a processor of the machine.
+
+        Raises:
+            SettingsError: the machine has too few GPUs for the plan's ranks.
+        """
+        self.machine = machine
+        self._devices = plan.strategy.devices
+        self._processors = [self._processor(device) for device in self._devices]
+        switches = {s.name for s in machine.switches if s.kind == "pcie"}
+        outside = {m.name for m in machine.memories if m.kind == "host"}
+        outside |= {s.name for s in machine.switches if s.kind == "numa"}
+        devices = {m.name for m in machine.memories if m.kind == "device"}
+        self._pcie = {
+            link.name
+            for link in machine.links
+            if {link.source, link.target} & switches
+            or ({link.source, link.target} & outside and {link.source, link.target} & devices)
+        }
+        self._found: dict[tuple[str, str], list[Route]] = {}
+
+    @property
+    def processors(self) -> list[str]:
+        """Names of the machine's processors by rank."""
+        return [processor.name for processor in self._processors]
+
+    def _processor(self, device: Device) -> Processor:
+        """GPUs in order where the machine has any; cores else."""
+        machine = self.machine
+        if not machine.gpus:
+            cpus = [p for p in machine.processors if p.kind == "cpu"]
+            mine = [p for p in cpus if p.host == device.host]
+            return (mine or cpus)[0]
+        mine = [p for p in machine.gpus if p.host == device.host]
+        if device.index >= len(mine):
+            raise SettingsError(
+                f"machine {machine.name}: expected a GPU for each of the plan's "
+                f"{len(self._devices)} ranks, found {len(machine.gpus)}; plan for this machine, or "
+                "name a larger one"
+            )
+        return mine[device.index]
+
+    def _memory(self, kind: str) -> Memory | None:
+        return next((m for m in self.machine.memories if m.kind == kind), None)
+
+    def _routes(self, memory: str, processor: str) -> list[Route]:
+        key = (memory, processor)
+        if key not in self._found:
+            self._found[key] = routes(self.machine, memory, processor)
+        return self._found[key]
+
+    def routes_of(self, rank: int, kind: str, server: int = -1) -> list[Route]:
+        """The way of one rank's rows from a kind of source; `server` is the rank that serves them.
+
+        Raises:
+            MachineError: the machine has no such way.
+        """
+        processor = self._processors[rank]
+        if kind in ("own", "cache"):
+            return self._routes(processor.memory, processor.name)
+        if kind in ("peer", "remote"):
+            other = self._processors[server]
+            if other.memory == processor.memory:
+                return self._named(kind)
+            return self._routes(other.memory, processor.name)
+        memory = self._memory("disk" if kind == "disk" else "host")
+        return self._named(kind) if memory is None else self._routes(memory.name, processor.name)
+
+    def _named(self, kind: str) -> list[Route]:
+        """Ranks of one memory exchange over the link that collectives take."""
+        name = link_of(self.machine, "peer" if kind == "remote" else kind)
+        found = tuple(link for link in self.machine.links if link.name == name)
+        return [Route(links=found)]
+
+    def add(
+        self,
+        use: dict[str, LinkUse],
+        rank: int,
+        rows: Mapping[tuple[str, int], int | float],
+        row_bytes: Mapping[str, float],
+    ) -> None:
+        """Let a rank's rows, by (kind, server), cross their links."""
+        for (kind, server), count in rows.items():
+            for route in self.routes_of(rank, kind, server):
+                for link in route.links:
+                    pcie = link.name in self._pcie
+                    each = use.setdefault(link.name, LinkUse())
+                    each.add(link, count * route.share, row_bytes[kind], pcie=pcie)

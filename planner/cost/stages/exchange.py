@@ -1,0 +1,321 @@
+"""Seconds of exchanging rows and gradients between ranks, of one host and of several."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.candidate import Candidate, RankRows
+from planner.cost.rates import Rate, lookup, ranks_here, together
+from planner.machine.model import MachineModel
+
+ID_BYTES = 8
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Exchanges:
+    """What a rank exchanges for one batch before it computes."""
+
+    asked: Rate
+    """Seconds of counts and ids."""
+    sent: Rate
+    """Seconds of feature rows."""
+    rows: float
+    """Feature rows from other ranks."""
+    around_sample: float = 0.0
+    """Seconds around exchanges, beside what their stages meter: in sampling, ..."""
+    around_gather: float = 0.0
+    """... and in gathering."""
+
+    def with_more(self, other: "Exchanges") -> "Exchanges":
+        """These and others, one after the other."""
+        if self.rows <= 0:
+            return other
+        return Exchanges(
+            asked=together(self.asked, other.asked),
+            sent=together(self.sent, other.sent),
+            rows=self.rows + other.rows,
+            around_sample=self.around_sample + other.around_sample,
+            around_gather=self.around_gather + other.around_gather,
+        )
+
+
+def placed_exchanges(
+    machine: MachineModel, candidate: Candidate, rows: RankRows, row_bytes: int
+) -> Exchanges:
+    """Exchanges for the rows that a placement leaves to other ranks, of one host or of several."""
+    peers, far = rows.rows.get("peer", 0.0), rows.rows.get("remote", 0.0)
+    asked_here, sent = exchange_rates(machine, peers, row_bytes, candidate)
+    if far > 0:
+        remote = remote_rates(machine, far, row_bytes, candidate)
+        asked_here, sent = together(asked_here, remote[0]), together(sent, remote[1])
+        peers += crossing(candidate, far)
+    around = around_asked(machine, candidate, peers)
+    around += around_rows(machine, candidate, peers, row_bytes)
+    return Exchanges(asked=asked_here, sent=sent, rows=peers, around_gather=around)
+
+
+def collective_table(machine: MachineModel, name: str, candidate: Candidate) -> str:
+    """Which measurement of a collective applies.
+
+    With loader threads something computes while the ranks exchange (the loaded table); without
+    them every rank computes before the call and waits during it (`_stepped`, where measured).
+    """
+    stepped = f"{name}_stepped"
+    inline = candidate.threads.sample == 0 and stepped in machine.tables
+    return stepped if inline else name
+
+
+def hosts_table(machine: MachineModel, name: str) -> str:
+    """Between hosts: as a training step has it, where that was measured.
+
+    Also with loader threads: between two of their exchanges lies work as well, and a collective
+    beside compute is not measured between hosts.
+    """
+    stepped = f"hosts_{name}_stepped"
+    return stepped if stepped in machine.tables else f"hosts_{name}"
+
+
+def exchange_rates(
+    machine: MachineModel, rows: float, row_bytes: int, candidate: Candidate
+) -> tuple[Rate, Rate]:
+    """Seconds per batch to ask peers for rows and to be sent them (formulas 8.4 [A4]).
+
+    Counts and ids go out in two messages, rows come back in a third; each is looked up at its own
+    size, so that latency counts three times. A rank hands nothing over to itself, which the tables'
+    bytes count too: P / (P - 1) times as many.
+    """
+    ranks = candidate.num_ranks
+    if rows <= 0 or ranks == 1:
+        nothing = Rate(seconds=0.0, spread=0.0, provenance="derived: no rows of peers are read")
+        return nothing, nothing
+    each = handed_over(candidate, rows)
+    back = all_to_all(machine, candidate, each * row_bytes)
+    return asked(machine, candidate, rows), back
+
+
+def remote_rates(
+    machine: MachineModel, rows: float, row_bytes: int, candidate: Candidate
+) -> tuple[Rate, Rate]:
+    """As `exchange_rates`, for rows of other hosts: all of them cross the cards."""
+    return exchange_rates(machine, crossing(candidate, rows), row_bytes, candidate)
+
+
+def crossing(candidate: Candidate, rows: float) -> float:
+    """Rows of peers that load the cards as so many rows of other hosts do; 0 on one host.
+
+    The share of a rank's own host is none: H / (H - 1) of what (P - 1) / P are on average.
+    """
+    hosts, ranks = candidate.hosts, candidate.num_ranks
+    return rows * hosts / (hosts - 1) * (ranks - 1) / ranks if hosts > 1 else 0.0
+
+
+def handed_over(candidate: Candidate, rows: float) -> float:
+    """Rows (or bytes) in the tables' sense, its own share included, of so many for other ranks."""
+    return rows * candidate.num_ranks / max(1, candidate.num_ranks - 1)
+
+
+def asked(machine: MachineModel, candidate: Candidate, num_ids: float) -> Rate:
+    """Counts and ids together, as they follow compute, where that was measured; else apart.
+
+    A rank sends so many ids to others together. With loader threads the ranks' loaders are in step
+    already.
+    """
+    hosts, size = candidate.hosts, ID_BYTES * handed_over(candidate, num_ids)
+    name = "all_to_all_asked" if hosts == 1 else "hosts_all_to_all_asked"
+    if candidate.threads.sample == 0 and name in machine.tables:
+        if hosts == 1:
+            return lookup(machine, name, bytes=size, ranks=candidate.num_ranks)
+        return lookup(machine, name, bytes=ranks_here(candidate) * size, hosts=hosts)
+    counts = all_to_all(machine, candidate, float(ID_BYTES * candidate.num_ranks))
+    ids = all_to_all(machine, candidate, size)
+    return Rate(seconds=counts.seconds + ids.seconds, spread=ids.spread, provenance=ids.provenance)
+
+
+def early_seconds(
+    machine: MachineModel, candidate: Candidate, rows: float, row_bytes: int
+) -> float:
+    """How much before the last rank the mean rank leaves the exchange of rows.
+
+    It waits as long where the ranks meet next, in the all-reduce: the step is not shorter for it.
+    0 with loader threads, which meet elsewhere, and where it was not measured.
+    """
+    return _with_exchange(machine, candidate, "early", handed_over(candidate, rows) * row_bytes)
+
+
+def after_seconds(
+    machine: MachineModel, candidate: Candidate, rows: float, row_bytes: int
+) -> float:
+    """What the model's pass takes longer because it follows an exchange of so many rows.
+
+    0 with loader threads, and where it was not measured.
+
+    Source: docs/modelling.md 4 and 15: gloo and the network cost the ranks' cores time.
+    """
+    return _with_exchange(machine, candidate, "after", handed_over(candidate, rows) * row_bytes)
+
+
+def around_asked(machine: MachineModel, candidate: Candidate, num_ids: float) -> float:
+    """What lies around the exchange of counts and of so many ids, beside what its stage meters.
+
+    0 with loader threads, and where it was not measured.
+    """
+    size = ID_BYTES * handed_over(candidate, num_ids)
+    return _with_exchange(machine, candidate, "around_ids", size)
+
+
+def around_rows(machine: MachineModel, candidate: Candidate, rows: float, row_bytes: int) -> float:
+    """As `around_asked`, of the exchange of so many rows."""
+    size = handed_over(candidate, rows) * row_bytes
+    return _with_exchange(machine, candidate, "around_rows", size)
+
+
+def _with_exchange(machine: MachineModel, candidate: Candidate, name: str, size: float) -> float:
+    """A table of what goes with an all-to-all in line; 0 where nothing is exchanged."""
+    hosts = candidate.hosts
+    name = f"all_to_all_{name}" if hosts == 1 else f"hosts_all_to_all_{name}"
+    inline = candidate.threads.sample == 0 and name in machine.tables
+    if size <= 0 or candidate.num_ranks == 1 or not inline:
+        return 0.0
+    if hosts == 1:
+        return lookup(machine, name, bytes=size, ranks=candidate.num_ranks).seconds
+    return lookup(machine, name, bytes=ranks_here(candidate) * size, hosts=hosts).seconds
+
+
+def all_to_all(machine: MachineModel, candidate: Candidate, each_bytes: float) -> Rate:
+    """Seconds of one all-to-all in which every rank hands over so much, its own share included.
+
+    One host: table all_to_all (or its stepped one). r ranks on each of H hosts share a card:
+
+        hosts_all_to_all(r S, H) + all_to_all(S / H, r)
+
+    Source: docs/formulas.md 8.4 [A4] for shared links; both terms are measured.
+    """
+    ranks, hosts = ranks_here(candidate), candidate.hosts
+    name = collective_table(machine, "all_to_all", candidate)
+    if hosts == 1:
+        return lookup(machine, name, bytes=each_bytes, ranks=ranks)
+    across_name = hosts_table(machine, "all_to_all")
+    across = lookup(machine, across_name, bytes=ranks * each_bytes, hosts=hosts)
+    if ranks == 1:
+        return across
+    return together(across, lookup(machine, name, bytes=each_bytes / hosts, ranks=ranks))
+
+
+def hidden_and_back(machine: MachineModel, candidate: Candidate, each_bytes: float) -> Rate | None:
+    """Two all-to-alls, long after the ranks met and soon after that; None: not measured.
+
+    Threads that waited long are asleep, and a network's burst is used up by the first of the two
+    (DEC-14). With loader threads other exchanges lie between.
+    """
+    ranks, hosts = ranks_here(candidate), candidate.hosts
+    name = "all_to_all_hidden" if hosts == 1 else "hosts_all_to_all_hidden"
+    if candidate.threads.sample > 0 or name not in machine.tables or (hosts > 1 and ranks > 1):
+        return None
+    if hosts == 1:
+        return lookup(machine, name, bytes=each_bytes, ranks=ranks)
+    return lookup(machine, name, bytes=each_bytes, hosts=hosts)
+
+
+def hosts_all_reduce(machine: MachineModel, candidate: Candidate, num_bytes: float) -> Rate:
+    """Seconds of an all-reduce over ranks on several hosts.
+
+        hosts_all_reduce(n, H) (P - 1) / P / ((H - 1) / H) + all_reduce(n, r)
+
+    gloo's ring passes the ranks in order, so every card carries one of its P hops; one process of
+    each host was measured.
+
+    Source: docs/formulas.md 8.3 [A3]; derived from measured tables.
+    """
+    ranks, hosts = candidate.num_ranks, candidate.hosts
+    across = lookup(machine, hosts_table(machine, "all_reduce"), bytes=num_bytes, hosts=hosts)
+    longer = (1 - 1 / ranks) / (1 - 1 / hosts)
+    across = Rate(
+        seconds=across.seconds * longer, spread=across.spread, provenance=across.provenance
+    )
+    if ranks == hosts:
+        return across
+    name = collective_table(machine, "all_reduce", candidate)
+    return together(across, lookup(machine, name, bytes=num_bytes, ranks=ranks_here(candidate)))
+
+
+TABLES = {"cpu": "overlap_eta", "cuda": "gpu_overlap_eta"}
+"""By what ranks compute on."""
+UNMEASURED = "how far compute hides it was not measured"
+
+
+def measured_eta(machine: MachineModel, candidate: Candidate) -> float | None:
+    """Eta of the candidate's exchanges; None where it was not measured.
+
+    Source: docs/modelling.md 5.
+    """
+    on = {gpu.host for gpu in machine.gpus if gpu.name in candidate.gpus}
+    if candidate.hosts > 1 or len(on) > 1:
+        return None
+    table = machine.tables.get(TABLES[candidate.kind])
+    if table is None:
+        return None
+    here = {"ranks": float(candidate.num_ranks), "threads": float(candidate.threads.compute)}
+    return table.at(**{axis: here[axis] for axis in table.axes})
+
+
+def hidden_share(machine: MachineModel, candidate: Candidate) -> float:
+    """eta, and 0 where it was not measured: nothing is taken to be hidden."""
+    return measured_eta(machine, candidate) or 0.0
+
+
+Matrix = Sequence[Sequence[float]]
+"""M_ij, one row per sender, P x P; the diagonal stays where it is and counts for nothing."""
+
+
+def bound_bytes(sent: Matrix) -> float:
+    """Bytes of the rank that sends or receives most: max(max_i sum_j M_ij, max_j sum_i M_ij).
+
+    No schedule moves less through that rank's link; one that may interrupt messages attains it.
+
+    >>> bound_bytes([[0, 60, 0], [10, 0, 20], [40, 0, 0]])
+    60.0
+    """
+    moved = _moved(sent)
+    return float(max(moved.sum(axis=0).max(), moved.sum(axis=1).max()))
+
+
+def shift_bytes(sent: Matrix) -> float:
+    """Bytes one after the other in P - 1 turns: sum_r max_i M_{i,i+r}.
+
+    In turn r every rank sends to the r-th after it, and the largest message ends the turn. Equal
+    to the bound where every turn's messages are, and for two ranks.
+
+    >>> shift_bytes([[0, 60, 0], [10, 0, 20], [40, 0, 0]])
+    70.0
+    """
+    moved = _moved(sent)
+    ranks = np.arange(len(moved))
+    turns = [moved[ranks, (ranks + r) % len(moved)].max() for r in range(1, len(moved))]
+    return float(sum(turns))
+
+
+def bracket_seconds(
+    sent: Matrix, *, latency_seconds: float, bytes_per_second: float
+) -> tuple[float, float]:
+    """Least seconds of any schedule, and those of the shifts: (P - 1) a + bytes / B.
+
+    Args:
+        sent: M_ij in bytes.
+        latency_seconds: a.
+        bytes_per_second: B.
+
+    >>> sent = [[0, 60, 0], [10, 0, 20], [40, 0, 0]]
+    >>> bracket_seconds(sent, latency_seconds=0.0, bytes_per_second=1.0)
+    (60.0, 70.0)
+    """
+    started = (len(sent) - 1) * latency_seconds
+    least, most = bound_bytes(sent), shift_bytes(sent)
+    return started + least / bytes_per_second, started + most / bytes_per_second
+
+
+def _moved(sent: Matrix) -> NDArray[np.float64]:
+    found = np.array(sent, np.float64)
+    np.fill_diagonal(found, 0.0)
+    return found

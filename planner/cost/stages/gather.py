@@ -1,0 +1,462 @@
+"""Stage `gather`: reading feature rows from the tiers, elapsed seconds per batch.
+
+Rates come from the probe's tables; where a preset has none, [A6] derives them from memory latency
+and bandwidth.
+"""
+
+import functools
+import math
+import typing
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numba
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.candidate import Candidate, RankRows
+from planner.cost.rates import Rate, lookup, ranks_here, readers
+from planner.machine.model import MachineModel
+from planner.machine.routes import lines
+from runtime.features.direct import BLOCK_BYTES, GAP_BYTES, round_down, round_up
+from runtime.features.disk import DEFAULT_DEPTH, MOST_REQUEST_BYTES
+
+
+def gather_seconds(
+    rows: Mapping[str, float], seconds_per_row: Mapping[str, float], threads: int = 1
+) -> float:
+    """Seconds one gather takes, over all sources in turn.
+
+    T = sum_s rows_s * c_s / W
+
+    Args:
+        rows: rows_s, rows read from source s per batch (own, host, peer, disk).
+        seconds_per_row: c_s, one thread's seconds per row while all readers read.
+        threads: W, threads one gather uses.
+
+    Source: docs/formulas.md 1.1 with measured C_loc, C_gpu, C_cpu; rates fall with concurrent
+    readers (docs/modelling.md 7), which the caller looks up.
+
+    >>> gather_seconds({"own": 1e5, "host": 5e4}, {"own": 1e-7, "host": 4e-7})
+    0.03
+    >>> gather_seconds({"host": 5e4}, {"host": 4e-7}, threads=2)
+    0.01
+    """
+    return sum(rows[s] * seconds_per_row[s] for s in sorted(rows) if rows[s] > 0) / threads
+
+
+def touched_rows(p: NDArray[np.float32]) -> float:
+    """Rows that are ever read: the span over which a batch's reads are spread.
+
+    #{v : p_v > 0}
+
+    Args:
+        p: inclusion frequencies of the rows of one source, shape (num_rows,).
+
+    Returns:
+        Rows; the table of gather rates, measured with cold caches, is read at this times row_bytes.
+
+    Source: derived: within a batch each row is read once, and between batches the model's own
+    memory traffic empties the caches, so hot rows are not faster than cold ones.
+
+    >>> touched_rows(np.array([0.5, 0.0, 0.25], dtype=np.float32))
+    2.0
+    """
+    return float(np.count_nonzero(p))
+
+
+def random_gather_seconds(
+    rows: float,
+    row_bytes: int,
+    threads: int,
+    latency_seconds: float,
+    stream_bytes_per_second: float,
+    memory_bytes_per_second: float,
+) -> float:
+    """Gather from host memory where only latency and bandwidths are known.
+
+    T = rows * max((tau + 64 lines / b1) / W, 64 lines / BW)
+
+    Args:
+        rows: rows read.
+        row_bytes: L.
+        threads: W.
+        latency_seconds: tau, exposed miss latency per row and thread.
+        stream_bytes_per_second: b1, streaming rate of one thread within a row.
+        memory_bytes_per_second: BW, DRAM random bandwidth of the ranks' share.
+
+    Source: docs/formulas.md 8.6 [A6].
+
+    >>> round(1e3 * random_gather_seconds(1e6, 512, 8, 60e-9, 12e9, 50e9), 1)
+    12.8
+    >>> round(1e3 * random_gather_seconds(1e6, 4096, 8, 60e-9, 12e9, 50e9), 1)
+    81.9
+    """
+    moved = 64 * lines(row_bytes)
+    alone = (latency_seconds + moved / stream_bytes_per_second) / threads
+    return rows * max(alone, moved / memory_bytes_per_second)
+
+
+PAGE_BYTES = 4096
+"""Unit of an aligned direct read."""
+HEADER_BYTES = 128
+"""Of a .npy file of rows, before the first of them."""
+SUREST = 1.0 - 1e-12
+"""A chance of 1 counts as this: what lies behind a row that is always read is not quite nothing."""
+
+
+def distinct_pages(p: NDArray[np.float32], rows_per_page: int) -> float:
+    """Expected distinct pages a batch touches when rows lie packed in this order.
+
+    sum over pages of 1 - prod_{v in page} (1 - p_v)
+
+    Args:
+        p: inclusion frequencies in the order in which rows lie on disk, shape (num_rows,).
+        rows_per_page: whole rows in one page, at least 1.
+
+    Source: docs/formulas.md 8.8 [A8].
+
+    >>> round(distinct_pages(np.full(8000, 0.01, dtype=np.float32), 8), 1)
+    77.3
+    """
+    if p.size == 0:
+        return 0.0
+    missed = np.log1p(-np.minimum(p.astype(np.float64), 1.0 - 1e-12))
+    starts = np.arange(0, p.size, rows_per_page)
+    return float(-np.expm1(np.add.reduceat(missed, starts)).sum())
+
+
+def reads_per_row(row_bytes: int, page_bytes: int = PAGE_BYTES) -> float:
+    """Pages an aligned read of one row moves when rows are not merged.
+
+    >>> reads_per_row(4096), reads_per_row(512)
+    (1.0, 1.0)
+    """
+    return lines(row_bytes, page_bytes)
+
+
+def expected_runs(
+    p: NDArray[np.float32], row_bytes: int, data_offset: int = HEADER_BYTES
+) -> tuple[float, float]:
+    """Requests of a batch, and their bytes together, when rows near each other are read as one.
+
+    The tier sorts the rows of a batch and lets a request run on over the next row where no more
+    than a gap of blocks lies between. A request ends at v if v is read and none of the next K rows:
+
+        requests = sum_v p_v prod_{u = v+1 .. v+K} (1 - p_u)
+
+    and a row v that is not the last of its request moves the distance to the next one:
+
+        bytes = requests (L + edge)
+                + L sum_v p_v sum_{d = 1 .. K} d p_{v+d} prod_{u = v+1 .. v+d-1} (1 - p_u)
+
+    K and the edge, what lies in a request's first and last block beside its rows, differ with where
+    in its block a row begins. Their means stand for them; between two whole K both sums are taken
+    in proportion. A run longer than one request may be takes several: of runs whose lengths fall
+    off exponentially around the mean m, 1 / (1 - exp(-M / m)) each, M the longest request.
+
+    Args:
+        p: chance that a batch reads each row from disk, in file order, shape (num_rows,).
+        row_bytes: L.
+        data_offset: bytes before row 0.
+
+    Returns:
+        Requests and bytes; both 0 where nothing is read. One pass over p, with K numbers beside
+        it.
+
+    Source: derived from `runtime.features.direct`, rows being read independently (formulas 1.4).
+
+    >>> requests, moved = expected_runs(np.array([1, 0, 0, 0, 1], dtype=np.float32), 8192)
+    >>> round(requests, 2), round(moved)
+    (2.0, 24576)
+    >>> requests, moved = expected_runs(np.ones(8, dtype=np.float32), 4096)
+    >>> round(requests, 2), round(moved)
+    (1.03, 36864)
+    """
+    reach, edge = _reach_and_edge(row_bytes, data_offset)
+    least = math.floor(reach)
+    runs, apart = _run_sums(np.ascontiguousarray(p), np.ones(least + 1), reach - least)
+    if runs <= 0.0:
+        return 0.0, 0.0
+    moved = runs * (row_bytes + edge) + apart * row_bytes
+    return runs / -math.expm1(-MOST_REQUEST_BYTES * runs / moved), moved
+
+
+@functools.cache
+def _reach_and_edge(row_bytes: int, data_offset: int) -> tuple[float, float]:
+    """Rows over which a request runs on, and bytes of its blocks beside its rows: means.
+
+    >>> _reach_and_edge(2048, 128)  # 5 rows on from a block's first row, 6 from its second
+    (5.5, 4096.0)
+    """
+    reach = edge = 0
+    rows = BLOCK_BYTES // math.gcd(row_bytes, BLOCK_BYTES)
+    for row in range(rows):
+        begin = data_offset + row * row_bytes
+        end = round_up(begin + row_bytes)
+        reach += (end + GAP_BYTES + BLOCK_BYTES - 1 - data_offset) // row_bytes - row
+        edge += end - round_down(begin) - row_bytes
+    return reach / rows, edge / rows
+
+
+@numba.njit(cache=True, nogil=True)
+@typing.no_type_check
+def _run_sums(p: np.ndarray, ahead: np.ndarray, share: float) -> tuple[float, float]:
+    """Expected requests, and rows from each read one to the next of its request, over p [N].
+
+    With Q_v(k) the chance that none of the k rows behind v is read, A_v(k) = sum_{j<k} Q_v(j) is
+    the mean of the distance to the next read row, or of k where that is nearer; the rows to the
+    next one, where that is within k, are A_v(k) - k Q_v(k), and
+
+        A_v(k) = 1 + (1 - p_{v+1}) (A_{v+1}(k) - Q_{v+1}(k - 1))
+
+    The rows are taken in blocks of k from the last to the first. The k rows behind one reach to the
+    end of its block and as far into the next block, so two running products serve every row.
+
+    Args:
+        p: chances, shape [N].
+        ahead: k ones; holds the products from the start of the block after the one under way.
+        share: of the requests that run on over k rows; the others do over k - 1.
+    """
+    k = ahead.size
+    requests = apart = 0.0
+    mean, none_nearer, absent = float(k), 1.0, 1.0  # A, Q(k - 1) and 1 - p of the row behind
+    for block in range((p.size + k - 1) // k - 1, -1, -1):
+        start = block * k
+        stop = min(start + k, p.size)
+        block_requests = block_apart = 0.0
+        behind = 1.0  # none of the rows from v + 1 to the end of the block
+        for v in range(stop - 1, start - 1, -1):
+            i = v - start
+            mean = 1.0 + absent * (mean - none_nearer)
+            none_nearer = behind * ahead[i - 1] if i > 0 else behind
+            chance = float(p[v])
+            absent = 1.0
+            if chance > 0.0:
+                none = behind * ahead[i]
+                block_requests += chance * ((1.0 - share) * none_nearer + share * none)
+                block_apart += chance * (
+                    (1.0 - share) * (mean - k * none_nearer) + share * (mean - k * none)
+                )
+                absent = 1.0 - min(chance, SUREST)
+                behind *= absent
+        requests += block_requests
+        apart += block_apart
+        here = 1.0
+        for j in range(k):
+            if start + j < stop:
+                here *= 1.0 - min(float(p[start + j]), SUREST)
+            ahead[j] = here
+    return requests, apart
+
+
+def counted_runs(ids: NDArray[np.integer], row_bytes: int, data_offset: int) -> tuple[float, float]:
+    """Requests, and their bytes, that read these rows of a file: what `expected_runs` expects.
+
+    Args:
+        ids: rows, int, ascending and distinct, shape (n,).
+        row_bytes: L.
+        data_offset: bytes before row 0: behind a header of 128 bytes every other row of 2 KiB lies
+            in two blocks, so that more bytes are read, by fewer requests.
+
+    Source: `runtime.features.direct`.
+    """
+    requests, moved = _counted_runs(ids, row_bytes, data_offset)
+    return float(requests), float(moved)
+
+
+@numba.njit(cache=True, nogil=True)
+@typing.no_type_check
+def _counted_runs(ids: np.ndarray, row_bytes: int, data_offset: int) -> tuple[int, int]:
+    requests = moved = 0
+    begun, ended = 0, -1
+    for i in range(ids.size):
+        first = data_offset + ids[i] * row_bytes
+        begin = first // BLOCK_BYTES * BLOCK_BYTES
+        end = -(-(first + row_bytes) // BLOCK_BYTES) * BLOCK_BYTES
+        if ended < 0 or begin > ended + GAP_BYTES or end - begun > MOST_REQUEST_BYTES:
+            moved += ended - begun if requests else 0
+            requests += 1
+            begun = begin
+        ended = end
+    if requests:
+        moved += ended - begun
+    return requests, moved
+
+
+def disk_seconds(
+    pages: float,
+    page_bytes: int,
+    bytes_per_second: float,
+    reads_per_second: float,
+    latency_seconds: float,
+    queue_depth: int,
+) -> float:
+    """Seconds to read pages from a disk of known limits.
+
+    T = max(pages Z / BW, pages / IOPS, pages lat / QD)
+
+    Args:
+        pages: distinct pages read.
+        page_bytes: Z.
+        bytes_per_second: BW.
+        reads_per_second: IOPS.
+        latency_seconds: lat, of one read.
+        queue_depth: QD, reads in flight.
+
+    Source: docs/formulas.md 8.8 [A8].
+
+    >>> round(disk_seconds(1e5, 4096, 3e9, 5e5, 1e-4, 64), 9)
+    0.2
+    """
+    return pages * max(
+        page_bytes / bytes_per_second, 1.0 / reads_per_second, latency_seconds / queue_depth
+    )
+
+
+QUEUE_DEPTH = DEFAULT_DEPTH
+"""Direct reads a rank keeps in flight."""
+
+
+def disk_row_rate(
+    machine: MachineModel, rows: RankRows, row_bytes: int, candidate: Candidate
+) -> Rate:
+    """Seconds of one rank per row, the disk shared by all ranks of its host.
+
+    Without what a batch takes however few rows it reads (`disk_start`).
+    """
+    read_bytes, reads = _requests(rows, row_bytes)
+    rate = disk_rate(machine, read_bytes, QUEUE_DEPTH, ranks_here(candidate))
+    return Rate(seconds=rate.seconds * reads, spread=rate.spread, provenance=rate.provenance)
+
+
+def disk_rate(machine: MachineModel, read_bytes: float, depth: int, ranks: int) -> Rate:
+    """Seconds of one rank per read from disk, while all ranks of a host read.
+
+    Where a single process was measured (presets, machines probed before), it stands for all ranks:
+    as many reads in flight as they have together, and each rank has its share of the rate. More
+    ranks than were measured share what most of those had.
+
+    Args:
+        machine: its table `disk_read`.
+        read_bytes: of a read.
+        depth: reads that each rank has in flight.
+        ranks: on this host.
+    """
+    table = machine.table("disk_read")
+    if "readers" not in table.axes:
+        rate = lookup(machine, "disk_read", read_bytes=read_bytes, queue_depth=depth * ranks)
+        sharing = float(ranks)
+    else:
+        most = table.points[table.axes.index("readers")][-1]
+        rate = lookup(machine, "disk_read", read_bytes=read_bytes, queue_depth=depth, readers=ranks)
+        sharing = max(1.0, ranks / most)
+    return Rate(seconds=rate.seconds * sharing, spread=rate.spread, provenance=rate.provenance)
+
+
+def disk_start(
+    machine: MachineModel, rows: RankRows, row_bytes: int, measured_seconds: float = 0.0
+) -> float:
+    """Seconds that a batch takes at a disk however few rows it reads there; 0 where it reads none.
+
+    Nothing hides the last read, and the threads that read are woken.
+
+    Args:
+        machine: its table `disk_read`, for one read alone.
+        rows: what the rank reads.
+        row_bytes: of a row as it is stored.
+        measured_seconds: a batch of one row; 0: not measured, one read stands for it.
+    """
+    if rows.rows.get("disk", 0.0) <= 0.0:
+        return 0.0
+    return measured_seconds or disk_rate(machine, _requests(rows, row_bytes)[0], 1, 1).seconds
+
+
+def disk_apart(
+    machine: MachineModel, rows: RankRows, row_bytes: int, candidate: Candidate
+) -> float:
+    """Share of the last rank's reading by which the mean one has its rows earlier.
+
+    0 where one rank reads, or it was not measured. More ranks than were measured are as far apart
+    as most of those were.
+    """
+    ranks = ranks_here(candidate)
+    if ranks == 1 or "disk_apart" not in machine.tables:
+        return 0.0
+    read_bytes = _requests(rows, row_bytes)[0]
+    at = {"read_bytes": read_bytes, "queue_depth": QUEUE_DEPTH, "readers": ranks}
+    return lookup(machine, "disk_apart", **at).seconds
+
+
+def _requests(rows: RankRows, row_bytes: int) -> tuple[float, float]:
+    """(bytes of a read, reads per row); where nothing is known, of a row's whole pages."""
+    if rows.disk_request_bytes > 0:
+        return rows.disk_request_bytes, rows.disk_requests
+    read_bytes = max(PAGE_BYTES, -(-row_bytes // PAGE_BYTES) * PAGE_BYTES)
+    return read_bytes, reads_per_row(row_bytes)
+
+
+EXCHANGED_COPIES = 2
+"""Of a row from another rank: its owner copies it to send, the asker copies it to its place."""
+
+
+def row_rate(
+    machine: MachineModel, kind: str, rows: RankRows, row_bytes: int, candidate: Candidate
+) -> Rate:
+    """One thread's seconds per feature row from one kind of source.
+
+    own: private memory; host: the shared mapping; disk: aligned direct reads, the disk shared by
+    all ranks, without what a batch's first takes (`disk_start`); peer: two copies, by the owner and
+    by the asker; remote: those of a rank on the host that has the row (the exchanges are priced
+    apart).
+    """
+    threads = candidate.threads.gather
+    if kind == "disk":
+        rate = disk_row_rate(machine, rows, row_bytes, candidate)
+        return replace(rate, seconds=rate.seconds * threads)
+    rate = lookup(
+        machine,
+        gather_table(kind),
+        rows=rows.rows.get(kind),
+        row_bytes=row_bytes,
+        working_set_bytes=max(1.0, rows.working_rows.get(kind, 0.0)) * row_bytes,
+        readers=readers(candidate) * threads,
+    )
+    if kind not in ("peer", "remote"):
+        return rate
+    return replace(rate, seconds=rate.seconds * EXCHANGED_COPIES)
+
+
+def gather_table(kind: str) -> str:
+    """Name of the machine's table for rows from one kind of memory."""
+    if kind == "disk":
+        return "disk_read"
+    return "mapped_gather" if kind in ("host", "remote") else "gather"
+
+
+SWING = 0.3
+"""Logarithm of what two readings of one disk are apart and may both be of: more is no swing."""
+
+
+def between(factor: float) -> float:
+    """What is expected of a disk that was read twice: `factor` times as long the second time.
+
+    Half of the way, as neither time is better than the other. What is more than a disk's swing is
+    the second's own (this graph may lie on another disk than the probe's file).
+
+    >>> [round(between(f), 3) for f in (1.0, 1.21, 0.81, 4.0)]
+    [1.0, 1.1, 0.9, 3.872]
+    """
+    return math.sqrt(factor * beyond(factor))
+
+
+def beyond(factor: float) -> float:
+    """What a disk's swing leaves of a factor between two readings; 1 where it explains it.
+
+    >>> [round(beyond(f), 3) for f in (1.3, 0.8, 2.0, 4.0)]
+    [1.0, 1.0, 1.756, 3.749]
+    """
+    apart = math.log(factor)
+    if abs(apart) <= SWING:
+        return 1.0
+    return math.exp(apart * (1.0 - (SWING / apart) ** 2))

@@ -1,0 +1,333 @@
+"""Seconds per row by rank and place, while all GPUs of a candidate read over the links they share.
+
+    own   gpu<g>.memory -> gpu<g>
+    peer  the other GPUs of the clique in equal shares, over NVLink or its switch
+    host  this host's memory, over DRAM channels, NUMA bridges, PCIe switches and slots
+    disk  the host's disk, then as host
+
+Source: docs/formulas.md 6.2 (a link's time is the bytes of all who cross it), lines per row [C7].
+"""
+
+import functools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from planner.candidate import Candidate, PlacedRows
+from planner.errors import MachineError
+from planner.machine.model import Link, MachineModel, Memory, Processor, Switch
+from planner.machine.routes import (
+    Reader,
+    Route,
+    byte_seconds,
+    gather_bandwidth,
+    moved_bytes,
+    routes,
+    row_seconds,
+)
+
+PLACES = ("own", "peer", "host", "disk")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Ground:
+    """What reads depend on; hashable, so that repeated questions are answered once."""
+
+    links: tuple[Link, ...]
+    memories: tuple[Memory, ...]
+    processors: tuple[Processor, ...]
+    switches: tuple[Switch, ...]
+    name: str
+    gpus: tuple[str, ...]
+    cliques: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ways:
+    """Routes of every rank to every place; none where there is no such place."""
+
+    own: tuple[Reader, ...]
+    peer: tuple[Reader, ...]
+    host: tuple[Reader, ...]
+    disk: tuple[Reader, ...]
+
+    def readers(self, place: str) -> tuple[Reader, ...]:
+        """By the place's name."""
+        return getattr(self, place)
+
+
+def ways(machine: MachineModel, candidate: Candidate) -> Ways:
+    """The candidate's routes over the machine.
+
+    Raises:
+        MachineError: a GPU has no way to host memory, or to its own.
+    """
+    return _ways(_ground(machine, candidate))
+
+
+def read_seconds(
+    machine: MachineModel, candidate: Candidate, row_bytes: int
+) -> dict[str, list[float]]:
+    """Seconds per row of each rank by place; infinite where a rank lacks it.
+
+    A place that no rank has is left out.
+
+    Raises:
+        MachineError: as `ways`.
+    """
+    return {k: list(v) for k, v in _read_seconds(_ground(machine, candidate), row_bytes).items()}
+
+
+def link_bytes(
+    machine: MachineModel, candidate: Candidate, place: str, rank: int, rows: float, row_bytes: int
+) -> dict[str, float]:
+    """Bytes that a rank's rows from one place move over each link, transactions counted whole."""
+    found: dict[str, float] = {}
+    for route in ways(machine, candidate).readers(place)[rank].routes:
+        for link in route.links:
+            moved = rows * route.share * moved_bytes(link, row_bytes)
+            found[link.name] = found.get(link.name, 0.0) + moved
+    return found
+
+
+def copy_seconds_per_byte(machine: MachineModel, candidate: Candidate) -> list[float]:
+    """Of copies from the host to all ranks at once, by rank."""
+    found = byte_seconds(ways(machine, candidate).host)
+    return [found[name] for name in candidate.gpus]
+
+
+def memory_seconds_per_byte(machine: MachineModel, candidate: Candidate) -> float:
+    """Of copies within a GPU's memory; the slowest GPU's."""
+    found = byte_seconds(ways(machine, candidate).own)
+    return max(found[name] for name in candidate.gpus)
+
+
+def _ground(machine: MachineModel, candidate: Candidate) -> _Ground:
+    return _Ground(
+        links=tuple(machine.links),
+        memories=tuple(machine.memories),
+        processors=tuple(machine.processors),
+        switches=tuple(machine.switches),
+        name=machine.name,
+        gpus=candidate.gpus,
+        cliques=candidate.cliques or (tuple(range(candidate.num_ranks)),),
+    )
+
+
+@functools.lru_cache(maxsize=256)
+def _read_seconds(ground: _Ground, row_bytes: int) -> dict[str, tuple[float, ...]]:
+    found = _ways(ground)
+    seconds: dict[str, tuple[float, ...]] = {}
+    for place in PLACES:
+        readers = found.readers(place)
+        if any(reader.routes for reader in readers):
+            each = row_seconds(readers, row_bytes)
+            # A GPU alone in its clique has no peer to read.
+            seconds[place] = tuple(each[r.name] if r.routes else math.inf for r in readers)
+    return seconds
+
+
+@functools.lru_cache(maxsize=64)
+def _ways(ground: _Ground) -> Ways:
+    machine = MachineModel(
+        name=ground.name,
+        fingerprint="",
+        provenance="derived",
+        processors=list(ground.processors),
+        memories=list(ground.memories),
+        links=list(ground.links),
+        switches=list(ground.switches),
+    )
+    gpus = {p.name: p for p in machine.gpus}
+    unknown = [name for name in ground.gpus if name not in gpus]
+    if unknown:
+        raise MachineError(f"machine {machine.name}: expected a GPU {unknown[0]}, found none")
+    mates = {rank: clique for clique in ground.cliques for rank in clique}
+    chosen = [gpus[name] for name in ground.gpus]
+    return Ways(
+        own=tuple(Reader(name=g.name, routes=routes(machine, g.memory, g.name)) for g in chosen),
+        peer=tuple(_peers(machine, chosen, rank, mates[rank]) for rank in range(len(chosen))),
+        host=tuple(_host(machine, g, "host") for g in chosen),
+        disk=tuple(_host(machine, g, "disk") for g in chosen),
+    )
+
+
+def _peers(
+    machine: MachineModel, gpus: Sequence[Processor], rank: int, clique: Sequence[int]
+) -> Reader:
+    others = [gpus[r] for r in clique if r != rank]
+    found: list[Route] = []
+    for other in others:
+        for route in routes(machine, other.memory, gpus[rank].name):
+            found.append(replace(route, share=route.share / len(others)))
+    return Reader(name=gpus[rank].name, routes=found)
+
+
+def host_memory_of(machine: MachineModel, host: int, kind: str = "host") -> Memory | None:
+    """The memory (or disk) of a host; the disk may be missing.
+
+    Raises:
+        MachineError: the machine has no such host memory.
+    """
+    prefix = f"h{host}." if host else ""
+    for memory in machine.memories:
+        if memory.kind == kind and memory.name == f"{prefix}{kind}0":
+            return memory
+    if kind == "disk":
+        return None
+    raise MachineError(f"machine {machine.name}: expected a memory {prefix}host0, found none")
+
+
+def _host(machine: MachineModel, gpu: Processor, kind: str) -> Reader:
+    memory = host_memory_of(machine, gpu.host, kind)
+    # A disk that could not be measured has no link, and plans keep nothing on it.
+    linked = memory is not None and any(link.source == memory.name for link in machine.links)
+    if memory is None or (kind == "disk" and not linked):
+        return Reader(name=gpu.name, routes=[])
+    return Reader(name=gpu.name, routes=routes(machine, memory.name, gpu.name))
+
+
+PROGRAM_BYTES = 8192
+"""Bytes that one program of the gather has under way: a tile of 2048 words of 4 bytes."""
+MEMORY_LATENCY_SECONDS = 7e-7
+"""Least latency of any read: a GPU's own memory, whose links carry none."""
+MOST_PROGRAMS = 4096
+SLACK = 0.05
+"""How much longer a gather may take for leaving multiprocessors to compute."""
+UVA_PROGRAMS = "gpu_uva_programs"
+ID_BYTES = 8
+EXCHANGES = 3
+"""Collectives of one exchange of rows: counts, slots, rows."""
+EXCHANGE_KERNELS = 6
+"""Sort, count, pick, serve, place, and their like."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Flow:
+    """Reads of one place."""
+
+    seconds: float
+    """Of the bytes at the links' full rate."""
+    under_way_bytes: float
+    """What must be under way for that rate: bandwidth x latency (Little's law)."""
+
+
+def gather_seconds_with(flows: Mapping[str, Flow], programs: int) -> float:
+    """Seconds of a gather whose grid is capped.
+
+    T(P) = sum over places of  t_place max(1, B_place L_place / (8192 P))
+
+    Args:
+        flows: reads by place.
+        programs: P, at least 1.
+
+    >>> flows = {"host": Flow(seconds=1e-3, under_way_bytes=81920.0)}
+    >>> [round(1e3 * gather_seconds_with(flows, p), 1) for p in (1, 5, 10, 99)]
+    [10.0, 2.0, 1.0, 1.0]
+    """
+    room = PROGRAM_BYTES * programs
+    return sum(f.seconds * max(1.0, f.under_way_bytes / room) for f in flows.values())
+
+
+def fewest_programs(flows: Mapping[str, Flow]) -> int:
+    """The narrowest grid that takes at most 5% longer than the widest; 0 where nothing is read.
+
+    >>> near = Flow(seconds=1e-4, under_way_bytes=3.4e6)
+    >>> far = Flow(seconds=1e-3, under_way_bytes=8e4)
+    >>> fewest_programs({"host": far}), fewest_programs({"own": near}), fewest_programs({})
+    (10, 396, 0)
+    >>> fewest_programs({"own": near, "host": far})  # the near rows may wait for the far ones
+    268
+    """
+    widest = gather_seconds_with(flows, MOST_PROGRAMS)
+    if widest <= 0:
+        return 0
+    low, high = 1, MOST_PROGRAMS
+    while low < high:
+        middle = (low + high) // 2
+        if gather_seconds_with(flows, middle) <= (1 + SLACK) * widest:
+            high = middle
+        else:
+            low = middle + 1
+    return low
+
+
+def gather_programs(
+    machine: MachineModel, candidate: Candidate, placed: PlacedRows, row_bytes: int
+) -> int:
+    """Cap of the gather's grid: the widest that one of the ranks needs.
+
+    What must be under way to the host is what the probe's least grid near the best rate had under
+    way (table `gpu_uva_programs`), where it measured one; else bandwidth x latency.
+
+    Args:
+        machine: its links, and that table.
+        candidate: which GPUs.
+        placed: rows that each rank reads of each place.
+        row_bytes: of a stored row.
+
+    Raises:
+        MachineError: a GPU has no way to a memory.
+    """
+    found, stored = ways(machine, candidate), read_seconds(machine, candidate, row_bytes)
+    most = 0
+    for rank, rows in enumerate(placed.ranks):
+        flows: dict[str, Flow] = {}
+        for place, count in rows.rows.items():
+            if place not in stored or count <= 0 or not math.isfinite(stored[place][rank]):
+                continue
+            routes = found.readers(place)[rank].routes
+            under_way = sum(route.share * _under_way(route) for route in routes)
+            if place == "host" and UVA_PROGRAMS in machine.tables:
+                under_way = PROGRAM_BYTES * machine.table(UVA_PROGRAMS).at(ranks=1.0)
+            seconds = count * stored[place][rank]
+            flows[place] = Flow(seconds=seconds, under_way_bytes=under_way)
+        most = max(most, fewest_programs(flows))
+    return most
+
+
+def _under_way(route: Route) -> float:
+    latency = max(route.latency_seconds, MEMORY_LATENCY_SECONDS)
+    return latency * min(gather_bandwidth(link) for link in route.links)
+
+
+def peer_way(
+    machine: MachineModel, candidate: Candidate, placed: PlacedRows, row_bytes: int
+) -> str:
+    """How peers' rows come: `mapped`, read in place, or by `exchange`; what is less for all.
+
+    mapped    r c_peer + t_k
+    exchange  r (c_own + b_mem (s + s) + b_peer (s + 8)) + 3 (n - 1) t_m + 6 t_k
+
+    with r rows of s bytes read of peers, c seconds per row read at random, b seconds per byte,
+    t_k of a launch, t_m of a message between n GPUs. In place, a row crosses the link in lines and
+    starts at once; exchanged, it is packed, sent whole, and put in place by its reader.
+    """
+    stored = read_seconds(machine, candidate, row_bytes)
+    read = [ranks.rows.get("peer", 0.0) for ranks in placed.ranks]
+    if "peer" not in stored or max(read, default=0.0) <= 0:
+        return "mapped"
+    ranks = float(candidate.num_ranks)
+    launch = machine.table("gpu_kernel").at(ranks=ranks)
+    message = machine.table("gpu_message").at(ranks=ranks)
+    in_memory = memory_seconds_per_byte(machine, candidate)
+    mapped = exchanged = 0.0
+    for rank, count in enumerate(read):
+        near = stored["peer"][rank]
+        if math.isinf(near):  # no link between them: only by way of the host
+            near = stored["host"][rank]
+        sent = _peer_byte_seconds(machine, candidate, rank)
+        packed = stored["own"][rank] + 2 * row_bytes * in_memory
+        per_row = packed + sent * (row_bytes + ID_BYTES)
+        fixed = EXCHANGES * (candidate.num_ranks - 1) * message + EXCHANGE_KERNELS * launch
+        mapped = max(mapped, count * near + launch)
+        exchanged = max(exchanged, count * per_row + fixed)
+    return "mapped" if mapped <= exchanged else "exchange"
+
+
+def _peer_byte_seconds(machine: MachineModel, candidate: Candidate, rank: int) -> float:
+    """Of large copies from the peers; over the host where no link joins them."""
+    routes = ways(machine, candidate).peer[rank].routes
+    if not routes:
+        return copy_seconds_per_byte(machine, candidate)[rank]
+    return sum(route.share / route.bandwidth_bytes_per_second for route in routes)

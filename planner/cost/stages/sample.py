@@ -1,0 +1,141 @@
+"""Stage `sample`: drawing neighbours and relabelling them, elapsed seconds per batch."""
+
+from dataclasses import dataclass
+
+from planner.candidate import Candidate
+from runtime.sampling.parameters import LAYERWISE
+
+
+def sample_seconds(
+    edges: float, vertices: float, seconds_per_edge: float, seconds_per_vertex: float
+) -> float:
+    """Seconds one thread takes to sample one batch.
+
+    T = E * c_e + V * c_v
+
+    Args:
+        edges: E, edges drawn over all hops, per batch.
+        vertices: V, distinct vertices relabelled, per batch.
+        seconds_per_edge: c_e at this topology's bytes and number of concurrent samplers.
+        seconds_per_vertex: c_v at the relabelling table's bytes and the same samplers.
+
+    Returns:
+        Elapsed seconds, equal to core-seconds: one thread samples a batch.
+
+    Source: both rates are measured by the probe with the real sampler on generated graphs.
+
+    >>> sample_seconds(edges=1e6, vertices=2e5, seconds_per_edge=10e-9, seconds_per_vertex=50e-9)
+    0.02
+    """
+    return edges * seconds_per_edge + vertices * seconds_per_vertex
+
+
+NEIGHBOUR_BYTES = 4
+"""Least that one read of a neighbour's id asks for; links move a whole transaction."""
+OFFSETS_BYTES = 16
+"""Where a list begins and ends."""
+HASH_READS = 3
+"""Random accesses to the relabelling table per drawn edge: look up, insert, read back."""
+KERNELS_PER_HOP = 8
+"""Draw, prefix sum, hash, compact and their like: of systems whose code is not at hand."""
+
+
+def gpu_sample_seconds(
+    edges: float,
+    expanded: float,
+    launches: float,
+    *,
+    neighbour_seconds: float,
+    offsets_seconds: float,
+    hash_seconds: float,
+    kernel_seconds: float,
+) -> float:
+    """Seconds a GPU takes to draw one batch.
+
+    T = E c_n + X c_o + 3 E c_h + K t_k
+
+    Args:
+        edges: E, edges drawn over all hops.
+        expanded: X, vertices whose lists are read.
+        launches: K, of kernels (gpu_launches).
+        neighbour_seconds: c_n, a neighbour's id read at random from where the topology lies.
+        offsets_seconds: c_o, a list's two offsets from there.
+        hash_seconds: c_h, an access at random to the GPU's own memory.
+        kernel_seconds: t_k, of one launch.
+
+    Source: docs/formulas.md 2.4 (one transaction per neighbour read, and one for the offsets); the
+    relabelling term is derived.
+
+    >>> round(1e3 * gpu_sample_seconds(1e6, 1e5, 16, neighbour_seconds=5e-9, offsets_seconds=5e-9,
+    ...     hash_seconds=1e-10, kernel_seconds=1e-5), 2)
+    5.96
+    """
+    reads = edges * neighbour_seconds + expanded * offsets_seconds
+    return reads + HASH_READS * edges * hash_seconds + launches * kernel_seconds
+
+
+OWN_TENSORS = 7
+"""Copies that take a batch out of its stack."""
+COUNTED = "kernels counted in the sampler's code"
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchLaw:
+    """Constants and shares of each hop, as in the module's text."""
+
+    alone: tuple[float, float]
+    """a, b."""
+    stack: tuple[float, float]
+    """c, d."""
+    each: tuple[float, float]
+    """e, f."""
+
+
+FIRST_SEEN = LaunchLaw(alone=(12, 13), stack=(30, 46.7), each=(3.3, 2.3))
+EVERY_HOP = LaunchLaw(alone=(6, 17), stack=(27, 56), each=(1.8, 1.0))
+LAYERS = LaunchLaw(alone=(0, 214), stack=(0, 213), each=(0, 1))
+
+
+def launch_law(sampler: str, *, every_hop: bool) -> LaunchLaw:
+    """Of a sampler by its name; others than layers' are taken to start what neighbours do."""
+    if sampler in LAYERWISE:
+        return LAYERS
+    return EVERY_HOP if every_hop else FIRST_SEEN
+
+
+def batch_launches(
+    candidate: Candidate, hops: int, *, sampler: str = "neighbor", every_hop: bool = False
+) -> float:
+    """Kernels of one batch.
+
+    Args:
+        candidate: how many batches are stacked, and how many are made ahead; whether one CUDA
+            graph holds them all.
+        hops: L.
+        sampler: by its name.
+        every_hop: the dialect.
+
+    >>> from runtime.plan import Threads
+    >>> one = Candidate(num_ranks=1, threads=Threads(), prefetch_depth=2, policy="none")
+    >>> batch_launches(one, 2)
+    38.0
+    """
+    if candidate.threads.capture and candidate.bulk == 1:
+        return 1.0
+    law = launch_law(sampler, every_hop=every_hop)
+    k = candidate.bulk
+    if k == 1:
+        return float(law.alone[0] + law.alone[1] * hops)
+    common = law.stack[0] + law.stack[1] * hops + OWN_TENSORS * min(k, candidate.prefetch_depth + 1)
+    return common / k + law.each[0] + law.each[1] * hops
+
+
+def launch_words(candidate: Candidate, sampler: str) -> str:
+    """What stands behind the number of kernels."""
+    if candidate.threads.capture and candidate.bulk == 1:
+        return "by one CUDA graph"
+    known = sampler in ("neighbor", "full", *LAYERWISE)
+    words = COUNTED if known else f"{COUNTED} for neighbours, not for {sampler}"
+    if candidate.bulk > 1:
+        words += f", {candidate.bulk} batches to a stack"
+    return words

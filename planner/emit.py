@@ -1,0 +1,248 @@
+"""What a scheduler must know of a plan: hosts, and the cores, GPUs and memory that each needs.
+
+Schedulers give every host the same, so each number is that of the host that needs most.
+"""
+
+import re
+import shlex
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from planner.errors import SettingsError
+from planner.units import counted
+from runtime.launch.hosts import ranks_by_host
+from runtime.plan.schema import Device, Plan
+
+MEMORY_MARGIN = 1.1
+"""Asked for over the plan's sum: schedulers end what passes its limit, and the sum is a
+prediction."""
+_MIB = 1 << 20
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JobSpec:
+    """One job on one or several hosts."""
+
+    plan: Plan
+    name: str
+    """Of the plan's folder; a scheduler's file holds it only as `safe_name`."""
+    verb: str
+    """train or launch."""
+    arguments: list[str]
+    """Command-line words after the verb and the words of this host, the plan's folder first."""
+    resumes: bool
+    """True where --resume makes the command go on from its last checkpoint."""
+    folders: list[Path]
+    """What every host must see under the same path: plan, graph and script."""
+
+    @property
+    def ranks(self) -> list[int]:
+        """Ranks of each host, hosts in order."""
+        return [len(devices) for devices in ranks_by_host(self.plan)]
+
+    @property
+    def cores(self) -> int:
+        """Cores of a host: the thread budget of each of its ranks."""
+        threads = self.plan.strategy.threads
+        return max(self.ranks) * (threads.compute + threads.sample)
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of a host."""
+        return max(
+            sum(device.kind == "cuda" for device in devices) for devices in ranks_by_host(self.plan)
+        )
+
+    @property
+    def memory_mib(self) -> int | None:
+        """Memory of a host in MiB, with the margin; None where the plan predicts none."""
+        sums = [host_bytes(self.plan, devices) for devices in ranks_by_host(self.plan)]
+        known = [each for each in sums if each is not None]
+        return -(-round(max(known) * MEMORY_MARGIN) // _MIB) if known else None
+
+    @property
+    def safe_name(self) -> str:
+        """The name with letters, digits and hyphens alone, as DNS and directives want it.
+
+        At most 40 characters, the first a letter.
+        """
+        text = re.sub(r"[^a-z0-9]+", "-", self.name.lower()).strip("-")
+        return f"gnnplan-{text}"[:40].rstrip("-")
+
+
+def host_bytes(plan: Plan, devices: Sequence[Device]) -> int | None:
+    """Bytes of host memory that the ranks of one host take: their own, and what they share.
+
+    The part `ranks` of a host's sum is left out, since it is the sum of the ranks' own totals. GPU
+    ranks' rows live in device memory; their total is an upper bound of what they hold on the host.
+
+    Returns:
+        None where the plan predicts no memory.
+    """
+    memories = plan.prediction.memory_bytes
+    own = [memories[name].total for d in devices if (name := f"rank{d.rank}") in memories]
+    shared = [
+        size
+        for name, use in memories.items()
+        if name in {device.memory for device in devices}
+        for part, size in use.parts.items()
+        if part != "ranks"
+    ]
+    return sum(own) + sum(shared) if own or shared else None
+
+
+def escaped_comment(text: str) -> str:
+    """A text for a comment: one line, printable characters alone."""
+    return "".join(c if c.isprintable() else "?" for c in text)
+
+
+PORT = 29400
+RESTARTS = 3
+VOLUME = "gnnplan-data"
+
+
+def kubernetes_job(job: JobSpec, *, image: str, claim: str) -> str:
+    """The YAML text of a job; apply it with kubectl.
+
+    Args:
+        job: what to run.
+        image: container image with gnnplan in it.
+        claim: persistent volume claim that holds the job's folders at their absolute paths.
+
+    Raises:
+        SettingsError: a folder that Kubernetes cannot mount.
+    """
+    document = {
+        "apiVersion": "kubeflow.org/v1",
+        "kind": "PyTorchJob",
+        "metadata": {"name": job.safe_name, "annotations": {"gnnplan/plan-id": job.plan.plan_id}},
+        "spec": {
+            "runPolicy": {"backoffLimit": RESTARTS, "cleanPodPolicy": "Running"},
+            "pytorchReplicaSpecs": {
+                name: _replicas(job, count, image, claim)
+                for name, count in (("Master", 1), ("Worker", len(job.ranks) - 1))
+                if count
+            },
+        },
+    }
+    return yaml.safe_dump(document, sort_keys=False)
+
+
+def _replicas(job: JobSpec, count: int, image: str, claim: str) -> dict[str, Any]:
+    return {
+        "replicas": count,
+        "restartPolicy": "OnFailure" if job.resumes else "Never",
+        "template": {
+            "spec": {
+                "containers": [_container(job, image)],
+                "volumes": [{"name": VOLUME, "persistentVolumeClaim": {"claimName": claim}}],
+            }
+        },
+    }
+
+
+def _container(job: JobSpec, image: str) -> dict[str, Any]:
+    words = [_literal(word) for word in job.arguments]
+    place: list[str] = []
+    if len(job.ranks) > 1:
+        endpoint = f"{job.safe_name}-master-0:{PORT}"
+        place = ["--node-rank", "$(RANK)", "--rdzv-endpoint", endpoint]
+    # A pod that starts again cannot tell: without a checkpoint, --resume starts at the beginning.
+    resume = ["--resume"] if job.resumes and "--resume" not in words else []
+    resources = {"cpu": str(job.cores)}
+    if job.memory_mib is not None:
+        resources["memory"] = f"{job.memory_mib}Mi"
+    if job.gpus:
+        resources["nvidia.com/gpu"] = str(job.gpus)
+    return {
+        "name": "pytorch",  # the operator looks for this name
+        "image": image,
+        "command": ["gnnplan"],
+        "args": [job.verb, *place, *resume, *words],
+        "ports": [{"name": "pytorchjob-port", "containerPort": PORT}],
+        "resources": {"requests": resources, "limits": dict(resources)},
+        "volumeMounts": [_mount(folder) for folder in job.folders],
+    }
+
+
+def _mount(folder: Path) -> dict[str, str]:
+    if ":" in str(folder):
+        raise SettingsError(
+            f"{folder}: expected a path without a colon, Kubernetes mounts no other"
+        )
+    return {
+        "name": VOLUME,
+        "mountPath": str(folder),
+        "subPath": str(folder.relative_to(folder.anchor)),
+    }
+
+
+def _literal(word: str) -> str:
+    """A word in which Kubernetes expands no $(VARIABLE)."""
+    return word.replace("$(", "$$(")
+
+
+_HEAD = """\
+#!/bin/bash
+# Plan {plan}: {ranks} on {hosts}. Written by gnnplan {version}.
+# Submit with sbatch; add --time, --partition and --account there.
+{directives}
+
+set -euo pipefail
+"""
+_MEET = """
+# Host 0 serves the rendezvous; the port differs between jobs that share a host.
+nodes=$(scontrol show hostnames "$SLURM_JOB_NODELIST")
+endpoint="${nodes%%$'\\n'*}:$((20000 + SLURM_JOB_ID % 20000))"
+"""
+
+
+def slurm_script(job: JobSpec) -> str:
+    """The text of a batch script; submit it with sbatch."""
+    several = len(job.ranks) > 1
+    head = _HEAD.format(
+        plan=escaped_comment(f"{job.name} ({job.plan.plan_id[:12]})"),
+        ranks=counted(sum(job.ranks), "rank"),
+        hosts=counted(len(job.ranks), "host"),
+        version=escaped_comment(job.plan.version),
+        directives="\n".join(f"#SBATCH {line}" for line in _directives(job)),
+    )
+    return head + (_MEET if several else "") + _command(job, several)
+
+
+def _directives(job: JobSpec) -> list[str]:
+    lines = [
+        f"--job-name={job.safe_name}",
+        f"--nodes={len(job.ranks)}",
+        "--ntasks-per-node=1",
+        f"--cpus-per-task={job.cores}",
+    ]
+    if job.gpus:
+        lines.append(f"--gpus-per-node={job.gpus}")
+    if job.memory_mib is not None:
+        lines.append(f"--mem={job.memory_mib}M")
+    lines.append("--open-mode=append")
+    if job.resumes:
+        lines.append("--requeue")
+    return lines
+
+
+def _command(job: JobSpec, several: bool) -> str:
+    # The words of the host come first: what follows a script's name is the script's own.
+    words = [sys.executable, "-m", "planner", job.verb]
+    place = '--node-rank "$SLURM_NODEID" --rdzv-endpoint "$endpoint" ' if several else ""
+    resume = "${SLURM_RESTART_COUNT:+--resume} " if job.resumes else ""
+    inner = f'exec {shlex.join(words)} {place}{resume}"$@"'
+    again = "; a job that Slurm requeues goes on from its last checkpoint" if job.resumes else ""
+    comment = f"\n# One task per host{again}.\n"
+    export = "export endpoint\n" if several else ""
+    arguments = shlex.join(job.arguments)
+    return (
+        f"{comment}{export}srun --kill-on-bad-exit=1 bash -c {shlex.quote(inner)} gnnplan \\\n"
+        f"  {arguments}\n"
+    )

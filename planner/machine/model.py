@@ -1,0 +1,374 @@
+"""The machine model: memories, processors and links, and what was measured on them.
+
+A machine is a directed graph of memories and processors joined by links. Every cost the planner
+computes is bytes over links or work on processors; every number says where it came from. Rates that
+depend on several things (row size, working set, concurrent readers) are `Table`s.
+"""
+
+import itertools
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from planner.errors import MachineError
+from runtime import codec
+from runtime.plan.schema import MachineRef
+
+Provenance = Literal["measured", "preset", "derived"]
+"""measured: here; preset: by others, source named; derived: computed from such numbers."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Table:
+    """A measured quantity on a grid; between points it is interpolated in log-log space.
+
+    Outside the grid the nearest edge holds: nothing is extrapolated.
+    """
+
+    unit: str
+    """Unit of the values, e.g. seconds_per_row."""
+    axes: list[str]
+    """Names of the coordinates, e.g. row_bytes."""
+    points: list[list[float]]
+    """Grid points of each axis, rising and positive."""
+    values: list[float]
+    """Positive values, row-major over the axes."""
+    spread: float
+    """Relative half-width of the repeats (robust), the residual of a fit included."""
+    provenance: Provenance = "measured"
+    uncertain: bool = False
+    """True where the repeats stayed noisier than the probe accepts."""
+
+    def __post_init__(self) -> None:
+        size = 1
+        if not self.axes or len(self.points) != len(self.axes):
+            raise ValueError(f"expected one list of points for each of {len(self.axes)} axes")
+        for axis in self.points:
+            size *= len(axis)
+            if not axis or any(b <= a for a, b in itertools.pairwise(axis)):
+                raise ValueError("axis points must rise")
+        if size != len(self.values):
+            raise ValueError(f"expected {size} values, found {len(self.values)}")
+        if min(map(min, self.points)) <= 0 or not min(self.values) > 0:
+            raise ValueError("expected positive axis points and values")
+
+    def at(self, **coordinates: float | int) -> float:
+        """The value at the named coordinates.
+
+        Raises:
+            KeyError: the names given are not those of the axes, each once.
+        """
+        if set(coordinates) != set(self.axes):
+            raise KeyError(f"expected coordinates {self.axes}, found {sorted(coordinates)}")
+        grid = np.log(np.asarray(self.values, dtype=np.float64)).reshape(
+            [len(p) for p in self.points]
+        )
+        for name, axis in zip(self.axes, self.points, strict=True):
+            x, p = np.log(max(float(coordinates[name]), 1e-300)), np.log(np.asarray(axis))
+            x = float(np.clip(x, p[0], p[-1]))
+            hi = int(np.clip(np.searchsorted(p, x), 1, max(len(p) - 1, 1))) if len(p) > 1 else 0
+            if hi == 0:
+                grid = grid[0]
+                continue
+            weight = (x - p[hi - 1]) / (p[hi] - p[hi - 1])
+            grid = grid[hi - 1] * (1 - weight) + grid[hi] * weight
+        return float(np.exp(grid))
+
+
+__all__ = [
+    "SCHEMA_VERSION",
+    "Link",
+    "MachineModel",
+    "Memory",
+    "Processor",
+    "Provenance",
+    "Switch",
+    "Table",
+    "load_machine",
+    "save_machine",
+]
+
+if TYPE_CHECKING:
+    import networkx as nx
+
+    Topology = nx.DiGraph[str]
+else:
+    Topology = Any  # networkx is imported where a machine's graph is asked for
+
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Memory:
+    """A place bytes can live in."""
+
+    name: str
+    kind: Literal["host", "device", "disk"]
+    capacity_bytes: int
+    numa_node: int = -1
+    """-1 where unknown or there is one."""
+    provenance: Provenance = "measured"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Processor:
+    """Something that computes: a host's cores together, or one GPU."""
+
+    name: str
+    kind: Literal["cpu", "cuda"]
+    memory: str
+    """Name of the memory next to it."""
+    cores: int = 1
+    uuid: str = ""
+    """Of a GPU: what joins NVML's view with torch's, never the index."""
+    model: str = ""
+    host: int = 0
+    """Which of several hosts it is in."""
+    numa_node: int = -1
+    """-1 where unknown."""
+    bus_id: str = ""
+    """PCI address of a GPU, as in sysfs; empty where unknown."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Switch:
+    """A node that bytes pass and do not live in: all who cross its links share them."""
+
+    name: str
+    kind: Literal["pcie", "nvlink", "numa", "card", "network"]
+    """A card joins one host's memory to the network; the network joins cards."""
+    provenance: Provenance = "measured"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Link:
+    """A directed way for bytes, shared by all who cross it."""
+
+    name: str
+    source: str
+    target: str
+    latency_seconds: float
+    bandwidth_bytes_per_second: float
+    """Of large copies, over all who cross it at once."""
+    provenance: Provenance = "measured"
+    transaction_bytes: int = 0
+    """Granularity of reads at random, which move whole lines; 0: any size."""
+    gather_bytes_per_second: float = 0.0
+    """Bandwidth of random reads, lines counted whole; 0: that of copies."""
+    lanes: int = 0
+    """PCIe lanes, or NVLinks taken together; 0 where unknown or there are none."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MachineModel:
+    """Everything the planner knows of a machine; `machine.json` on disk."""
+
+    schema_version: int = SCHEMA_VERSION
+    name: str
+    fingerprint: str
+    """Hash of what the machine is; equals runtime.device.machine_fingerprint() where measured."""
+    provenance: Provenance
+    processors: list[Processor]
+    memories: list[Memory]
+    links: list[Link]
+    switches: list[Switch] = field(default_factory=list[Switch])
+    cliques: list[list[str]] = field(default_factory=list[list[str]])
+    """Processors joined by fast peer links."""
+    other_covers: list[list[list[str]]] = field(default_factory=list[list[list[str]]])
+    """Other ways to cover the same processors by as few cliques, next best first."""
+    tables: dict[str, Table] = field(default_factory=dict[str, Table])
+    """Measured curves; names and axes are listed in planner/probe/README.md."""
+    noise: float = 0.05
+    """Coefficient of variation of a fixed kernel: the least half-width of any interval."""
+    extent: str = ""
+    """quick | full: how much was measured; empty for presets."""
+    versions: dict[str, str] = field(default_factory=dict[str, str])
+    sources: dict[str, str] = field(default_factory=dict[str, str])
+    """Where the numbers of a preset's links, memories and tables are from, by name."""
+    notes: list[str] = field(default_factory=list[str])
+    """What was noticed while probing (noisy points, missing permissions)."""
+
+    @property
+    def calibration(self) -> str:
+        """Hash of every measured or preset number."""
+        return codec.content_hash([self.tables, self.links, self.noise])[:32]
+
+    @property
+    def num_cores(self) -> int:
+        """CPU cores of the host."""
+        return sum(p.cores for p in self.processors if p.kind == "cpu")
+
+    @property
+    def gpus(self) -> list[Processor]:
+        """The GPUs, in order."""
+        return [p for p in self.processors if p.kind == "cuda"]
+
+    def reference(self) -> MachineRef:
+        """What a plan says of the machine it was made for."""
+        return MachineRef(
+            name=self.name,
+            fingerprint=self.fingerprint,
+            calibration=self.calibration,
+            provenance=self.provenance,
+        )
+
+    def memory(self, name: str) -> Memory:
+        """The memory of that name.
+
+        Raises:
+            MachineError: there is none.
+        """
+        for memory in self.memories:
+            if memory.name == name:
+                return memory
+        raise MachineError(f"machine {self.name}: no memory named {name!r}")
+
+    def table(self, name: str) -> Table:
+        """The measured table of that name.
+
+        Raises:
+            MachineError: this machine has no such measurement; nothing is invented.
+        """
+        if name not in self.tables:
+            raise MachineError(
+                f"machine {self.name}: no measurement {name!r}; run `gnnplan probe` on it again"
+            )
+        return self.tables[name]
+
+    def graph(self) -> Topology:
+        """The machine as a directed graph: processors, memories and switches joined by links."""
+        import networkx as nx
+
+        out: Topology = nx.DiGraph()
+        for s in self.switches:
+            out.add_node(s.name, kind=s.kind)
+        for p in self.processors:
+            out.add_node(p.name, kind=p.kind)
+        for m in self.memories:
+            out.add_node(m.name, kind=m.kind, capacity_bytes=m.capacity_bytes)
+        for link in self.links:
+            out.add_edge(
+                link.source,
+                link.target,
+                name=link.name,
+                latency_seconds=link.latency_seconds,
+                bandwidth_bytes_per_second=link.bandwidth_bytes_per_second,
+            )
+        return out
+
+    def with_tables(self, tables: dict[str, Table]) -> "MachineModel":
+        """The same machine with some tables replaced or added."""
+        return replace(self, tables={**self.tables, **tables})
+
+
+def save_machine(machine: MachineModel, path: Path) -> None:
+    """Write machine.json atomically."""
+    codec.write_text_atomically(Path(path), codec.dumps(machine))
+
+
+def load_machine(path: Path) -> MachineModel:
+    """Read and check a machine file.
+
+    Raises:
+        MachineError: missing, damaged, of another schema version, or its parts do not fit together.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise MachineError(f"{path}: expected a machine file, found none; run `gnnplan probe -o`")
+    try:
+        machine = codec.decode(MachineModel, codec.parse(path.read_bytes()))
+    except (OSError, ValueError) as error:
+        raise MachineError(f"{path}: not a machine file ({error}); probe again") from None
+    if machine.schema_version != SCHEMA_VERSION:
+        raise MachineError(
+            f"{path}: expected schema_version {SCHEMA_VERSION}, found {machine.schema_version}"
+        )
+
+    try:
+        check_machine(machine)
+    except MachineError as error:
+        raise MachineError(f"{path}: {error}; probe again") from None
+    return machine
+
+
+MOST_PARTS = 4096
+"""Processors, memories and switches; a thousand GPUs are fewer."""
+MOST_LINKS = 1 << 16
+
+
+def check_machine(machine: MachineModel) -> None:
+    """Refuse a machine whose parts do not fit together.
+
+    Raises:
+        MachineError: names the first thing that does not.
+    """
+    parts = [x.name for x in (*machine.processors, *machine.memories, *machine.switches)]
+    if not machine.processors or not machine.memories:
+        _refuse("expected at least one processor and one memory, found none")
+    if len(parts) > MOST_PARTS or len(machine.links) > MOST_LINKS:
+        _refuse(
+            f"expected at most {MOST_PARTS} parts and {MOST_LINKS} links, found {len(parts)} and "
+            f"{len(machine.links)}"
+        )
+    _once("part", parts)
+    _once("link", (link.name for link in machine.links))
+    known, memories = set(parts), {memory.name for memory in machine.memories}
+    for processor in machine.processors:
+        _among(f"processor {processor.name!r:.80}", processor.memory, memories, "memories")
+        if not 1 <= processor.cores < 1 << 20:
+            _refuse(f"processor {processor.name!r:.80}: expected cores from 1, found others")
+        if not 0 <= processor.host < MOST_PARTS:
+            _refuse(f"processor {processor.name!r:.80}: expected the number of a host")
+    for memory in machine.memories:
+        if not 0 < memory.capacity_bytes < 1 << 63:
+            _refuse(f"memory {memory.name!r:.80}: expected a capacity above 0 bytes")
+    for link in machine.links:
+        _check_link(link, known)
+    for switch in machine.switches:
+        if switch.kind == "card":
+            _check_card(machine, switch.name, memories)
+    processors = {processor.name for processor in machine.processors}
+    for cover in (machine.cliques, *machine.other_covers):
+        names = [name for clique in cover for name in clique]
+        _once("member of a clique", names)
+        for name in names:
+            _among("a clique", name, processors, "processors")
+    if not 0 <= machine.noise < 10:
+        _refuse(f"expected noise from 0 to 10, found {machine.noise}")
+
+
+def _check_link(link: Link, known: set[str]) -> None:
+    for end in (link.source, link.target):
+        _among(f"link {link.name!r:.80}", end, known, "parts")
+    if link.bandwidth_bytes_per_second <= 0 or link.latency_seconds < 0:
+        _refuse(f"link {link.name!r:.80}: expected a bandwidth above 0 and a latency from 0")
+    if min(link.gather_bytes_per_second, link.transaction_bytes, link.lanes) < 0:
+        _refuse(f"link {link.name!r:.80}: expected rates, sizes and lanes from 0")
+
+
+def _check_card(machine: MachineModel, card: str, memories: set[str]) -> None:
+    """A card is one host's: bytes reach it from that host's memory, and go back there."""
+    joined = {x.source for x in machine.links if x.target == card} & memories
+    back = {x.target for x in machine.links if x.source == card} & memories
+    if len(joined) != 1 or joined != back:
+        found = ", ".join(sorted(joined | back)) or "none"
+        _refuse(f"card {card!r:.80}: expected links to and from one memory, found {found:.80}")
+
+
+def _once(what: str, names: Iterable[str]) -> None:
+    name, count = next(iter(Counter(names).most_common(1)), ("", 1))
+    if count > 1:
+        _refuse(f"expected each {what} once, found {name!r:.80} {count} times")
+
+
+def _among(whose: str, name: str, known: set[str], what: str) -> None:
+    if name not in known:
+        _refuse(f"{whose}: expected one of the machine's {what}, found {name!r:.80}")
+
+
+def _refuse(text: str) -> None:
+    raise MachineError(text)

@@ -1,0 +1,196 @@
+"""Ways through a machine: from a memory to a processor, and what those who read at once share.
+
+A link's bandwidth is one capacity for all whose routes cross it: a PCIe switch's upstream port, the
+bridge between two NUMA nodes, a GPU's port to an NVSwitch, a network card, a disk, DRAM channels.
+"""
+
+import itertools
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+import networkx as nx
+
+from planner.errors import MachineError
+from planner.machine.model import Link, MachineModel
+
+PROBE_BYTES = 1 << 20
+"""Size at which the shortest route is chosen where none is said."""
+
+
+def lines(row_bytes: int, line_bytes: int = 64) -> float:
+    """Expected cache lines a row touches at a random multiple-of-row offset.
+
+    (L - gcd(L, C)) / C + 1
+
+    >>> lines(400), lines(64), lines(100)
+    (7.0, 1.0, 2.5)
+
+    Source: docs/formulas.md 2.4 [C7].
+    """
+    return (row_bytes - math.gcd(row_bytes, line_bytes)) / line_bytes + 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Route:
+    """Links in the order in which bytes cross them, and the share of the bytes that do."""
+
+    links: tuple[Link, ...]
+    share: float = 1.0
+    """Below 1 where memory is spread over NUMA nodes and its parts take other ways."""
+
+    @property
+    def latency_seconds(self) -> float:
+        """Sum over the links."""
+        return sum(link.latency_seconds for link in self.links)
+
+    @property
+    def bandwidth_bytes_per_second(self) -> float:
+        """Of the narrowest link; infinite where nothing is crossed."""
+        return min((x.bandwidth_bytes_per_second for x in self.links), default=math.inf)
+
+    def copy_seconds(self, machine: MachineModel, size_bytes: float | int) -> float:
+        """One large copy alone: each link's own curve, the slowest link and all latencies.
+
+        T = sum of latencies + n / least bandwidth, or the largest of the links' measured curves
+        (table `copy.<link>` over bytes), where there are such.
+        """
+        curves = [machine.tables.get(f"copy.{link.name}") for link in self.links]
+        measured = max((t.at(bytes=size_bytes) for t in curves if t is not None), default=0.0)
+        modelled = self.latency_seconds + size_bytes / self.bandwidth_bytes_per_second
+        return measured if None not in curves else max(measured, modelled)
+
+
+def moved_bytes(link: Link, row_bytes: int) -> float:
+    """Bytes a link carries for one row read at random: whole transactions [C7].
+
+    >>> base = {"name": "x", "source": "a", "target": "b", "latency_seconds": 0.0}
+    >>> moved_bytes(Link(**base, bandwidth_bytes_per_second=1.0, transaction_bytes=128), 100)
+    224.0
+    """
+    unit = link.transaction_bytes
+    return float(row_bytes) if unit == 0 else lines(row_bytes, unit) * unit
+
+
+def gather_bandwidth(link: Link) -> float:
+    """Bytes per second of random reads over a link."""
+    return link.gather_bytes_per_second or link.bandwidth_bytes_per_second
+
+
+def shortest(
+    machine: MachineModel, source: str, target: str, size_bytes: float | int = PROBE_BYTES
+) -> Route | None:
+    """The route that carries that many bytes soonest; None where there is none.
+
+    Bytes stream through all links at once, so a route takes its latencies plus n / least bandwidth:
+    for each bandwidth that occurs, the least latency over links at least as wide is found. GPUs do
+    not forward: another device's memory is never passed through.
+    """
+    ends = {source, target} | {p.memory for p in machine.processors if p.name in (source, target)}
+    avoid = {m.name for m in machine.memories if m.kind == "device"} - ends
+    usable = [x for x in machine.links if x.source not in avoid and x.target not in avoid]
+    if source == target:
+        return Route(links=())
+    best: Route | None = None
+    best_seconds = math.inf
+    for width in sorted({link.bandwidth_bytes_per_second for link in usable}):
+        found = _least_latency(usable, source, target, width)
+        if found is None:
+            break
+        seconds = found.latency_seconds + size_bytes / found.bandwidth_bytes_per_second
+        if seconds < best_seconds:
+            best, best_seconds = found, seconds
+    return best
+
+
+def _least_latency(
+    links: Sequence[Link], source: str, target: str, least_bandwidth: float | int
+) -> Route | None:
+    graph: nx.DiGraph[str] = nx.DiGraph()
+    for link in links:
+        if link.bandwidth_bytes_per_second < least_bandwidth:
+            continue
+        # Of equal latencies the way of fewer links: a hop costs a little.
+        weight = link.latency_seconds + 1e-12
+        known = graph.has_edge(link.source, link.target)
+        if not known or weight < graph[link.source][link.target]["weight"]:
+            graph.add_edge(link.source, link.target, weight=weight, link=link)
+    if source not in graph or target not in graph:
+        return None
+    try:
+        path: list[str] = nx.dijkstra_path(graph, source, target)
+    except nx.NetworkXNoPath:
+        return None
+    return Route(links=tuple(graph[a][b]["link"] for a, b in itertools.pairwise(path)))
+
+
+def routes(machine: MachineModel, memory: str, processor: str) -> list[Route]:
+    """How a processor reads a memory: one route, or one per NUMA node of an interleaved memory.
+
+    A memory with links to several `numa` switches has its pages spread evenly over them, so each of
+    those links carries an equal share of every read.
+
+    Raises:
+        MachineError: there is no way.
+    """
+    nodes = {s.name for s in machine.switches if s.kind == "numa"}
+    exits = [x for x in machine.links if x.source == memory and x.target in nodes]
+    found: list[Route] = []
+    if len(exits) > 1:
+        for link in exits:
+            rest = shortest(machine, link.target, processor)
+            if rest is not None:
+                found.append(Route(links=(link, *rest.links), share=1 / len(exits)))
+        if len(found) == len(exits):
+            return found
+    one = shortest(machine, memory, processor)
+    if one is None:
+        raise MachineError(
+            f"machine {machine.name}: expected a way from {memory} to {processor}, found no links "
+            "that make one; probe it again, or name another machine"
+        )
+    return [one]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reader:
+    """One who reads while others do: its routes, their shares adding up to its own bytes."""
+
+    name: str
+    routes: list[Route] = field(default_factory=list[Route])
+
+
+def row_seconds(readers: Iterable[Reader], row_bytes: int) -> dict[str, float]:
+    """Seconds per row of each reader while all read at random at the same rate.
+
+    c_g = max over links l of g of  sum over readers h of share_{h,l} * moved_l / bandwidth_l
+
+    Args:
+        readers: who reads at once.
+        row_bytes: of a row; links move whole transactions.
+
+    Source: docs/formulas.md 6.2 (t_sw, t_pcie) with [C7].
+    """
+    everyone = list(readers)
+    load = _load(everyone, lambda link: moved_bytes(link, row_bytes) / gather_bandwidth(link))
+    return {r.name: max((load[x.name] for x in _links(r)), default=0.0) for r in everyone}
+
+
+def byte_seconds(readers: Iterable[Reader]) -> dict[str, float]:
+    """Seconds per byte of each while all copy at the same rate; as `row_seconds`."""
+    everyone = list(readers)
+    load = _load(everyone, lambda link: 1 / link.bandwidth_bytes_per_second)
+    return {r.name: max((load[x.name] for x in _links(r)), default=0.0) for r in everyone}
+
+
+def _links(reader: Reader) -> list[Link]:
+    return [link for route in reader.routes for link in route.links]
+
+
+def _load(readers: Sequence[Reader], seconds_of: Callable[[Link], float]) -> dict[str, float]:
+    total: dict[str, float] = {}
+    for reader in readers:
+        for route in reader.routes:
+            for link in route.links:
+                total[link.name] = total.get(link.name, 0.0) + route.share * seconds_of(link)
+    return total

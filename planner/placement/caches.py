@@ -1,0 +1,235 @@
+"""A candidate's feature rows where ranks keep caches that fill themselves, and nothing else."""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.candidate import Candidate, PlacedRows, RankRows
+from planner.cost.cache_model import Masks, Misses, Reuse, SuccessiveReads
+from planner.cost.memory import SLOT_BYTES
+from planner.cost.request import Request, row_bytes
+from planner.cost.stages.gather import touched_rows
+from planner.errors import SettingsError
+from planner.placement.costs import RowCosts
+from planner.placement.place import KINDS, Memories, Placed, code_bytes, disk_requests, shares_of
+from planner.placement.policies.policy import Placement
+from planner.placement.policies.registry import place
+from planner.workload import Hotness
+
+LEVELS, DEEPEST = 64, 30
+"""Classes of frequencies per factor e, and such factors below 1 that are told apart."""
+SUREST = 1.0 - 1e-9
+"""A row in every batch is missed next to never."""
+LONGEST, TRIES = 1e9, 60
+"""Batches that a row may stay away, and halvings of a range of them."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Split:
+    """Memory shared out between the host's mapping and the ranks' caches."""
+
+    slots: int
+    """Of each rank."""
+    host_rows: int | None
+    """Rows the mapping holds; None: all of them."""
+
+
+def splits(
+    own_bytes: int, host_rows: int | None, num_nodes: int, num_ranks: int, row_bytes: int
+) -> list[Split]:
+    """Ways to share out memory; one where the host holds every row.
+
+    Args:
+        own_bytes: what each rank has beside the mapping.
+        host_rows: rows that fit into the mapping if it gets all it can; None: all do.
+        num_nodes: rows there are.
+        num_ranks: caches.
+        row_bytes: of a stored row.
+
+    >>> [(s.slots, s.host_rows) for s in splits(0, 88, 1000, 1, 64)]
+    [(64, 0), (32, 44)]
+    """
+    each = row_bytes + SLOT_BYTES
+
+    def with_slots(size: int, kept: int | None) -> Split:
+        return Split(slots=min(num_nodes, max(0, size) // each), host_rows=kept)
+
+    if host_rows is None:
+        return [with_slots(own_bytes, None)]
+    found = [with_slots(own_bytes + host_rows * row_bytes // num_ranks, 0)]
+    if host_rows > 1:
+        half = host_rows // 2
+        freed = (host_rows - half) * row_bytes // num_ranks
+        found.append(with_slots(own_bytes + freed, half))
+    return found
+
+
+def cached_rows(
+    shares: dict[str, float], reuse: Reuse, slots: int, total: float, *, holds_all: bool
+) -> RankRows:
+    """What a rank reads from its cache and from below it.
+
+    Args:
+        shares: share of rows by source without the cache.
+        reuse: the curve, by the same sources.
+        slots: of the cache.
+        total: rows per batch.
+        holds_all: the cache has a slot for every row, so that none ever leaves.
+    """
+    saved, _ = reuse.hits(slots)
+    left = {kind: _missed(saved[kind], m, holds_all) for kind, m in reuse.misses.items()}
+    found = {kind: share * left.get(kind, 1.0) for kind, share in shares.items()}
+    found = {"cache": sum(shares.values()) - sum(found.values()), **found}
+    used = {kind: share for kind, share in found.items() if share > 0}
+    return RankRows(
+        rows={kind: total * share for kind, share in used.items()},
+        working_rows={},
+        shares=used,
+        cache_rows=slots,
+    )
+
+
+def missed_law(p: NDArray[np.float32], rows: float) -> NDArray[np.float32]:
+    """Chance that a batch reads each row, and not from the cache.
+
+    p_v (1 - p_v)^tau, tau such that they add up to the rows that the cache was found to miss.
+
+    Args:
+        p: chance that a batch reads the row, shape (num_nodes,); 0 for rows of other sources.
+        rows: that the cache misses, of a batch.
+
+    Returns:
+        Chances, shape (num_nodes,); p itself where the cache saves nothing.
+
+    Source: docs/formulas.md 8.7 [A7], the characteristic time of an LRU cache.
+
+    >>> found = missed_law(np.array([0.5, 0.0, 0.1], np.float32), 0.206)  # tau = 2
+    >>> [round(float(chance), 3) for chance in found]
+    [0.125, 0.0, 0.081]
+    """
+    total = float(p.sum(dtype=np.float64))
+    if rows >= total:
+        return p
+    if rows <= 0.0:
+        return np.zeros_like(p)
+    seen = p[p > 0].astype(np.float64)
+    # Rows read about as often stand together: one pass over them all, not one for every try.
+    level = np.minimum(-np.log(seen) * LEVELS, LEVELS * DEEPEST).astype(np.int64)
+    counts, sums = np.bincount(level), np.bincount(level, weights=seen)
+    stay = np.log1p(-np.minimum(sums / np.maximum(counts, 1), SUREST))
+    low, high = 0.0, 1.0
+
+    def missed(tau: float) -> float:
+        return float((sums * np.exp(tau * stay)).sum())
+
+    while missed(high) > rows and high < LONGEST:
+        low, high = high, 2 * high
+    for _ in range(TRIES):
+        middle = (low + high) / 2
+        low, high = (middle, high) if missed(middle) > rows else (low, middle)
+    return (p * (1.0 - np.minimum(p, SUREST)) ** high).astype(np.float32)
+
+
+def gather_seconds(rows: RankRows, costs: RowCosts) -> float:
+    """Seconds of a batch's reads at plain row costs, to compare splits by."""
+    prices = {"cache": costs.local, "peer": costs.peer, "host": costs.host, "disk": costs.disk}
+    return sum(count * prices[kind] for kind, count in rows.rows.items())
+
+
+def with_working_rows(rows: RankRows, working: dict[str, float]) -> RankRows:
+    """The same rows, spread over their sources; the cache over its slots."""
+    spread = {**working, "cache": float(rows.cache_rows)}
+    return replace(rows, working_rows={kind: spread[kind] for kind in rows.rows})
+
+
+def _missed(saved: float, misses: Misses, holds_all: bool) -> float:
+    """Share of a source's rows that the cache does not save."""
+    if holds_all or misses[0] <= 0:
+        return 0.0 if holds_all else 1.0
+    return max(0.0, 1.0 - saved / float(misses[0]))
+
+
+def place_behind_caches(
+    request: Request,
+    candidate: Candidate,
+    hotness: Hotness,
+    reads: SuccessiveReads,
+    memories: Memories,
+) -> Placed:
+    """Every rank's rows behind a cache that fills itself, by the split of memory that reads best.
+
+    Args:
+        request: graph, machine and budgets.
+        candidate: its ranks, and which cache.
+        hotness: of its batches.
+        reads: of one rank.
+        memories: of the candidate.
+
+    Raises:
+        SettingsError: the ranks are GPUs.
+    """
+    if candidate.kind == "cuda":
+        raise SettingsError(
+            f"policy {candidate.policy}: expected ranks on cores (the cache lies in host memory), "
+            "found GPUs; choose another policy"
+        )
+    room, costs = memories.room, memories.costs
+    nodes, stored = request.graph.num_nodes, row_bytes(request.graph)
+    total = float(hotness.features.sum(dtype=np.float64))
+    tried: list[tuple[Placement, RankRows, int, float]] = []
+    for split in splits(room.own_bytes, room.host_rows, nodes, candidate.num_ranks, stored):
+
+        def choose(p: NDArray[np.float32], kept: int | None = split.host_rows) -> Placement:
+            nothing = [0] * candidate.num_ranks
+            return place("none", p, costs, nothing, cliques=candidate.groups, host_rows=kept)
+
+        placement = choose(hotness.features)
+        mask = placement.on_host
+        masks: Masks = {"host": None} if mask is None else {"host": mask, "disk": ~mask}
+        kept = shares_of(choose, hotness, costs)[0]
+        shares = {str(kind): float(share) for kind, share in zip(KINDS, kept, strict=True)}
+        reuse = reads.reuse(masks)
+        rows = cached_rows(shares, reuse, split.slots, total, holds_all=split.slots >= nodes)
+        touched = {k: touched_rows(_only(hotness.features, m)) for k, m in masks.items()}
+        in_host = nodes if split.host_rows is None else split.host_rows
+        stay = reuse.stay(split.slots)
+        tried.append((placement, with_working_rows(rows, touched), in_host, stay))
+    placement, rows, in_host, stay = min(tried, key=lambda each: gather_seconds(each[1], costs))
+    rows = _with_requests(request, placement, rows, hotness, reads, stay)
+    placed = PlacedRows(
+        policy=candidate.policy,
+        ranks=[rows] * candidate.num_ranks,
+        host_rows=in_host,
+        code_bytes=code_bytes(nodes),
+    )
+    return Placed(placement=placement, memories=memories, rows=placed)
+
+
+def _with_requests(
+    request: Request,
+    placement: Placement,
+    rows: RankRows,
+    hotness: Hotness,
+    reads: SuccessiveReads,
+    stay: float,
+) -> RankRows:
+    """The same rows, and how many of those that the cache misses one read of the disk brings.
+
+    Counted on batches; where none were drawn, by the law of what an LRU cache misses.
+    """
+    if rows.rows.get("disk", 0.0) <= 0.0:
+        return rows
+    near = placement.on_host
+    far = np.ones(hotness.features.size, np.bool_) if near is None else ~near
+    found = reads.missed(far, stay, row_bytes(request.graph))
+    if found is not None:
+        each, size = found.requests / found.rows, found.moved_bytes / found.requests
+        return replace(rows, disk_requests=each, disk_request_bytes=size)
+    missed = missed_law(np.where(far, hotness.features, 0), rows.rows["disk"])
+    each, size = disk_requests(request, hotness.seeds_per_rank, missed)
+    return replace(rows, disk_requests=each, disk_request_bytes=size)
+
+
+def _only(p: NDArray[np.float32], mask: NDArray[np.bool_] | None) -> NDArray[np.float32]:
+    return p if mask is None else p[mask]

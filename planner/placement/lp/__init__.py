@@ -1,0 +1,1 @@
+"""The placement as a linear programme: relaxed, solved, rounded, improved and bounded."""

@@ -1,0 +1,403 @@
+"""Small exchanges after rounding: a copy added, swapped for another, or read from elsewhere.
+
+Rounding leaves gaps of less than an item per device and bucket, and uneven loads. Each pass tries,
+for every device, the items that would gain most against the copies that are missed least, and keeps
+what lowers a sum of powers of the objective's rows, which comes ever closer to their maximum. Only
+moves that keep every budget are tried, and a result worse than the start is dropped.
+"""
+
+import itertools
+import typing
+from typing import NamedTuple, cast
+
+import numba
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.placement.evaluate import read_bytes
+from planner.placement.layout import Held, Instance, Layout
+from planner.placement.network import Rows
+from planner.placement.reads import OWN, PEER
+
+Loads = NDArray[np.float64]
+"""Of each row of the objective."""
+Ids = NDArray[np.int64]
+"""Items; -1 stands for none."""
+
+
+class Items(NamedTuple):
+    """Items of all kinds in one row: who holds what, and who reads it from where."""
+
+    own: NDArray[np.bool_]
+    """[G, items]: who holds a copy."""
+    code: NDArray[np.uint8]
+    """[cliques, items]: the source of those of a clique that hold none."""
+    far: NDArray[np.uint8]
+    """[items]: the source of what no clique holds."""
+    reads: NDArray[np.float64]
+    """[G, items]: bytes."""
+    size: NDArray[np.int64]
+    """[items]: bytes of a copy."""
+    free: NDArray[np.int64]
+    """[G]: bytes left."""
+    kind: NDArray[np.int64]
+    """[items]: features or lists."""
+    clique: NDArray[np.int64]
+    """[G]: of each device."""
+
+
+def spread(loads: Loads, power: int, top: float) -> float:
+    """Sum of (loads / top)^power; for power 0 their maximum / top."""
+    return cast(float, _sum_of_powers(loads, power, top))
+
+
+def exchange_copies(
+    g: int, wanted: Ids, missed: Ids, power: int, loads: Loads, weights: Loads, items: Items
+) -> None:
+    """Copies of the wanted items for g, added or in place of copies that are missed least.
+
+    Args:
+        g: the device.
+        wanted: items it lacks.
+        missed: items it holds.
+        power: of the sum that must fall; 0: the maximum.
+        loads: of each row of the objective; changed.
+        weights: [rows, kinds, G, 5], what a byte read adds to each row.
+        items: changed.
+    """
+    _exchange(g, wanted, missed, power, loads, weights, *items)
+
+
+def trade_copies(
+    g: int, h: int, mine: Ids, theirs: Ids, power: int, loads: Loads, weights: Loads, items: Items
+) -> None:
+    """Copies of g against copies of h in the same clique, or given away for none."""
+    _trade(g, h, mine, theirs, power, loads, weights, *items)
+
+
+def reread_items(power: int, loads: Loads, weights: Loads, items: Items) -> None:
+    """Read items that a clique holds from the host instead, or the other way round."""
+    _reread(power, loads, weights, *items)
+
+
+@numba.njit(cache=True, nogil=True)
+@typing.no_type_check
+def _move(loads, weights, own, code, reads, kind, clique, c, i, sign):
+    """Add (or take away) what clique c's reads of item i load."""
+    t = kind[i]
+    for g in range(clique.size):
+        if clique[g] == c:
+            s = 0 if own[g, i] else code[c, i]
+            x = sign * reads[g, i]
+            for k in range(loads.size):
+                loads[k] += weights[k, t, g, s] * x
+
+
+@numba.njit(cache=True, nogil=True)
+@typing.no_type_check
+def _sum_of_powers(loads, power, top):
+    total, most = 0.0, 0.0
+    for k in range(loads.size):
+        x = loads[k] / top if top > 0 else 0.0
+        most = max(most, x)
+        y = x * x
+        y *= y
+        y *= y
+        if power == 32:
+            y *= y
+            y *= y
+        total += y
+    return most if power == 0 else total
+
+
+@numba.njit(cache=True, nogil=True)
+@typing.no_type_check
+def _better(new, old, power):
+    top = 0.0
+    for k in range(old.size):
+        top = max(top, old[k])
+    a, b = _sum_of_powers(new, power, top), _sum_of_powers(old, power, top)
+    if power > 0:
+        return a < b * (1 - 1e-10)
+    if a < b * (1 - 1e-12):
+        return True
+    return a <= b * (1 + 1e-13) and _sum_of_powers(new, 8, top) < _sum_of_powers(old, 8, top) * (
+        1 - 1e-10
+    )
+
+
+@numba.njit(cache=True, nogil=True)
+@typing.no_type_check
+def _holders(own, clique, c, i):
+    count = 0
+    for g in range(clique.size):
+        if clique[g] == c and own[g, i]:
+            count += 1
+    return count
+
+
+@numba.njit(cache=True, nogil=True)
+@typing.no_type_check
+def _needed_across(own, code, clique, c, i):
+    """Whether another clique reads item i across and only clique c's last copy serves it."""
+    needed = False
+    for d in range(code.shape[0]):
+        needed |= d != c and code[d, i] == 2
+    return needed
+
+
+@numba.njit(cache=True, nogil=True)
+@typing.no_type_check
+def _exchange(
+    g, wanted, missed, power, loads, weights, own, code, far, reads, size, free, kind, clique
+):
+    c = clique[g]
+    trial = np.empty_like(loads)
+    for i in wanted:
+        if own[g, i]:
+            continue
+        for step in range(missed.size + 1):
+            j = missed[step - 1] if step else -1
+            if j >= 0 and not own[g, j]:
+                continue
+            if size[i] > free[g] + (size[j] if j >= 0 else 0):
+                continue
+            code_i = code[c, i]
+            code_j = code[c, j] if j >= 0 else 0
+            last = j >= 0 and _holders(own, clique, c, j) == 1
+            if last and _needed_across(own, code, clique, c, j):
+                continue
+            done = False
+            for via_peer in range(2):
+                if via_peer == 0 and code_i == 1:
+                    continue
+                trial[:] = loads
+                _move(trial, weights, own, code, reads, kind, clique, c, i, -1.0)
+                if j >= 0:
+                    _move(trial, weights, own, code, reads, kind, clique, c, j, -1.0)
+                own[g, i] = True
+                if via_peer:
+                    code[c, i] = 1
+                if j >= 0:
+                    own[g, j] = False
+                    if last and code_j == 1:
+                        code[c, j] = far[j]
+                    _move(trial, weights, own, code, reads, kind, clique, c, j, 1.0)
+                _move(trial, weights, own, code, reads, kind, clique, c, i, 1.0)
+                if _better(trial, loads, power):
+                    loads[:] = trial
+                    free[g] += (size[j] if j >= 0 else 0) - size[i]
+                    done = True
+                    break
+                own[g, i] = False
+                code[c, i] = code_i
+                if j >= 0:
+                    own[g, j] = True
+                    code[c, j] = code_j
+            if done:
+                break
+
+
+@numba.njit(cache=True, nogil=True)
+@typing.no_type_check
+def _trade(
+    g, h, mine, theirs, power, loads, weights, own, code, far, reads, size, free, kind, clique
+):
+    trial, c = np.empty_like(loads), clique[g]
+    for i in mine:
+        for j in theirs:
+            if (i < 0 and j < 0) or (i >= 0 and not own[g, i]) or (j >= 0 and not own[h, j]):
+                continue
+            if (i >= 0 and own[h, i]) or (j >= 0 and own[g, j]):
+                continue
+            a, b = size[i] if i >= 0 else 0, size[j] if j >= 0 else 0
+            if b - a > free[g] or a - b > free[h]:
+                continue
+            trial[:] = loads
+            for sign in (-1.0, 1.0):
+                for item in (i, j):
+                    if item >= 0:
+                        _move(trial, weights, own, code, reads, kind, clique, c, item, sign)
+                if sign < 0 or not _better(trial, loads, power):
+                    if i >= 0:
+                        own[g, i], own[h, i] = own[h, i], own[g, i]
+                    if j >= 0:
+                        own[g, j], own[h, j] = own[h, j], own[g, j]
+                else:
+                    loads[:] = trial
+                    free[g] += a - b
+                    free[h] += b - a
+
+
+@numba.njit(cache=True, nogil=True)
+@typing.no_type_check
+def _reread(power, loads, weights, own, code, far, reads, size, free, kind, clique):
+    trial = np.empty_like(loads)
+    for c in range(code.shape[0]):
+        for i in range(size.size):
+            if _holders(own, clique, c, i) == 0:
+                continue
+            old = code[c, i]
+            new = far[i] if old == 1 else 1
+            trial[:] = loads
+            _move(trial, weights, own, code, reads, kind, clique, c, i, -1.0)
+            code[c, i] = new
+            _move(trial, weights, own, code, reads, kind, clique, c, i, 1.0)
+            if _better(trial, loads, power):
+                loads[:] = trial
+            else:
+                code[c, i] = old
+
+
+MOST_PAIRS = 400_000
+"""Items times devices up to which exchanges are tried; with more, an item is a small matter."""
+TRIED = 48
+"""Items and copies of a device that are tried against each other."""
+PASSES = 6
+POWERS = (8, 32, 0)
+"""Sums of the rows' powers that are lowered in turn; 0 is the maximum. A maximum alone stops where
+no single exchange lowers it, although several together would."""
+
+
+def exchange(
+    instance: Instance, rows: Rows, layout: Layout, seconds: NDArray[np.float64]
+) -> Layout:
+    """Improve a layout by exchanges, through the sums of powers or straight at the maximum.
+
+    Args:
+        instance: the problem.
+        rows: of the objective.
+        layout: where to start.
+        seconds: priced seconds per byte, shape [T, G, 5]; says what is worth trying.
+    """
+    if not worth_exchanging(instance):
+        return layout
+    best, least = layout, float(rows.values(read_bytes(instance, layout)).max())
+    for powers in (POWERS, POWERS[-1:]):
+        found, most = _descend(instance, rows, layout, seconds, powers)
+        if most < least:
+            best, least = found, most
+    # At the programme's prices copies everywhere and copies anywhere are worth the same per byte.
+    # Where rounding left more room on one link than on another, that no longer holds.
+    found, most = _descend(instance, rows, best, None, POWERS)
+    return found if most < least else best
+
+
+def worth_exchanging(instance: Instance) -> bool:
+    """Whether the items are few enough for one to matter, and for exchanges to be quick."""
+    items = sum(kind.num_items for kind in instance.kinds)
+    return items * instance.num_devices <= MOST_PAIRS
+
+
+def _descend(
+    instance: Instance,
+    rows: Rows,
+    layout: Layout,
+    seconds: NDArray[np.float64] | None,
+    powers: tuple[int, ...],
+) -> tuple[Layout, float]:
+    """Pass after pass; without `seconds`, each tries what gains most at the loads as they are."""
+    state = _State(instance, layout)
+    loads = rows.values(read_bytes(instance, layout))
+    weights = np.ascontiguousarray(rows.weights)
+    for power in powers:
+        for _ in range(PASSES):
+            priced = _seconds_at(rows, loads, power) if seconds is None else seconds
+            known = np.isfinite(priced) & np.isfinite(instance.network.alone)
+            finite = np.where(known, priced, 1e30)
+            before = spread(loads, power, float(loads.max()))
+            top = float(loads.max())
+            for g in range(instance.num_devices):
+                wanted, missed = state.worth_trying(g, finite)
+                exchange_copies(g, wanted, missed, power, loads, weights, state.items)
+            for g, h in itertools.combinations(range(instance.num_devices), 2):
+                if state.clique[g] == state.clique[h]:
+                    mine, theirs = state.differ(g, h), state.differ(h, g)
+                    trade_copies(g, h, mine, theirs, power, loads, weights, state.items)
+            reread_items(power, loads, weights, state.items)
+            if spread(loads, power, top) >= before * (1 - 1e-6):
+                break
+    return state.layout(layout), float(loads.max())
+
+
+def _seconds_at(rows: Rows, loads: NDArray[np.float64], power: int) -> NDArray[np.float64]:
+    """Seconds per byte [T, G, 5], rows weighed as the sum of their powers rises with them."""
+    most = max(float(loads.max()), 1e-300)
+    weights = (loads / most) ** ((power or max(POWERS)) - 1)
+    return np.einsum("k,ktgs->tgs", weights / max(float(weights.sum()), 1e-300), rows.weights)
+
+
+class _State:
+    """All kinds' items in one row, with who holds and who reads what."""
+
+    def __init__(self, instance: Instance, layout: Layout) -> None:
+        self.instance = instance
+        num = [kind.num_items for kind in instance.kinds]
+        self.ends = np.cumsum([0, *num])
+        total, devices = int(self.ends[-1]), instance.num_devices
+        self.kind = np.repeat(np.arange(len(num)), num)
+        self.size = np.concatenate([k.sizes(np.arange(k.num_items)) for k in instance.kinds])
+        self.own = np.zeros((devices, total), np.bool_)
+        self.code = np.empty((len(instance.cliques), total), np.uint8)
+        self.far = np.empty(total, np.uint8)
+        self.reads = np.empty((devices, total))
+        self.free = np.array(instance.device_bytes, np.int64)
+        for t, (kind, held) in enumerate(zip(instance.kinds, layout.held, strict=True)):
+            span = slice(int(self.ends[t]), int(self.ends[t + 1]))
+            for g, ids in enumerate(held.own):
+                self.own[g, self.ends[t] + ids] = True
+                self.reads[g, span] = kind.heat[kind.laws[g]] * kind.read_bytes
+                self.free[g] -= kind.bytes_of(ids)
+            for c, codes in enumerate(held.elsewhere):
+                self.code[c, span] = codes
+            self.far[span] = 3 if held.on_host is None else np.where(held.on_host, 3, 4)
+        self.clique = instance.clique_of()
+        self.items = Items(
+            own=self.own, code=self.code, far=self.far, reads=self.reads, size=self.size,
+            free=self.free, kind=self.kind, clique=self.clique,
+        )  # fmt: skip
+
+    def worth_trying(
+        self, g: int, seconds: NDArray[np.float64]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Items g lacks and would gain most from, and copies of g that would be missed least."""
+        gain = self.gains(g, seconds) / self.size
+        lacks, holds = np.flatnonzero(~self.own[g]), np.flatnonzero(self.own[g])
+        wanted = lacks[np.argsort(-gain[lacks], kind="stable")[:TRIED]]
+        return wanted, holds[np.argsort(gain[holds], kind="stable")[:TRIED]]
+
+    def gains(self, g: int, seconds: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Priced seconds the clique would lose without g's copy, or gain by one."""
+        members = np.flatnonzero(self.clique == self.clique[g])
+        others = self.own[members].sum(axis=0) - self.own[g]
+        code = self.code[self.clique[g]]
+        code = np.where((code == PEER) & (others == 0), self.far, code)
+        gain = self.reads[g] * (seconds[self.kind, g, code] - seconds[self.kind, g, OWN])
+        lonely = others == 0
+        for h in members:
+            if h != g:
+                saved = seconds[self.kind, h, code] - seconds[self.kind, h, PEER]
+                gain += np.where(lonely, self.reads[h] * np.maximum(0.0, saved), 0.0)
+        return gain
+
+    def differ(self, g: int, h: int) -> NDArray[np.int64]:
+        """Items that g holds and h does not, evenly from most to least read; -1 stands for none."""
+        ids = np.flatnonzero(self.own[g] & ~self.own[h])
+        ids = ids[np.argsort(-self.reads[g, ids], kind="stable")]
+        if len(ids) > TRIED:
+            ids = ids[np.linspace(0, len(ids) - 1, TRIED).astype(np.int64)]
+        return np.append(ids, -1)
+
+    def layout(self, start: Layout) -> Layout:
+        held: list[Held] = []
+        for t, old in enumerate(start.held):
+            span = slice(int(self.ends[t]), int(self.ends[t + 1]))
+            own: list[NDArray[np.int64]] = []
+            for g, ids in enumerate(old.own):
+                mine = self.own[g, span]
+                fresh = mine.copy()
+                fresh[ids] = False
+                own.append(np.concatenate([ids[mine[ids]], np.flatnonzero(fresh)]))
+            codes = [row[span].copy() for row in self.code]
+            held.append(Held(own=own, elsewhere=codes, on_host=old.on_host))
+        return Layout(policy=start.policy, held=tuple(held), variant=start.variant)

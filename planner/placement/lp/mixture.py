@@ -1,0 +1,483 @@
+"""Row weights that bound best, and the mixture of fills they price: Dantzig and Wolfe's columns.
+
+    minimise z  subject to  constant_k + sum over cliques and their fills of share . load_k <= z
+                            shares of each clique's fills sum to 1
+
+The multipliers of its rows weigh the objective, each clique's cheapest fill at those weights joins
+the programme, and the value of the Lagrangian there is a lower bound (formulas 6.4). Both meet at
+the optimum over fractions of single items, which no buckets blur. A mixture of fills is rounded
+item by item: one that some fills replicate and others deal goes to what is most behind its share.
+"""
+
+import typing
+from dataclasses import dataclass
+from typing import cast
+
+import numba
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.placement.layout import Held, Instance, Layout
+from planner.placement.lp.buckets import Groups
+from planner.placement.lp.program import LinearProgram, Prices
+from planner.placement.lp.rounding import Chosen, fill
+from planner.placement.lp.solver import SHARED, Failure
+from planner.placement.network import Rows, undominated
+from planner.placement.order import hotness_order
+from planner.placement.reads import CROSS, HOST, OWN, PEER, mark_holders
+
+HALVINGS = 200
+"""Of the interval that holds a price: more than a float has bits."""
+
+
+_Sums = tuple[NDArray[np.float64], NDArray[np.float64]]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Ladder:
+    """One kind's items by density, for the devices of one clique, which draw from one law."""
+
+    ids: NDArray[np.int64]
+    """Densest first, without those that nobody reads or no device has room for."""
+    density: NDArray[np.float32]
+    """Bytes read per byte held, with the other sign so that it rises."""
+    size: NDArray[np.float64]
+    """Bytes of the first i items, shape [len(ids) + 1]."""
+    reads: NDArray[np.float64]
+    """Bytes a device reads of the first i, likewise."""
+    total: float
+    """Bytes it reads of all items."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Fill:
+    """A clique's items by positions in its ladders, one of each per kind."""
+
+    whole: tuple[int, ...]
+    """Items that every device holds."""
+    held: tuple[int, ...]
+    """Items that some device holds: the first `whole` and those that are dealt."""
+    peers: tuple[bool, ...]
+    """Whether devices read dealt items from each other; else from the host."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cheapest:
+    """The optimum of one clique."""
+
+    fills: tuple[tuple[float, Fill], ...]
+    """One or two with shares that sum to 1: what does not fit as a whole is split."""
+    price: float
+    """Seconds that a byte more on each device saves each of them."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Factors:
+    """Seconds a move saves per byte it takes, over the item's density."""
+
+    dealt: float
+    """From the host to one copy in the clique."""
+    whole: float
+    """From one copy to copies everywhere, or from the host at once."""
+    at_once: bool
+    """Whether one copy is never worth more than copies everywhere: P is off the lower hull."""
+    peers: bool
+
+
+def make_ladder(instance: Instance, t: int, device: int, limit: int) -> Ladder:
+    """Sort a kind's items as one device reads them.
+
+    Args:
+        instance: the problem.
+        t: index of the kind.
+        device: whose law.
+        limit: bytes of the device; larger items are left out.
+    """
+    kind = instance.kinds[t]
+    heat, size = kind.heat[kind.laws[device]], kind.size_array()
+    density = np.asarray(_densities(heat, size, kind.read_bytes, limit))
+    order = hotness_order(density)
+    order = order[: int(np.count_nonzero(density))]
+    ends, reads = cast(_Sums, _sums(heat, size, kind.read_bytes, order))
+    return Ladder(
+        ids=order,
+        density=-density[order],
+        size=ends,
+        reads=reads,
+        total=kind.read_bytes * float(heat.sum(dtype=np.float64)),
+    )
+
+
+@numba.njit(cache=True, nogil=True)
+@typing.no_type_check
+def _densities(heat: np.ndarray, size: np.ndarray, read_bytes: float, limit: int) -> np.ndarray:
+    """Bytes read per byte held [N]; 0 for items larger than the limit."""
+    found = np.zeros(heat.size, np.float32)
+    for v in range(heat.size):
+        bytes_ = size[v if size.size > 1 else 0]
+        if bytes_ <= limit:
+            found[v] = read_bytes * heat[v] / bytes_
+    return found
+
+
+@numba.njit(cache=True, nogil=True)
+@typing.no_type_check
+def _sums(heat: np.ndarray, size: np.ndarray, read_bytes: float, order: np.ndarray) -> tuple:
+    """Bytes and reads of the first i items of the order, two of shape [len(order) + 1]."""
+    ends, reads = np.zeros(order.size + 1), np.zeros(order.size + 1)
+    for i in range(order.size):
+        v = order[i]
+        ends[i + 1] = ends[i] + size[v if size.size > 1 else 0]
+        reads[i + 1] = reads[i] + read_bytes * heat[v]
+    return ends, reads
+
+
+def cheapest(
+    ladders: list[Ladder], seconds: NDArray[np.float64], num_devices: int, limit: int
+) -> Cheapest:
+    """Fill a clique so that its devices read for the fewest priced seconds.
+
+    Args:
+        ladders: of each kind.
+        seconds: per byte that a device reads, by kind and place; shape [T, 5].
+        num_devices: of the clique.
+        limit: bytes of each of its devices.
+    """
+    factors = [_factors(of_kind, num_devices) for of_kind in seconds]
+
+    def fill(price: float) -> Fill:
+        whole, held, peers = list[int](), list[int](), list[bool]()
+        for ladder, factor in zip(ladders, factors, strict=True):
+            every = _worth(ladder, factor.whole, price)
+            whole.append(every)
+            held.append(
+                every if factor.at_once else max(every, _worth(ladder, factor.dealt, price))
+            )
+            peers.append(factor.peers)
+        return Fill(whole=tuple(whole), held=tuple(held), peers=tuple(peers))
+
+    def used(found: Fill) -> float:
+        return sum(
+            float(ladder.size[whole] + (ladder.size[held] - ladder.size[whole]) / num_devices)
+            for ladder, whole, held in zip(ladders, found.whole, found.held, strict=True)
+        )
+
+    most = fill(0.0)
+    if used(most) <= limit:
+        return Cheapest(fills=((1.0, most),), price=0.0)
+    low, high = 0.0, max(
+        (-float(x.density[0]) * max(f.dealt, f.whole) for x, f in zip(ladders, factors, strict=True)
+         if len(x.density)), default=0.0,
+    )  # fmt: skip
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2
+        if not low < middle < high:
+            break
+        low, high = (middle, high) if used(fill(middle)) > limit else (low, middle)
+    less, more = fill(high), fill(low)
+    share = (limit - used(less)) / (used(more) - used(less))
+    return Cheapest(fills=((1.0 - share, less), (share, more)), price=high)
+
+
+def fill_reads(ladders: list[Ladder], fill: Fill, num_devices: int) -> NDArray[np.float64]:
+    """Bytes each device reads by kind and place, dealt items spread evenly; shape [T, 5]."""
+    found = np.zeros((len(ladders), 5))
+    for t, ladder in enumerate(ladders):
+        whole = float(ladder.reads[fill.whole[t]])
+        dealt = float(ladder.reads[fill.held[t]]) - whole
+        found[t, OWN] = whole + dealt / num_devices
+        found[t, PEER if fill.peers[t] else HOST] = dealt * (num_devices - 1) / num_devices
+        found[t, HOST] += ladder.total - whole - dealt
+    return found
+
+
+def _factors(seconds: NDArray[np.float64], num_devices: int) -> _Factors:
+    own, host = float(seconds[OWN]), float(seconds[HOST])
+    if num_devices == 1:
+        return _Factors(dealt=0.0, whole=host - own, at_once=True, peers=False)
+    n, peer = num_devices, min(float(seconds[PEER]), host)
+    dealt = own / n + peer * (n - 1) / n
+    first, second = (host - dealt) * n, (dealt - own) * n / (n - 1)
+    at_once = first < second
+    return _Factors(
+        dealt=first,
+        whole=host - own if at_once else second,
+        at_once=at_once,
+        peers=float(seconds[PEER]) < host,
+    )
+
+
+def _worth(ladder: Ladder, factor: float, price: float) -> int:
+    """How many items' move saves more per byte than the price."""
+    if factor <= 0:
+        return 0
+    least = np.float32(max(-price / factor, float(np.finfo(np.float32).min)))
+    return int(np.searchsorted(ladder.density, least, side="left"))
+
+
+MOST_ITEMS = 16_000_000
+"""Of all kinds: sorting more for every clique takes longer than it gains."""
+ROUNDS = 60
+"""Weights tried at most."""
+SECONDS = 5.0
+"""Of a processor, for one programme of a few hundred unknowns."""
+ENOUGH = 1e-5
+"""Relative distance of the programme's value from the best bound that ends the search."""
+STEADY = 0.5
+"""Share of the best weights so far in the next ones: multipliers of few columns jump about."""
+
+Shares = tuple[tuple[float, Fill], ...]
+"""Fills of a clique by shares that sum to 1."""
+Columns = list[list[tuple[NDArray[np.float64], Cheapest]]]
+"""By clique: what a fill loads the rows with, shape [K'], and the fill."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Mixture:
+    """Where the two sides met."""
+
+    prices: Prices
+    """Those of the best bound."""
+    value: float
+    """Of the mixture, in which items may be split; no placement of whole items need reach it."""
+    bound: float
+    """At the prices, by the prefix sums of the ladders."""
+    reads: NDArray[np.float64]
+    """Bytes of the mixture by kind, device and place, shape [T, G, 5]."""
+    shares: tuple[Shares, ...]
+    """By clique."""
+    ladders: list[list[Ladder]]
+
+    @property
+    def met(self) -> bool:
+        """Whether value and bound are as one."""
+        return self.value <= self.bound * (1 + 10 * ENOUGH)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class _Loads:
+    """The objective's rows by clique, without those that differ only in which alike device."""
+
+    weights: NDArray[np.float64]
+    """Seconds per byte that each device of a clique reads, shape [K', T, C, 5]."""
+    constants: NDArray[np.float64]
+    spread: NDArray[np.float64]
+    """Weights of all rows from those of these, shape [K, K']."""
+
+    def of(self, clique: int, reads: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Load of every row by what each device of a clique reads [T, 5]."""
+        return np.einsum("kts,ts->k", self.weights[:, :, clique], reads)
+
+
+class _Cliques:
+    """The cliques' subproblems."""
+
+    def __init__(self, instance: Instance, loads: _Loads) -> None:
+        self.loads = loads
+        self.sizes = [len(clique) for clique in instance.cliques]
+        self.limits = [min(instance.device_bytes[g] for g in c) for c in instance.cliques]
+        self.ladders = [
+            [make_ladder(instance, t, clique[0], limit) for t in range(len(instance.kinds))]
+            for clique, limit in zip(instance.cliques, self.limits, strict=True)
+        ]
+
+    def at(self, weights: NDArray[np.float64]) -> tuple[float, list[Cheapest]]:
+        """The Lagrangian's value at weights that sum to 1, and what reaches it."""
+        value, found = float(weights @ self.loads.constants), list[Cheapest]()
+        seconds = np.einsum("k,ktcs->tcs", weights, self.loads.weights)
+        for c, (n, limit) in enumerate(zip(self.sizes, self.limits, strict=True)):
+            found.append(cheapest(self.ladders[c], seconds[:, c] / n, n, limit))
+            value += float((seconds[:, c] * self.reads(c, found[-1].fills)).sum())
+        return value, found
+
+    def reads(self, c: int, shares: Shares) -> NDArray[np.float64]:
+        """Bytes each device of a clique reads, shape [T, 5]."""
+        parts = [s * fill_reads(self.ladders[c], f, self.sizes[c]) for s, f in shares]
+        return np.sum(parts, axis=0)
+
+
+def can_fill(instance: Instance, groups: Groups) -> bool:
+    """Whether cliques differ in their laws, are alike inside, and share nothing but links."""
+    return (
+        any(kind.heat.shape[0] > 1 for kind in instance.kinds)
+        and all(len(each.groups) == 1 for each in groups.classes)
+        and instance.host_bytes is None
+        and bool(np.isfinite(instance.network.alone[:, :, HOST]).all())
+        and not np.isfinite(instance.network.alone[:, :, CROSS]).any()
+        and sum(kind.num_items for kind in instance.kinds) <= MOST_ITEMS
+    )
+
+
+def mix_fills(instance: Instance, rows: Rows) -> Mixture | None:
+    """Find the weights that bound best; None where no solver answers.
+
+    Args:
+        instance: one that `can_fill` takes.
+        rows: of the objective.
+    """
+    loads = _by_clique(instance, rows)
+    cliques = _Cliques(instance, loads)
+    columns: Columns = [[] for _ in instance.cliques]
+    best = tried = np.full(len(loads.constants), 1 / len(loads.constants))
+    bound, prices = -np.inf, list[float]()
+    value, mixed = np.inf, np.zeros(0)
+    for _ in range(ROUNDS):
+        found, fills = cliques.at(tried)
+        for c, each in enumerate(fills):
+            columns[c].append((loads.of(c, cliques.reads(c, each.fills)), each))
+        if found > bound:
+            bound, best, prices = found, tried, [each.price for each in fills]
+        answer = _solve(loads, columns)
+        if answer is None:
+            return None
+        value, mixed, weights = answer
+        if value <= bound * (1 + ENOUGH):
+            break
+        tried = STEADY * best + (1 - STEADY) * weights
+    shares = _shares(columns, mixed)
+    device, reads = np.zeros(instance.num_devices), np.zeros(instance.network.alone.shape)
+    for c, clique in enumerate(instance.cliques):
+        device[list(clique)] = prices[c]
+        reads[:, list(clique)] = cliques.reads(c, shares[c])[:, None]
+    return Mixture(
+        prices=Prices(rows=loads.spread @ best, device=device, host=0.0),
+        value=value,
+        bound=bound,
+        reads=reads,
+        shares=shares,
+        ladders=cliques.ladders,
+    )
+
+
+def round_mixture(instance: Instance, mixture: Mixture) -> Layout:
+    """Whole items: each of a clique's items by the fills' shares, within every device's bytes."""
+    none = np.zeros(0, np.int64)
+    chosen = [
+        Chosen(
+            replicated=[none] * len(instance.cliques),
+            dealt=[none] * len(instance.cliques),
+            single=[none] * instance.num_devices,
+        )
+        for _ in instance.kinds
+    ]
+    unread = [[none] * len(instance.cliques) for _ in instance.kinds]
+    for c, shares in enumerate(mixture.shares):
+        for t, ladder in enumerate(mixture.ladders[c]):
+            state = _states(ladder, t, shares)
+            ids = ladder.ids[: len(state)]
+            chosen[t].replicated[c] = ids[state == _EVERY]
+            chosen[t].dealt[c] = ids[(state == _PART) | (state == _UNREAD)]
+            unread[t][c] = ids[state == _UNREAD]
+    own = fill(instance, chosen)
+    held: list[Held] = []
+    for t, kind in enumerate(instance.kinds):
+        codes: list[NDArray[np.uint8]] = []
+        for c, clique in enumerate(instance.cliques):
+            place = np.full(kind.num_items, HOST, np.uint8)
+            if len(clique) > 1 and np.isfinite(instance.network.alone[t, clique[0], PEER]):
+                place[mark_holders([own[t][d] for d in clique], kind.num_items) >= 0] = PEER
+                place[unread[t][c]] = HOST
+            codes.append(place)
+        held.append(Held(own=own[t], elsewhere=codes, on_host=None))
+    return Layout(policy="joint", held=tuple(held), variant="prices")
+
+
+def _by_clique(instance: Instance, rows: Rows) -> _Loads:
+    weights = np.stack(
+        [rows.weights[:, :, list(clique)].sum(axis=2) for clique in instance.cliques], axis=2
+    )
+    names = tuple(map(str, range(len(rows.names))))
+    kept = undominated(Rows(names=names, weights=weights, constants=rows.constants))
+    flat = weights.reshape(len(weights), -1)
+    scale = max(float(flat.max(initial=0.0)), 1e-300)
+    spread = np.zeros((len(rows.names), len(kept.names)))
+    for at, name in enumerate(kept.names):
+        same = np.abs(flat - flat[int(name)]).max(axis=1) <= 1e-12 * scale
+        same &= rows.constants == rows.constants[int(name)]
+        spread[same, at] = 1.0 / np.count_nonzero(same)
+    return _Loads(weights=kept.weights, constants=kept.constants, spread=spread)
+
+
+def _solve(
+    loads: _Loads, columns: Columns
+) -> tuple[float, NDArray[np.float64], NDArray[np.float64]] | None:
+    """Value, shares of all columns clique after clique, and weights; None without a solver."""
+    load = np.stack([column for mine in columns for column, _ in mine], axis=1)
+    num_rows, num = len(loads.constants), int(load.shape[1])
+    unit = max(float(load.max(initial=0.0)), float(loads.constants.max(initial=0.0))) or 1.0
+    clique = np.repeat(np.arange(len(columns)), [len(mine) for mine in columns])
+    at = np.arange(num_rows)
+    linear = LinearProgram(
+        cost=np.append(np.zeros(num), 1.0),
+        upper=np.append(np.ones(num), np.inf),
+        row=np.concatenate([np.repeat(at, num), at, num_rows + clique]),
+        column=np.concatenate([np.tile(np.arange(num), num_rows), np.full(num_rows, num),
+                               np.arange(num)]),
+        value=np.concatenate([load.ravel() / unit, -np.ones(num_rows), np.ones(num)]),
+        rhs=np.concatenate([-loads.constants / unit, np.ones(len(columns))]),
+        num_less=num_rows,
+    )  # fmt: skip
+    answer = SHARED.solve(linear, seconds=SECONDS)
+    if isinstance(answer, Failure):
+        return None
+    weights = np.maximum(0.0, -answer.duals[:num_rows])
+    total = float(weights.sum())
+    weights = weights / total if total > 0 else np.full(num_rows, 1 / num_rows)
+    return float(answer.x[-1]) * unit, np.clip(answer.x[:-1], 0.0, 1.0), weights
+
+
+def _shares(columns: Columns, mixed: NDArray[np.float64]) -> tuple[Shares, ...]:
+    found: list[Shares] = []
+    at = 0
+    for mine in columns:
+        shares = mixed[at : at + len(mine)]
+        at += len(mine)
+        total = float(shares.sum()) or 1.0
+        found.append(
+            tuple(
+                (float(x) * part / total, fill)
+                for x, (_, each) in zip(shares, mine, strict=True)
+                for part, fill in each.fills
+                if x * part > 0
+            )
+        )
+    return tuple(found)
+
+
+_EVERY, _PART, _UNREAD, _NONE = range(4)
+
+
+def _states(ladder: Ladder, t: int, shares: Shares) -> NDArray[np.int8]:
+    """Of each item some fill holds: by every device, by one, by one unread by others, by none."""
+    length = max((each.held[t] for _, each in shares), default=0)
+    wanted = np.zeros((4, length + 1))
+    for share, each in shares:
+        whole, held = each.whole[t], each.held[t]
+        part = _PART if each.peers[t] else _UNREAD
+        for state, start, end in ((_EVERY, 0, whole), (part, whole, held), (_NONE, held, length)):
+            wanted[state, start] += share
+            wanted[state, end] -= share
+    return np.asarray(_share_out(wanted, ladder.size))
+
+
+@numba.njit(cache=True, nogil=True)
+@typing.no_type_check
+def _share_out(steps: np.ndarray, ends: np.ndarray) -> np.ndarray:
+    """State of each item [N]: the one furthest behind its share of bytes.
+
+    `steps` [S, N + 1] are what each state's share of the items changes by from an item on, `ends`
+    the bytes of the first i items.
+    """
+    wanted, behind = np.zeros(steps.shape[0]), np.zeros(steps.shape[0])
+    state = np.empty(steps.shape[1] - 1, np.int8)
+    for i in range(state.size):
+        size = ends[i + 1] - ends[i]
+        best = -1
+        for s in range(behind.size):
+            wanted[s] += steps[s, i]
+            behind[s] += wanted[s] * size
+            if wanted[s] > 1e-12 and (best < 0 or behind[s] > behind[best]):
+                best = s
+        state[i] = best
+        behind[best] -= size
+    return state

@@ -1,0 +1,332 @@
+"""The relaxation over buckets: one sort where that is proved exact, else the linear programme.
+
+A solver that fails or runs out of time leaves the density order, and the status says so.
+"""
+
+import itertools
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.placement.costs import RowCosts
+from planner.placement.layout import Instance
+from planner.placement.lp.buckets import Buckets, Groups
+from planner.placement.lp.program import Prices, Program, build_program, read_prices
+from planner.placement.lp.solver import SHARED, Failure, Point
+from planner.placement.network import Goal, Rows
+from planner.placement.order import Probabilities
+from planner.placement.reads import CROSS, DISK, HOST, OWN, PEER
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Items:
+    """What is to be placed: sizes, and mean cost per GPU in each state; arrays of shape [N]."""
+
+    size: NDArray[np.float64]
+    replicated: NDArray[np.float64]
+    """cR."""
+    dealt: NDArray[np.float64]
+    """cP."""
+    host: NDArray[np.float64]
+    """cH."""
+    num_devices: int
+    """n."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Moves:
+    """Moves of items to a better state: seconds saved, and bytes it takes of each GPU."""
+
+    value: NDArray[np.float64]
+    size: NDArray[np.float64]
+    item: NDArray[np.int64]
+    """Which item moves."""
+    to_dealt: NDArray[np.bool_]
+    """Whether to P; else to R, from P where the item has both moves."""
+
+    def fill(self, capacity: float) -> tuple[NDArray[np.float64], float]:
+        """Take moves by value per unit of size until the capacity is full.
+
+        Returns:
+            The share taken of each move, and what one more unit of capacity would save.
+        """
+        order = np.argsort(-self.value / self.size, kind="stable")
+        filled = np.cumsum(self.size[order])
+        whole = int(np.searchsorted(filled, capacity * (1 + 1e-12), side="right"))
+        taken, price = np.zeros(len(order)), 0.0
+        taken[order[:whole]] = 1.0
+        if whole < len(order):
+            used = float(filled[whole - 1]) if whole else 0.0
+            last = order[whole]
+            taken[last] = max(0.0, capacity - used) / self.size[last]
+            price = float(self.value[last] / self.size[last])
+        return taken, price
+
+
+def feature_items(hotness: Probabilities, costs: RowCosts, num_devices: int) -> Items:
+    """Feature rows of equal size (1 row) and one law p for all GPUs of the clique.
+
+        cR = p*C_loc,   cP = p*((n-1)/n*C_gpu + 1/n*C_loc),   cH = p*C_cpu
+
+    A peer that costs more than the host is not read, so a dealt row then costs C_cpu elsewhere.
+
+    Args:
+        hotness: p(v), shape [N].
+        costs: Gross seconds per row.
+        num_devices: n.
+
+    References:
+        Formulas 6.3; Song and Jiang's model is the case of singleton items and free local reads.
+    """
+    n, p = num_devices, hotness.astype(np.float64)
+    elsewhere = min(costs.peer, costs.host)
+    return Items(
+        size=np.ones(p.size),
+        replicated=p * costs.local,
+        dealt=p * ((n - 1) / n * elsewhere + costs.local / n),
+        host=p * costs.host,
+        num_devices=n,
+    )
+
+
+def moves(items: Items) -> Moves:
+    """Two moves per item, or one where P is off the lower hull.
+
+        H -> P: cH - cP on s/n bytes,   P -> R: cP - cR on s*(n-1)/n bytes
+
+    Returns:
+        Moves of both kinds, and of H -> R, in no particular order; those without value are left
+        out.
+    """
+    n, every = items.num_devices, np.arange(items.size.size)
+    if n == 1:
+        alone = np.zeros(every.size, np.bool_)
+        return _worthwhile(items.host - items.replicated, items.size, every, alone)
+    first = items.host - items.dealt
+    second = items.dealt - items.replicated
+    on_hull = first * (n - 1) >= second  # value per byte; the common factor s/n cancels
+    hull, off = np.flatnonzero(on_hull), np.flatnonzero(~on_hull)
+    value = np.concatenate([first[hull], second[hull], (first + second)[off]])
+    size = items.size
+    taken = np.concatenate([size[hull] / n, size[hull] * ((n - 1) / n), size[off]])
+    dealt = np.zeros(value.size, np.bool_)
+    dealt[: hull.size] = True
+    return _worthwhile(value, taken, np.concatenate([hull, hull, off]), dealt)
+
+
+def _worthwhile(
+    value: NDArray[np.float64],
+    size: NDArray[np.float64],
+    item: NDArray[np.int64],
+    to_dealt: NDArray[np.bool_],
+) -> Moves:
+    keep = (value > 0) & (size > 0)
+    return Moves(value=value[keep], size=size[keep], item=item[keep], to_dealt=to_dealt[keep])
+
+
+def sort_is_exact(instance: Instance, goal: Goal, groups: Groups) -> bool:
+    """Whether one sort is the programme's optimum (formulas 6.3 [C22]).
+
+    One clique of alike devices, an objective that adds places up, memory of devices the only
+    capacity, and no link that several devices share.
+    """
+    additive = goal == "transactions" or (
+        goal == "serial"
+        and instance.network.compute_seconds == 0
+        and not instance.network.shared().any()
+    )
+    return (
+        additive
+        and len(groups.groups) == 1
+        and len(instance.cliques) == 1
+        and instance.host_bytes is None
+        and bool(np.isfinite(instance.network.alone[:, :, HOST]).all())
+    )
+
+
+def density_shares(
+    instance: Instance, rows: Rows, groups: Groups, buckets: list[Buckets]
+) -> tuple[list[NDArray[np.float64]], Prices]:
+    """Shares of buckets by group and place, and prices.
+
+    Returns:
+        By kind, shape [groups, K, 5]; and the prices of the last moves taken.
+    """
+    sizes = np.concatenate([b.bytes for b in buckets])
+    kind_of = np.repeat(np.arange(len(buckets)), [len(b.bytes) for b in buckets])
+    shares = np.zeros((len(groups.groups), len(sizes), 5))
+    device = np.zeros(instance.num_devices)
+    missing = np.zeros(len(sizes))
+    for each in groups.classes:
+        for name in each.groups:
+            group = groups.groups[name]
+            g, n = group.devices[0], each.size
+            heat = np.concatenate(
+                [
+                    kind.read_bytes * b.heat[:, kind.laws[g]]
+                    for kind, b in zip(instance.kinds, buckets, strict=True)
+                ]
+            )
+            cost = _seconds(instance, rows, g)[kind_of]
+            host = np.minimum(cost[:, HOST], cost[:, DISK])
+            peer = np.minimum(cost[:, PEER], host)
+            # a device that has no like must not count on the others' copies
+            n = n if len(each.groups) == 1 else 1
+            fits = np.concatenate([b.fits for b in buckets])
+            items = Items(
+                size=np.where(fits, sizes, np.inf),
+                replicated=heat * cost[:, OWN],
+                dealt=heat * (cost[:, OWN] / n + peer * (n - 1) / n),
+                host=heat * host,
+                num_devices=n,
+            )
+            found = moves(items)
+            taken, price = found.fill(float(min(instance.device_bytes[d] for d in group.devices)))
+            device[list(group.devices)] = price / instance.num_devices
+            dealt, whole = np.zeros(len(sizes)), np.zeros(len(sizes))
+            np.add.at(dealt, found.item[found.to_dealt], taken[found.to_dealt])
+            np.add.at(whole, found.item[~found.to_dealt], taken[~found.to_dealt])
+            dealt = np.maximum(dealt, whole) - whole
+            shares[name, :, OWN] = whole + dealt / n
+            # a peer that is no faster than the host is never read (formulas 1.1)
+            read = dealt * (n - 1) / n
+            from_peer = cost[:, PEER] < host
+            shares[name, :, PEER] = np.where(from_peer, read, 0.0)
+            left = np.maximum(0.0, 1.0 - whole - dealt) + np.where(from_peer, 0.0, read)
+            shares[name, :, HOST] = left
+            missing += left * heat * len(group.devices)
+    _leave_to_disk(instance, shares, missing, sizes)
+    ends = np.cumsum([len(b.bytes) for b in buckets])[:-1]
+    weights = _weights(rows, instance)
+    return list(np.split(shares, ends, axis=1)), Prices(rows=weights, device=device, host=0.0)
+
+
+def _seconds(instance: Instance, rows: Rows, g: int) -> NDArray[np.float64]:
+    """Seconds per byte of a device by kind and place, shape [T, 5]."""
+    alone = instance.network.alone[:, g].copy()
+    if rows.names == ("transactions",):
+        alone = np.where(np.isfinite(alone), rows.weights[0, :, g], np.inf)
+    alone[:, CROSS] = np.inf
+    return np.minimum(alone, 1e30)
+
+
+def _weights(rows: Rows, instance: Instance) -> NDArray[np.float64]:
+    """Equal weights of the rows that belong to one device each, else of all."""
+    touched = np.any(rows.weights > 0, axis=(1, 3)).sum(axis=1)
+    single = touched == 1 if instance.num_devices > 1 else touched > 0
+    chosen = single if single.any() else np.ones(len(rows.names), np.bool_)
+    return chosen / chosen.sum()
+
+
+def _leave_to_disk(
+    instance: Instance,
+    shares: NDArray[np.float64],
+    missing: NDArray[np.float64],
+    sizes: NDArray[np.float64],
+) -> None:
+    """What host memory has no room for is read from disk, the least asked for first."""
+    if instance.host_bytes is None:
+        return
+    order = np.argsort(-missing / np.maximum(sizes, 1e-300), kind="stable")
+    before = np.cumsum(sizes[order]) - sizes[order]
+    room = np.empty(len(sizes))
+    room[order] = np.clip((instance.host_bytes - before) / np.maximum(sizes[order], 1e-300), 0, 1)
+    kept = np.minimum(shares[:, :, HOST], room[None])
+    shares[:, :, DISK] += shares[:, :, HOST] - kept
+    shares[:, :, HOST] = kept
+
+
+SECONDS = 20.0
+"""Processor seconds that one linear programme may take."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Relaxed:
+    """The programme's solution."""
+
+    seconds: float
+    """Its value: of the bucketed problem, so between the node-level optimum and rho times it."""
+    shares: list[NDArray[np.float64]]
+    """By kind: [groups, K, 5]; none where no buckets were made."""
+    reads: NDArray[np.float64]
+    """Bytes by kind, device and place, shape [T, G, 5]."""
+    prices: Prices
+    row_names: tuple[str, ...]
+    """Of the objective's rows that the prices weigh."""
+    solver: str
+    status: str
+    """optimal, or why it is not."""
+
+
+def relax(
+    instance: Instance,
+    rows: Rows,
+    groups: Groups,
+    buckets: list[Buckets],
+    *,
+    goal: Goal,
+    seconds: float = SECONDS,
+    solver: str = "",
+) -> Relaxed:
+    """Solve the relaxation over buckets."""
+    exact = sort_is_exact(instance, goal, groups)
+    if solver == "sort" and not exact:
+        raise ValueError("expected an instance that one sort solves; leave the solver out")
+    why = "optimal" if exact else "density order, as asked for"
+    if solver != "density" and not (exact and solver in ("", "sort")):
+        program = build_program(instance, rows, groups, buckets)
+        answer = SHARED.solve(program.linear, seconds=seconds, solver=solver)
+        if not isinstance(answer, Failure):
+            found = _read(instance, groups, buckets, program, answer)
+            return replace(found, row_names=rows.names)
+        why = f"density order, since {answer.why}"
+    shares, prices = density_shares(instance, rows, groups, buckets)
+    reads = _reads(instance, groups, buckets, shares)
+    return Relaxed(
+        seconds=float(rows.values(reads).max()),
+        shares=shares,
+        reads=reads,
+        prices=prices,
+        row_names=rows.names,
+        solver="sort" if exact else "density",
+        status=why,
+    )
+
+
+def _reads(
+    instance: Instance,
+    groups: Groups,
+    buckets: list[Buckets],
+    shares: list[NDArray[np.float64]],
+) -> NDArray[np.float64]:
+    """Bytes read at given shares, shape [T, G, 5]."""
+    read = np.zeros((len(instance.kinds), instance.num_devices, 5))
+    for t, (kind, b) in enumerate(zip(instance.kinds, buckets, strict=True)):
+        for name, group in enumerate(groups.groups):
+            for g in group.devices:
+                read[t, g] = kind.read_bytes * (b.heat[:, kind.laws[g]] @ shares[t][name])
+    return read
+
+
+def _read(
+    instance: Instance,
+    groups: Groups,
+    buckets: list[Buckets],
+    program: Program,
+    answer: Point,
+) -> Relaxed:
+    x = answer.x
+    size = program.num_groups * program.num_buckets * 5
+    whole = np.clip(x[:size], 0.0, 1.0).reshape(program.num_groups, program.num_buckets, 5)
+    ends = np.cumsum([0, *(len(b.bytes) for b in buckets)])
+    shares = [whole[:, a:b] for a, b in itertools.pairwise(ends.tolist())]
+    return Relaxed(
+        seconds=float(x[-1]) * program.unit_seconds,
+        shares=shares,
+        reads=_reads(instance, groups, buckets, shares),
+        prices=read_prices(program, answer.duals, instance, groups),
+        row_names=(),
+        solver=answer.solver,
+        status="optimal",
+    )

@@ -1,0 +1,510 @@
+"""From shares of buckets to whole items, within every device's bytes (formulas 6.4).
+
+Inside a bucket the hottest items are replicated, the next dealt, the rest left; a bucket that is
+not split needs no order. Devices that share no law take consecutive arcs of the bucket, so that
+their copies overlap only where all of it is held. Dealt rows go round in serpentine order, dealt
+lists to the device with most free bytes; where there are too many items for exchanges to even loads
+out afterwards, each goes to the device with room whose dealt items are read least. Whatever passes
+a device's bytes is dropped.
+"""
+
+import typing
+from collections import Counter
+from dataclasses import dataclass
+from typing import cast
+
+import numba
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.parallel import side_by_side
+from planner.placement.evaluate import read_bytes
+from planner.placement.layout import Held, Instance, Kind, Layout
+from planner.placement.lp.buckets import Buckets, CliqueClass, Groups, densities, density_order
+from planner.placement.lp.exchange import exchange, worth_exchanging
+from planner.placement.lp.program import Prices
+from planner.placement.lp.relaxation import Relaxed, density_shares
+from planner.placement.network import Rows
+from planner.placement.reads import CROSS, DISK, HOST, OWN, PEER, mark_holders
+
+SHARE = 1e-9
+"""A share of a bucket below this is none."""
+SORTED_ITEMS = 4_000_000
+"""Up to this many items are dealt in order of density, more in order of bucket."""
+
+
+_Dealt = tuple[NDArray[np.int64], NDArray[np.int64]]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Chosen:
+    """What devices should hold, before budgets are looked at, hottest first."""
+
+    replicated: list[NDArray[np.int64]]
+    """Ids that every device of the clique holds, by clique."""
+    dealt: list[NDArray[np.int64]]
+    """Ids of which some device of the clique holds one copy, by clique."""
+    single: list[NDArray[np.int64]]
+    """Ids by device, where devices of a clique differ."""
+
+
+def round_kind(
+    instance: Instance,
+    t: int,
+    groups: Groups,
+    buckets: Buckets,
+    shares: NDArray[np.float64],
+    *,
+    mean: bool = False,
+) -> Chosen:
+    """Whole items of one kind.
+
+    Args:
+        instance: the problem.
+        t: index of the kind.
+        groups: of the programme.
+        buckets: of the kind.
+        shares: of the programme's solution, shape [groups, K, 5].
+        mean: take the devices of every clique for alike, at the mean of their shares.
+
+    Returns:
+        Ids by clique and device.
+    """
+    none = np.zeros(0, np.int64)
+    replicated = [none] * len(instance.cliques)
+    dealt = [none] * len(instance.cliques)
+    single = [none] * instance.num_devices
+    members = _Members(instance, t, buckets)
+    for each in groups.classes:
+        if len(each.groups) == 1:
+            _alike(each, shares[each.groups[0]], members, replicated, dealt)
+        elif mean:
+            _alike(each, shares[list(each.groups)].mean(axis=0), members, replicated, dealt)
+        else:
+            _unlike(instance, groups, each, shares, members, single)
+    return Chosen(replicated=replicated, dealt=dealt, single=single)
+
+
+def _joined(parts: list[NDArray[np.int64]]) -> NDArray[np.int64]:
+    """The parts after each other; without a copy where one is all, so that equal lists stay one."""
+    some = [part for part in parts if part.size] or parts[:1]
+    return some[0] if len(some) == 1 else np.concatenate(some)
+
+
+@numba.njit(cache=True, nogil=True)
+@typing.no_type_check
+def _in_order(of: np.ndarray, chosen: np.ndarray, starts: np.ndarray, total: int) -> np.ndarray:
+    """Ids of the chosen buckets' items, bucket after bucket."""
+    ids = np.empty(total, np.int64)
+    for v in range(of.size):
+        b = of[v]
+        if chosen[b]:
+            ids[starts[b]] = v
+            starts[b] += 1
+    return ids
+
+
+class _Members:
+    """Items of buckets, hottest first."""
+
+    def __init__(self, instance: Instance, t: int, buckets: Buckets) -> None:
+        self.kind, self.buckets = instance.kinds[t], buckets
+        few = self.kind.num_items <= SORTED_ITEMS
+        self.order = density_order(self.kind) if few else None
+        self.density = densities(self.kind) if few and self.order is None else None
+
+    def whole(self, chosen: NDArray[np.bool_]) -> NDArray[np.int64]:
+        """Ids of all items of the chosen buckets."""
+        if self.order is not None:
+            return self.order[chosen[self.buckets.of[self.order]]]
+        counts = np.where(chosen, self.buckets.count, 0)
+        starts = np.cumsum(counts) - counts
+        ids = np.asarray(_in_order(self.buckets.of, chosen, starts, int(counts.sum())))
+        if self.density is not None:
+            return ids[np.argsort(-self.density[ids], kind="stable")]
+        return ids
+
+    def split(self, b: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """Ids of one bucket, hottest first, and the share of its bytes before each one's middle."""
+        ids = np.flatnonzero(self.buckets.of == b)
+        sizes = self.kind.sizes(ids).astype(np.float64)
+        if self.density is not None:
+            density = self.density[ids]
+        else:
+            density = self.kind.heat[:, ids].sum(axis=0, dtype=np.float64) / sizes
+        order = np.argsort(-density, kind="stable")
+        ends = np.cumsum(sizes[order])
+        return ids[order], (ends - sizes[order] / 2) / ends[-1]
+
+
+def _alike(
+    each: CliqueClass,
+    shares: NDArray[np.float64],
+    members: _Members,
+    replicated: list[NDArray[np.int64]],
+    dealt: list[NDArray[np.int64]],
+) -> None:
+    """Cliques whose devices share everything: u = R + P / n, q = P (n - 1) / n."""
+    n = each.size
+    u, q = shares[:, OWN], shares[:, PEER]
+    copies = np.zeros_like(u) if n == 1 else np.minimum(q / (n - 1), u)
+    whole, part = u - copies, copies * n
+    crossed = shares[:, CROSS] > SHARE
+    pure_whole = (whole > 1 - SHARE) & ~crossed
+    pure_part = (part > 1 - SHARE) & ~crossed
+    mixed = np.flatnonzero((whole + part > SHARE) & ~pure_whole & ~pure_part)
+    base_whole, base_part = members.whole(pure_whole), members.whole(pure_part)
+    found = [members.split(int(b)) for b in mixed]
+    for index, c in enumerate(each.cliques):
+        more: tuple[list[NDArray[np.int64]], list[NDArray[np.int64]]] = ([], [])
+        for b, (ids, middle) in zip(mixed.tolist(), found, strict=True):
+            # cliques that read each other hold arcs one after the other
+            start = index * (whole[b] + part[b]) if crossed[b] else 0.0
+            at = (middle - start) % 1.0
+            more[0].append(ids[at < whole[b]])
+            more[1].append(ids[(at >= whole[b]) & (at < whole[b] + part[b])])
+        replicated[c] = _joined([base_whole, *more[0]])
+        dealt[c] = _joined([base_part, *more[1]])
+
+
+def _unlike(
+    instance: Instance,
+    groups: Groups,
+    each: CliqueClass,
+    shares: NDArray[np.float64],
+    members: _Members,
+    single: list[NDArray[np.int64]],
+) -> None:
+    """A clique whose devices differ: each takes an arc of every bucket, one after the other."""
+    group_of = {g: name for name in each.groups for g in groups.groups[name].devices}
+    clique = instance.cliques[each.cliques[0]]
+    own = np.stack([shares[group_of[g], :, OWN] for g in clique])
+    pure = (own > 1 - SHARE) | (own < SHARE)
+    mixed = np.flatnonzero(~pure.all(axis=0))
+    split = np.zeros(own.shape[1], np.bool_)
+    split[mixed] = True
+    parts: list[list[NDArray[np.int64]]] = [
+        [members.whole((own[i] > 1 - SHARE) & ~split)] for i in range(len(clique))
+    ]
+    for b in mixed.tolist():
+        ids, middle = members.split(b)
+        start = 0.0
+        for i in range(len(clique)):
+            at = (middle - start) % 1.0
+            parts[i].append(ids[at < own[i, b] - SHARE])
+            start += float(own[i, b])
+    for i, g in enumerate(clique):
+        single[g] = _joined(parts[i])
+
+
+@numba.njit(cache=True, nogil=True)
+@typing.no_type_check
+def _that_fit(sizes: np.ndarray, free: int) -> np.ndarray:
+    """Whether each item is taken, first come first served; one that does not fit is passed over."""
+    taken = np.zeros(sizes.size, np.bool_)
+    for i in range(sizes.size):
+        if sizes[i] <= free:
+            free -= sizes[i]
+            taken[i] = True
+    return taken
+
+
+def _first_that_fit(kind: Kind, ids: NDArray[np.int64], free: int) -> NDArray[np.int64]:
+    """Of items that together pass so many bytes, those that are taken, first come first served."""
+    if not isinstance(kind.size, np.ndarray):
+        return ids[: free // kind.size]
+    return ids[np.asarray(_that_fit(kind.sizes(ids), free))]
+
+
+@numba.njit(cache=True, nogil=True)
+@typing.no_type_check
+def _deal(num: int, sizes: np.ndarray, free: np.ndarray, serpentine: bool) -> np.ndarray:
+    """Device of each of `num` items or -1; free [n] is reduced."""
+    n = free.size
+    device = np.full(num, -1, np.int16)
+    turn = 0
+    for i in range(num):
+        best, size = -1, sizes[i if sizes.size > 1 else 0]
+        if serpentine:
+            for _ in range(2 * n):
+                lap, at = turn // n, turn % n
+                g = at if lap % 2 == 0 else n - 1 - at
+                turn += 1
+                if free[g] >= size:
+                    best = g
+                    break
+        else:
+            best = 0
+            for g in range(1, n):
+                if free[g] > free[best]:
+                    best = g
+            if free[best] < size:
+                best = -1
+        if best >= 0:
+            free[best] -= size
+            device[i] = best
+    return device
+
+
+@numba.njit(cache=True, nogil=True)
+@typing.no_type_check
+def _add_reads(reads: np.ndarray, heat: np.ndarray, ids: np.ndarray, factor: float) -> None:
+    """To the reads of each item its heat times a factor."""
+    for i in range(ids.size):
+        reads[i] += factor * heat[ids[i]]
+
+
+@numba.njit(cache=True, nogil=True)
+@typing.no_type_check
+def _deal_evenly(
+    sizes: np.ndarray, reads: np.ndarray, free: np.ndarray, busy: np.ndarray
+) -> np.ndarray:
+    """Device of each item or -1; free [n] is reduced, busy [n], bytes read of the dealt, grows."""
+    device = np.full(reads.size, -1, np.int16)
+    for i in range(reads.size):
+        best, size = -1, sizes[i if sizes.size > 1 else 0]
+        for g in range(free.size):
+            fits = free[g] >= size
+            if fits and (best < 0 or (busy[g], -free[g]) < (busy[best], -free[best])):
+                best = g
+        if best >= 0:
+            free[best] -= size
+            busy[best] += reads[i]
+            device[i] = best
+    return device
+
+
+@numba.njit(cache=True, nogil=True)
+@typing.no_type_check
+def _by_device(ids: np.ndarray, device: np.ndarray, n: int) -> tuple:
+    """Ids of device 0, of device 1 and so on, each in order; where each one's end, [n]."""
+    ends = np.zeros(n, np.int64)
+    for d in device:
+        if d >= 0:
+            ends[d] += 1
+    ends = np.cumsum(ends)
+    at = np.zeros(n, np.int64)
+    at[1:] = ends[:-1]
+    out = np.empty(ends[-1], np.int64)
+    for i in range(ids.size):
+        d = device[i]
+        if d >= 0:
+            out[at[d]] = ids[i]
+            at[d] += 1
+    return out, ends
+
+
+def fill(
+    instance: Instance, chosen: list[Chosen], *, rows_first: bool = False, evenly: bool = False
+) -> list[list[NDArray[np.int64]]]:
+    """Give devices what was chosen, each within its bytes; own ids by kind and device.
+
+    Replicated items of all kinds first, then lists, then rows, which fit any gap; or rows first.
+    With `evenly`, dealt items go where least is read of what was dealt so far.
+    """
+    free = np.array(instance.device_bytes, np.int64)
+    parts: list[list[list[NDArray[np.int64]]]] = [
+        [[] for _ in range(instance.num_devices)] for _ in instance.kinds
+    ]
+
+    order = sorted(
+        range(len(instance.kinds)),
+        key=lambda t: isinstance(instance.kinds[t].size, np.ndarray) == rows_first,
+    )
+    for t in order:
+        kind = instance.kinds[t]
+        for c, clique in enumerate(instance.cliques):
+            for ids, devices in (
+                (chosen[t].replicated[c], clique),
+                *((chosen[t].single[g], (g,)) for g in clique),
+            ):
+                needed = kind.bytes_of(ids)
+                for g in devices:
+                    fits = needed <= free[g]
+                    kept = ids if fits else _first_that_fit(kind, ids, int(free[g]))
+                    free[g] -= needed if fits else kind.bytes_of(kept)
+                    parts[t][g].append(kept)
+    busy = np.zeros(instance.num_devices)
+    for t in order:
+        kind = instance.kinds[t]
+        for c, clique in enumerate(instance.cliques):
+            ids, mine = chosen[t].dealt[c], list(clique)
+            sizes, room, read = kind.size_array(ids), free[mine], busy[mine]
+            if evenly:
+                reads = np.zeros(len(ids), np.float32)
+                for law, count in Counter(kind.laws[g] for g in mine).items():
+                    factor = kind.heat.dtype.type(count * kind.read_bytes)
+                    _add_reads(reads, kind.heat[law], ids, factor)
+                dealt = _deal_evenly(sizes, reads, room, read)
+            else:
+                dealt = _deal(len(ids), sizes, room, not isinstance(kind.size, np.ndarray))
+            free[mine], busy[mine] = room, read
+            by_device, ends = cast(_Dealt, _by_device(ids, dealt, len(mine)))
+            for g, part in zip(clique, np.split(by_device, ends[:-1]), strict=True):
+                parts[t][g].append(part)
+    return [[_joined(mine) for mine in of_kind] for of_kind in parts]
+
+
+HOST_ROUNDS = 4
+"""Times that devices' and the host's items are chosen in turn."""
+
+
+def realise(
+    instance: Instance, rows: Rows, groups: Groups, buckets: list[Buckets], relaxed: Relaxed
+) -> Layout:
+    """Whole items: rounding, then what the host keeps, then who reads what where.
+
+    Where an item matters, several ways to round are tried.
+    """
+    seconds = read_seconds(instance, rows, relaxed.prices)
+    unlike = any(len(each.groups) > 1 for each in groups.classes)
+    few = worth_exchanging(instance)
+    ways = [(relaxed.shares, False, False)]
+    if few:
+        ways += [(relaxed.shares, True, False)] if len(instance.kinds) > 1 else []
+        ways += [(relaxed.shares, False, True)] if unlike else []
+        if relaxed.solver not in ("sort", "density"):
+            by_density, _ = density_shares(instance, rows, groups, buckets)
+            ways.append((by_density, False, unlike))
+    best: tuple[float, Layout] | None = None
+    for shares, rows_first, mean in ways:
+        chosen = [
+            round_kind(instance, t, groups, b, shares[t], mean=mean) for t, b in enumerate(buckets)
+        ]
+        own = fill(instance, chosen, rows_first=rows_first, evenly=not few)
+        layout = complete(instance, groups, buckets, relaxed, own, seconds)
+        layout = exchange(instance, rows, layout, seconds)
+        if not few:
+            return layout
+        value = float(rows.values(read_bytes(instance, layout)).max())
+        for _ in range(HOST_ROUNDS if instance.host_bytes is not None else 0):
+            again = exchange(instance, rows, rehosted(instance, layout, seconds), seconds)
+            found = float(rows.values(read_bytes(instance, again)).max())
+            if found >= value * (1 - 1e-9):
+                break
+            value, layout = found, again
+        if best is None or value < best[0]:
+            best = (value, layout)
+    assert best is not None
+    return best[1]
+
+
+def read_seconds(instance: Instance, rows: Rows, prices: Prices) -> NDArray[np.float64]:
+    """Priced seconds per byte by kind, device and place; ties are broken by what it takes alone."""
+    priced = np.einsum("k,ktgs->tgs", prices.rows, rows.weights)
+    alone = np.where(np.isfinite(instance.network.alone), instance.network.alone, 0.0)
+    tie = 1e-6 * max(float(priced.max()), 1e-300) / max(float(alone.max()), 1e-300)
+    found = priced + tie * alone
+    found[~np.isfinite(instance.network.alone)] = np.inf
+    return found
+
+
+def complete(
+    instance: Instance,
+    groups: Groups,
+    buckets: list[Buckets],
+    relaxed: Relaxed,
+    own: list[list[NDArray[np.int64]]],
+    seconds: NDArray[np.float64],
+) -> Layout:
+    """Where cliques read what devices do not hold, and what the host keeps for them."""
+
+    def places(t: int) -> list[NDArray[np.uint8]]:
+        kind = instance.kinds[t]
+        marks = [mark_holders([own[t][g] for g in c], kind.num_items) for c in instance.cliques]
+        codes: list[NDArray[np.uint8]] = [np.zeros(0, np.uint8)] * len(instance.cliques)
+        for each in groups.classes:
+            peers = _peers_pay(groups, each.groups, relaxed.shares[t], buckets[t], kind.laws)
+            crossed = relaxed.shares[t][list(each.groups), :, CROSS].max(axis=0) > SHARE
+            for c in each.cliques:
+                place = np.full(kind.num_items, HOST, np.uint8)
+                if crossed.any():
+                    across = np.zeros(kind.num_items, np.bool_)
+                    for d, holders in enumerate(marks):
+                        if d != c:
+                            across |= holders >= 0
+                    place[across & crossed[buckets[t].of]] = CROSS
+                if peers.any():
+                    place[(marks[c] >= 0) & peers[buckets[t].of]] = PEER
+                codes[c] = place
+        return codes
+
+    items = max(kind.num_items for kind in instance.kinds)
+    elsewhere = side_by_side(places, range(len(instance.kinds)), items=items)
+    on_host = host_items(instance, own, elsewhere, seconds)
+    held: list[Held] = []
+    for t in range(len(instance.kinds)):
+        mask = on_host[t]
+        if mask is not None:
+            for row in elsewhere[t]:
+                row[(row == HOST) & ~mask] = DISK
+        held.append(Held(own=own[t], elsewhere=elsewhere[t], on_host=mask))
+    return Layout(policy="joint", held=tuple(held), variant=relaxed.solver)
+
+
+def _peers_pay(
+    groups: Groups,
+    names: tuple[int, ...],
+    shares: NDArray[np.float64],
+    buckets: Buckets,
+    laws: tuple[int, ...],
+) -> NDArray[np.bool_]:
+    """Whether a bucket's held items are read from peers: whether most such reads are so, [K]."""
+    covered = np.minimum(
+        1.0, sum((groups.groups[g].per_clique * shares[g, :, 0] for g in names), np.zeros(1))
+    )
+    from_peers = np.zeros(shares.shape[1])
+    possible = np.zeros(shares.shape[1])
+    for g in names:
+        heat = buckets.heat[:, laws[groups.groups[g].devices[0]]] * groups.groups[g].per_clique
+        from_peers += heat * shares[g, :, PEER]
+        possible += heat * np.maximum(0.0, covered - shares[g, :, 0])
+    total = buckets.heat.sum(axis=1)
+    share = SHARE * total if len(names) == 1 else 0.5 * possible
+    # what every device holds is read from a peer as soon as one drops it
+    return (from_peers > share) | (possible <= SHARE * total)
+
+
+def rehosted(instance: Instance, layout: Layout, seconds: NDArray[np.float64]) -> Layout:
+    """The layout with the host's items chosen again for what its devices lack now."""
+    own = [held.own for held in layout.held]
+    codes = [[row.copy() for row in held.elsewhere] for held in layout.held]
+    masks = host_items(instance, own, codes, seconds)
+    held: list[Held] = []
+    for t, mask in enumerate(masks):
+        for row in codes[t]:
+            if mask is not None:
+                row[row >= HOST] = np.where(mask, HOST, DISK)[row >= HOST]
+        held.append(Held(own=own[t], elsewhere=codes[t], on_host=mask))
+    return Layout(policy=layout.policy, held=tuple(held), variant=layout.variant)
+
+
+def host_items(
+    instance: Instance,
+    own: list[list[NDArray[np.int64]]],
+    elsewhere: list[list[NDArray[np.uint8]]],
+    seconds: NDArray[np.float64],
+) -> list[NDArray[np.bool_] | None]:
+    """What the host keeps: the items whose reads from there save most seconds per byte."""
+    if instance.host_bytes is None:
+        return [None] * len(instance.kinds)
+    values: list[NDArray[np.float64]] = []
+    for t, kind in enumerate(instance.kinds):
+        saved = np.zeros(kind.num_items)
+        for c, clique in enumerate(instance.cliques):
+            far = elsewhere[t][c] >= HOST
+            for g in clique:
+                gain = seconds[t, g, DISK] - seconds[t, g, HOST]
+                gain = min(gain, 1e30) * kind.read_bytes
+                mine = np.where(far, kind.heat[kind.laws[g]], 0.0) * gain
+                mine[own[t][g]] = 0.0
+                saved += mine
+        values.append(saved)
+    size = [kind.sizes(np.arange(kind.num_items)) for kind in instance.kinds]
+    rate = np.concatenate([v / s for v, s in zip(values, size, strict=True)])
+    order = np.argsort(-rate, kind="stable")
+    ends = np.cumsum(np.concatenate(size)[order])
+    kept = np.zeros(len(rate), np.bool_)
+    kept[order[: int(np.searchsorted(ends, instance.host_bytes, side="right"))]] = True
+    parts = np.split(kept, np.cumsum([len(s) for s in size])[:-1])
+    return list(parts)

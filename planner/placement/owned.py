@@ -1,0 +1,165 @@
+"""Placing rows for ranks that share a batch: each reads the vertices it owns, and no others.
+
+Owners are dealt by the runtime's own hash, so a rank's law is p_v of the global batch on its own
+vertices and 0 elsewhere. Copies are never read by another rank: rows that others need are sent
+with the batch (docs/formulas.md 5.6).
+"""
+
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.candidate import Candidate, PlacedRows, RankRows
+from planner.cost.cache import cross_validated
+from planner.cost.request import Request
+from planner.cost.stages.gather import touched_rows
+from planner.placement.evaluate import Evaluation, evaluate
+from planner.placement.order import hotness_order
+from planner.placement.place import KINDS, Capacity, Memories, Placed, code_bytes, disk_requests
+from planner.placement.policies.policy import Placement
+from planner.workload import Hotness
+from runtime.sampling.distributed.owner import Owners
+
+OWNED = "owned"
+"""The policy that keeps the hottest of a rank's own vertices; `none` keeps nothing."""
+
+
+def owners_of(num_nodes: int, num_ranks: int) -> NDArray[np.int32]:
+    """The rank that owns each node, by the runtime's hash."""
+    owners = Owners(num_ranks, num_nodes=num_nodes)
+    return owners.of(np.arange(num_nodes, dtype=np.int64))
+
+
+def place_shared(
+    request: Request, candidate: Candidate, hotness: Hotness, memories: Memories
+) -> Placed:
+    """Place rows for a candidate whose ranks share a batch.
+
+    Args:
+        request: the request.
+        candidate: with batching cooperative and policy none or owned.
+        hotness: of the global batch.
+        memories: of the candidate; what a peer's row costs is not looked at.
+    """
+    room, costs = memories.room, replace(memories.costs, peer=np.inf)
+    owner = owners_of(request.graph.num_nodes, candidate.num_ranks)
+    alone = [[rank] for rank in range(candidate.num_ranks)]
+
+    def own(p: NDArray[np.float32]) -> list[NDArray[np.int64]]:
+        if candidate.policy != OWNED:
+            return [np.zeros(0, np.int64) for _ in alone]
+        return _hottest(p, owner, candidate.num_ranks, room.own_rows)
+
+    def score(
+        rows: list[NDArray[np.int64]], on_host: NDArray[np.bool_] | None, p: NDArray[np.float32]
+    ) -> Evaluation:
+        return evaluate(_laws(p, owner, candidate), rows, costs, cliques=alone, on_host=on_host)
+
+    def reads(
+        chosen_on: NDArray[np.float32], scored_on: NDArray[np.float32]
+    ) -> NDArray[np.float64]:
+        kept = own(chosen_on)
+        found = score(kept, _on_host(chosen_on, kept, room), scored_on)
+        return np.stack([found.rows[kind] for kind in KINDS], axis=1)
+
+    p = hotness.features
+    kept = own(p)
+    on_host = _on_host(p, kept, room)
+    placement = Placement(
+        policy=candidate.policy,
+        variant=candidate.policy,
+        own=kept,
+        cliques=alone,
+        on_host=on_host,
+        evaluation=score(kept, on_host, p),
+        variants=(),
+    )
+    shares = cross_validated(hotness.first_half, hotness.second_half, reads)
+    ranks = [
+        _rank_rows(request, np.where(owner == g, p, np.float32(0)), kept[g], on_host, shares[g])
+        for g in range(candidate.num_ranks)
+    ]
+    rows = PlacedRows(
+        policy=candidate.policy,
+        ranks=ranks,
+        host_rows=request.graph.num_nodes if room.host_rows is None else room.host_rows,
+        code_bytes=code_bytes(request.graph.num_nodes),
+        distinct_tables=len({own.tobytes() for own in kept}),
+    )
+    return Placed(placement=placement, memories=Memories(room=room, costs=costs), rows=rows)
+
+
+def shared_floor(hotness: Hotness, memories: Memories, num_ranks: int) -> float:
+    """Least seconds of feature reads of a rank with its 1/P of the rows, whatever is kept.
+
+    The hottest own_rows of each rank at the cheaper of own memory and the host, the rest from the
+    cheapest place: no placement reads for less.
+    """
+    costs, own_rows = memories.costs, memories.room.own_rows
+    cheapest = min(costs.local, costs.host, costs.disk)
+    elsewhere = min(costs.host, costs.disk)
+    p = np.sort(hotness.features)[::-1]
+    kept = float(p[: own_rows * num_ranks].sum(dtype=np.float64))
+    rest = float(p.sum(dtype=np.float64)) - kept
+    return (kept * cheapest + rest * elsewhere) / num_ranks
+
+
+def _laws(
+    p: NDArray[np.float32], owner: NDArray[np.int32], candidate: Candidate
+) -> NDArray[np.float32]:
+    """P of the vertices each rank owns, shape [P, N]."""
+    return np.stack([np.where(owner == g, p, np.float32(0)) for g in range(candidate.num_ranks)])
+
+
+def _hottest(
+    p: NDArray[np.float32], owner: NDArray[np.int32], num_ranks: int, most: int
+) -> list[NDArray[np.int64]]:
+    """The hottest rows of each owner that are read at all, as many as fit."""
+    order = hotness_order(p)
+    order = order[p[order] > 0]
+    mine = owner[order]
+    return [np.asarray(order[mine == g][:most], np.int64) for g in range(num_ranks)]
+
+
+def _on_host(
+    p: NDArray[np.float32], kept: list[NDArray[np.int64]], room: Capacity
+) -> NDArray[np.bool_] | None:
+    """The hottest rows that nobody keeps, as many as the host has room for; None: all rows."""
+    if room.host_rows is None:
+        return None
+    free = np.ones(p.size, np.bool_)
+    for ids in kept:
+        free[ids] = False
+    order = hotness_order(p)
+    on_host = np.zeros(p.size, np.bool_)
+    on_host[order[free[order]][: room.host_rows]] = True
+    return on_host
+
+
+def _rank_rows(
+    request: Request,
+    p: NDArray[np.float32],
+    own: NDArray[np.int64],
+    on_host: NDArray[np.bool_] | None,
+    share: NDArray[np.float64],
+) -> RankRows:
+    """Rows of one rank by source, and what they are spread over; p is 0 on others' vertices."""
+    elsewhere = p.copy()
+    elsewhere[own] = 0
+    spread = dict.fromkeys(KINDS, touched_rows(elsewhere)) | {"own": touched_rows(p[own])}
+    found = {kind: float(s) for kind, s in zip(KINDS, share, strict=True) if s > 0}
+    total = float(p.sum(dtype=np.float64))
+    asked = (1.0, 0.0)
+    if "disk" in found:
+        if on_host is not None:
+            elsewhere[on_host] = 0
+        asked = disk_requests(request, request.workload.batch_size, elsewhere)
+    return RankRows(
+        rows={kind: total * s for kind, s in found.items()},
+        working_rows={kind: spread[kind] for kind in found},
+        shares=found,
+        own_rows=len(own),
+        disk_requests=asked[0],
+        disk_request_bytes=asked[1],
+    )

@@ -1,0 +1,359 @@
+"""A candidate's feature rows: which rank keeps which, within the memory that is left.
+
+Rates come from the machine, capacities from the budgets, rows from the profile; planner.placement
+decides. The result is put in the cost model's terms, its hit rates cross-validated.
+"""
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from math import inf
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.array_cache import final
+from planner.candidate import Candidate, PlacedRows, RankRows
+from planner.cost.backends.cpu_rank import batch_and_timing
+from planner.cost.backends.gpu_memory import gpu_capacity, host_bytes, ranks_by_host
+from planner.cost.cache import Shares, cross_validated
+from planner.cost.memory import least_host_bytes, peer_bytes
+from planner.cost.model import fixed_parts, launcher_bytes
+from planner.cost.rates import lookup, ranks_here, readers, topology_bytes
+from planner.cost.request import Request, row_bytes
+from planner.cost.stages.exchange import exchange_rates
+from planner.cost.stages.gather import expected_runs, row_rate, touched_rows
+from planner.cost.stages.gather_gpu import read_seconds
+from planner.placement.costs import RowCosts
+from planner.placement.downsample import Spread, Spreading
+from planner.placement.evaluate import evaluate
+from planner.placement.network import contended_network
+from planner.placement.policies.policy import Parts, Placement
+from planner.placement.policies.registry import place
+from planner.placement.reads import first_alike
+from planner.workload import Hotness
+
+
+def gpu_room(
+    request: Request, candidate: Candidate, code_bytes: int, *, shared_host: bool
+) -> tuple[int, int]:
+    """Rows that every GPU, and the least host, have room for after everything else.
+
+    Every host maps the same rows, so the least of them decides; both are 0 where the fixed parts
+    alone do not fit.
+    """
+    machine, stored = request.machine, row_bytes(request.graph)
+    own = min(
+        gpu_capacity(machine, candidate, rank, request.budgets)
+        - sum(fixed_parts(request, candidate, rank, code_bytes).values())
+        for rank in range(candidate.num_ranks)
+    )
+    process = int(machine.table("gpu_process").at(ranks=float(candidate.num_ranks)))
+    host = min(
+        host_bytes(machine, candidate, host, request.budgets)[1] - process * len(ranks)
+        for host, ranks in ranks_by_host(machine, candidate).items()
+    )
+    host -= topology_bytes(request.graph)
+    nodes = request.graph.num_nodes
+    on_host = min(nodes, max(0, host) // stored) if shared_host else 0
+    return min(nodes, max(0, own) // stored), on_host
+
+
+def gpu_row_costs(request: Request, candidate: Candidate) -> RowCosts:
+    """Seconds per row from each place with all GPUs reading; of the GPU that waits longest."""
+    found = read_seconds(request.machine, candidate, row_bytes(request.graph))
+    seconds = {place: max(s for s in each if s < inf) for place, each in found.items()}
+    return RowCosts(
+        local=seconds["own"],
+        peer=seconds.get("peer", inf),
+        host=seconds["host"],
+        disk=seconds.get("disk", inf),
+    )
+
+
+KINDS = ("own", "peer", "host", "disk")
+
+Choose = Callable[[NDArray[np.float32]], Placement]
+"""A placement of vertices that are that hot."""
+NARROW_CODE_BYTES, WIDE_CODE_BYTES = 4, 8
+NARROW_SLOTS = 1 << 24
+"""Slots a 32-bit location code can name beside its source."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Capacity:
+    """Rows that fit after everything else."""
+
+    own_rows: int
+    """Rows each rank may keep."""
+    host_rows: int | None
+    """Rows the shared mapping may hold; None: all of them."""
+    own_bytes: int = 0
+    """Bytes of each rank that `own_rows` counts in whole rows."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Memories:
+    """Where a candidate's rows may lie, and what one costs from there."""
+
+    room: Capacity
+    costs: RowCosts
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Placed:
+    """A placement, the memories it was made for, and what it leaves to read."""
+
+    placement: Placement
+    memories: Memories
+    rows: PlacedRows
+    spread: Callable[[NDArray[np.int64]], NDArray[np.int64]] = lambda ids: ids
+    """From ids of the placement to the vertices that they stand for."""
+
+
+def code_bytes(num_nodes: int) -> int:
+    """Bytes of one location code.
+
+    >>> code_bytes(1000), code_bytes(1 << 25)
+    (4, 8)
+    """
+    return NARROW_CODE_BYTES if num_nodes <= NARROW_SLOTS else WIDE_CODE_BYTES
+
+
+def capacity(request: Request, candidate: Candidate, *, shared_host: bool) -> Capacity:
+    """Rows that a rank, and the host, have room for.
+
+    The shared mapping comes first: it serves all ranks. What is left of the host is split evenly;
+    a device budget limits each rank besides. Both are zero where the ranks alone do not fit.
+    """
+    stored, nodes = row_bytes(request.graph), request.graph.num_nodes
+    codes = code_bytes(nodes)
+    if candidate.kind == "cuda":
+        own, host_rows = gpu_room(request, candidate, codes, shared_host=shared_host)
+        return Capacity(own_rows=own, host_rows=None if host_rows >= nodes else host_rows)
+    private, here = sum(fixed_parts(request, candidate, 0, codes).values()), ranks_here(candidate)
+    host = least_host_bytes(request.machine)
+    if request.budgets.host_bytes is not None:
+        host = min(host, request.budgets.host_bytes)
+    mapped = 0 if candidate.topology == "partitioned" else topology_bytes(request.graph)
+    left = max(0, host - mapped - launcher_bytes(request) - here * private)
+    host_rows = min(nodes, left // stored) if shared_host else 0
+    own_bytes = (left - host_rows * stored) // here
+    if request.budgets.device_bytes is not None:
+        own_bytes = min(own_bytes, max(0, request.budgets.device_bytes - private))
+    if host_rows < nodes:  # ranks may read rows of each other, through buffers
+        batch, _ = batch_and_timing(request, candidate)
+        own_bytes = max(0, own_bytes - peer_bytes(candidate, batch, stored))
+    own = min(nodes, own_bytes // stored)
+    return Capacity(
+        own_rows=own, host_rows=None if host_rows >= nodes else host_rows, own_bytes=own_bytes
+    )
+
+
+def row_costs(request: Request, candidate: Candidate, hotness: Hotness, room: Capacity) -> RowCosts:
+    """Seconds per row from each place, as measured; infinite where there is no such place.
+
+    A peer on the same host is never better than the shared mapping (docs/modelling.md 10), so peers
+    are priced only where the mapping does not hold every row.
+    """
+    if candidate.kind == "cuda":
+        return gpu_row_costs(request, candidate)
+    stored, machine, ranks = row_bytes(request.graph), request.machine, candidate.num_ranks
+    rows = float(hotness.features.sum(dtype=np.float64)) * hotness.weight
+    coordinates = {
+        "row_bytes": float(stored),
+        "working_set_bytes": max(1.0, touched_rows(hotness.features) * hotness.weight) * stored,
+        "readers": float(readers(candidate) * candidate.threads.gather),
+    }
+    local = lookup(machine, "gather", **coordinates).seconds
+    host = lookup(machine, "mapped_gather", **coordinates).seconds
+    peer = disk = float("inf")
+    if room.host_rows is not None:
+        empty = RankRows(rows={}, working_rows={}, shares={})
+        disk = row_rate(machine, "disk", empty, stored, candidate).seconds
+        if ranks > 1:
+            asked, sent = exchange_rates(machine, max(1.0, rows), stored, candidate)
+            peer = local + (asked.seconds + sent.seconds) / max(1.0, rows)
+    return RowCosts(local=local, peer=peer, host=host, disk=disk)
+
+
+def memories_of(
+    request: Request, candidate: Candidate, hotness: Hotness, *, shared_host: bool
+) -> Memories:
+    """The memories of a candidate's ranks and hosts.
+
+    Args:
+        request: graph, machine and budgets.
+        candidate: its ranks.
+        hotness: of a rank's batches: how many rows are read decides what one costs.
+        shared_host: whether the host may map rows for all ranks.
+    """
+    room = capacity(request, candidate, shared_host=shared_host)
+    return Memories(room=room, costs=row_costs(request, candidate, hotness, room))
+
+
+def chooser(
+    request: Request,
+    candidate: Candidate,
+    hotness: Hotness,
+    memories: Memories,
+    *,
+    out_degree: NDArray[np.int64] | None,
+    parts: Parts | None = None,
+) -> Choose:
+    """What places the vertices of `hotness` by the candidate's policy, given how hot they are.
+
+    Args:
+        request: graph, machine and budgets.
+        candidate: ranks and policy.
+        hotness: of a rank's batches; it says which vertices those are.
+        memories: of the candidate.
+        out_degree: as `planner.placement.policies.policy.place` takes it, of every vertex.
+        parts: likewise.
+    """
+    room = memories.room
+    stored, few = row_bytes(request.graph), hotness.stride > 1
+    gpus = candidate.kind == "cuda"
+    degrees = final(out_degree[hotness.ids]) if few and out_degree is not None else out_degree
+
+    def parts_here(name: str, ranks: int) -> NDArray[np.int32]:
+        assert parts is not None
+        return parts(name, ranks)[hotness.ids] if few else parts(name, ranks)
+
+    return functools.partial(
+        place,
+        candidate.policy,
+        costs=memories.costs,
+        capacity_rows=[hotness.places(room.own_rows)] * candidate.num_ranks,
+        cliques=candidate.groups,
+        host_rows=None if room.host_rows is None else hotness.places(room.host_rows),
+        out_degree=degrees,
+        parts=None if parts is None else parts_here,
+        row_bytes=stored,
+        seed=request.workload.seed,
+        network=contended_network(request.machine, candidate, stored) if gpus else None,
+    )
+
+
+def place_rows(
+    request: Request,
+    candidate: Candidate,
+    hotness: Hotness,
+    memories: Memories,
+    *,
+    out_degree: NDArray[np.int64] | None,
+    parts: Parts | None = None,
+) -> Placed:
+    """Place the rows by the candidate's policy, and say what each rank is left to read.
+
+    Where few vertices stand for all, the placement is of those; what it says of rows is of all.
+    Arguments are those of `chooser`.
+    """
+    choose = chooser(request, candidate, hotness, memories, out_degree=out_degree, parts=parts)
+    placement = choose(hotness.features)
+    shares = shares_of(choose, hotness, memories.costs)
+    host_rows = memories.room.host_rows
+    in_host = request.graph.num_nodes if host_rows is None else host_rows
+    placed = PlacedRows(
+        policy=candidate.policy,
+        ranks=rank_rows(request, placement, shares, hotness),
+        host_rows=in_host,
+        code_bytes=code_bytes(request.graph.num_nodes),
+        distinct_tables=len(set(first_alike(placement.own))),
+    )
+    found = Placed(placement=placement, memories=memories, rows=placed)
+    return replace(found, spread=Spreading(hotness)) if hotness.stride > 1 else found
+
+
+def shares_of(
+    choose: Choose,
+    hotness: Hotness,
+    costs: RowCosts,
+) -> Shares:
+    """Cross-validated share of rows by rank and kind of source, shape (ranks, kinds)."""
+
+    def rows(chosen_on: NDArray[np.float32], scored_on: NDArray[np.float32]) -> Shares:
+        found = choose(chosen_on)
+        scored = evaluate(scored_on, found.own, costs, cliques=found.cliques, on_host=found.on_host)
+        return np.stack([scored.rows[kind] for kind in KINDS], axis=1)
+
+    return cross_validated(hotness.first_half, hotness.second_half, rows)
+
+
+def rank_rows(
+    request: Request, placement: Placement, shares: Shares, hotness: Hotness
+) -> list[RankRows]:
+    """Rows, working sets and honest shares of every rank; hotness is gone over once for all.
+
+    Args:
+        request: whose graph the rows are of.
+        placement: of the vertices that `hotness` has.
+        shares: of rows by rank and kind of source, cross-validated.
+        hotness: of a rank's batches; what is said is of all vertices.
+    """
+    p, weight = hotness.features, hotness.weight
+    total, touched = float(p.sum(dtype=np.float64)) * weight, touched_rows(p) * weight
+    runs: dict[tuple[int, ...], tuple[float, float]] = {}
+    found: list[RankRows] = []
+    firsts = first_alike(placement.own)
+    kept_by = {first: touched_rows(p[placement.own[first]]) * weight for first in set(firsts)}
+    for rank, own in enumerate(placement.own):
+        share = {kind: float(s) for kind, s in zip(KINDS, shares[rank], strict=True)}
+        used = [kind for kind in KINDS if share[kind] > 0]
+        kept = kept_by[firsts[rank]]
+        asked = (1.0, 0.0)
+        if share["disk"] > 0:
+            peers = share["peer"] > 0
+            holders = _clique_of(placement, rank) if peers else (firsts[rank],)
+            if holders not in runs:
+                runs[holders] = _disk_requests(request, placement, holders, hotness)
+            asked = runs[holders]
+        found.append(
+            RankRows(
+                # Cross-validated shares, not the flattered ones of the placement's counts [A9].
+                rows={kind: total * share[kind] for kind in used},
+                working_rows={kind: kept if kind == "own" else touched - kept for kind in used},
+                shares={kind: share[kind] for kind in used},
+                own_rows=round(len(own) * weight),
+                disk_requests=asked[0],
+                disk_request_bytes=asked[1],
+            )
+        )
+    return found
+
+
+def _clique_of(placement: Placement, rank: int) -> tuple[int, ...]:
+    return tuple(next(clique for clique in placement.cliques if rank in clique))
+
+
+def _disk_requests(
+    request: Request, placement: Placement, holders: tuple[int, ...], hotness: Hotness
+) -> tuple[float, float]:
+    """As `disk_requests`, for rows that neither those ranks nor the host has."""
+    near = np.zeros(hotness.features.size, np.bool_)
+    if placement.on_host is not None:
+        near[placement.on_host] = True
+    for rank in holders:
+        near[placement.own[rank]] = True
+    far = hotness.everything.features.copy()  # rows that lie together: of all, whoever stands here
+    far[Spread(hotness).mask(near)] = 0
+    return disk_requests(request, hotness.seeds_per_rank, far)
+
+
+def disk_requests(request: Request, seeds: int, far: NDArray[np.float32]) -> tuple[float, float]:
+    """Requests per row that is read from disk, and their mean bytes; (1, 0) where none is.
+
+    What is left of a batch is taken to lie together as much as whole batches do: as counted, over
+    as expected of independent rows.
+
+    Args:
+        request: whose graph and profile.
+        seeds: of the batches that the rows are read for.
+        far: chance that a batch reads each row from disk, shape (num_nodes,).
+    """
+    reads, moved = expected_runs(far, row_bytes(request.graph))
+    if reads <= 0:
+        return 1.0, 0.0
+    batch = request.profile.batch(seeds)
+    reads, moved = reads * batch.disk_requests, moved * batch.disk_bytes
+    return reads / float(far.sum(dtype=np.float64)), moved / reads

@@ -1,0 +1,1 @@
+"""Placement policies: which rows each device holds."""

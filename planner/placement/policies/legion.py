@@ -1,0 +1,308 @@
+"""Legion's unified cache (ATC 2023; formulas 2.3 to 2.5): one memory for lists and feature rows.
+
+Per clique c of K_g GPUs, from pre-sampled counts summed over its GPUs: A_F[v], batches that read
+v's row, and A_T[v], neighbours drawn from v's list. Of the clique's M_c = K_g m bytes the share
+alpha goes to in-neighbour lists, the rest to feature rows, each from the most counted down:
+
+    n_T(alpha) = lists of the queue that fit alpha M_c      list of v: 8 + 4 deg(v) bytes [L2]
+    n_F(alpha) = min(N, floor((1 - alpha) M_c / row_bytes))
+    N_T = N_TSUM (1 - share of A_T that is cached)          PCIe transactions of sampling
+    N_F = lines(row_bytes) * A_F that is not cached         and of reading features
+    alpha = the first of 0, .01 .. 1 with the least N_T + N_F; the curve has several valleys [L3]
+
+A row or list held by any GPU of the clique counts as free to all of them. Sorting lists by A_T per
+byte instead is better [L4]; `order` chooses, the published one is the default.
+"""
+
+import typing
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numba
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.cost.stages.gather import lines
+from planner.placement.order import Probabilities, hotness_order
+
+
+def deal_rows(queue: NDArray[np.int64], num_devices: int) -> list[NDArray[np.int64]]:
+    """Rank r to GPU r mod K_g, slot r div K_g ([L5]); as many to each, so what is over stays out.
+
+    Args:
+        queue: ids, hottest first.
+        num_devices: K_g.
+
+    Example:
+        >>> [ids.tolist() for ids in deal_rows(np.array([7, 3, 5, 1, 9]), 2)]
+        [[7, 5], [3, 1]]
+    """
+    full = len(queue) // num_devices * num_devices
+    return [queue[g:full:num_devices] for g in range(num_devices)]
+
+
+def fill_lists(
+    queue: NDArray[np.int64], sizes: NDArray[np.int64], free_bytes: Sequence[int]
+) -> list[NDArray[np.int64]]:
+    """Each list to the GPU with most free bytes; one that fits none is left out ([C9]).
+
+    Args:
+        queue: ids, in the order they are placed.
+        sizes: bytes of each list, of the same shape.
+        free_bytes: of each GPU.
+
+    Returns:
+        Ids each GPU holds, in order.
+    """
+    free = np.array(free_bytes, np.int64)
+    device = _fill(sizes.astype(np.int64), free)
+    return [queue[device == g] for g in range(len(free))]
+
+
+@numba.njit(cache=True, nogil=True)
+@typing.no_type_check
+def _fill(sizes: np.ndarray, free: np.ndarray) -> np.ndarray:
+    device = np.full(sizes.size, -1, np.int16)
+    for i in range(sizes.size):
+        best = 0
+        for g in range(1, free.size):
+            if free[g] > free[best]:
+                best = g
+        if free.size and sizes[i] <= free[best]:
+            free[best] -= sizes[i]
+            device[i] = best
+    return device
+
+
+POINTER_BYTES, NEIGHBOUR_BYTES = 8, 4
+STEPS = 100
+TABLE_BYTES = 4
+"""Entry of a location table; one for rows and one for lists stand on every GPU ([C9])."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Split:
+    """How a clique's memory is divided, and what is left to read over PCIe per epoch."""
+
+    alpha: float
+    """Share of the memory for lists."""
+    num_lists: int
+    """n_T: lists from the head of their queue."""
+    num_rows: int
+    """n_F: rows from the head of theirs."""
+    sampling_transactions: float
+    """N_T."""
+    feature_transactions: float
+    """N_F."""
+    curve: NDArray[np.float64]
+    """N_T + N_F of every share tried, shape [steps + 1]."""
+
+    @property
+    def transactions(self) -> float:
+        """N_T + N_F."""
+        return self.sampling_transactions + self.feature_transactions
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class LegionPlacement:
+    """What every device holds."""
+
+    own: list[NDArray[np.int64]]
+    """Ids of the feature rows of each device, by slot."""
+    lists: list[NDArray[np.int64]]
+    """Ids of the nodes whose in-neighbour lists each device holds."""
+    splits: list[Split]
+    """Of each clique."""
+
+
+def list_bytes(degrees: NDArray[Any]) -> NDArray[np.int64]:
+    """S_T: an int64 offset and int32 ids; shape [N]. Degrees 0, 1, 25 take 8, 12, 108 [L2]."""
+    return POINTER_BYTES + NEIGHBOUR_BYTES * degrees.astype(np.int64)
+
+
+def cache_bytes(device_bytes: int, num_nodes: int, *, tables: int = 2) -> int:
+    """m: what the location tables leave of a device's cache memory; 0 if nothing ([C9])."""
+    return max(0, device_bytes - tables * TABLE_BYTES * num_nodes)
+
+
+def modelled_sampling_transactions(
+    list_counts: NDArray[Any], visits: float, *, line_bytes: int = 64
+) -> float:
+    """N_TSUM without hardware counters: a line per neighbour read, and per visit the two offsets.
+
+    Args:
+        list_counts: A_T, shape [N].
+        visits: times any list was opened.
+        line_bytes: CLS.
+    """
+    return float(list_counts.sum()) + visits * -(-2 * POINTER_BYTES // line_bytes)
+
+
+def split_cache(
+    row_counts: NDArray[Any],
+    list_counts: NDArray[Any],
+    degrees: NDArray[Any],
+    *,
+    row_bytes: int,
+    clique_bytes: int,
+    sampling_transactions: float | None = None,
+    line_bytes: int = 64,
+    steps: int = STEPS,
+    order: Literal["count", "density"] = "count",
+) -> Split:
+    """Choose alpha on the grid, as published; O(N log N).
+
+    Args:
+        row_counts: A_F, shape [N].
+        list_counts: A_T, shape [N].
+        degrees: in-degree of each node, shape [N].
+        row_bytes: bytes of a feature row.
+        clique_bytes: M_c.
+        sampling_transactions: N_TSUM with no list cached; None: sum of A_T.
+        line_bytes: CLS, bytes of one PCIe transaction.
+        steps: grid points less one.
+        order: of the lists: by count (published) or by count per byte (never worse in LP terms).
+    """
+    total = float(list_counts.sum()) if sampling_transactions is None else sampling_transactions
+    lists = _list_queue(list_counts, degrees, order)
+    ends = np.cumsum(list_bytes(degrees)[lists])
+    cached_lists = _prefix(list_counts[lists])
+    cached_rows = _prefix(row_counts[hotness_order(row_counts.astype(np.float64))])
+    share = np.arange(steps + 1, dtype=np.int64)
+    # In integers: 0.15 * 320 must hold a list of 48 bytes.
+    num_lists = np.searchsorted(ends, clique_bytes * share // steps, side="right")
+    num_rows = np.minimum(
+        len(row_counts), clique_bytes * (steps - share) // (steps * row_bytes)
+    ).astype(np.int64)
+    of_lists = total * (1 - cached_lists[num_lists] / max(float(cached_lists[-1]), 1e-300))
+    if cached_lists[-1] == 0:
+        of_lists[:] = total
+    of_rows = lines(row_bytes, line_bytes) * (cached_rows[-1] - cached_rows[num_rows])
+    curve = of_lists + of_rows
+    best = int(np.argmin(curve))
+    return Split(
+        alpha=best / steps,
+        num_lists=int(num_lists[best]),
+        num_rows=int(num_rows[best]),
+        sampling_transactions=float(of_lists[best]),
+        feature_transactions=float(of_rows[best]),
+        curve=curve,
+    )
+
+
+def fractional_bound(
+    row_counts: NDArray[Any],
+    list_counts: NDArray[Any],
+    degrees: NDArray[Any],
+    *,
+    row_bytes: int,
+    clique_bytes: int,
+    sampling_transactions: float | None = None,
+    line_bytes: int = 64,
+) -> float:
+    """Least N_T + N_F if lists and rows could be cut: the fractional knapsack, below any split.
+
+    Args as in `split_cache`. [L4]: 67.1875 where the best split of items costs 80.
+    """
+    counted = float(list_counts.sum())
+    total = counted if sampling_transactions is None else sampling_transactions
+    scale = total / counted if counted else 0.0
+    value = np.concatenate([list_counts * scale, row_counts * lines(row_bytes, line_bytes)])
+    size = np.concatenate([list_bytes(degrees), np.full(len(row_counts), row_bytes)])
+    dense = np.argsort(-value / size, kind="stable")
+    before = np.cumsum(size[dense]) - size[dense]
+    taken = np.clip((clique_bytes - before) / size[dense], 0, 1)
+    nothing_cached = total + float(row_counts.sum()) * lines(row_bytes, line_bytes)
+    return nothing_cached - float((taken * value[dense]).sum())
+
+
+def place_legion(
+    row_counts: Probabilities | NDArray[np.int64],
+    list_counts: Probabilities | NDArray[np.int64],
+    degrees: NDArray[Any],
+    *,
+    cliques: Sequence[Sequence[int]],
+    row_bytes: int,
+    device_cache_bytes: int,
+    sampling_transactions: Sequence[float] | None = None,
+    line_bytes: int = 64,
+) -> LegionPlacement:
+    """Split and fill every clique's cache.
+
+    Args:
+        row_counts: H_F of each device, drawn from its own shard of the hierarchical partition;
+            shape [G, N].
+        list_counts: H_T, shape [G, N].
+        degrees: in-degrees, shape [N].
+        cliques: Devices of each clique; sizes may differ.
+        row_bytes: bytes of a feature row.
+        device_cache_bytes: m, after the location tables (`cache_bytes`).
+        sampling_transactions: N_TSUM of each clique; None: sum of its A_T.
+        line_bytes: CLS.
+
+    Returns:
+        Rows and lists of each device; none is given more than m bytes.
+    """
+    own = [np.zeros(0, np.int64)] * len(row_counts)
+    lists = [np.zeros(0, np.int64)] * len(row_counts)
+    splits: list[Split] = []
+    sizes = list_bytes(degrees)
+    for index, clique in enumerate(cliques):
+        rows_read = row_counts[list(clique)].sum(axis=0)
+        lists_read = list_counts[list(clique)].sum(axis=0)
+        split = split_cache(
+            rows_read,
+            lists_read,
+            degrees,
+            row_bytes=row_bytes,
+            clique_bytes=len(clique) * device_cache_bytes,
+            sampling_transactions=None
+            if sampling_transactions is None
+            else sampling_transactions[index],
+            line_bytes=line_bytes,
+        )
+        queue = hotness_order(rows_read.astype(np.float64)).astype(np.int64)
+        dealt = deal_rows(queue[: split.num_rows], len(clique))
+        chosen = _list_queue(lists_read, degrees, "count")[: split.num_lists]
+        free = [device_cache_bytes - row_bytes * len(ids) for ids in dealt]
+        filled = fill_lists(chosen, sizes[chosen], free)
+        for device, rows, held in zip(clique, dealt, filled, strict=True):
+            own[device], lists[device] = rows, held
+        splits.append(split)
+    return LegionPlacement(own=own, lists=lists, splits=splits)
+
+
+def hit_rates(
+    counts: NDArray[Any], held: Sequence[NDArray[np.int64]], cliques: Sequence[Sequence[int]]
+) -> NDArray[np.float64]:
+    """Share of each device's reads served inside its clique; 0 where it reads nothing; shape [G].
+
+    Args:
+        counts: H_F or H_T, shape [G, N].
+        held: ids each device holds.
+        cliques: devices that serve each other.
+    """
+    rates = np.zeros(len(counts))
+    for clique in cliques:
+        reachable = np.zeros(counts.shape[1], np.bool_)
+        for device in clique:
+            reachable[held[device]] = True
+        for device in clique:
+            read = float(counts[device].sum())
+            rates[device] = float(counts[device][reachable].sum()) / read if read else 0.0
+    return rates
+
+
+def _list_queue(
+    counts: NDArray[Any], degrees: NDArray[Any], order: Literal["count", "density"]
+) -> NDArray[np.int64]:
+    per_item = counts.astype(np.float64)
+    if order == "density":
+        per_item = per_item / list_bytes(degrees)
+    return hotness_order(per_item).astype(np.int64)
+
+
+def _prefix(values: NDArray[Any]) -> NDArray[np.float64]:
+    """Sums of the first 0, 1, .. all values."""
+    return np.concatenate([[0.0], np.cumsum(values, dtype=np.float64)])

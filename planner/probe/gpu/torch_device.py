@@ -1,0 +1,272 @@
+"""The GPU probe's device on CUDA: torch for copies and products, the product's kernel for gathers.
+
+After nvbandwidth (planners.md 3d): the queue is held back until all is enqueued, four calls warm up
+inside it, events around the measured calls give their seconds, and works beside them are enqueued
+on streams of their own for longer than those take. One process of the probe's team runs this, with
+nothing else on the GPUs; it ends with the team.
+"""
+
+import contextlib
+import importlib
+import math
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from planner.probe.gpu.measure import (
+    GPU_FULL as FULL,
+    QUICK,
+    GpuFindings,
+    GpuSizes,
+    Work,
+    measure_gpus,
+)
+from planner.probe.gpu.nvml import MASK_WORDS, set_bits
+from planner.probe.worker import State
+
+WARM_UPS = 4
+HOLD_CYCLES = 20_000_000
+"""About ten milliseconds: longer than the host takes to enqueue a measurement."""
+LEAST_SECONDS = 0.005
+"""Calls are repeated within one measurement until they take about so long together."""
+MOST_CALLS = 64
+MOST_ROWS = 1 << 26
+"""Of a table: of the shortest rows 256 MiB, more than caches hold."""
+SPOILED = {
+    0x4: "power cap",
+    0x8: "hardware slowdown",
+    0x20: "software thermal slowdown",
+    0x40: "hardware thermal slowdown",
+    0x80: "power brake",
+}
+"""Bits of nvmlDeviceGetCurrentClocksEventReasons under which seconds mean little."""
+
+
+class CudaDevice:
+    """All CUDA devices of this process."""
+
+    def __init__(self, torch: Any, nvml: Any | None) -> None:
+        self._torch, self._nvml = torch, nvml
+        self.num_gpus = int(torch.cuda.device_count())
+        self.processors = int(torch.cuda.get_device_properties(0).multi_processor_count)
+        for gpu in range(self.num_gpus):
+            torch.zeros(1, device=f"cuda:{gpu}")
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+        self._process_bytes = pages * os.sysconf("SC_PAGE_SIZE")
+        self._calls: dict[Work, Callable[[], object]] = {}
+        self._rows: dict[Work, tuple[Any, Any, Any, Any]] = {}
+        self._alone: dict[Work, float] = {}
+        self._allowed, self._bound = os.sched_getaffinity(0), -1
+
+    def seconds(self, work: Work, repeats: int, beside: Sequence[Work] = ()) -> list[float]:
+        """See `GpuDevice.seconds`."""
+        self._bind(work.gpu)
+        # Buffers of the last point are kept no longer than they serve.
+        needed = {work, *beside}
+        self._calls = {w: call for w, call in self._calls.items() if w in needed}
+        tables = {replace(w, programs=0) for w in needed}
+        self._rows = {w: held for w, held in self._rows.items() if w in tables}
+        once = self._once(work)
+        calls = min(MOST_CALLS, max(1, math.ceil(LEAST_SECONDS / once)))
+        around = [(other, self._once(other)) for other in beside]
+        return [self._run(work, calls, once, around) for _ in range(repeats)]
+
+    def _bind(self, gpu: int) -> None:
+        """Run on the cores next to a GPU, so that page-locked memory lies there too."""
+        if gpu == self._bound:
+            return
+        self._bound = gpu
+        self._calls, self._rows = {}, {}
+        # What torch keeps of freed page-locked memory may lie next to the last GPU.
+        getattr(self._torch._C, "_host_emptyCache", int)()
+        near = self._allowed & set(self._cores_of(gpu))
+        os.sched_setaffinity(0, near or self._allowed)
+
+    def _cores_of(self, gpu: int) -> list[int]:
+        if self._nvml is None:
+            return []
+        try:
+            handle = self._nvml.nvmlDeviceGetHandleByUUID(self.uuid(gpu))
+            return set_bits(self._nvml.nvmlDeviceGetCpuAffinity(handle, MASK_WORDS)) or []
+        except (self._nvml.NVMLError, AttributeError):
+            return []  # unknown: any core will do
+
+    def _once(self, work: Work) -> float:
+        """Seconds of one call alone, from a first measurement."""
+        if work not in self._alone:
+            self._call(work)
+            self._alone[work] = max(self._run(work, 1, 0.0, []), 1e-7)
+        return self._alone[work]
+
+    def _run(
+        self, work: Work, calls: int, once: float, around: Sequence[tuple[Work, float]]
+    ) -> float:
+        cuda = self._torch.cuda
+        streams = [cuda.Stream(work.gpu), *(cuda.Stream(other.gpu) for other, _ in around)]
+        begin, end = (cuda.Event(enable_timing=True) for _ in range(2))
+        needed = (calls + WARM_UPS) * once
+        if work.kind != "launch":  # what starts kernels one by one is the host
+            with cuda.device(work.gpu), cuda.stream(streams[0]):
+                cuda._sleep(HOLD_CYCLES)
+        for (other, seconds), stream in zip(around, streams[1:], strict=True):
+            stream.wait_stream(streams[0])
+            with cuda.device(other.gpu), cuda.stream(stream):
+                for _ in range(math.ceil(2 * needed / seconds) + 1):
+                    self._call(other)()
+        with cuda.device(work.gpu), cuda.stream(streams[0]):
+            for _ in range(WARM_UPS):
+                self._call(work)()
+            begin.record()
+            for _ in range(calls):
+                self._call(work)()
+            end.record()
+        for gpu in range(self.num_gpus):
+            cuda.synchronize(gpu)
+        return float(begin.elapsed_time(end)) / 1e3 / calls
+
+    def _call(self, work: Work) -> Callable[[], object]:
+        if work not in self._calls:
+            with self._torch.cuda.device(work.gpu):
+                self._calls[work] = self._make(work)
+        return self._calls[work]
+
+    def _make(self, work: Work) -> Callable[[], object]:
+        if work.kind == "launch":
+            empty = self._torch.zeros(1, device=f"cuda:{work.gpu}")
+
+            def launches() -> None:
+                for _ in range(work.num_bytes):
+                    empty.zero_()
+
+            return launches
+        if work.kind == "compute":
+            side = max(16, round((work.num_bytes / 2) ** (1 / 3)))
+            a = self._torch.randn(side, side, device=f"cuda:{work.gpu}")
+            out = self._torch.empty_like(a)
+            return lambda: self._torch.mm(a, a, out=out)
+        if work.kind == "all_reduce":
+            return self._make_all_reduce(work)
+        return self._make_gather(work) if work.kind == "gather" else self._make_copy(work)
+
+    def _make_all_reduce(self, work: Work) -> Callable[[], object]:
+        """One process sums over its GPUs: on the current stream of `gpu`, else on the default."""
+        nccl = importlib.import_module("torch.cuda.nccl")
+        parts = [
+            self._torch.zeros(work.num_bytes // 4, device=f"cuda:{g}") for g in range(work.ranks)
+        ]
+        return lambda: nccl.all_reduce(parts, parts)
+
+    def _buffer(self, work: Work, num_bytes: int) -> Any:
+        """Bytes where the work reads them."""
+        if work.place == "host":
+            return self._torch.empty(num_bytes, dtype=self._torch.uint8, pin_memory=True)
+        owner = work.owner if work.place == "peer" else work.gpu
+        return self._torch.zeros(num_bytes, dtype=self._torch.uint8, device=f"cuda:{owner}")
+
+    def _make_copy(self, work: Work) -> Callable[[], object]:
+        far = self._buffer(work, work.num_bytes)
+        near = self._torch.empty(work.num_bytes, dtype=self._torch.uint8, device=f"cuda:{work.gpu}")
+        source, target = (near, far) if work.kind == "copy_back" else (far, near)
+        return lambda: target.copy_(source, non_blocking=True)
+
+    def _make_gather(self, work: Work) -> Callable[[], object]:
+        """Rows at random of a larger table, by the runtime's kernel; checked once."""
+        key, programs = replace(work, programs=0), work.programs or None
+        if key not in self._rows:
+            self._rows[key] = self._make_rows(key)
+        table, ids, out, counts = self._rows[key]
+        table.gather(ids, out, counts, max_programs=programs)
+        if not self._torch.equal(out[:, 0], ids.float()):
+            raise RuntimeError(f"the gather of {work.row_bytes} bytes did not return its rows")
+        return lambda: table.gather(ids, out, counts, max_programs=programs)
+
+    def _make_rows(self, work: Work) -> tuple[Any, Any, Any, Any]:
+        """A table of rows that hold their number, random ids, the output and its counters."""
+        import numpy as np
+
+        from runtime.features.device_rows import DeviceRows
+        from runtime.features.gather_triton import DeviceTable
+        from runtime.features.location import encode
+
+        torch, device = self._torch, self._torch.device(f"cuda:{work.gpu}")
+        width, count = work.row_bytes // 4, max(work.num_bytes // work.row_bytes, 1)
+        held = max(1, min(4 * count, MOST_ROWS))
+        rows = self._buffer(work, held * work.row_bytes).view(torch.float32).view(-1, width)
+        rows.copy_(torch.arange(rows.shape[0], dtype=torch.float32)[:, None].expand(-1, width))
+        if work.place == "peer":
+            # A first copy lets the reader address the owner's memory.
+            torch.empty_like(rows[:1], device=device).copy_(rows[:1])
+        codes = encode(np.zeros(held, np.uint8), np.arange(held))
+        table = DeviceTable(codes, {0: DeviceRows("probe", rows)}, device)
+        ids = torch.randint(0, held, (count,), device=device)
+        return table, ids, torch.empty((count, width), device=device), table.new_counts()
+
+    def spoiled(self, gpu: int) -> list[str]:
+        """See `GpuDevice.spoiled`."""
+        if self._nvml is None:
+            return []
+        nvml = self._nvml
+        try:
+            handle = nvml.nvmlDeviceGetHandleByUUID(self.uuid(gpu))
+            bits = int(nvml.nvmlDeviceGetCurrentClocksEventReasons(handle))
+            running = len(nvml.nvmlDeviceGetComputeRunningProcesses(handle))
+        except (nvml.NVMLError, AttributeError):
+            return []  # a driver that does not tell spoils nothing that can be seen
+        reasons = [words for bit, words in SPOILED.items() if bits & bit]
+        return reasons + ([f"{running - 1} other processes use it"] if running > 1 else [])
+
+    def uuid(self, gpu: int) -> str:
+        """See `GpuDevice.uuid`."""
+        text = str(self._torch.cuda.get_device_properties(gpu).uuid)
+        return text if text.startswith(("GPU-", "MIG-")) else f"GPU-{text}"
+
+    def peers(self) -> list[tuple[int, int]]:
+        """See `GpuDevice.peers`."""
+        able = self._torch.cuda.can_device_access_peer
+        pairs = [(a, b) for a in range(self.num_gpus) for b in range(self.num_gpus) if a != b]
+        return [(a, b) for a, b in pairs if able(a, b)]
+
+    def process_bytes(self) -> int:
+        """See `GpuDevice.process_bytes`."""
+        return self._process_bytes
+
+    def context_bytes(self, gpu: int) -> int:
+        """See `GpuDevice.context_bytes`."""
+        with self._torch.cuda.device(gpu):
+            free, total = self._torch.cuda.mem_get_info()
+            return max(0, int(total - free - self._torch.cuda.memory_reserved(gpu)))
+
+
+def sizes_for(quick: bool, *, host_bytes: int, device_bytes: int) -> GpuSizes:
+    """The sizes, cut to a sixteenth of the free host memory and of the device's."""
+    sizes, most = (QUICK if quick else FULL), min(host_bytes, device_bytes) // 16
+    return replace(
+        sizes,
+        copy_bytes=min(sizes.copy_bytes, most),
+        gather_bytes=min(sizes.gather_bytes, most // 4),
+        message_bytes=tuple(n for n in sizes.message_bytes if n <= most),
+    )
+
+
+def measure_task(state: State, *, quick: bool, host_bytes: int) -> list[GpuFindings] | str:
+    """Task: what was measured of every GPU, or why nothing could be."""
+    del state
+    try:
+        torch: Any = importlib.import_module("torch")
+        importlib.import_module("triton")
+    except ImportError as error:
+        return f"GPUs: not measured: {error}"
+    if not torch.cuda.is_available():
+        return "GPUs: not measured: this torch has no CUDA; install a CUDA build"
+    nvml: Any = None
+    with contextlib.suppress(ImportError):
+        nvml = importlib.import_module("pynvml")
+        nvml.nvmlInit()
+    least = min(
+        int(torch.cuda.get_device_properties(g).total_memory)
+        for g in range(torch.cuda.device_count())
+    )
+    sizes = sizes_for(quick, host_bytes=host_bytes, device_bytes=least)
+    return measure_gpus(CudaDevice(torch, nvml), sizes)

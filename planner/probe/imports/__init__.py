@@ -1,0 +1,1 @@
+"""What other tools measured of a machine, read from their files."""

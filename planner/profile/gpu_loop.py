@@ -1,0 +1,157 @@
+"""The runtime's own loop on a GPU: stages, lanes and threads as a rank has them, metered.
+
+Parts of a step that are timed by themselves do not add up to it: one process starts all kernels,
+and its threads share the interpreter's lock (DEC-86). So each way in which plans make batches (in
+line or by a thread, kernel by kernel or by one CUDA graph) is run for some steps, in turns. Of its
+rounds the last of the quickest third is kept, as on cores (`quick_rounds`, DEC-87).
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from planner.profile.protocol import half_width
+from planner.profile.rounds import half_range, kept_place
+from planner.workload import GpuLoop
+from runtime.cores import process_on, usable_core_ids
+from runtime.features.device_store import DeviceFeatureStore
+from runtime.loader.device import DeviceBatchStage, DeviceGatherStage, DeviceSampleStage
+from runtime.loader.pipeline import pass_through, taken
+from runtime.loader.stages import AbstractStage, CopyStage, SeedsStage, seed_batch
+from runtime.meter import StageMeter
+from runtime.sampling.minibatch import Dialect, MiniBatch
+from runtime.sampling.seeds import SeedSchedule
+from runtime.stages import Stage
+from runtime.train.minibatch import STEP, TrainLoop
+from runtime.train.overlap import Prefetcher, Turns, Workers
+from runtime.train.streams import AbstractMark, AbstractStreams, streams_of
+
+ROUNDS = 9
+"""Of each way, in turns, so that drift meets all alike."""
+STEPS, WARM_STEPS = 36, 8
+"""Of a round, and those of them that are left out: plans discard a run's first ones too."""
+DEPTH = 2
+"""Batches that the thread may be ahead; of more the interpreter makes no more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """One way of making batches."""
+
+    captured: bool
+    ahead: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoopParts:
+    """What a loop is made of."""
+
+    samplers: Mapping[bool, object]
+    """On the device; by whether one CUDA graph draws a batch."""
+    store: DeviceFeatureStore
+    """All rows on the device."""
+    filling: DeviceBatchStage
+    schedule: SeedSchedule
+    dialect: Dialect
+    training: TrainLoop
+    """Its meter is not used."""
+    label_shape: tuple[int, ...]
+    """Of one seed's label, for a graph that has none."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Round:
+    """Seconds of each step that was not left out."""
+
+    steps: list[float]
+    stages: dict[str, list[float]]
+
+    @property
+    def median(self) -> float:
+        """Seconds of a step."""
+        return float(np.median(self.steps))
+
+
+def time_loops(parts: LoopParts, device: torch.device) -> list[GpuLoop]:
+    """Run every way in turns.
+
+    Args:
+        parts: ready to run.
+        device: a GPU, or in tests a processor.
+
+    Raises:
+        torch.OutOfMemoryError: the device is too small for the batches under way.
+    """
+    ways = [Way(captured, ahead) for captured in parts.samplers for ahead in (False, True)]
+    rounds: dict[Way, list[_Round]] = {way: [] for way in ways}
+    streams = streams_of(device)  # of all rounds: what a lane has freed only it takes again
+    for _ in range(ROUNDS):
+        for way, found in rounds.items():
+            found.append(_one_round(parts, way, streams, device, len(found)))
+    return [_loop_of(way, found) for way, found in rounds.items()]
+
+
+def _loop_of(way: Way, rounds: Sequence[_Round]) -> GpuLoop:
+    ordered = sorted(rounds, key=lambda found: found.median)
+    place = kept_place(len(ordered))
+    kept, quick = ordered[place], ordered[: max(3, place + 1)]
+    return GpuLoop(
+        captured=way.captured,
+        ahead=way.ahead,
+        step_seconds=kept.median,
+        stages={name: float(np.median(seconds)) for name, seconds in kept.stages.items()},
+        spread=max(half_width(kept.steps), half_range([found.median for found in quick])),
+    )
+
+
+def _one_round(
+    parts: LoopParts, way: Way, streams: AbstractStreams, device: torch.device, number: int
+) -> _Round:
+    """Steps that follow each other, on the cores that a rank would have."""
+    meter = StageMeter()
+    stages: list[AbstractStage] = [
+        SeedsStage(parts.schedule, parts.dialect),
+        DeviceSampleStage(parts.samplers[way.captured], device, meter, counted=False),
+        DeviceGatherStage(parts.store, meter, streams, ordered=False),
+        CopyStage(device, streams),
+        parts.filling,
+    ]
+    per_epoch = parts.schedule.num_steps
+
+    def make(index: int, turns: Turns) -> tuple[MiniBatch, AbstractMark | None]:
+        epoch, step = divmod(number * STEPS + index, per_epoch)
+        batch = seed_batch(epoch, step, parts.dialect)
+        return pass_through(batch, stages, meter, streams, index, index, turns)
+
+    def batches() -> Iterator[MiniBatch]:
+        with Prefetcher(make, STEPS, workers=workers, depth=DEPTH) as ready:
+            for made in ready:
+                yield labelled(taken(made, streams), parts.label_shape, device)
+
+    with process_on(usable_core_ids()[: 1 + way.ahead]):
+        workers = Workers(int(way.ahead))
+        try:
+            replace(parts.training, meter=meter).run(batches(), 0, lambda _: None)
+        finally:
+            workers.close()
+    names = [stage.name for stage in stages]
+    names += [Stage.WAIT, Stage.FORWARD_BACKWARD, Stage.OPTIMIZER]
+    return _Round(
+        steps=meter.seconds(STEP, skip_steps=WARM_STEPS),
+        stages={str(name): meter.seconds(name, skip_steps=WARM_STEPS) for name in names},
+    )
+
+
+def labelled(batch: MiniBatch, shape: tuple[int, ...], device: torch.device) -> MiniBatch:
+    """With some labels, where the graph has none.
+
+    Args:
+        batch: as the loader made it.
+        shape: of one seed's label.
+        device: where the batch lies.
+    """
+    if batch.y is None:
+        batch.y = torch.zeros((batch.num_seeds, *shape), dtype=torch.int64, device=device)
+    return batch

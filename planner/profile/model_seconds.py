@@ -1,0 +1,252 @@
+"""Seconds of the model on blocks of the profiled sizes, as a table over scale and threads."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from planner.cost.rates import lookup
+from planner.cost.stages.gather import QUEUE_DEPTH, between, disk_rate
+from planner.machine.model import MachineModel, Table
+from planner.profile.batches import sampler_of
+from planner.profile.loader_seconds import InLine, LoadingAnswer, LoadingRequest
+from planner.profile.protocol import TimingAnswer, TimingRequest, half_width
+from planner.profile.rounds import added
+from planner.profile.synthetic import BatchShape
+from planner.settings import PlanSettings
+from planner.workload import BatchProfile, Combination, ModelTiming
+from runtime.cores import usable_core_ids
+from runtime.graph.dataset import Graph
+from runtime.graph.types import GraphTypes, is_typed, types_of
+from runtime.sampling.parameters import is_weighted
+
+
+def loading_factors(
+    machine: MachineModel, in_line: InLine | None, found: LoadingAnswer, ranks: int
+) -> dict[str, float]:
+    """Seconds of what was timed over what the machine's tables say of so many rows or requests.
+
+    Args:
+        machine: its tables; where one is missing there is nothing to be held against.
+        in_line: what gathering was timed at; None: it was not.
+        found: what reading a disk was timed at.
+        ranks: of one host, that loaded at once, each from tables of its own.
+
+    Returns:
+        A factor by the name of the table.
+    """
+    said = dict[str, tuple[float, float]]()
+    for table, gather in (in_line.gathers if in_line else {}).items():
+        if table in machine.tables:
+            rate = lookup(
+                machine,
+                table,
+                rows=gather.rows,
+                row_bytes=gather.row_bytes,
+                working_set_bytes=max(gather.row_bytes, gather.table_bytes),
+                readers=ranks,
+            )
+            said[table] = gather.seconds, gather.rows * rate.seconds
+    if found.disk is not None and "disk_read" in machine.tables:
+        rate = disk_rate(machine, found.disk.request_bytes, QUEUE_DEPTH, ranks)
+        # However few rows a batch reads, it takes a start, which is priced apart.
+        seconds = found.disk.seconds - found.disk_start_seconds
+        said["disk_read"] = seconds, found.disk.requests * rate.seconds
+    factors = {
+        table: measured / expected
+        for table, (measured, expected) in said.items()
+        if measured > 0 and expected > 0
+    }
+    if "disk_read" in factors:
+        factors["disk_read"] = between(factors["disk_read"])
+    return factors
+
+
+SCALES = [0.6, 1.0, 1.6]
+"""Batch sizes over the mean batch at which the model is timed."""
+STEPS = 14
+"""Measured steps of each scale, each time."""
+
+
+def batch_shape(
+    batch: BatchProfile, dialect: str, *, links: bool = False, weighted: bool = False
+) -> BatchShape:
+    """The mean batch as the timing processes build it; with `links`, its seeds are their ends."""
+    return BatchShape(
+        vertices=[round(v.mean) for v in batch.vertices],
+        edges=[round(e.mean) for e in batch.edges],
+        dialect=dialect,
+        num_links=batch.seeds_per_rank if links else 0,
+        edge_types=batch.edge_types,
+        node_types=batch.node_types,
+        weighted=weighted,
+    )
+
+
+def _types(graph: Graph, settings: PlanSettings) -> GraphTypes | None:
+    """The graph's types where the model reads them."""
+    return types_of(graph) if is_typed(settings.workload) else None
+
+
+def timing_request(
+    graph: Graph,
+    settings: PlanSettings,
+    batch: BatchProfile,
+    combination: Combination,
+    *,
+    with_last: bool = False,
+) -> TimingRequest:
+    """What a timing process builds: the settings' model on blocks like those of their sampler.
+
+    Its steps follow the loader's work, as they do in line.
+
+    Args:
+        graph: the dataset.
+        settings: their sampler and model.
+        batch: of one rank.
+        combination: ranks and threads.
+        with_last: look at the bytes of the epoch's last batch too.
+    """
+    weighted = is_weighted(sampler_of(settings))
+    last = None
+    if with_last and batch.last_vertices:
+        last = BatchShape(
+            vertices=batch.last_vertices,
+            edges=batch.last_edges,
+            dialect=settings.dialect,
+            weighted=weighted,
+        )
+    return TimingRequest(
+        workload=settings.workload,
+        in_dim=graph.feature_dim,
+        num_classes=graph.num_classes,
+        task=str(graph.task),
+        shape=batch_shape(
+            batch,
+            settings.dialect,
+            links=str(graph.task) == "link",
+            weighted=weighted,
+        ),
+        last=last,
+        types=_types(graph, settings),
+        scales=SCALES,
+        threads=combination.threads,
+        steps=STEPS,
+        loading=LoadingRequest(
+            graph=str(graph.path),
+            fingerprint=graph.fingerprint,
+            sampler=sampler_of(settings),
+            num_ranks=combination.num_ranks,
+            shared=combination.shared,
+            beside=False,
+        ),
+    )
+
+
+def loading_request(
+    graph: Graph,
+    settings: PlanSettings,
+    batch: BatchProfile,
+    combinations: Sequence[Combination],
+) -> TimingRequest:
+    """What a timing process does as a loader, among steps of the settings' model.
+
+    The steps have as many threads as leave every rank a core for a loader; where none does, no
+    loader thread is timed.
+
+    Args:
+        graph: the dataset.
+        settings: their sampler and model.
+        batch: of one rank.
+        combinations: all that have such batches; of the same ranks.
+    """
+    chosen, beside = among_steps_of(combinations)
+    request = timing_request(graph, settings, batch, chosen)
+    assert request.loading is not None
+    loading = replace(request.loading, beside=beside)
+    return replace(request, loading=loading, times_loading=True)
+
+
+def among_steps_of(combinations: Sequence[Combination]) -> tuple[Combination, bool]:
+    """The combination among whose steps a loader's work is timed; whether a thread has a core."""
+    cores = len(usable_core_ids()) or 1
+    room = [c for c in combinations if c.ranks * (c.threads + 1) <= cores]
+    return (max(room, key=lambda c: c.threads) if room else combinations[0]), bool(room)
+
+
+def with_loading(
+    timing: ModelTiming,
+    in_line: InLine | None,
+    found: LoadingAnswer,
+    machine: MachineModel | None,
+    ranks: int,
+) -> ModelTiming:
+    """The timing with what loading takes on this graph, and what it and the model cost each other.
+
+    Args:
+        timing: of the model.
+        in_line: what was timed before its steps; None: nothing.
+        found: what else a loader was timed at.
+        machine: whose tables gathering is held against; None: no machine's.
+        ranks: that loaded at once.
+    """
+    return replace(
+        timing,
+        sample_seconds=in_line.sample_seconds if in_line else 0.0,
+        sample_spread=in_line.sample_spread if in_line else 0.0,
+        beside=found.beside,
+        after_wait=found.after_wait,
+        gather_factors={} if machine is None else loading_factors(machine, in_line, found, ranks),
+        disk_start_seconds=found.disk_start_seconds,
+        handing=found.handing,
+    )
+
+
+def model_timing(answers: Sequence[tuple[Combination, Sequence[TimingAnswer]]]) -> ModelTiming:
+    """One table out of the processes' answers, averaged over ranks that computed at once.
+
+    Args:
+        answers: per combination, each rank's answer; all combinations have the same ranks.
+    """
+    threads = [c.threads for c, _ in answers]
+    ranks = {c.ranks for c, _ in answers}
+    if len(ranks) != 1:
+        raise ValueError(f"expected one number of ranks per batch size, found {sorted(ranks)}")
+    values = [
+        float(np.mean([a.forward_backward[s] for a in found]))
+        for s in range(len(SCALES))
+        for _, found in answers
+    ]
+    every = [a for _, found in answers for a in found]
+    reduced = [added(found) for _, found in answers]
+    shared = [[float(ranks.pop())], [float(t) for t in threads]]
+    return ModelTiming(
+        forward_backward=Table(
+            unit="seconds",
+            axes=["scale", "ranks", "threads"],
+            points=[SCALES, *shared],
+            values=values,
+            spread=max(a.spread for a in every),
+        ),
+        optimizer=Table(
+            unit="seconds",
+            axes=["ranks", "threads"],
+            points=shared,
+            values=[float(np.mean([a.optimizer_seconds for a in found])) for _, found in answers],
+            spread=max(a.spread for a in every),
+        ),
+        all_reduce=None
+        if min(float(np.median(each)) for each in reduced) <= 0.0
+        else Table(
+            unit="seconds",
+            axes=["ranks", "threads"],
+            points=shared,
+            values=[float(np.median(each)) for each in reduced],
+            spread=max(half_width(each.tolist()) for each in reduced),
+        ),
+        own_batches=all(a.own_batches for a in every),
+        num_parameters=every[0].num_parameters,
+        activation_bytes=max(a.activation_bytes for a in every),
+        batch_seconds=float(np.median([a.batch_seconds for a in every])),
+        warmup_seconds=max(a.warmup_seconds for a in every),
+    )

@@ -1,0 +1,385 @@
+"""Pre-sampling: what batches of this graph look like, by drawing some with the real sampler.
+
+Batches are drawn until the expected number of input vertices is known to 2%, or one epoch has
+passed; of small batches more, which cost little and rank the colder vertices. Two halves are
+counted apart, so that a placement chosen on one can be scored on the other (formulas 1.4 (c) and
+8.9 [A9]). They are whole epochs where those are cheap to draw, since half an epoch does not
+meet what the other half's seeds read. On other graphs they are even and odd steps, whose expected
+misses are a little too many (DEC-36). Vertices that no batch met are ordered by their analytic
+hotness: a memory with room for more rows than those takes the likelier.
+"""
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import no_type_check
+
+import numba
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.cost.request import row_bytes
+from planner.cost.stages.gather import counted_runs, expected_runs
+from planner.profile.analytic import neighbor_hotness, seed_probability, smooth
+from planner.profile.draw import Draw, drawer, last_batch, whole_steps
+from planner.progress import Progress
+from planner.workload import BatchProfile, Hotness, SharedBatch, Spread, StackProfile
+from runtime.features.direct import read_header
+from runtime.graph.dataset import Graph
+from runtime.graph.types import is_typed
+from runtime.plan.schema import Sampler, Workload
+from runtime.sampling.minibatch import Block, Dialect, MiniBatch
+
+TARGET_ERROR = 0.02
+"""Relative standard error of the expected input vertices at which drawing stops."""
+MIN_BATCHES = 32
+"""Batches drawn before the error is believed; hotness needs some to rank by."""
+MOST_BATCHES = 256
+MOST_IN_EPOCHS = 4 * MOST_BATCHES
+"""Batches drawn for two whole epochs; of longer ones the halves are parts."""
+DRAWN_VERTICES = 4_000_000
+"""Small batches are drawn on up to so many of them, or so many vertices: about a second."""
+
+MOST_SMOOTHED_EDGES = 1 << 26
+"""Edges up to which vertices that no batch met are ordered: a pass over them per hop. On graphs
+beyond, more of the vertices that matter are met than any memory holds."""
+
+
+@dataclass(slots=True)
+class _Counts:
+    """Running counts over batches."""
+
+    num_nodes: int
+    vertices: list[list[int]] = field(default_factory=list[list[int]])
+    edges: list[list[int]] = field(default_factory=list[list[int]])
+    block_edges: list[list[int]] = field(default_factory=list[list[int]])
+    halves: list[NDArray[np.float32]] = field(default_factory=list[NDArray[np.float32]])
+    half_batches: list[int] = field(default_factory=lambda: [0, 0])
+    topology: NDArray[np.float32] = field(default_factory=lambda: np.zeros(0, np.float32))
+    """Neighbour reads: whole numbers, exact below 2^24."""
+    edge_types: list[NDArray[np.int64]] = field(default_factory=list[NDArray[np.int64]])
+    node_types: list[NDArray[np.int64]] = field(default_factory=list[NDArray[np.int64]])
+    runs: list[tuple[float, float]] = field(default_factory=list[tuple[float, float]])
+    """Requests and bytes that would read a batch's rows from a file, of the first batches."""
+    row_bytes: int = 0
+    """Of a feature row; 0: the graph has none."""
+    data_offset: int = 0
+    """Bytes of the rows' file before its first row."""
+
+    def __post_init__(self) -> None:
+        self.halves = [np.zeros(self.num_nodes, np.float32) for _ in range(2)]
+        self.topology = np.zeros(self.num_nodes, np.float32)
+
+    def add(self, batch: MiniBatch, half: int) -> None:
+        """Count one batch into one of the halves."""
+        self.vertices.append(np.cumsum(batch.num_sampled_nodes).tolist())
+        self.edges.append(list(batch.num_sampled_edges))
+        self.block_edges.append([b.num_edges for b in batch.blocks])
+        # Ids are distinct within a batch, so fancy addition counts each once.
+        self.halves[half][batch.n_id] += 1
+        self.half_batches[half] += 1
+        read = batch.blocks[:1] if batch.dialect is Dialect.FIRST_SEEN else batch.blocks
+        for block in read:
+            lengths = np.diff(block.indptr[: block.num_dst + 1])
+            self.topology[batch.n_id[: block.num_dst]] += lengths
+        if self.row_bytes and len(self.runs) < MIN_BATCHES:
+            self.runs.append(counted_runs(np.sort(batch.n_id), self.row_bytes, self.data_offset))
+        self._add_types(batch)
+
+    def runs_over(self, p: NDArray[np.float32]) -> tuple[float, float]:
+        """Requests and bytes counted, over those of rows met independently with chances p [N]."""
+        if not self.runs:
+            return 1.0, 1.0
+        requests, moved = expected_runs(p, self.row_bytes, self.data_offset)
+        counted = np.mean(self.runs, axis=0)
+        return float(counted[0] / requests), float(counted[1] / moved)
+
+    def _add_types(self, batch: MiniBatch) -> None:
+        """Edges by type, and input vertices by type, of a typed batch; nothing of another."""
+        outer = batch.blocks[0]
+        if outer.relation_ptr is not None and outer.num_dst:
+            self.edge_types.append(np.diff(outer.relation_ptr).reshape(outer.num_dst, -1).sum(0))
+        if outer.src_type is not None:
+            self.node_types.append(np.bincount(outer.src_type))
+
+    def share(self) -> float:
+        """Share of the batches that the hotness of vertices asks for; 1 or more: all."""
+        drawn = len(self.vertices)
+        vertices = sum(sizes[-1] for sizes in self.vertices)
+        return max(drawn / MOST_BATCHES, min(drawn / MIN_BATCHES, vertices / DRAWN_VERTICES))
+
+    def input_error(self) -> float:
+        """Relative standard error of the mean input vertices."""
+        sizes = np.array([v[-1] for v in self.vertices], dtype=np.float64)
+        if sizes.size < 2 or sizes.mean() == 0:
+            return 1.0 if sizes.size < 2 else 0.0
+        return float(sizes.std(ddof=1) / np.sqrt(sizes.size) / sizes.mean())
+
+
+def presample(
+    graph: Graph,
+    workload: Workload,
+    sampler: Sampler,
+    num_ranks: int,
+    *,
+    progress: Progress | None = None,
+) -> tuple[BatchProfile, Hotness]:
+    """Draw batches as `num_ranks` ranks would, and count.
+
+    Args:
+        graph: the dataset; its task says whether seeds are nodes or the ends of links.
+        workload: fan-outs, seed and global batch; for links also their negatives.
+        sampler: as the plan will name it.
+        num_ranks: ranks that share the global batch.
+        progress: told how far the standard error has come down.
+
+    Returns:
+        Sizes of one rank's batches, and how often each vertex is read.
+    """
+    draw = drawer(graph, workload, sampler, num_ranks)
+    counts = _Counts(graph.num_nodes, row_bytes=row_bytes(graph), data_offset=_data_offset(graph))
+    epoch = whole_steps(graph.num_train, workload.batch_size)
+    # Steps that one half has before the other has as many.
+    turn = epoch if _cheap(2 * epoch * num_ranks, draw(0, 0)) else 1
+    for step in itertools.count():
+        for rank in range(num_ranks):
+            counts.add(draw(rank, step), step // turn % 2)
+        error = counts.input_error()
+        if progress is not None:
+            ranks = f"{num_ranks} rank{'s' if num_ranks > 1 else ''}"
+            words = f"drawing batches for {ranks}: {(step + 1) * num_ranks} so far"
+            progress(words, min(1.0, counts.share(), TARGET_ERROR / max(error, 1e-9)))
+        known = error < TARGET_ERROR or step + 1 >= epoch
+        if (step + 1) % (2 * turn) == 0 and known and counts.share() >= 1.0:
+            break
+    batch, hotness = _summary(counts, -(-workload.batch_size // num_ranks))
+    last = last_batch(graph, workload, sampler, num_ranks)
+    if last is not None:
+        batch = replace(
+            batch,
+            last_vertices=np.cumsum(last.num_sampled_nodes).tolist(),
+            last_edges=list(last.num_sampled_edges),
+        )
+    return batch, _smoothed(hotness, graph, workload, sampler, num_ranks)
+
+
+def _cheap(num_batches: int, batch: MiniBatch) -> bool:
+    """Whether so many batches like this one are drawn in a second or two."""
+    return num_batches <= MOST_IN_EPOCHS and num_batches * batch.n_id.size <= DRAWN_VERTICES
+
+
+def _data_offset(graph: Graph) -> int:
+    """Bytes before the first row in the file that a disk tier reads; 0 where there is none."""
+    return 0 if graph.x is None else read_header(graph.array_path("x")).data_offset
+
+
+def _smoothed(
+    hotness: Hotness, graph: Graph, workload: Workload, sampler: Sampler, num_ranks: int
+) -> Hotness:
+    """Vertices that a half never met, by what neighbour sampling of independent seeds would do.
+
+    Other samplers of the same lists meet the same vertices; for them it ranks as well as any guess.
+    """
+    typed, links = is_typed(workload), str(graph.task) == "link"
+    if typed or links or graph.indices.shape[0] > MOST_SMOOTHED_EDGES:
+        return hotness
+    seeds = np.zeros(graph.num_nodes, np.float32)
+    seeds[graph.train_idx] = seed_probability(
+        graph.num_train, workload.batch_size, num_ranks=num_ranks
+    )
+    every_hop = Dialect(sampler.dialect) is Dialect.EVERY_HOP
+    likely = neighbor_hotness(
+        np.asarray(graph.indptr),
+        np.asarray(graph.indices),
+        seeds,
+        workload.fanouts,
+        dialect="every_hop" if every_hop else "first_seen",
+    )
+    half = max(1, hotness.num_batches // 2)
+    for measured in (hotness.first_half, hotness.second_half):
+        smooth(measured, likely, half)  # in place: the halves are nobody else's yet
+    return hotness
+
+
+def _summary(counts: _Counts, seeds_per_rank: int) -> tuple[BatchProfile, Hotness]:
+    """Means, spreads and frequencies; the counts are used up."""
+    first, second = counts.halves
+    # In place, with one array beside: the counts are as long as the graph.
+    for half, batches in zip(counts.halves, counts.half_batches, strict=True):
+        half /= np.float32(max(1, batches))
+    if counts.half_batches[1] == 0:
+        second = first
+    beside = first + second
+    beside *= np.float32(0.5)
+    total = float(beside.sum(dtype=np.float64))
+    requests, moved = counts.runs_over(beside)
+    np.abs(np.subtract(first, second, out=beside), out=beside)
+    error = float(beside.sum(dtype=np.float64)) / total if total > 0 else 0.0
+    del beside
+    counts.topology /= np.float32(max(1, len(counts.vertices)))
+    profile = BatchProfile(
+        seeds_per_rank=seeds_per_rank,
+        num_batches=len(counts.vertices),
+        vertices=_spreads(counts.vertices),
+        edges=_spreads(counts.edges),
+        block_edges=_spreads(counts.block_edges),
+        input_standard_error=counts.input_error(),
+        half_epoch_error=error,
+        edge_types=_shares(counts.edge_types),
+        node_types=_shares(counts.node_types),
+        disk_requests=requests,
+        disk_bytes=moved,
+    )
+    hotness = Hotness(
+        seeds_per_rank=seeds_per_rank,
+        first_half=first,
+        second_half=second,
+        num_batches=len(counts.vertices),
+        topology=counts.topology,
+    )
+    return profile, hotness
+
+
+def _shares(counts: list[NDArray[np.int64]]) -> list[float]:
+    """Share of each type over all batches; empty where nothing has types."""
+    width = max((len(each) for each in counts), default=0)
+    total = np.zeros(width)
+    for each in counts:
+        total[: len(each)] += each
+    return (total / max(1.0, float(total.sum()))).tolist()
+
+
+def _spreads(rows: list[list[int]]) -> list[Spread]:
+    """Column by column: mean, standard deviation, 99th percentile and maximum."""
+    table = np.asarray(rows, dtype=np.float64)
+    return [
+        Spread(
+            mean=float(column.mean()),
+            std=float(column.std(ddof=1)) if column.size > 1 else 0.0,
+            p99=float(np.quantile(column, 0.99)),
+            largest=float(column.max()),
+        )
+        for column in table.T
+    ]
+
+
+SHARED_BATCHES = 8
+"""Global batches whose sources are counted; their number varies little from batch to batch."""
+STACK_SIZES = (1, 2, 4, 8, 16, 32)
+"""Numbers of batches whose union of expanded vertices is counted."""
+EXACT = 16
+"""Sources drawn by up to so many rows are counted one by one, the others in classes."""
+CLASS_RATIO = 1.2
+"""Largest over smallest number of rows within a class."""
+
+
+@numba.njit(cache=True, nogil=True)
+@no_type_check
+def _draws(indptr, indices, last, out):
+    """out[t] = rows that drew source t; a row that drew itself asks nobody. `last` starts at -1."""
+    for row in range(indptr.shape[0] - 1):
+        for e in range(indptr[row], indptr[row + 1]):
+            source = indices[e]
+            if source != row and last[source] != row:
+                out[source] += 1
+                last[source] = row
+
+
+def shared_batch(draw: Draw, *, steps: int) -> SharedBatch:
+    """Count, per hop, by how many rows of a global batch each source is drawn.
+
+    Args:
+        draw: batches of one rank that has the whole global batch to itself.
+        steps: whole batches of an epoch; at most `SHARED_BATCHES` are drawn.
+    """
+    counted: list[dict[int, int]] = []
+    number = max(1, min(SHARED_BATCHES, steps))
+    seeds = 0
+    for step in range(number):
+        batch = draw(0, step)
+        seeds += batch.num_seeds
+        for hop, block in enumerate(reversed(batch.blocks)):
+            if hop == len(counted):
+                counted.append({})
+            _add(counted[hop], block)
+    classes = [_classes(each, number) for each in counted]
+    return SharedBatch(
+        num_seeds=seeds / number,
+        rows=[[rows for rows, _ in each] for each in classes],
+        sources=[[sources for _, sources in each] for each in classes],
+    )
+
+
+def _add(counts: dict[int, int], block: Block) -> None:
+    draws = np.zeros(block.num_src, np.int64)
+    _draws(block.indptr, block.indices, np.full(block.num_src, -1, np.int64), draws)
+    values, numbers = np.unique(draws[draws > 0], return_counts=True)
+    for value, count in zip(values.tolist(), numbers.tolist(), strict=True):
+        counts[value] = counts.get(value, 0) + count
+
+
+def _classes(counts: dict[int, int], batches: int) -> list[tuple[float, float]]:
+    """(mean rows, sources per batch) of each class of sources, the rarest drawn first."""
+    found: list[tuple[float, float]] = []
+    low = sources = total = 0
+    for rows in sorted(counts):
+        if sources and (rows <= EXACT or rows > low * CLASS_RATIO):
+            found.append((total / sources, sources / batches))
+            sources = total = 0
+        if not sources:
+            low = rows
+        sources += counts[rows]
+        total += rows * counts[rows]
+    if sources:
+        found.append((total / sources, sources / batches))
+    return found
+
+
+def stack_profile(
+    draw: Draw,
+    degrees: NDArray[np.integer],
+    *,
+    seeds_per_rank: int,
+    num_ranks: int,
+    steps: int,
+    sizes: Sequence[int] = STACK_SIZES,
+) -> StackProfile:
+    """Distinct vertices, and entries of their adjacency rows, that stacks of batches expand.
+
+    Args:
+        draw: batches by rank and step.
+        degrees: entries of every adjacency row, shape (num_nodes,).
+        seeds_per_rank: of a batch.
+        num_ranks: ranks that `draw` knows.
+        steps: whole batches of an epoch.
+        sizes: numbers of batches, ascending; those beyond an epoch are left out.
+
+    Returns:
+        Means of one stack of each size.
+    """
+    most = max(1, min(max(sizes), steps * num_ranks))
+    used = [size for size in sizes if size <= most] or [1]
+    batches = [draw(i % num_ranks, i // num_ranks) for i in range(max(used))]
+    expanded = [_expanded(batch) for batch in batches]
+    hops = len(batches[0].blocks)
+    rows: list[list[float]] = [[] for _ in range(hops)]
+    entries: list[list[float]] = [[] for _ in range(hops)]
+    for hop in range(hops):
+        for size in used:
+            ids = np.unique(np.concatenate([each[hop] for each in expanded[:size]]))
+            rows[hop].append(float(ids.size))
+            entries[hop].append(float(degrees[ids].sum(dtype=np.int64)))
+    return StackProfile(
+        seeds_per_rank=seeds_per_rank, sizes=[float(s) for s in used], rows=rows, entries=entries
+    )
+
+
+def _expanded(batch: MiniBatch) -> list[NDArray[np.int64]]:
+    """Vertices whose rows each hop draws from."""
+    ends = np.cumsum(batch.num_sampled_nodes).tolist()
+    first_seen = batch.dialect is Dialect.FIRST_SEEN
+    found: list[NDArray[np.int64]] = []
+    for hop in range(len(batch.blocks)):
+        start = ends[hop - 1] if hop and first_seen else 0
+        found.append(batch.n_id[start : ends[hop]])
+    return found

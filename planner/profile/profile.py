@@ -1,0 +1,213 @@
+"""Graph -> profiles: pre-sample for every number of ranks, then time the model on those shapes."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from planner.cache_folder import cache_folder
+from planner.cost.backends.cooperative import part_of, part_profile
+from planner.errors import SettingsError
+from planner.machine.model import MachineModel
+from planner.probe.quiet import disturbance
+from planner.probe.timing import WAITED, Patience
+from planner.profile import cache
+from planner.profile.batches import MOST_SAMPLED, draw_all, draw_sharing
+from planner.profile.cache import Profile
+from planner.profile.model_seconds import SCALES, STEPS, with_loading
+from planner.profile.team import Team, with_launcher
+from planner.profile.timing_rounds import ROUNDS, STEP_ROUNDS, Timed, TimedBatch, time_all
+from planner.progress import Progress, portion, silent
+from planner.settings import PlanSettings
+from planner.workload import BatchProfile, Combination, WorkloadProfile
+from runtime import codec
+from runtime.graph.dataset import Graph
+
+VERSION = 49
+"""Rises when a profile means something else than before."""
+
+DRAWN = 0.05
+"""Of the progress of a profile: drawing batches. The rest is timing."""
+GATHER_TABLES = ("gather", "mapped_gather", "disk_read")
+"""Of the machine, against which a graph's gathers and reads of the disk are held."""
+
+
+def profile_key(
+    graph: Graph,
+    settings: PlanSettings,
+    machine: MachineModel,
+    combinations: Sequence[Combination],
+) -> str:
+    """Hash of everything that decides a profile.
+
+    Gathers on the graph are kept as factors of the machine's tables: a machine that is probed anew
+    has others, and an old factor would undo what the new table says.
+    """
+    work = settings.workload
+    decided = [
+        VERSION,
+        [graph.fingerprint, machine.fingerprint, settings.sampler, settings.dialect],
+        [machine.tables.get(name) for name in GATHER_TABLES],
+        settings.sampler_parameters,
+        replace(work, learning_rate=0.0, weight_decay=0.0, allow="exact"),
+        list(combinations),
+        [SCALES, STEPS, ROUNDS, STEP_ROUNDS, MOST_SAMPLED],
+    ]
+    return codec.content_hash(decided)[:32]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Wanted:
+    """One workload to profile."""
+
+    settings: PlanSettings
+    """Sampler, model and global batch."""
+    combinations: Sequence[Combination]
+    """(ranks, threads) that candidates may use."""
+
+
+def profile(
+    graph: Graph,
+    settings: PlanSettings,
+    machine: MachineModel,
+    combinations: Sequence[Combination],
+    *,
+    progress: Progress | None = None,
+    measure: bool = True,
+) -> Profile:
+    """The profile of one workload; see `profiles`."""
+    wanted = [Wanted(settings=settings, combinations=combinations)]
+    return profiles(graph, wanted, machine, progress=progress, measure=measure)[0]
+
+
+def profiles(
+    graph: Graph,
+    wanted: Sequence[Wanted],
+    machine: MachineModel,
+    *,
+    progress: Progress | None = None,
+    measure: bool = True,
+) -> list[Profile]:
+    """The profiles of workloads that are to be compared, from the cache where they were made so.
+
+    They are timed in the same rounds: a machine that is slower for a minute is so for all of them
+    (DEC-38).
+
+    Args:
+        graph: the dataset.
+        wanted: what to profile.
+        machine: its fingerprint enters the key, since layer times are the machine's.
+        progress: told what is going on.
+        measure: False takes cached profiles or raises; nothing is drawn or timed.
+
+    Raises:
+        SettingsError: nothing may be measured and there is a profile that is not cached.
+        WorkerFailed: the model could not be timed; the text is its own error.
+    """
+    keys = [profile_key(graph, each.settings, machine, each.combinations) for each in wanted]
+    sitting = codec.content_hash(sorted(keys))[:32] if len(keys) > 1 else ""
+    kept = [cached(key, graph, measure=measure) for key in keys]
+    found = [each for each in kept if each is not None]
+    together = len(keys) == 1 or all(each.numbers.sitting == sitting for each in found)
+    if len(found) == len(keys) and (together or not measure):
+        return found
+    made = _make(graph, wanted, machine, keys, progress)
+    for key, each in zip(keys, made, strict=True):
+        cache.save(key, replace(each, numbers=replace(each.numbers, sitting=sitting)))
+    # Read back: the first plan and a repeated one then see the very same numbers.
+    return [cache.load(key) or each for key, each in zip(keys, made, strict=True)]
+
+
+def cached(key: str, graph: Graph, *, measure: bool) -> Profile | None:
+    """The cached profile of that key, or None where it may be made.
+
+    Raises:
+        SettingsError: there is none and nothing may be measured.
+    """
+    found = cache.load(key)
+    if found is None and not measure:
+        raise SettingsError(
+            f"expected the profile of {graph.name} in {cache.cache_folder()}, found none for these "
+            "settings and this machine; plan again"
+        )
+    return found
+
+
+def _make(
+    graph: Graph,
+    wanted: Sequence[Wanted],
+    machine: MachineModel,
+    keys: Sequence[str],
+    progress: Progress | None,
+) -> list[Profile]:
+    """Pre-sample and time, without looking at the cache."""
+    progress = progress or silent
+    drawing, timing = portion(progress, 0.0, DRAWN), portion(progress, DRAWN, 1.0)
+    drawn = [_Drawn(graph, each, drawing) for each in wanted]
+    most = max(c.ranks for each in wanted for c in each.combinations)
+    with disturbance(cache_folder()) as disturbed, Team(most) as team:
+        patience = Patience(disturbed.level, share=WAITED)
+        timed = [t for each in drawn for t in each.timed]
+        found = iter(time_all(graph, timed, team, timing, patience))
+        return [
+            each.profile(key, machine, found, team) for each, key in zip(drawn, keys, strict=True)
+        ]
+
+
+class _Drawn:
+    """Batches of one workload, as they were drawn."""
+
+    def __init__(self, graph: Graph, wanted: Wanted, progress: Progress | None) -> None:
+        settings, combinations = wanted.settings, wanted.combinations
+        self._graph, self._work = graph, settings.workload
+        self._batches, self._hotness = draw_all(graph, settings, combinations, progress)
+        self._shared, self._stacks = draw_sharing(graph, settings, combinations)
+        self._every_hop = settings.dialect == "every_hop"
+        by_key: dict[str, list[Combination]] = {}
+        for combination in combinations:
+            by_key.setdefault(combination.key(self._work.batch_size), []).append(combination)
+        self._keys = list(by_key)
+        self.timed = [
+            TimedBatch(batch=self._batch(mine[0]), combinations=mine, settings=settings)
+            for mine in by_key.values()
+        ]
+        """What is to be timed of it."""
+
+    def _batch(self, found: Combination) -> BatchProfile:
+        """Of one rank under a combination."""
+        size = self._work.batch_size
+        if self._shared is None or not found.shared:
+            return self._batches[-(-size // found.num_ranks)]
+        whole = self._batches[size]
+        part = part_of(whole, self._shared, found.num_ranks, every_hop=self._every_hop)
+        return part_profile(whole, part)
+
+    def profile(
+        self,
+        key: str,
+        machine: MachineModel,
+        found: Iterator[Timed],
+        team: Team,
+    ) -> Profile:
+        """With what was timed of `timed`; gathering as `with_loading` has it.
+
+        Args:
+            key: of the profile.
+            machine: whose tables gathering is held against.
+            found: what was timed, whose next are this workload's.
+            team: the processes it was timed in.
+        """
+        timing = {
+            name: with_loading(
+                each.model, each.in_line, each.loading, machine, batch.combinations[0].ranks
+            )
+            for name, batch, each in zip(self._keys, self.timed, found, strict=False)
+        }
+        numbers = WorkloadProfile(
+            graph_fingerprint=self._graph.fingerprint,
+            sampler_fingerprint=key,
+            batches=[self._batches[seeds] for seeds in sorted(self._batches, reverse=True)],
+            timing=timing,
+            process=with_launcher(team.process),
+            shared=self._shared,
+            stacks=self._stacks,
+        )
+        return Profile(numbers=numbers, hotness=self._hotness)

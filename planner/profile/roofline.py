@@ -1,0 +1,271 @@
+"""The model's time on a GPU that is not there: operations and bytes of the profiled shapes.
+
+    T = sum over operations of max(flops / F, bytes / B) + launches * t_k
+
+F is the rate of float32 products, B the bandwidth of the GPU's memory, t_k the start of a kernel.
+Shapes are the profile's; nothing is run. The provenance of every number made here is `derived`.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from planner.errors import SettingsError
+from planner.machine.model import MachineModel, Table
+from planner.workload import BatchProfile, ModelTiming
+from runtime.plan.schema import Workload
+
+FLOAT_BYTES = 4
+INDEX_BYTES = 4
+KNOWN_MODELS = ("sage", "gcn", "gat")
+LOSS_KERNELS = 6
+"""Softmax, loss, their backward, and zeroing the gradient."""
+OPTIMIZER_KERNELS = 12
+"""Adam over all parameters at once."""
+OPTIMIZER_PASSES = 7
+"""Reads of parameter, gradient and two moments; writes of all but the gradient."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Operation:
+    """One kernel: arithmetic and bytes of memory it moves."""
+
+    flops: float
+    moved_bytes: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LayerShape:
+    """One layer of one batch."""
+
+    num_src: float
+    num_dst: float
+    num_edges: float
+    in_dim: int
+    out_dim: int
+    """Columns it computes: heads times the columns of one."""
+    inputs: bool
+    """The layer reads the batch's features, which have no gradient."""
+    heads: int
+    """Of attention; of other models 1."""
+
+
+def product(rows: float, a: int, b: int) -> Operation:
+    """Rows of a columns times an a x b matrix.
+
+    >>> product(10.0, 2, 3)
+    Operation(flops=120.0, moved_bytes=224.0)
+    """
+    moved = rows * a + a * b + rows * b
+    return Operation(flops=2 * rows * a * b, moved_bytes=FLOAT_BYTES * moved)
+
+
+def aggregation(shape: LayerShape, columns: int) -> Operation:
+    """Sums over the edges of rows of so many columns: every edge reads its source's row."""
+    read = shape.num_edges * (columns * FLOAT_BYTES + INDEX_BYTES + FLOAT_BYTES)
+    return Operation(
+        flops=2 * shape.num_edges * columns,
+        moved_bytes=read + shape.num_dst * columns * FLOAT_BYTES,
+    )
+
+
+def elementwise(rows: float, columns: int, passes: int = 2) -> Operation:
+    """Passes over rows: an activation reads and writes."""
+    size = rows * columns
+    return Operation(flops=size, moved_bytes=passes * size * FLOAT_BYTES)
+
+
+def layer_operations(model: str, shape: LayerShape) -> Iterator[Operation]:
+    """Kernels of one layer, forward and backward.
+
+    sage aggregates its inputs and multiplies twice (neighbours, self); gcn and gat multiply all
+    sources and aggregate the products; gat also scores each edge for every head.
+    """
+    a, b = shape.in_dim, shape.out_dim
+    if model == "sage":
+        yield aggregation(shape, a)
+        for _ in ("neighbours", "self"):
+            yield product(shape.num_dst, a, b)
+            yield product(shape.num_dst, a, b)  # gradient of the weights
+            if not shape.inputs:
+                yield product(shape.num_dst, b, a)  # gradient of the rows
+        if not shape.inputs:
+            yield aggregation(shape, a)
+    else:
+        yield product(shape.num_src, a, b)
+        yield product(shape.num_src, a, b)
+        if not shape.inputs:
+            yield product(shape.num_src, b, a)
+        yield aggregation(shape, b)
+        yield aggregation(shape, b)
+    if model == "gat":
+        for _ in ("scores", "softmax", "softmax backward", "scores backward"):
+            yield elementwise(shape.num_edges, shape.heads, passes=4)
+        yield elementwise(shape.num_src, b)
+    yield elementwise(shape.num_dst, b)  # bias and activation
+    yield elementwise(shape.num_dst, b, passes=3)  # their backward
+
+
+def num_parameters(model: str, widths: Sequence[tuple[int, int, int]]) -> int:
+    """Parameters of a model of runtime.models.build, from (inputs, columns of a head, heads).
+
+    sage: 2 a b + b;  gcn: a b + b;  gat: a h b + 2 h b, and a bias of h b (the last layer: b)
+
+    >>> num_parameters("sage", [(100, 16, 1), (16, 7, 1)])
+    3447
+    """
+    total = 0
+    for i, (a, b, heads) in enumerate(widths):
+        if model == "sage":
+            total += 2 * a * b + b
+        elif model == "gcn":
+            total += a * b + b
+        else:
+            last = i == len(widths) - 1
+            total += a * heads * b + 2 * heads * b + (b if last else heads * b)
+    return total
+
+
+def layer_widths(workload: Workload, in_dim: int, num_outputs: int) -> list[tuple[int, int, int]]:
+    """(inputs, columns of a head, heads) of every layer.
+
+    >>> layer_widths(Workload(model="gat", hidden=8, heads=2), 5, 3)
+    [(5, 4, 2), (8, 3, 2)]
+    """
+    inner = [workload.hidden] * (workload.num_layers - 1)
+    heads = workload.heads if workload.model == "gat" else 1
+    found: list[tuple[int, int, int]] = []
+    for a, b in zip([in_dim, *inner], [*inner, num_outputs], strict=True):
+        last = len(found) == workload.num_layers - 1
+        found.append((a, b if last else b // heads, heads))
+    return found
+
+
+def check_model(workload: Workload, machine: MachineModel) -> None:
+    """Refuse a model whose work does not follow from its shapes.
+
+    Raises:
+        SettingsError: names the models that can be planned for.
+    """
+    if workload.model not in KNOWN_MODELS:
+        raise SettingsError(
+            f"machine {machine.name}: expected model {', '.join(KNOWN_MODELS)} (others cannot be "
+            f"timed on its GPUs), found {workload.model}; plan with a machine that is here"
+        )
+
+
+def roofline_timing(
+    workload: Workload,
+    machine: MachineModel,
+    batch: BatchProfile,
+    *,
+    ranks: int,
+    in_dim: int,
+    num_outputs: int,
+    scales: Sequence[float],
+) -> ModelTiming:
+    """The model's time on the machine's slowest GPU at the profiled shapes.
+
+    Args:
+        workload: model, widths, layers.
+        machine: tables gpu_flops and gpu_kernel, and links gpu<g>.hbm.
+        batch: sizes per hop.
+        ranks: GPUs that compute at once; they share nothing.
+        in_dim: columns of the features.
+        num_outputs: columns of the logits.
+        scales: sizes over the mean batch at which the table has points.
+
+    Raises:
+        SettingsError: a model whose work does not follow from its shapes.
+    """
+    check_model(workload, machine)
+    widths = layer_widths(workload, in_dim, num_outputs)
+    flops, kernel = machine.table("gpu_flops"), machine.table("gpu_kernel")
+    rate = _Rate(
+        flops=flops.at(ranks=1.0),
+        bytes=min(
+            x.bandwidth_bytes_per_second
+            for x in machine.links
+            if x.target in {g.name for g in machine.gpus}
+        ),
+        kernel=kernel.at(ranks=1.0),
+    )
+    seconds = [
+        sum(rate.seconds(op) for s in shapes for op in layer_operations(workload.model, s))
+        + LOSS_KERNELS * rate.kernel
+        for shapes in (_shapes(batch, widths, scale) for scale in scales)
+    ]
+    one_by_one = [
+        op for s in _shapes(batch, widths, 1.0) for op in layer_operations(workload.model, s)
+    ]
+    parameters = num_parameters(workload.model, widths)
+    update = Operation(flops=10.0 * parameters, moved_bytes=4.0 * OPTIMIZER_PASSES * parameters)
+    one = [[float(ranks)], [1.0]]
+    spread = max(flops.spread, kernel.spread)
+    return ModelTiming(
+        forward_backward=Table(
+            unit="seconds",
+            axes=["scale", "ranks", "threads"],
+            points=[list(scales), *one],
+            values=seconds,
+            spread=spread,
+            provenance="derived",
+        ),
+        optimizer=Table(
+            unit="seconds",
+            axes=["ranks", "threads"],
+            points=one,
+            values=[rate.seconds(update) + (OPTIMIZER_KERNELS - 1) * rate.kernel],
+            spread=spread,
+            provenance="derived",
+        ),
+        num_parameters=parameters,
+        host_seconds=(len(one_by_one) + LOSS_KERNELS + OPTIMIZER_KERNELS) * rate.kernel,
+        activation_bytes=_activation_bytes(workload.model, _shapes(batch, widths, 1.0)),
+        batch_seconds=sum(
+            rate.seconds(elementwise(edges.mean, 1, passes=3)) for edges in batch.block_edges
+        ),
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Rate:
+    flops: float
+    bytes: float
+    kernel: float
+
+    def seconds(self, operation: Operation) -> float:
+        """Of one kernel."""
+        return max(operation.flops / self.flops, operation.moved_bytes / self.bytes) + self.kernel
+
+
+def _shapes(
+    batch: BatchProfile, widths: Sequence[tuple[int, int, int]], scale: float
+) -> list[LayerShape]:
+    """Layers of the mean batch times a factor; the first consumes the outermost block."""
+    vertices = [v.mean * scale for v in reversed(batch.vertices)]
+    return [
+        LayerShape(
+            num_src=vertices[layer],
+            num_dst=vertices[layer + 1],
+            num_edges=batch.block_edges[layer].mean * scale,
+            in_dim=a,
+            out_dim=b * heads,
+            inputs=layer == 0,
+            heads=heads,
+        )
+        for layer, (a, b, heads) in enumerate(widths)
+    ]
+
+
+def _activation_bytes(model: str, shapes: Sequence[LayerShape]) -> int:
+    """Rows kept for the backward pass, and a gradient of the same size for each.
+
+    sage keeps aggregates and outputs, gcn and gat products of all sources and outputs; gat also a
+    score and a weight per edge and head.
+    """
+    kept = 0.0
+    for s in shapes:
+        kept += s.num_dst * s.out_dim
+        kept += s.num_dst * s.in_dim if model == "sage" else s.num_src * s.out_dim
+        kept += 2 * s.num_edges * s.heads if model == "gat" else 0.0
+    return round(2 * FLOAT_BYTES * kept)

@@ -1,0 +1,1 @@
+"""Questions about plans: why, what if, what changed, what was measured."""

@@ -1,0 +1,254 @@
+"""Predicted against measured: the plan's numbers beside the run's, stage by stage.
+
+Measured means the median over at least 30 steps after at least 10 discarded, of the mean over the
+ranks; the error is relative to what was measured.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.errors import SettingsError
+from runtime.plan.schema import Interval, Plan
+from runtime.report import MIN_MEASURED_STEPS, RunReport
+from runtime.stages import Stage
+
+
+def window_means(seconds: Sequence[float], stack: int) -> NDArray[np.float64]:
+    """Mean step of each window of `stack` steps; steps at the end that fill none are left out.
+
+    Args:
+        seconds: of steps in order, shape (steps,), at least one.
+        stack: batches drawn at once, 1 for none.
+
+    Returns:
+        float64, one value per window; one value over all where they are fewer than a window.
+
+    >>> window_means([9.0, 1.0, 1.0, 1.0, 5.0, 1.0, 1.0, 1.0, 7.0], 4).tolist()
+    [3.0, 2.0]
+    >>> window_means([9.0, 1.0], 4).tolist(), window_means([9.0, 1.0], 1).tolist()
+    ([5.0], [9.0, 1.0])
+    """
+    found = np.asarray(seconds, dtype=np.float64)
+    if found.size < stack:
+        return found.mean(keepdims=True)
+    whole = found.size - found.size % stack
+    return found[:whole].reshape(-1, stack).mean(axis=1)
+
+
+def measured_step(plan: Plan, report: RunReport) -> float:
+    """Seconds of a typical step of a run: its median, by windows where batches are stacked."""
+    stack = plan.strategy.bulk_batches
+    if stack <= 1 or not report.step_samples:
+        return report.step_seconds.median
+    return float(np.median(window_means(report.step_samples, stack)))
+
+
+STEP_BAR = 0.30
+STAGE_BAR = 0.50
+NEGLIGIBLE = 0.02
+"""Stages below this share of the step are shown apart, and no bar is held against them."""
+PRICED_AS_NEIGHBOR = ("neighbor", "full")
+"""Samplers that the machine's rates of sampling are measured for."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Total:
+    """A predicted time with its interval, and the measured one."""
+
+    predicted: float
+    low: float
+    high: float
+    measured: float
+    ape: float
+    """|predicted - measured| / measured."""
+
+    @property
+    def within_interval(self) -> bool:
+        """Whether the measured value lies in the predicted interval."""
+        return self.low <= self.measured <= self.high
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StageComparison:
+    """One stage, predicted and measured."""
+
+    predicted: float
+    measured: float
+    ape: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Comparison:
+    """The plan's prediction held against a run."""
+
+    step_seconds: Total
+    epoch_seconds: Total
+    stages: dict[str, StageComparison]
+    """Stages of at least 2% of the step, predicted or measured."""
+    minor_stages: dict[str, StageComparison]
+    """The rest: too short for their relative error to mean anything."""
+    startup_seconds: StageComparison
+    plan_id: str
+    num_steps: int
+    """Steps the measured medians rest on."""
+    step_within_bar: bool
+    stages_within_bar: bool
+    """Every stage above 2% of the step is within 50%."""
+    notes: list[str] = field(default_factory=list[str])
+    factors: dict[str, float] = field(default_factory=dict[str, float])
+    """Measured over raw predicted seconds by stage, learnt from this machine's runs."""
+    factor_names: dict[str, str] = field(default_factory=dict[str, str])
+    """Factor that each stage teaches, where it is not the stage's own name."""
+
+
+def factor_names(plan: Plan) -> dict[str, str]:
+    """Which factor a stage's seconds teach, for stages that mean different work in other plans.
+
+    A sampler whose rates are borrowed from neighbour sampling has a factor of its own; so have
+    gathers that read from disk, whose rows take a hundred times longer than those in memory.
+    """
+    found: dict[str, str] = {}
+    sampler = plan.strategy.sampler.name
+    if sampler not in PRICED_AS_NEIGHBOR:
+        found[Stage.SAMPLE.value] = f"{Stage.SAMPLE.value}.{sampler}"
+    if any(rates.get("disk", 0.0) > 0.0 for rates in plan.prediction.hit_rates.values()):
+        found[Stage.GATHER.value] = f"{Stage.GATHER.value}.disk"
+    return found
+
+
+def absolute_percentage_error(predicted: float, measured: float) -> float:
+    """|predicted - measured| / measured, as a fraction; 0 for two zeros, 1 for a measured zero.
+
+    >>> absolute_percentage_error(12.0, 10.0), absolute_percentage_error(0.0, 0.0)
+    (0.2, 0.0)
+    """
+    if measured == 0.0:
+        return 0.0 if predicted == 0.0 else 1.0
+    return abs(predicted - measured) / abs(measured)
+
+
+def compare(plan: Plan, report: RunReport) -> Comparison:
+    """Hold a plan's prediction against a run's report.
+
+    Raises:
+        SettingsError: the run was made under another plan, or measured no step at all.
+    """
+    if report.plan_id != plan.plan_id:
+        raise SettingsError(
+            f"expected a report of plan {plan.plan_id[:12]}, found one of "
+            f"{report.plan_id[:12]}; train this plan again"
+        )
+    if report.step_seconds.count == 0:
+        raise SettingsError(
+            f"expected at least {MIN_MEASURED_STEPS} measured steps, found none after the warm-up; "
+            "train more epochs"
+        )
+    step = report.step_seconds
+    stages = _stages(plan, report)
+    seconds = measured_step(plan, report)
+    total = _total(plan.prediction.step_seconds, seconds)
+    floor = NEGLIGIBLE * seconds
+    large = {n: s for n, s in stages.items() if max(s.measured, s.predicted) >= floor}
+    minor = {n: s for n, s in stages.items() if n not in large}
+    return Comparison(
+        step_seconds=total,
+        epoch_seconds=_total(plan.prediction.epoch_seconds, _epoch_seconds(report)),
+        stages=large,
+        minor_stages=minor,
+        startup_seconds=_row(plan.prediction.startup_seconds, report.startup_seconds),
+        plan_id=plan.plan_id,
+        num_steps=step.count,
+        step_within_bar=total.ape <= STEP_BAR,
+        stages_within_bar=all(s.ape <= STAGE_BAR for s in large.values()),
+        notes=_notes(plan, report, stages),
+        factor_names=factor_names(plan),
+    )
+
+
+def _total(predicted: Interval, measured: float) -> Total:
+    return Total(
+        predicted=predicted.value,
+        low=predicted.low,
+        high=predicted.high,
+        measured=measured,
+        ape=absolute_percentage_error(predicted.value, measured),
+    )
+
+
+def _row(predicted: float, measured: float) -> StageComparison:
+    return StageComparison(
+        predicted=predicted,
+        measured=measured,
+        ape=absolute_percentage_error(predicted, measured),
+    )
+
+
+def _stages(plan: Plan, report: RunReport) -> dict[str, StageComparison]:
+    """Stages that were both predicted and measured, in the plan's order."""
+    rows: dict[str, StageComparison] = {}
+    stacked = in_stacks(plan)
+    for name, predicted in plan.prediction.stages.items():
+        found = [r.stages[name] for r in report.ranks if name in r.stages]
+        seconds = [stage.mean if name in stacked else stage.median for stage in found]
+        if seconds and (predicted > 0 or any(seconds)):
+            measured = None if name in stacked else report.stages.get(name)
+            rows[name] = _row(predicted, _typical(seconds) if measured is None else measured)
+    return rows
+
+
+def on_gpus(plan: Plan) -> bool:
+    """Whether the plan's ranks are GPUs, whose stages a run's meter does not see the end of."""
+    return any(device.kind == "cuda" for device in plan.strategy.devices)
+
+
+def _loop_was_timed(plan: Plan) -> bool:
+    """Whether the plan's stages are those of a loop on its GPU, metered as a run's are."""
+    return plan.prediction.provenance.get(Stage.SAMPLE.value, "").startswith("measured")
+
+
+def in_stacks(plan: Plan) -> set[str]:
+    """Stages whose work for several steps is done in one of them: their median says nothing."""
+    strategy = plan.strategy
+    if strategy.bulk_batches <= 1:
+        return set()
+    waits = {Stage.WAIT.value} if strategy.threads.sample == 0 else set[str]()
+    return {Stage.SAMPLE.value, *waits}
+
+
+def _typical(medians: Iterable[float]) -> float:
+    """Mean over ranks: the prediction is that of a typical rank, and ranks do equal work."""
+    return float(np.mean(list(medians)))
+
+
+def _epoch_seconds(report: RunReport) -> float:
+    """Median epoch; the first one is start-up wherever there is another."""
+    seconds = [e.seconds for e in report.epochs]
+    later = seconds[1:] or seconds
+    return float(np.median(later)) if later else 0.0
+
+
+def _notes(plan: Plan, report: RunReport, stages: dict[str, StageComparison]) -> list[str]:
+    """What a reader should know before believing the numbers."""
+    notes: list[str] = []
+    step = report.step_seconds
+    if on_gpus(plan) and not _loop_was_timed(plan):
+        notes.append(
+            "stages of a GPU are metered as the host hands them over, and predicted until the GPU "
+            "is done: hold the step against its prediction, not the stages"
+        )
+    if not step.enough:
+        found = f"{step.count} steps after {step.discarded} discarded"
+        notes.append(f"expected at least {MIN_MEASURED_STEPS} measured steps, found {found}")
+    if report.noise.overloaded:
+        notes.append(f"the machine was busy (load {report.noise.load_before:.1f}) when it began")
+    if report.noise.steal_fraction > 0.02:
+        notes.append(f"the hypervisor took {report.noise.steal_fraction:.0%} of the cores' time")
+    if len(report.epochs) == 1:
+        notes.append("only one epoch was run: its start-up is in the epoch's seconds")
+    missing = [n for n in plan.prediction.stages if n not in stages]
+    if missing:
+        notes.append(f"predicted but not measured: {', '.join(missing)}")
+    return notes

@@ -1,0 +1,290 @@
+"""Why a plan is what it is: where a step's time goes, what fills memory, who came second.
+
+`explain` gives data, `render` gives text; nothing is computed here that the plan does not hold.
+"""
+
+from dataclasses import dataclass, field
+
+from planner.cost.memory import size_text
+from planner.units import in_order
+from runtime.plan.schema import MemoryUse, Plan
+from runtime.stages import TRAINING_STAGES
+
+WORDS = ("keep", "partition")
+"""Entries of a prediction's provenance that are sentences of their own."""
+
+
+def summary(plan: Plan) -> str:
+    """Ranks, partition, p and overlap in one line."""
+    threads, settings = plan.strategy.threads, plan.strategy.full_graph
+    ranks = f"{plan.num_ranks} rank{'s' if plan.num_ranks > 1 else ''}"
+    words = [f"the whole graph on {ranks}"]
+    words.append(f"{threads.compute} compute thread{'s' if threads.compute > 1 else ''} each")
+    if plan.num_ranks > 1:
+        words.append(f"cut by {plan.strategy.partition}")
+        words.append(f"boundary rows kept with p {settings.keep:.3g}")
+        if settings.keep < 1:
+            drawn = "for each layer" if settings.draws == "layer" else "once for all layers"
+            words.append(f"drawn {drawn} ({settings.rounding})")
+        words.append("exchanged beside compute" if threads.comm else "exchanged in line")
+    if settings.precompute_first_layer:
+        words.append("first layer aggregated once")
+    return ", ".join(words)
+
+
+def details(plan: Plan) -> list[str]:
+    """Lines that only a full-graph plan has; none for mini-batches."""
+    if plan.strategy.mode != "full-graph":
+        return []
+    said, memory = plan.prediction.provenance, plan.prediction.memory_bytes
+    lines = [f"  {said[name]}" for name in WORDS if name in said]
+    ranks = {name: use for name, use in memory.items() if name.startswith("rank")}
+    totals = [use.total for use in ranks.values()]
+    fullest = max(ranks, key=lambda name: ranks[name].total)
+    mean = sum(totals) / len(totals)
+    lines.append(
+        f"  fullest: {fullest} with {size_text(max(totals))}, {max(totals) / mean:.2f} of the mean"
+    )
+    return lines
+
+
+BAR = 30
+"""Characters of a full bar."""
+PLACES = {
+    "own": "in each rank's own memory",
+    "cache": "in a cache that fills itself",
+    "peer": "in another rank's memory",
+    "host": "in the host's shared memory",
+    "disk": "on disk",
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StageRow:
+    """One stage of a step."""
+
+    stage: str
+    seconds: float
+    share: float
+    """Of the step; loader stages that run ahead are hidden behind it, so shares may pass 1."""
+    hidden: bool
+    """True where another thread does it ahead of the training thread."""
+    provenance: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Residence:
+    """Where one device's rows are read from."""
+
+    device: str
+    share: dict[str, float]
+    """Expected share of rows by source."""
+    own_rows: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunnerUp:
+    """The best candidate that lost."""
+
+    name: str
+    step_seconds: float | None
+    why: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Explanation:
+    """Everything the plan says of itself, in reading order."""
+
+    plan_id: str
+    summary: str
+    step_seconds: float
+    step_low: float
+    step_high: float
+    epoch_seconds: float
+    steps_per_epoch: int
+    startup_seconds: float
+    bottleneck: str
+    statistics_class: str
+    stages: list[StageRow]
+    memory: dict[str, MemoryUse]
+    residence: list[Residence]
+    traffic_bytes: dict[str, float]
+    gap: float
+    lower_bound: float
+    status: str
+    shadow_prices: dict[str, float]
+    runner_up: RunnerUp | None
+    alternatives: list[RunnerUp]
+    details: list[str] = field(default_factory=list[str])
+    """Of full-graph training: why this p, the partition's volume, the fullest part."""
+
+
+def explain(plan: Plan) -> Explanation:
+    """Put a plan's own numbers in reading order."""
+    prediction = plan.prediction
+    others = [
+        RunnerUp(name=a.name, step_seconds=a.step_seconds, why=a.why) for a in plan.alternatives
+    ]
+    return Explanation(
+        plan_id=plan.plan_id,
+        summary=_summary(plan),
+        step_seconds=prediction.step_seconds.value,
+        step_low=prediction.step_seconds.low,
+        step_high=prediction.step_seconds.high,
+        epoch_seconds=prediction.epoch_seconds.value,
+        steps_per_epoch=prediction.steps_per_epoch,
+        startup_seconds=prediction.startup_seconds,
+        bottleneck=prediction.bottleneck,
+        statistics_class=plan.statistics_class,
+        stages=_stages(plan),
+        memory=prediction.memory_bytes,
+        residence=[
+            Residence(device=name, share=rates, own_rows=plan.strategy.features.own_rows[i])
+            for i, (name, rates) in enumerate(in_order(prediction.hit_rates))
+        ],
+        traffic_bytes=prediction.traffic_bytes,
+        gap=plan.certificate.gap,
+        lower_bound=plan.certificate.lower_bound,
+        status=plan.certificate.status,
+        shadow_prices=plan.shadow_prices,
+        runner_up=others[0] if others else None,
+        alternatives=others,
+        details=details(plan),
+    )
+
+
+def _summary(plan: Plan) -> str:
+    threads, strategy = plan.strategy.threads, plan.strategy
+    if strategy.mode == "full-graph":
+        return summary(plan)
+    if strategy.devices[0].kind == "cuda":
+        return _gpu_summary(plan)
+    ranks = f"{plan.num_ranks} rank{'s' if plan.num_ranks > 1 else ''}"
+    loading = _loading(plan)
+    compute = f"{threads.compute} compute thread{'s' if threads.compute > 1 else ''}"
+    return f"{ranks}, {compute} each, {loading}, rows placed by {strategy.features.policy}"
+
+
+def _loading(plan: Plan) -> str:
+    """Who makes the batches, and how far ahead."""
+    threads, strategy = plan.strategy.threads, plan.strategy
+    if not threads.sample:
+        return "batches made in line"
+    return (
+        f"{threads.sample} loader thread{'s' if threads.sample > 1 else ''} "
+        f"{strategy.prefetch_depth} batches ahead"
+    )
+
+
+def _gpu_summary(plan: Plan) -> str:
+    """How many GPUs in which cliques, where the topology is, and who placed the rows."""
+    devices = plan.strategy.devices
+    cliques: dict[int, list[str]] = {}
+    for device in devices:
+        # A memory `gpu0.memory` is that of gpu0.
+        cliques.setdefault(device.clique, []).append(device.memory.removesuffix(".memory"))
+    groups = "; ".join("+".join(names) for names in cliques.values())
+    topology = plan.strategy.topology.policy
+    where = "copied to every GPU" if topology == "replicated" else f"on the {topology}"
+    count = f"{len(devices)} GPU{'s' if len(devices) > 1 else ''} ({groups})"
+    policy = plan.strategy.features.policy
+    return (
+        f"{count} of {plan.machine.name}, topology {where}, {_loading(plan)}, rows placed by "
+        f"{policy}"
+    )
+
+
+def _stages(plan: Plan) -> list[StageRow]:
+    """Loader stages first; in line they are the wait, so the wait itself is not listed again."""
+    prediction, inline = plan.prediction, plan.strategy.threads.sample == 0
+    training = {stage.value for stage in TRAINING_STAGES}
+    step = prediction.step_seconds.value
+    rows: list[StageRow] = []
+    for name in sorted(prediction.stages, key=lambda n: (n in training, -prediction.stages[n])):
+        if inline and name == "wait":
+            continue
+        rows.append(
+            StageRow(
+                stage=name,
+                seconds=prediction.stages[name],
+                share=prediction.stages[name] / step if step > 0 else 0.0,
+                hidden=not inline and name not in training,
+                provenance=prediction.provenance.get(name, "derived"),
+            )
+        )
+    return rows
+
+
+def render(explanation: Explanation) -> str:
+    """The explanation as plain text, in sections of a few lines."""
+    e = explanation
+    sections = [
+        [
+            e.summary,
+            f"predicted step {seconds_text(e.step_seconds)} "
+            f"({seconds_text(e.step_low)} to {seconds_text(e.step_high)}, 90%), "
+            f"epoch {seconds_text(e.epoch_seconds)} in {e.steps_per_epoch} steps, "
+            f"start-up {seconds_text(e.startup_seconds)}",
+            f"bound by {e.bottleneck}; statistics {e.statistics_class}; "
+            f"within {e.gap:.1%} of the bound {seconds_text(e.lower_bound)} ({e.status})",
+        ],
+        ["stage               seconds   share", *map(_stage_line, e.stages)],
+        ["memory", *_memory_lines(e.memory)],
+        ["where rows are read", *map(_residence_line, e.residence)],
+        ["runner-up", _runner_line(e.runner_up)],
+        ["one more would save, per step", *_price_lines(e.shadow_prices)],
+        ["where the numbers come from", *(f"  {r.stage}: {r.provenance}" for r in e.stages)],
+    ]
+    if e.details:
+        sections.insert(1, ["parts and p", *e.details])
+    return "\n\n".join("\n".join(lines) for lines in sections) + "\n"
+
+
+def _stage_line(row: StageRow) -> str:
+    note = "  (ahead of the training thread)" if row.hidden else ""
+    return f"  {row.stage:<17}{seconds_text(row.seconds):>9}  {row.share:>5.1%}{note}"
+
+
+def _memory_lines(memory: dict[str, MemoryUse]) -> list[str]:
+    lines: list[str] = []
+    for name, use in memory.items():
+        share = min(1.0, use.total / use.capacity) if use.capacity > 0 else 1.0
+        bar = "#" * round(BAR * share)
+        total = f"{size_text(use.total)} of {size_text(use.capacity)}"
+        lines.append(f"  {name:<7}[{bar:<{BAR}}] {total}")
+        parts = sorted(use.parts.items(), key=lambda item: -item[1])
+        lines.append("          " + ", ".join(f"{k} {size_text(v)}" for k, v in parts if v > 0))
+    return lines
+
+
+def _residence_line(place: Residence) -> str:
+    shares = ", ".join(
+        f"{share:.1%} {PLACES.get(source, source)}"
+        for source, share in sorted(place.share.items(), key=lambda item: -item[1])
+    )
+    return f"  {place.device}: {shares or 'no rows'}; keeps {place.own_rows} copies"
+
+
+def _runner_line(runner: RunnerUp | None) -> str:
+    if runner is None:
+        return "  none: nothing else was possible"
+    seconds = "does not run" if runner.step_seconds is None else seconds_text(runner.step_seconds)
+    return f"  {runner.name}: {seconds}; {runner.why}"
+
+
+def _price_lines(prices: dict[str, float]) -> list[str]:
+    return [f"  {name}: {seconds_text(saved)}" for name, saved in prices.items()] or ["  nothing"]
+
+
+def seconds_text(seconds: float) -> str:
+    """Seconds for people.
+
+    >>> seconds_text(0.0), seconds_text(4.2e-6), seconds_text(0.0123), seconds_text(75.0)
+    ('0 s', '4.2 us', '12.3 ms', '75.0 s')
+    """
+    if seconds == 0:
+        return "0 s"
+    for unit, scale in (("s", 1.0), ("ms", 1e-3)):
+        if abs(seconds) >= scale:
+            return f"{seconds / scale:.1f} {unit}"
+    return f"{seconds / 1e-6:.1f} us"

@@ -1,0 +1,149 @@
+"""When nothing fits: the cheapest changes that would help, with the bytes each saves.
+
+A change of the batch moves frontiers by [A5], a change of the model its own parts in proportion;
+estimates say "about", and a new plan decides.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from planner.cost.memory import size_text
+from planner.cost.request import expected_vertices, row_bytes, seeds_per_rank
+from planner.search.choose import Priced
+from planner.search.search import Search
+from runtime.plan.schema import MemoryUse
+
+BATCH_PARTS = ("activations", "batches")
+"""Parts of a rank that grow with the batch's vertices."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WayOut:
+    """One change, and the bytes it takes off the memory that does not fit."""
+
+    what: str
+    saves_bytes: int
+    enough: bool
+    """Whether the memory would fit after this change alone."""
+
+
+def nearest(priced: Sequence[Priced]) -> Priced:
+    """The candidate that lacks least: the one whose sum a refusal shows."""
+    return max(priced, key=lambda p: min(m.headroom for m in p.prediction.memory_bytes.values()))
+
+
+def ways_out(search: Search, priced: Sequence[Priced]) -> list[WayOut]:
+    """Changes that lower the memory that the nearest candidate does not fit into.
+
+    Args:
+        search: the request, with its profile.
+        priced: its candidates, none of which fits.
+
+    Returns:
+        Those that are enough first, then those that save most, none that saves nothing; more memory
+        comes last.
+    """
+    found = nearest(priced)
+    name, memory = min(found.prediction.memory_bytes.items(), key=lambda item: item[1].headroom)
+    ranks, lacking = found.candidate.num_ranks, -memory.headroom
+    each = found.prediction.memory_bytes.get("rank0", memory)
+    # The host's sum holds every rank; a rank's own sum holds one.
+    times = 1 if name.startswith("rank") else ranks
+    saved = {
+        **_smaller_batch(search, found, each, times),
+        **_fewer_hidden(search, found, each, times),
+        **_half_precision(search, found, memory, name),
+        **_other_ranks(search, priced, name, memory),
+    }
+    ways = [
+        WayOut(what=what, saves_bytes=size, enough=size >= lacking)
+        for what, size in saved.items()
+        if size > 0
+    ]
+    ways.sort(key=lambda w: (not w.enough, -w.saves_bytes))
+    return [*ways, _more_memory(search, name, memory)]
+
+
+def _smaller_batch(search: Search, found: Priced, each: MemoryUse, times: int) -> dict[str, int]:
+    """Half the global batch: parts of a batch shrink with its expected vertices [A5]."""
+    batch = search.request.workload.batch_size
+    if batch < 2:
+        return {}
+    seeds = seeds_per_rank(batch, found.candidate.num_ranks)
+    p = search.hotness[seeds].features
+    whole = expected_vertices(p, 1.0)
+    ratio = expected_vertices(p, 0.5) / whole if whole > 0 else 1.0
+    size = sum(each.parts.get(part, 0) for part in BATCH_PARTS)
+    return {f"--batch-size {batch // 2}": round(times * size * (1.0 - ratio))}
+
+
+def _fewer_hidden(search: Search, found: Priced, each: MemoryUse, times: int) -> dict[str, int]:
+    """Half the hidden columns: that share of the activations which is not the input's rows."""
+    work, graph = search.request.workload, search.request.graph
+    if work.hidden < 2:
+        return {}
+    seeds = seeds_per_rank(work.batch_size, found.candidate.num_ranks)
+    sizes = [v.mean for v in search.request.profile.batch(seeds).vertices]
+    # Layer l of L works on the vertices of hop L - l; the outermost reads the features.
+    outer = sizes[-1] * graph.feature_dim
+    inner = sum(sizes[:-1]) * work.hidden
+    share = inner / (inner + outer) if inner + outer > 0 else 0.0
+    parts = each.parts
+    size = parts.get("activations", 0) * share / 2 + parts.get("model and optimizer", 0) / 2
+    return {f"--hidden {work.hidden // 2}": round(times * size)}
+
+
+def _half_precision(search: Search, found: Priced, memory: MemoryUse, name: str) -> dict[str, int]:
+    """Features stored in float16: half of what rows take."""
+    graph = search.request.graph
+    if graph.feature_dtype != "float32":
+        return {}
+    if name.startswith("rank"):
+        size = memory.parts.get("own rows", 0)
+    else:
+        size = memory.parts.get("features", 0) + found.own_rows * row_bytes(graph)
+    return {"features in float16 (changes values: --allow approximate)": size // 2}
+
+
+def _other_ranks(
+    search: Search, priced: Sequence[Priced], name: str, memory: MemoryUse
+) -> dict[str, int]:
+    """Other numbers of devices that were priced, where their sum is smaller; and more of them."""
+    found: dict[str, int] = {}
+    for other in priced:
+        theirs = other.prediction.memory_bytes.get(name)
+        if theirs is not None and theirs.total < memory.total:
+            what = f"--devices {other.candidate.num_ranks}"
+            found[what] = max(found.get(what, 0), memory.total - theirs.total)
+    asked, cores = search.settings.devices, search.request.machine.num_cores
+    more = 2 * (asked or 0)
+    if name.startswith("rank") and asked is not None and more <= cores:
+        # Not profiled: half the seeds per rank are as half the batch.
+        halved = _smaller_batch(search, nearest(priced), memory, 1)
+        found[f"--devices {more}"] = sum(halved.values())
+    return found
+
+
+def _more_memory(search: Search, name: str, memory: MemoryUse) -> WayOut:
+    """The memory itself: a higher limit, or a larger machine."""
+    option = "--device-memory" if name.startswith("rank") else "--host-memory"
+    budgets = search.request.budgets
+    limited = budgets.device_bytes if name.startswith("rank") else budgets.host_bytes
+    what = option if limited is not None else f"a machine with more memory in {name}"
+    return WayOut(
+        what=f"{what} of {size_text(memory.total)}", saves_bytes=-memory.headroom, enough=True
+    )
+
+
+def advice(ways: Sequence[WayOut]) -> str:
+    """The ways out in one line.
+
+    >>> advice([WayOut(what="--hidden 8", saves_bytes=2_000_000, enough=False)])
+    'ways out: --hidden 8 saves about 2.0 MB (not enough alone)'
+    """
+    words: list[str] = []
+    for way in ways:
+        alone = "" if way.enough else " (not enough alone)"
+        verb = "adds" if " of " in way.what else "saves about"
+        words.append(f"{way.what} {verb} {size_text(way.saves_bytes)}{alone}")
+    return f"ways out: {'; '.join(words)}"

@@ -1,0 +1,263 @@
+"""A plan's own batches, drawn as its loader draws them, and where their rows would be read from.
+
+`Replay` is the parts of the runtime's loader with the first two stages alone, so seeds, sampler,
+parameters and topology are the runtime's code; `RowCounter` applies a rank's location table and
+dynamic cache to a batch without reading a row. What they count equals the counters of a run of the
+same batches.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from planner.errors import SettingsError
+from runtime.comm.collectives import Communicator
+from runtime.features.cache import Slots
+from runtime.features.disk import INDEX_BYTES_PER_ID, Disk
+from runtime.features.location import MAX_SOURCES, SOURCE_BITS
+from runtime.features.tier import AbstractFeatureStore, Counters
+from runtime.features.tiers import read_location
+from runtime.graph.dataset import Graph
+from runtime.loader.factory import LoaderParts
+from runtime.loader.stages import AbstractStage, SampleStage, seed_batch
+from runtime.meter import StageMeter
+from runtime.plan.schema import Plan
+from runtime.sampling.minibatch import MiniBatch
+from runtime.sampling.seeds import SeedSchedule
+from runtime.train.streams import HostStreams
+
+_SOURCE_MASK = (1 << SOURCE_BITS) - 1
+
+
+class _NothingToRead(AbstractFeatureStore):
+    """Stands where a loader has its feature store: a replay reads no rows."""
+
+    def __init__(self, feature_dim: int) -> None:
+        self.feature_dim = feature_dim
+
+    @property
+    def resident_bytes(self) -> int:
+        """None are held."""
+        return 0
+
+    def read(self, ids: NDArray[np.int64], out: NDArray[np.float32]) -> Counters:
+        """Refused: nothing is behind it."""
+        raise RuntimeError("a replay reads no feature rows")
+
+    def close(self) -> None:
+        """Nothing is held open."""
+
+
+class Replay(LoaderParts):
+    """One rank's seeds and sampling, without rows, labels or other ranks."""
+
+    def __init__(self, plan: Plan, folder: Path, graph: Graph, rank: int) -> None:
+        """Open a rank of a plan.
+
+        Raises:
+            PlanError: the plan's arrays or sampler cannot be used.
+        """
+        super().__init__(
+            plan,
+            folder,
+            graph,
+            rank=rank,
+            size=plan.num_ranks,
+            comm=None,
+            meter=StageMeter(),
+            blocks=True,
+            device=torch.device("cpu"),
+            on_device=False,  # ids are counted here: the device draws the same ones
+            streams=HostStreams(),
+        )
+        self.num_steps = self.schedule.num_steps
+        """Optimiser steps per epoch."""
+
+    def replay(self, count: int) -> Iterator[MiniBatch]:
+        """The first `count` batches from epoch 0 on, as far as they are sampled."""
+        stages = self._first_stages()
+        for index in range(count):
+            epoch, step = divmod(index, self.num_steps)
+            batch = seed_batch(epoch, step, self.dialect)
+            for stage in stages:
+                batch = stage.wait(stage.submit(batch, index))
+            yield batch
+
+    def _open_store(self, comm: Communicator | None) -> AbstractFeatureStore:
+        del comm
+        return _NothingToRead(self.plan.graph.feature_dim)
+
+    def _sample_stage(self, schedule: SeedSchedule) -> AbstractStage:
+        """On a 1.5D grid too a rank draws what it would draw alone from the whole graph."""
+        if self.plan.strategy.topology.policy == "partitioned":
+            return SampleStage(self.sampler(self.plan.strategy.sampler))
+        return super()._sample_stage(schedule)
+
+
+def check_replayable(plan: Plan) -> None:
+    """Refuse what cannot be replayed rank by rank.
+
+    Raises:
+        SettingsError: full-graph training, or cooperative batches.
+    """
+    strategy = plan.strategy
+    if strategy.mode != "minibatch" or strategy.batching != "independent":
+        found = "full-graph" if strategy.mode != "minibatch" else "cooperative batches"
+        raise SettingsError(
+            f"simulate: expected mini-batches that each rank draws alone, found {found}; train the "
+            "plan and look at its report"
+        )
+
+
+@dataclass(slots=True)
+class RowCounts:
+    """What one batch, or many, read."""
+
+    rows: dict[str, int] = field(default_factory=dict[str, int])
+    """By source, as a run report counts them."""
+    bytes: dict[str, int] = field(default_factory=dict[str, int])
+    rows_of_rank: dict[int, int] = field(default_factory=dict[int, int])
+    """Rows served by each other rank (peer, remote)."""
+    disk_reads: int = 0
+    disk_read_bytes: int = 0
+    """Whole blocks asked of the disk."""
+
+    def add(self, kind: str, rows: int, num_bytes: int) -> None:
+        """Count rows of one source; none leave no trace."""
+        if rows:
+            self.rows[kind] = self.rows.get(kind, 0) + rows
+            self.bytes[kind] = self.bytes.get(kind, 0) + num_bytes
+
+    def merge(self, other: "RowCounts") -> None:
+        """Add another's counts."""
+        for kind, rows in other.rows.items():
+            self.add(kind, rows, other.bytes[kind])
+        for rank, rows in other.rows_of_rank.items():
+            self.rows_of_rank[rank] = self.rows_of_rank.get(rank, 0) + rows
+        self.disk_reads += other.disk_reads
+        self.disk_read_bytes += other.disk_read_bytes
+
+
+class RowCounter:
+    """A rank's location table, and its dynamic cache where the plan gives it one."""
+
+    def __init__(self, plan: Plan, folder: Path, graph: Graph, rank: int) -> None:
+        """Read the rank's arrays.
+
+        Raises:
+            PlanError: they are missing or point to the wrong rows.
+        """
+        self._graph, self._rank = graph, rank
+        self._sources = plan.strategy.features.sources
+        devices = plan.strategy.devices
+        self._here = {d.rank for d in devices if d.host == devices[rank].host}
+        self._typed = self._widths_by_type(graph)
+        self._disk: Disk | None = None
+        if self._typed is None:
+            location, _ = read_location(graph, plan, folder, rank)
+            self._codes: NDArray[Any] = np.asarray(location.codes).view(np.ndarray)
+            self._row_bytes = self._bytes_of_sources(plan)
+            if graph.x is not None and any(s.kind == "disk" for s in self._sources):
+                budget = plan.strategy.features.disk_budget_bytes
+                self._disk = Disk(graph.array_path("x"), budget_bytes=budget)
+        cache = plan.strategy.features.cache
+        slots = cache.rows[rank] if cache.policy != "none" and cache.rows else 0
+        self._slots: Slots | None = None
+        if slots and self._typed is None:
+            clock, nodes = cache.policy == "clock", graph.num_nodes
+            self._slots = Slots(nodes, min(slots, nodes), clock=clock)
+            stored = np.dtype(plan.graph.feature_dtype if graph.x_csr is None else np.float32)
+            self._cache_row_bytes = plan.graph.feature_dim * stored.itemsize
+            self._bypass = np.zeros(MAX_SOURCES, np.bool_)
+            for number in range(len(self._sources)):
+                self._bypass[number] = self._kind(number) == "own"
+
+    def _kind(self, number: int) -> str:
+        """What the runtime's counters call a source: a rank's own rows are never its peer's."""
+        source = self._sources[number]
+        if source.kind == "peer" and source.rank == self._rank:
+            return "own"
+        return "host" if source.kind == "remote" and source.rank in self._here else source.kind
+
+    def _bytes_of_sources(self, plan: Plan) -> list[int]:
+        """Bytes of a row by source number, as stored there."""
+        width = plan.graph.feature_dim
+        stored = width * np.dtype(plan.strategy.features.storage_dtype).itemsize
+        dense = self._graph.x_csr is None
+        host = width * (np.dtype(plan.graph.feature_dtype).itemsize if dense else 4)
+        kinds = [self._kind(number) for number in range(len(self._sources))]
+        return [stored if kind in ("own", "peer") else host for kind in kinds]
+
+    @staticmethod
+    def _widths_by_type(graph: Graph) -> NDArray[np.int64] | None:
+        """Bytes of a row by node type, where features lie by type."""
+        if not graph.x_by_type:
+            return None
+        tables = [np.asarray(graph.x_by_type[name]) for name in graph.meta.node_types]
+        return np.array([t.shape[1] * t.dtype.itemsize for t in tables], np.int64)
+
+    def count(self, ids: NDArray[np.int64]) -> RowCounts:
+        """What reading the rows of a batch's vertices touches."""
+        found = RowCounts()
+        if self._typed is not None:
+            types = np.bincount(np.asarray(self._graph.node_type)[ids], minlength=self._typed.size)
+            found.add("host", ids.size, int(types @ self._typed))
+            return found
+        if self._slots is not None:
+            decision = self._slots.decide(ids, self._codes, self._bypass)
+            served = decision.num_served
+            found.add("cache", served, served * self._cache_row_bytes)
+            ids = decision.ids
+        codes = self._codes[ids]
+        numbers = (codes & _SOURCE_MASK).astype(np.int64)
+        for number, rows in enumerate(np.bincount(numbers, minlength=len(self._sources)).tolist()):
+            if rows:
+                self._count_source(found, number, rows, ids, codes, numbers)
+        return found
+
+    def _count_source(
+        self,
+        found: RowCounts,
+        number: int,
+        rows: int,
+        ids: NDArray[np.int64],
+        codes: NDArray[Any],
+        numbers: NDArray[np.int64],
+    ) -> None:
+        kind, num_bytes = self._kind(number), rows * self._row_bytes[number]
+        if kind == "host" and self._graph.x_csr is not None:
+            csr: Any = self._graph.x_csr
+            mine = ids[numbers == number]
+            entries = int((csr.indptr[mine + 1] - csr.indptr[mine]).sum())
+            num_bytes = entries * (csr.indices.dtype.itemsize + csr.data.dtype.itemsize)
+        found.add(kind, rows, num_bytes)
+        if kind in ("peer", "remote"):
+            server = self._sources[number].rank
+            found.rows_of_rank[server] = found.rows_of_rank.get(server, 0) + rows
+        if kind == "disk" and self._disk is not None:
+            slots = (codes[numbers == number] >> SOURCE_BITS).astype(np.int64)
+            self._count_disk(self._disk, slots, found)
+
+    @staticmethod
+    def _count_disk(disk: Disk, slots: NDArray[np.int64], found: RowCounts) -> None:
+        """Requests and blocks, cut as the tier cuts them under its budget."""
+        most = disk.budget.free_bytes // INDEX_BYTES_PER_ID
+        for first in range(0, slots.size, most):
+            piece = np.sort(slots[first : first + most])
+            firsts = np.empty(piece.size + 1, np.int64)
+            count = disk.rows.cut_requests(piece, disk.request_bytes, firsts)
+            for i in range(count):
+                low, high = int(piece[firsts[i]]), int(piece[firsts[i + 1] - 1])
+                begin, end = disk.rows.block_range(low, high)
+                found.disk_read_bytes += end - begin
+            found.disk_reads += count
+
+    def close(self) -> None:
+        """Give back the disk tier's buffers."""
+        if self._disk is not None:
+            self._disk.close()

@@ -1,0 +1,226 @@
+"""`gnnplan simulate`: exact counts of a plan's batches, and modelled time on any machine model.
+
+Counted are the plan's own batches, drawn by the runtime's own sampler (`replay`): rows and
+bytes by source, rank and link, adjacency lists by source. Modelled are seconds: counts times the
+machine's rates, and compute as the plan predicts it. The two are never mixed.
+"""
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.cost.link_use import LinkUse, Ways
+from planner.errors import SettingsError
+from planner.machine.model import MachineModel
+from planner.progress import Progress
+from planner.queries.replay import Replay, RowCounter, RowCounts, check_replayable
+from planner.queries.simulate_gpu import DeviceUse, device_uses, gpu_step_times, topology_links
+from planner.queries.simulate_time import BatchWork, StepTimes, step_times
+from planner.search.enumerate import plans_gpus
+from runtime.errors import PlanError
+from runtime.graph.dataset import Graph, open_graph
+from runtime.plan.io import load_plan
+from runtime.plan.schema import Plan
+
+
+@dataclass(kw_only=True, slots=True)
+class RankCounts:
+    """What one rank's batches touched, counted as a run report counts it."""
+
+    rank: int
+    batches: int = 0
+    vertices: int = 0
+    """Input vertices over all batches."""
+    edges: int = 0
+    """Edges drawn."""
+    rows_by_source: dict[str, int] = field(default_factory=dict[str, int])
+    bytes_by_source: dict[str, int] = field(default_factory=dict[str, int])
+    rows_of_rank: dict[str, int] = field(default_factory=dict[str, int])
+    """Rows served by each other rank."""
+    lists_by_source: dict[str, int] = field(default_factory=dict[str, int])
+    """Adjacency lists visited; empty with topology on the host, as in a report."""
+    list_bytes_by_source: dict[str, int] = field(default_factory=dict[str, int])
+    disk_reads: int = 0
+    disk_read_bytes: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Simulation:
+    """A plan's batches, counted, and their time on a machine, modelled."""
+
+    plan_id: str
+    machine: str
+    machine_provenance: str
+    batches: int
+    """Optimiser steps, from the first of epoch 0 on."""
+    ranks: list[RankCounts]
+    links: dict[str, LinkUse]
+    """Feature rows by link, over all ranks and batches."""
+    devices: list[DeviceUse]
+    """Feature rows by rank's device."""
+    topology_links: dict[str, LinkUse]
+    """Reads of adjacency lists by link, where GPUs draw the batches."""
+    times: StepTimes
+    provenance: dict[str, str]
+    notes: list[str]
+
+
+def simulate(
+    folder: Path,
+    machine: MachineModel,
+    *,
+    batches: int | None = None,
+    progress: Progress | None = None,
+) -> Simulation:
+    """Replay a plan's batches and count what they read.
+
+    Args:
+        folder: the plan.
+        machine: whose links and rates the counts are held against; it may be one nobody has.
+        batches: optimiser steps from epoch 0 on; None: one epoch.
+        progress: told which rank is replayed and the share done.
+
+    Raises:
+        PlanError: the plan is damaged, or its dataset has changed.
+        SettingsError: the plan cannot be replayed, or not on that machine.
+        DatasetError: the dataset is missing or damaged.
+        MachineError: the machine has no way between two memories that the plan uses.
+    """
+    plan = load_plan(folder)
+    check_replayable(plan)
+    if batches is not None and batches < 1:
+        raise SettingsError(f"--batches: expected at least 1, found {batches}")
+    graph = open_plan_graph(plan)
+    ways = Ways(machine, plan)
+    ranks, links, work = list[RankCounts](), dict[str, LinkUse](), list[list[BatchWork]]()
+    for rank in range(plan.num_ranks):
+        if progress is not None:
+            progress(f"rank {rank}", rank / plan.num_ranks)
+        counts, mine = _replay_rank(plan, folder, graph, rank, batches)
+        ranks.append(counts)
+        work.append(mine)
+        ways.add(links, rank, _by_server(counts), _row_bytes(counts))
+    on_gpus = plans_gpus(machine)
+    return Simulation(
+        plan_id=plan.plan_id,
+        machine=machine.name,
+        machine_provenance=machine.provenance,
+        batches=ranks[0].batches,
+        ranks=ranks,
+        links=dict(sorted(links.items())),
+        devices=device_uses(ways, work),
+        topology_links=topology_links(plan, ways, work) if on_gpus else {},
+        times=(gpu_step_times if on_gpus else step_times)(plan, machine, ways, work),
+        provenance={
+            "ranks": "counted: the plan's own seeds, sampler and location tables",
+            "links": "counted rows over the machine's routes; seconds derived from "
+            f"{machine.provenance} bandwidths",
+            "devices": "counted rows, by the processor of each rank",
+        }
+        | ({"topology_links": "derived: counted edges at the sizes GPUs read"} if on_gpus else {}),
+        notes=_notes(plan, machine, on_gpus=on_gpus),
+    )
+
+
+def open_plan_graph(plan: Plan) -> Graph:
+    """The dataset a plan was made for.
+
+    Raises:
+        DatasetError: there is none at the plan's path.
+        PlanError: it is another one by now.
+    """
+    path = Path(plan.graph.path)
+    if not path.is_dir():
+        raise PlanError(
+            f"expected the plan's dataset {plan.graph.name} at {path}, found nothing there; move "
+            "it back or plan again"
+        )
+    graph = open_graph(path)
+    if graph.fingerprint != plan.graph.fingerprint:
+        raise PlanError(
+            f"{path}: expected the dataset of the plan ({plan.graph.fingerprint[:12]}), found "
+            f"another ({graph.fingerprint[:12]}); plan again"
+        )
+    return graph
+
+
+def _replay_rank(
+    plan: Plan, folder: Path, graph: Graph, rank: int, batches: int | None
+) -> tuple[RankCounts, list[BatchWork]]:
+    counts, work, total = RankCounts(rank=rank), list[BatchWork](), RowCounts()
+    loader = Replay(plan, folder, graph, rank)
+    counter = RowCounter(plan, folder, graph, rank)
+    touched: NDArray[np.bool_] = np.zeros(graph.num_nodes, np.bool_)
+    try:
+        for batch in loader.replay(loader.num_steps if batches is None else batches):
+            read = counter.count(batch.n_id)
+            touched[batch.n_id] = True
+            total.merge(read)
+            counts.batches += 1
+            counts.vertices += int(batch.n_id.size)
+            edges = int(sum(batch.num_sampled_edges))
+            counts.edges += edges
+            _merge(counts.lists_by_source, batch.lists_by_source)
+            _merge(counts.list_bytes_by_source, batch.list_bytes_by_source)
+            work.append(
+                BatchWork(
+                    edges=edges,
+                    vertices=int(batch.n_id.size),
+                    rows=read.rows,
+                    bytes=read.bytes,
+                    rows_of_rank=read.rows_of_rank,
+                    hop_vertices=np.cumsum(batch.num_sampled_nodes).tolist(),
+                    hop_edges=list(batch.num_sampled_edges),
+                    block_edges=[block.num_edges for block in batch.blocks],
+                    lists=dict(batch.lists_by_source),
+                )
+            )
+    finally:
+        counter.close()
+    distinct = int(np.count_nonzero(touched))
+    for each in work:
+        each.working_rows = distinct
+    counts.rows_by_source, counts.bytes_by_source = total.rows, total.bytes
+    counts.rows_of_rank = {f"rank{r}": n for r, n in sorted(total.rows_of_rank.items())}
+    counts.disk_reads, counts.disk_read_bytes = total.disk_reads, total.disk_read_bytes
+    return counts, work
+
+
+def _merge(into: dict[str, int], more: dict[str, int]) -> None:
+    for kind, count in more.items():
+        into[kind] = into.get(kind, 0) + count
+
+
+def _by_server(counts: RankCounts) -> dict[tuple[str, int], int]:
+    """Rows by (source, rank that serves them, or -1)."""
+    found: dict[tuple[str, int], int] = defaultdict(int)
+    exchanged = "remote" if "remote" in counts.rows_by_source else "peer"
+    for name, rows in counts.rows_of_rank.items():
+        found[(exchanged, int(name.removeprefix("rank")))] += rows
+    for kind, rows in counts.rows_by_source.items():
+        if kind not in ("peer", "remote"):
+            found[(kind, -1)] += rows
+    return dict(found)
+
+
+def _row_bytes(counts: RankCounts) -> dict[str, float]:
+    """Mean bytes of a row by source (sparse rows differ)."""
+    return {k: counts.bytes_by_source[k] / n for k, n in counts.rows_by_source.items() if n}
+
+
+def _notes(plan: Plan, machine: MachineModel, *, on_gpus: bool) -> list[str]:
+    notes: list[str] = []
+    if machine.fingerprint != plan.machine.fingerprint and not on_gpus:
+        notes.append(
+            f"the plan was made for {plan.machine.name}; its compute seconds are of that machine"
+        )
+    if plan.strategy.sampler.parameters.get("schedule") == "measured":
+        notes.append(
+            "the locality factor of later epochs follows measured times; kept at its first"
+        )
+    if plan.graph.topology_only:
+        notes.append("the dataset has no features: rows are counted at the declared width")
+    return notes

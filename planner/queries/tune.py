@@ -1,0 +1,333 @@
+"""`gnnplan tune`: measure the best candidates of a plan in turn, and keep the fastest.
+
+    the plan's request -> its candidates, priced again -> the best few that run differently
+        -> short real runs in turn -> the fastest one's plan, tune.json beside it -> factors
+
+The plan that is kept still holds the model's prediction and nothing else; what was measured stands
+in tune.json and, of its last run, in report.json. Nothing is written before every run has ended
+well.
+"""
+
+import contextlib
+import functools
+import hashlib
+import itertools
+import math
+import tempfile
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.assemble import assemble
+from planner.cache_folder import cache_folder
+from planner.candidate import Candidate
+from planner.errors import SettingsError
+from planner.probe.quiet import disturbance
+from planner.probe.timing import WAITED, Patience
+from planner.profile.cache import load_record, save_record
+from planner.progress import Progress, silent
+from planner.queries.calibrate import refit
+from planner.queries.compare import absolute_percentage_error, compare
+from planner.queries.simulate import open_plan_graph
+from planner.queries.tune_measure import (
+    Asked,
+    Launcher,
+    Tuned,
+    TunedCandidate,
+    deciding_seconds,
+    measured,
+    run_steps,
+    run_to,
+)
+from planner.queries.whatif import reopen
+from planner.search.choose import Priced, choose
+from planner.search.samplers import plan_sampler
+from planner.search.search import Search
+from planner.settings import PlanSettings
+from runtime import codec
+from runtime.errors import GnnplanError
+from runtime.identity import check_identity
+from runtime.plan.io import load_plan, refuse_foreign_folder, save_plan
+from runtime.plan.schema import Plan
+from runtime.report import RunReport, save_report
+from runtime.train.checkpoint_files import CHECKPOINTS, list_checkpoints
+
+
+def shortlist(
+    priced: Sequence[Priced], model_choice: Priced, top: int, *, apart: PlanSettings | None = None
+) -> list[Priced]:
+    """At most `top` candidates that fit and run differently, the model's choice first.
+
+    Args:
+        priced: all candidates.
+        model_choice: the one that the planner would take; it is always measured.
+        top: how many, at least 1.
+        apart: settings of the request, where candidates with other statistics are to be held
+            against each other: the best of each comes before the second best of any.
+    """
+    fitting = sorted((p for p in priced if not p.overflow), key=lambda p: p.seconds)
+    found = distinct([model_choice, *fitting])
+    if apart is not None:
+        first: dict[str, Priced] = {}
+        for each in found:
+            first.setdefault(statistics_key(apart, each.candidate), each)
+        found = distinct([*first.values(), *found])
+    return found[:top]
+
+
+def distinct(priced: Sequence[Priced]) -> list[Priced]:
+    """The first of those that run alike: the same choices, and rows in the same places.
+
+    Policies may agree on where every row lives; measuring both would be measuring one twice.
+    """
+    kept: dict[tuple[Candidate, bytes], Priced] = {}
+    for each in priced:
+        kept.setdefault(_shape(each), each)
+    return list(kept.values())
+
+
+def _shape(priced: Priced) -> tuple[Candidate, bytes]:
+    """All that decides how a candidate runs; the name of a placement does not, its rows do."""
+    candidate, placement = priced.candidate, priced.placed.placement
+    rows = hashlib.sha256()
+    for own in placement.own:
+        rows.update(np.sort(own).tobytes() + b"|")
+    if placement.on_host is not None:
+        rows.update(placement.on_host.tobytes())
+    depth = candidate.prefetch_depth if candidate.threads.sample else 0
+    return replace(candidate, policy=candidate.cache or "", prefetch_depth=depth), rows.digest()
+
+
+def statistics_key(settings: PlanSettings, candidate: Candidate) -> str:
+    """Equal for candidates whose batches follow the same law: as many steps to an accuracy."""
+    return codec.content_hash(plan_sampler(settings, candidate))[:12]
+
+
+def turns(names: Sequence[int], rounds: int, *, seed: int) -> list[list[int]]:
+    """Who is measured when: every round has each once, in an order of its own.
+
+    A drift of the machine then meets all alike, and none always follows the same other.
+
+    >>> turns([0, 1, 2], 2, seed=0)
+    [[2, 0, 1], [2, 1, 0]]
+    """
+    rng = np.random.default_rng(seed)
+    return [[names[i] for i in rng.permutation(len(names))] for _ in range(rounds)]
+
+
+TUNE_FILE = "tune.json"
+
+
+def tune(
+    folder: Path,
+    asked: Asked,
+    *,
+    output: Path | None = None,
+    progress: Progress | None = None,
+    launch: Launcher | None = None,
+    patience: Patience | None = None,
+) -> Tuned:
+    """Measure the best candidates of a plan's request, and keep the fastest one's plan.
+
+    Args:
+        folder: the plan.
+        asked: how many candidates, and how they are measured.
+        output: where the kept plan goes; None replaces `folder`.
+        progress: told what is running and the share done.
+        launch: runs a plan; None is `runtime.launch.launch.train`.
+        patience: with runs that the machine slows down; None: as much as they take themselves,
+            with cores that the host has moved apart.
+
+    Raises:
+        PlanError: the plan is damaged, for another machine, or `output` is something else.
+        SettingsError: the request or its profile is gone, checkpoints are in the way, or the graph
+            has nothing to validate on.
+        WorkerFailed: a run failed.
+        GnnplanError: no candidate reached the score.
+    """
+    plan = load_plan(folder)
+    out = folder if output is None else Path(output)
+    _check(plan, out, asked)
+    record, search = load_record(plan), reopen(plan)
+    explored = search.explore()
+    model_choice = choose(explored.priced, search.request.machine.noise)
+    apart = None if asked.target is None else search.settings
+    listed = shortlist(explored.priced, model_choice, asked.top, apart=apart)
+    with contextlib.ExitStack() as stack:
+        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gnnplan-tune-")))
+        if patience is None:
+            disturbed = stack.enter_context(disturbance(cache_folder()))
+            patience = Patience(disturbed.level, share=WAITED)
+        bench = Bench(scratch, asked, launch or _launcher(), progress or silent)
+        for each in listed:
+            bench.add(each.name, *assemble(search, explored, each))
+        reports = bench.run_in_turn(patience)
+        rows = [_row(search, *each) for each in zip(listed, bench.plans, reports, strict=True)]
+        rows = rows if asked.target is None else bench.approach(rows, asked.target)
+    seconds = [deciding_seconds(rows, i, asked) for i in range(len(rows))]
+    best = seconds.index(min(seconds))
+    if math.isinf(seconds[best]):
+        scores = [r.to_accuracy.best for r in rows if r.to_accuracy is not None]
+        raise GnnplanError(
+            f"no candidate reached {asked.target:g} within {asked.epochs} epochs (best "
+            f"{max(scores):.4f}); lower --to-accuracy or raise --epochs"
+        )
+    kept, arrays = bench.plans[best], bench.arrays[best]
+    if out != folder or kept.plan_id != plan.plan_id:
+        save_plan(kept, arrays, out)
+        save_record(record, kept.plan_id)
+    save_report(reports[best][-1], out)
+    regret = None if math.isinf(seconds[0]) else seconds[0] / seconds[best] - 1.0
+    factors, notes = _learn(bench.plans, reports, record.factors, patience)
+    tuned = Tuned(
+        plan_id=kept.plan_id,
+        kept=rows[best].name,
+        model_choice=rows[0].name,
+        model_regret=regret,
+        criterion=asked.criterion,
+        target=asked.target,
+        candidates=rows,
+        factors=factors,
+        notes=notes,
+    )
+    codec.write_text_atomically(out / TUNE_FILE, codec.dumps(tuned))
+    return tuned
+
+
+def _check(plan: Plan, out: Path, asked: Asked) -> None:
+    """Refuse, before anything runs, what would fail or destroy something at the end."""
+    refuse_foreign_folder(out)
+    check_identity(plan, force=False)
+    if plan.strategy.mode != "minibatch":
+        raise SettingsError(
+            f"tune: expected a plan of mini-batches, found mode {plan.strategy.mode}; train it and "
+            "compare"
+        )
+    if len({device.host for device in plan.strategy.devices}) > 1:
+        raise SettingsError(
+            "tune: expected a plan of one host, found one of several; train it and compare"
+        )
+    if list_checkpoints(out / "run" / CHECKPOINTS):
+        raise SettingsError(
+            f"{out}: expected no checkpoints, which a tuned plan would replace, found some in run; "
+            "give --output FOLDER"
+        )
+    if asked.target is not None and len(open_plan_graph(plan).val_idx) == 0:
+        raise SettingsError(f"{plan.graph.name}: expected validation nodes for --to-accuracy")
+
+
+class Bench:
+    """Candidates' plans in a scratch folder, and their runs."""
+
+    def __init__(self, scratch: Path, asked: Asked, launch: Launcher, progress: Progress) -> None:
+        self._scratch, self._asked = scratch, asked
+        self._launch, self._progress = launch, progress
+        self._names: list[str] = []
+        self.plans: list[Plan] = []
+        self.arrays: list[dict[str, NDArray[Any]]] = []
+
+    def add(self, name: str, plan: Plan, arrays: dict[str, NDArray[Any]]) -> None:
+        """Write a candidate's plan."""
+        self._progress(f"planning {name}", 0.0)
+        self.plans.append(save_plan(plan, arrays, self._scratch / str(len(self.plans))))
+        self.arrays.append(arrays)
+        self._names.append(name)
+
+    def run_in_turn(self, patience: Patience) -> list[list[RunReport]]:
+        """Reports of every candidate, in the order of its runs.
+
+        Args:
+            patience: with runs that the machine slows down.
+
+        Raises:
+            GnnplanError: a run measured nothing.
+        """
+        asked, reports = self._asked, [list[RunReport]() for _ in self.plans]
+        order = turns(range(len(reports)), asked.rounds, seed=asked.seed)
+        runs = itertools.count()
+
+        def run(each: int) -> RunReport:
+            folder, run = self._scratch / str(each), self._scratch / f"run-{next(runs)}"
+            return run_steps(self._launch, self.plans[each], folder, run, asked.steps)
+
+        for number, each in enumerate(i for turn in order for i in turn):
+            share = number / (asked.rounds * len(reports))
+            self._progress(f"running {self._names[each]}", share)
+            report = patience.timed(functools.partial(run, each))
+            if not report.step_samples:
+                raise GnnplanError(f"{self._names[each]}: expected measured steps, found none")
+            reports[each].append(report)
+        return reports
+
+    def approach(self, rows: list[TunedCandidate], target: float) -> list[TunedCandidate]:
+        """The rows, the fastest of each statistics with its way to the score."""
+        fastest = {
+            min(alike, key=lambda i: rows[i].measured.median)
+            for statistics in {row.statistics for row in rows}
+            if (alike := [i for i, row in enumerate(rows) if row.statistics == statistics])
+        }
+        found = list(rows)
+        for number in sorted(fastest):
+            self._progress(f"training {rows[number].name} to {target:g}", 0.9)
+            way = run_to(
+                self._launch,
+                self._scratch / str(number),
+                self._scratch / f"to-{number}",
+                target=target,
+                epochs=self._asked.epochs,
+            )
+            found[number] = replace(rows[number], to_accuracy=way)
+        return found
+
+
+def _row(search: Search, priced: Priced, plan: Plan, reports: list[RunReport]) -> TunedCandidate:
+    predicted = plan.prediction.step_seconds
+    found = measured(reports, plan.strategy.bulk_batches)
+    return TunedCandidate(
+        name=priced.name,
+        plan_id=plan.plan_id,
+        statistics=statistics_key(search.settings, priced.candidate),
+        predicted=predicted,
+        measured=found,
+        ape=absolute_percentage_error(predicted.value, found.median),
+        within_interval=predicted.low <= found.median <= predicted.high,
+    )
+
+
+def _learn(
+    plans: list[Plan],
+    reports: list[list[RunReport]],
+    used: dict[str, float],
+    patience: Patience,
+) -> tuple[dict[str, float], list[str]]:
+    """The machine's factors after these runs; alarms, and what a reader should know of the runs."""
+    factors, notes = dict[str, float](), list[str]()
+    try:
+        for plan, each in ((p, r) for p, runs in zip(plans, reports, strict=True) for r in runs):
+            factors, alarms = refit(compare(plan, each), each, plan, used)
+            notes += alarms
+    except OSError as error:
+        notes.append(f"factors were not kept: {error}")
+    runs = [report for each in reports for report in each]
+    busy = sum(report.noise.overloaded for report in runs)
+    if busy:
+        notes.append(f"the machine was busy in {busy} of {len(runs)} runs: they taught no factors")
+    if patience.num_disturbed:
+        notes.append(
+            f"in {patience.num_disturbed} of {len(runs)} runs the host had moved this machine's "
+            "cores apart, or others shared them: steps took longer there; tune again"
+        )
+    short = sum(not report.step_seconds.enough for report in runs)
+    if short:
+        notes.append(f"{short} of {len(runs)} runs had too few steps to teach factors")
+    return factors, notes
+
+
+def _launcher() -> Launcher:
+    from runtime.launch.launch import train
+
+    return train

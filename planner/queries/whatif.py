@@ -1,0 +1,267 @@
+"""`gnnplan whatif`: plan again with another machine or budget, from the cached profile.
+
+What is changed is the machine model or the request; graph, workload and profile stay, so nothing is
+measured. Setting a link's bandwidth also divides the measured tables that the link stands for.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from planner.assemble import candidate_of
+from planner.cost.model import link_of
+from planner.errors import PlanDoesNotFit, SettingsError
+from planner.machine.model import Link, MachineModel
+from planner.pipeline import search_for
+from planner.profile.cache import PlanRecord, load_record
+from planner.queries.calibrate import calibrated
+from planner.queries.explain import seconds_text
+from planner.queries.simulate import open_plan_graph
+from planner.search.choose import Priced, choose
+from planner.search.dimensions.registry import name_of
+from planner.search.search import Search
+from planner.search.sensitivity import LINK_TABLES
+from planner.settings import PlanSettings
+from planner.units import parse_bytes
+from runtime.plan.schema import Interval, MemoryUse, Plan, Prediction
+
+TABLES_OF_KIND = {"host": "memory", "disk": "disk", "all_reduce": "exchange"}
+"""Kind of traffic, as `link_of` names it, and the measured tables that its link shortens."""
+SETTINGS = ("devices", "device_memory", "host_memory", "policy")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outcome:
+    """A plan that was priced, not written."""
+
+    name: str
+    step_seconds: Interval
+    epoch_seconds: Interval
+    num_ranks: int
+    policy: str
+    stages: dict[str, float]
+    memory_bytes: dict[str, MemoryUse]
+    hit_rates: dict[str, dict[str, float]]
+    bottleneck: str
+    provenance: dict[str, str]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WhatIf:
+    """The plan as it is, and as it would be."""
+
+    plan_id: str
+    changes: list[str]
+    before: Outcome
+    after: Outcome | None
+    """None where nothing fits any more."""
+    refusal: str
+    """The sum that does not fit; empty where something does."""
+    speedup: float
+    """Step seconds before over after; 0 where nothing fits."""
+    provenance: str
+
+
+def reopen(plan: Plan, changes: Sequence[str] = ()) -> Search:
+    """The planner's search of a plan, from its record and the cached profile.
+
+    Args:
+        plan: as written.
+        changes: KEY=VALUE each, as in `--set`.
+
+    Raises:
+        SettingsError: no record or profile is left, or a change cannot be understood.
+        PlanError: the dataset has moved or is another one.
+    """
+    record = load_record(plan)
+    graph = open_plan_graph(plan)
+    search = search_for(graph, record.settings, record.machine, measure=False)
+    changed = apply(PlanRecord(settings=search.settings, machine=record.machine), changes)
+    settings = changed.settings
+    budgets = replace(
+        search.request.budgets,
+        device_bytes=settings.device_memory_bytes,
+        host_bytes=settings.host_memory_bytes,
+    )
+    request = replace(search.request, machine=changed.machine, budgets=budgets)
+    return calibrated(replace(search, request=request, settings=settings), record.factors)
+
+
+def whatif(plan: Plan, changes: Sequence[str]) -> WhatIf:
+    """Price a plan's request with some things changed.
+
+    Raises:
+        SettingsError: as `reopen`.
+        PlanError: as `reopen`.
+    """
+    search = reopen(plan, changes)
+    after, refusal = None, ""
+    try:
+        after = outcome(best_of(search))
+    except PlanDoesNotFit as error:
+        refusal = str(error)
+    before = _planned(plan, load_record(plan).settings)
+    return WhatIf(
+        plan_id=plan.plan_id,
+        changes=list(changes),
+        before=before,
+        after=after,
+        refusal=refusal,
+        speedup=0.0 if after is None else before.step_seconds.value / after.step_seconds.value,
+        provenance="derived: priced again from the cached profile; nothing was measured",
+    )
+
+
+def best_of(search: Search) -> Priced:
+    """The candidate a search would choose.
+
+    Raises:
+        PlanDoesNotFit: none fits.
+        SettingsError: it needs a profile that was not made.
+    """
+    return choose(search.run(), search.request.machine.noise)
+
+
+def outcome(priced: Priced) -> Outcome:
+    """A priced candidate, for reading."""
+    return _outcome(priced.name, priced.candidate.policy, priced.prediction)
+
+
+def _outcome(name: str, policy: str, prediction: Prediction) -> Outcome:
+    return Outcome(
+        name=name,
+        step_seconds=prediction.step_seconds,
+        epoch_seconds=prediction.epoch_seconds,
+        num_ranks=sum(1 for m in prediction.memory_bytes if m.startswith("rank")),
+        policy=policy,
+        stages=prediction.stages,
+        memory_bytes=prediction.memory_bytes,
+        hit_rates=prediction.hit_rates,
+        bottleneck=prediction.bottleneck,
+        provenance=prediction.provenance,
+    )
+
+
+def _planned(plan: Plan, settings: PlanSettings) -> Outcome:
+    policy = plan.strategy.features.policy
+    found = _outcome(name_of(candidate_of(plan, settings)), policy, plan.prediction)
+    return replace(found, num_ranks=plan.num_ranks)
+
+
+def apply(record: PlanRecord, changes: Sequence[str]) -> PlanRecord:
+    """The request with each KEY=VALUE applied.
+
+    Raises:
+        SettingsError: an unknown key, name or value.
+    """
+    machine, settings = record.machine, record.settings
+    for change in changes:
+        key, equals, value = change.partition("=")
+        key, value = key.strip(), value.strip()
+        if not equals or not value:
+            raise SettingsError(f"--set: expected KEY=VALUE, found {change!r}")
+        if match := re.fullmatch(r"link\.(.+)\.(bandwidth|latency)", key):
+            machine = _with_link(machine, match[1], match[2], value)
+        elif match := re.fullmatch(r"memory\.(.+)\.capacity", key):
+            machine = _with_memory(machine, match[1], value)
+        elif key in SETTINGS:
+            settings = _with_setting(settings, key, value)
+        else:
+            raise SettingsError(
+                "--set: expected link.NAME.bandwidth, link.NAME.latency, memory.NAME.capacity, "
+                f"{', '.join(SETTINGS)}, found {key!r}; what changes the workload needs a new plan"
+            )
+    return replace(record, machine=machine, settings=settings)
+
+
+def _scaled(value: str, old: float, key: str, *, size: bool) -> float:
+    """The new number from xF (a factor) or a plain one (bytes may have units)."""
+    try:
+        if value.startswith("x"):
+            found = old * float(value[1:])
+        else:
+            found = float(parse_bytes(value, f"--set {key}") or 0) if size else float(value)
+    except ValueError:
+        found = float("nan")
+    if not 0 < found < float("inf"):
+        what = "a size such as 16GiB" if size else "a number"
+        raise SettingsError(f"--set {key}: expected {what} or a factor such as x2, found {value!r}")
+    return found
+
+
+def _with_link(machine: MachineModel, name: str, what: str, value: str) -> MachineModel:
+    """Links by full name, or all those whose name begins with it and a dot (memory0: both ways)."""
+    links = [x for x in machine.links if x.name == name or x.name.startswith(f"{name}.")]
+    if not links:
+        known = ", ".join(sorted(x.name for x in machine.links))
+        raise SettingsError(f"--set: expected a link of {machine.name} ({known}), found {name!r}")
+    key, tables = f"link.{name}.{what}", dict(machine.tables)
+    changed: dict[str, Link] = {}
+    for link in links:
+        if what == "latency":
+            new = _scaled(value, link.latency_seconds, key, size=False)
+            changed[link.name] = replace(link, latency_seconds=new)
+            continue
+        old = link.bandwidth_bytes_per_second
+        factor = _scaled(value, old, key, size=True) / old
+        changed[link.name] = replace(
+            link,
+            bandwidth_bytes_per_second=old * factor,
+            gather_bytes_per_second=link.gather_bytes_per_second * factor,
+        )
+        for kind, group in TABLES_OF_KIND.items():
+            if link_of(machine, kind) == link.name:
+                for each in LINK_TABLES[group]:
+                    if each in tables:
+                        values = [v / factor for v in machine.tables[each].values]
+                        tables[each] = replace(machine.tables[each], values=values)
+    return replace(machine, links=[changed.get(x.name, x) for x in machine.links], tables=tables)
+
+
+def _with_memory(machine: MachineModel, name: str, value: str) -> MachineModel:
+    if name not in {m.name for m in machine.memories}:
+        known = ", ".join(m.name for m in machine.memories)
+        raise SettingsError(f"--set: expected a memory of {machine.name} ({known}), found {name!r}")
+    old = float(machine.memory(name).capacity_bytes)
+    new = round(_scaled(value, old, f"memory.{name}.capacity", size=True))
+    memories = [replace(m, capacity_bytes=new) if m.name == name else m for m in machine.memories]
+    return replace(machine, memories=memories)
+
+
+def _with_setting(settings: PlanSettings, key: str, value: str) -> PlanSettings:
+    if key == "policy":
+        return replace(settings, policy=value)
+    if key == "devices":
+        if value != "auto" and not value.isdigit():
+            raise SettingsError(f"--set devices: expected a number or auto, found {value!r}")
+        return replace(settings, devices=None if value == "auto" else int(value))
+    old = getattr(settings, f"{key}_bytes")
+    if value.startswith("x") and old is None:
+        raise SettingsError(
+            f"--set {key}: expected a size (the plan had no limit), found {value!r}"
+        )
+    new = round(_scaled(value, float(old or 0), key, size=True))
+    if key == "device_memory":
+        return replace(settings, device_memory_bytes=new)
+    return replace(settings, host_memory_bytes=new)
+
+
+def render(found: WhatIf) -> str:
+    """Before and after, side by side."""
+    before, after = found.before, found.after
+    lines = [f"with {', '.join(found.changes)}"]
+    if after is None:
+        return "\n".join([*lines, f"no plan fits: {found.refusal}"])
+    lines += [
+        f"  step   {seconds_text(before.step_seconds.value)} -> "
+        f"{seconds_text(after.step_seconds.value)} (x{found.speedup:.2f})",
+        f"  epoch  {seconds_text(before.epoch_seconds.value)} -> "
+        f"{seconds_text(after.epoch_seconds.value)}",
+        f"  plan   {before.name} -> {after.name}",
+        f"  bound by {before.bottleneck} -> {after.bottleneck}",
+    ]
+    for stage in sorted(set(before.stages) | set(after.stages)):
+        old, new = before.stages.get(stage, 0.0), after.stages.get(stage, 0.0)
+        lines.append(f"  {stage:<17}{seconds_text(old):>10} -> {seconds_text(new):>10}")
+    lines.append(f"predicted; {found.provenance}")
+    return "\n".join(lines)

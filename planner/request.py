@@ -1,0 +1,285 @@
+"""What a planning request names is looked at before anything is measured: files, names, room.
+
+    check_request(folder, settings, out=..., machine=...)    # the command line, Python
+    check_graph(open_graph(folder, validate=False), settings)  # the service, which has no output
+
+Nothing heavy is imported with this module, so a wrong argument is answered at once.
+"""
+
+import importlib.util
+import math
+import os
+import shutil
+import tempfile
+from importlib.machinery import PathFinder
+from pathlib import Path
+
+from planner.cost.memory import model_bytes, sum_text, use
+from planner.errors import PlanDoesNotFit, SettingsError
+from planner.machine.model import MachineModel
+from planner.probe.presets import is_preset, unknown_machine
+from planner.search.samplers import statistics_of, unfit, with_samplers
+from planner.settings import MODELS, PlanSettings
+from planner.task_checks import check_kind
+from runtime.device import usable_ram_bytes
+from runtime.errors import DatasetError, InputError
+from runtime.graph.dataset import Graph, open_graph
+from runtime.graph.format import META_FILE
+from runtime.plan.io import refuse_foreign_folder
+from runtime.sampling.statistics import StatisticsClass
+
+CODE_BYTES = 4
+"""Least bytes that a plan writes for each node: where its row is read, or whose it is."""
+SPARE_BYTES = 1 << 20
+"""What else a plan writes."""
+FLOAT_BYTES = 4
+
+
+def check_request(
+    folder: Path,
+    settings: PlanSettings,
+    *,
+    out: Path | None = None,
+    machine: str | None = None,
+    calibrate: bool = False,
+) -> Graph:
+    """Refuse what cannot be planned, before anything is measured or written.
+
+    The dataset's arrays are mapped and their shapes checked; their values are read when it is
+    planned.
+
+    Args:
+        folder: the dataset.
+        settings: what is to be trained.
+        out: plan folder to write; None: none is.
+        machine: preset or machine file; None: this machine.
+        calibrate: whether stages are scaled by what runs have taught.
+
+    Returns:
+        The dataset.
+
+    Raises:
+        DatasetError: the folder is no dataset, or its parts do not fit together.
+        SettingsError: the settings contradict the dataset, or the model cannot be imported.
+        MachineError: there is no such machine.
+        PlanError: `out` holds something else.
+        InputError: `out` cannot be written.
+        PlanDoesNotFit: the model's outputs alone pass this machine's memory.
+    """
+    if out is not None:
+        check_output(out)
+    refuse_other_formats(folder)
+    graph = open_graph(folder, validate=False)
+    if machine is not None:
+        check_machine_name(machine)
+    check_graph(graph, settings, calibrate=calibrate)
+    if out is not None:
+        _check_free_disk(out, graph)
+    if machine is None:
+        check_outputs(graph, settings, None)
+    return graph
+
+
+def check_graph(graph: Graph, settings: PlanSettings, *, calibrate: bool = False) -> None:
+    """Refuse settings that no candidate can be made of for this dataset.
+
+    Raises:
+        SettingsError: one line with what was expected, what was found and what to do.
+        SamplerError: the sampler or a parameter of it is unknown.
+        DatasetError: model rgcn for a graph without edge types.
+    """
+    check_model_module(settings.workload.model)
+    settings = with_samplers(graph, settings)
+    if settings.mode == "full-graph":
+        from planner.fullgraph.plan import check_training
+
+        check_training(graph, settings, calibrate=calibrate)
+        return
+    for each in settings.by_sampler():
+        check_settings(graph, each)
+
+
+def check_settings(graph: Graph, settings: PlanSettings) -> None:
+    """Refuse mini-batches of one sampler that no candidate can do.
+
+    Raises:
+        SettingsError: one line with what was expected, what was found and what to do.
+    """
+    if settings.mode == "full-graph":
+        raise SettingsError(
+            "expected mode auto or minibatch, found full-graph, whose candidates only `gnnplan "
+            "plan` prices; plan again with other settings"
+        )
+    check_kind(graph, settings)
+    if unfit(settings):
+        raise SettingsError(
+            "model gat: expected a sampler without edge weights (attention has no unbiased "
+            f"weighted form), found {settings.sampler}, whose blocks have them; plan with neighbor "
+            "or labor:estimator=plain, or another model"
+        )
+    found, allowed = statistics_of(settings), StatisticsClass(settings.workload.allow)
+    if not allowed.allows(found):
+        raise SettingsError(
+            f"expected a sampler whose statistics are {allowed.value}, found {settings.sampler}, "
+            f"which is {found.value} under {settings.workload.model}; add --allow {found.value}"
+        )
+    check_training_data(graph)
+    row, device = graph.row_bytes, settings.device_memory_bytes
+    if device is not None and device < row:
+        raise SettingsError(
+            f"expected device memory of at least one feature row ({row} bytes), found {device}; "
+            "raise --device-memory"
+        )
+
+
+def check_training_data(graph: Graph) -> None:
+    """Refuse a dataset without what every training needs.
+
+    Raises:
+        SettingsError: no training nodes, no features, or no classes.
+    """
+    if graph.num_train == 0:
+        raise SettingsError(
+            f"{graph.path}: expected training nodes, found none in train_idx; import it with a "
+            "split"
+        )
+    if graph.feature_dim < 1:
+        raise SettingsError(
+            f"{graph.path}: expected features or a declared feature_dim, found neither; import it "
+            "with features, or with feature_dim for rows that a loader supplies"
+        )
+    if graph.num_classes < 1 and str(graph.task) != "link":
+        raise SettingsError(
+            f"{graph.path}: expected at least one class of task {graph.task}, found none; import "
+            "it with labels"
+        )
+
+
+def refuse_other_formats(folder: Path) -> None:
+    """Refuse a file, or a folder that is no dataset, with the way to make it one.
+
+    Raises:
+        DatasetError: it is something that may be imported.
+    """
+    if folder.is_file() or (folder.is_dir() and not (folder / META_FILE).is_file()):
+        found = "a file" if folder.is_file() else f"a folder without {META_FILE}"
+        raise DatasetError(
+            f"{folder}: expected a graph dataset folder, found {found}; import it first: "
+            f"`gnnplan graph import {folder} FOLDER`"
+        )
+
+
+def check_machine_name(name: str) -> None:
+    """Refuse a machine that is neither a preset's name nor a file.
+
+    Raises:
+        MachineError: names the presets that are spelt alike.
+    """
+    if not is_preset(name) and not Path(name).is_file():
+        raise unknown_machine(name)
+
+
+def check_model_module(model: str) -> None:
+    """Refuse a model of the user's whose module is not there; nothing of it is run.
+
+    Raises:
+        SettingsError: no such module can be found from here.
+    """
+    if model in MODELS:
+        return
+    module, _, factory = model.partition(":")
+    top = module.partition(".")[0]
+    found = top.isidentifier() and (
+        importlib.util.find_spec(top) or PathFinder.find_spec(top, [str(Path.cwd())])
+    )
+    if not found or not factory.isidentifier():
+        raise SettingsError(
+            f"model {model}: expected an importable module:factory, found no module {top!r} from "
+            f"{Path.cwd()}; correct --model, or set PYTHONPATH"
+        )
+
+
+def check_output(out: Path) -> None:
+    """Refuse an output folder that holds something else or cannot be written.
+
+    Raises:
+        PlanError: it holds something that is not a plan.
+        InputError: it cannot be written.
+    """
+    if (out / META_FILE).is_file():
+        raise InputError(
+            f"{out}: expected a folder for the plan, found a graph dataset; choose another --output"
+        )
+    refuse_foreign_folder(out)
+    place = _existing(out.absolute().parent)
+    try:
+        with tempfile.TemporaryDirectory(dir=place, prefix=f".{out.name}."):
+            pass
+    except OSError as error:
+        raise InputError(
+            f"{out}: expected a folder that can be written, found {place} "
+            f"({error.strerror or error}); choose another --output"
+        ) from None
+
+
+def _existing(folder: Path) -> Path:
+    """The nearest folder above that is there."""
+    while not os.path.lexists(folder) and folder != folder.parent:
+        folder = folder.parent
+    return folder
+
+
+def _check_free_disk(out: Path, graph: Graph) -> None:
+    """Refuse an output whose disk cannot hold the least that a plan writes."""
+    needed = graph.num_nodes * CODE_BYTES + SPARE_BYTES
+    free = shutil.disk_usage(_existing(out.absolute().parent)).free
+    if free < needed:
+        raise InputError(
+            f"{out}: expected {needed / 1e6:.1f} MB free for a plan of {graph.num_nodes:,} nodes, "
+            f"found {free / 1e6:.1f} MB; free some, or choose another --output"
+        )
+
+
+def check_outputs(graph: Graph, settings: PlanSettings, machine: MachineModel | None) -> None:
+    """Refuse a model whose outputs alone pass the memory that a rank can have.
+
+    The sum holds the last layer's parameters with their optimizer, and one rank's outputs with
+    their gradients: less than any training takes.
+
+    Args:
+        graph: the dataset.
+        settings: the request.
+        machine: None: this machine.
+
+    Raises:
+        PlanDoesNotFit: the text is the sum.
+    """
+    work = settings.workload
+    outputs = {"binary": 1, "link": work.hidden}.get(str(graph.task), graph.num_classes)
+    inputs = work.hidden if work.num_layers > 1 else graph.feature_dim
+    name, capacity, ranks = _memory_of_a_rank(machine)
+    capacity = min(capacity, settings.device_memory_bytes or capacity)
+    seeds = math.ceil(work.batch_size / max(1, settings.devices or ranks))
+    parts = {
+        "model and optimizer": model_bytes(inputs * outputs if work.model in MODELS else 0),
+        "outputs and gradients": 2 * FLOAT_BYTES * seeds * outputs,
+    }
+    found = use(parts, capacity)
+    if found.headroom < 0:
+        raise PlanDoesNotFit(
+            f"{sum_text(name, found)} for {outputs:,} outputs of {graph.name}; classes are "
+            "numbered from 0 on: import it with labels without gaps, or lower --hidden",
+            constraint=name,
+            needed_bytes=found.total,
+            available_bytes=capacity,
+        )
+
+
+def _memory_of_a_rank(machine: MachineModel | None) -> tuple[str, int, int]:
+    """Name and bytes of the most that one rank can have, and most ranks at once."""
+    if machine is None:
+        return "host0", usable_ram_bytes(), os.cpu_count() or 1
+    gpus = [m for m in machine.memories if m.kind == "device"]
+    of_ranks = gpus if machine.gpus and gpus else [m for m in machine.memories if m.kind == "host"]
+    largest = max(of_ranks or machine.memories, key=lambda m: m.capacity_bytes)
+    return largest.name, largest.capacity_bytes, len(machine.processors)

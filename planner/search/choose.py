@@ -1,0 +1,250 @@
+"""Ranking priced candidates: the winner, why the others lost, the bound, what more would buy."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from planner.candidate import Candidate
+from planner.cost.memory import require_fit, sum_text
+from planner.cost.step import LOADER
+from planner.errors import PlanDoesNotFit
+from planner.placement.place import Placed
+from planner.search.dimensions.dimension import LeftOut
+from planner.search.dimensions.registry import changes_of, family_of, idle_words, name_of
+from runtime.plan.schema import Alternative, Certificate, Prediction
+
+MOST_ALTERNATIVES = 12
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Priced:
+    """A candidate with its placement and its price."""
+
+    candidate: Candidate
+    placed: Placed
+    prediction: Prediction
+
+    @property
+    def seconds(self) -> float:
+        """Predicted seconds per step."""
+        return self.prediction.step_seconds.value
+
+    @property
+    def overflow(self) -> str:
+        """The memory sum that does not fit; empty where all fit."""
+        for name, memory in self.prediction.memory_bytes.items():
+            if memory.headroom < 0:
+                return sum_text(name, memory)
+        return ""
+
+    @property
+    def own_rows(self) -> int:
+        """Copies of rows over all ranks, slots of caches among them."""
+        return sum(r.own_rows + r.cache_rows for r in self.placed.rows.ranks)
+
+    @property
+    def copies(self) -> int:
+        """Copies of rows that something else could use the room of.
+
+        Those on GPUs stay within budgets that hold nothing else: more of them cost nothing.
+        """
+        return 0 if self.candidate.gpus else self.own_rows
+
+    @property
+    def loaders(self) -> int:
+        """Threads on cores that load beside the model: they pay only as far as the two overlap."""
+        return 0 if self.candidate.gpus else self.candidate.threads.sample
+
+    @property
+    def plainness(self) -> tuple[int, int, int]:
+        """Less is plainer."""
+        return self.changes, self.copies, self.loaders
+
+    @property
+    def hidden(self) -> float:
+        """Seconds of a step that the loader's stages take, which the model's should hide."""
+        return sum(self.prediction.stages.get(stage, 0.0) for stage in LOADER)
+
+    @property
+    def far_rows(self) -> float:
+        """Rows of a step's batches that are read elsewhere than in the ranks' own memories."""
+        ranks = self.placed.rows.ranks
+        return sum(n for rank in ranks for place, n in rank.rows.items() if place != "own")
+
+    @property
+    def changes(self) -> int:
+        """Choices that are not the plain ones: they must pay for being there."""
+        return changes_of(self.candidate)
+
+    @property
+    def name(self) -> str:
+        """What a reader sees of the candidate."""
+        return name_of(self.candidate)
+
+
+def choose(priced: Sequence[Priced], noise: float) -> Priced:
+    """The fastest that fits; what is not plain must win by more than the noise to be worth it.
+
+    Plainer is: fewer of stacks, dependence, locality and caches, then fewer copies of rows in
+    hosts' memory, then fewer loader threads on their cores. On GPUs, whose room for rows and lists
+    holds nothing else, the same GPUs keep what leaves least to hide beside the model: a stage that
+    is hidden costs what the overlap fails to hide, and that is less sure than a difference within
+    the noise. Where that is the same to a microsecond, they keep what reads fewest rows elsewhere.
+
+    Args:
+        priced: simplest candidates first, which wins ties.
+        noise: relative difference below which two step times are the same.
+
+    Raises:
+        PlanDoesNotFit: none fits; the text is the sum of the one that needs least.
+    """
+    feasible = [p for p in priced if not p.overflow]
+    if not feasible:
+        nearest = max(
+            priced, key=lambda p: min(m.headroom for m in p.prediction.memory_bytes.values())
+        )
+        for name, memory in nearest.prediction.memory_bytes.items():
+            require_fit(name, memory)
+        raise PlanDoesNotFit("no candidate was priced")
+    best = min(feasible, key=lambda p: p.seconds)
+    plainer = [
+        p
+        for p in feasible
+        if p.plainness < best.plainness and p.seconds <= best.seconds * (1.0 + noise)
+    ]
+    chosen = min(plainer, key=lambda p: (*p.plainness, p.seconds)) if plainer else best
+    alike = [
+        p
+        for p in feasible
+        if _where_it_runs(p) == _where_it_runs(chosen) and p.seconds <= best.seconds * (1.0 + noise)
+    ]
+    if not chosen.candidate.gpus:
+        return chosen
+    return min(alike, key=lambda p: (round(p.hidden, 6), p.far_rows, p.seconds))
+
+
+def _where_it_runs(p: Priced) -> Candidate:
+    """The candidate without the places of its rows and lists."""
+    return replace(p.candidate, policy="", topology="host")
+
+
+def alternatives(
+    priced: Sequence[Priced], chosen: Priced, left_out: Sequence[LeftOut] = ()
+) -> list[Alternative]:
+    """The others, fastest first and those that do not fit last, each with why it lost.
+
+    Of every kind of choice the best is named, however slow; last come kinds that were not priced.
+    """
+    others = [p for p in priced if p.candidate != chosen.candidate]
+    others.sort(key=lambda p: (bool(p.overflow), p.seconds))
+    kept, seen = list[Priced](), set[Candidate]()
+    kinds, firsts = {family_of(chosen.candidate)}, list[Priced]()
+    for p in others:
+        shape, kind = replace(p.candidate, policy=""), family_of(p.candidate)
+        if kind not in kinds:
+            firsts.append(p)
+        # The same ranks and threads once, but every policy on the chosen ones.
+        elif shape not in seen or shape == replace(chosen.candidate, policy=""):
+            kept.append(p)
+        kinds.add(kind)
+        seen.add(shape)
+    named = firsts + kept[: max(0, MOST_ALTERNATIVES - len(firsts))]
+    named.sort(key=lambda p: (bool(p.overflow), p.seconds))
+    told = [
+        Alternative(
+            name=p.name,
+            step_seconds=None if p.overflow else p.seconds,
+            why=why_it_lost(p, chosen),
+        )
+        for p in named
+    ]
+    return told + [
+        Alternative(name=each.name, step_seconds=None, why=f"not priced: {each.why}")
+        for each in left_out
+    ]
+
+
+def why_it_lost(other: Priced, chosen: Priced) -> str:
+    """One sentence: the sum that overflows, the copies that do not pay, or the slower stage."""
+    if other.overflow:
+        return f"does not fit: {other.overflow}"
+    ratio = other.seconds / chosen.seconds - 1 if chosen.seconds > 0 else 0.0
+    if ratio <= 0 or (abs(ratio) < 1e-9):
+        if other.changes > chosen.changes:
+            return _no_gain(other.candidate, -ratio)
+        if other.copies > chosen.copies:
+            more = other.copies - chosen.copies
+            return f"{_faster(-ratio)}, for {more} copies of rows"
+        if other.loaders > chosen.loaders:
+            return f"{_faster(-ratio)}, if loading hides beside the model as it should"
+        if chosen.candidate.gpus and other.hidden > chosen.hidden:
+            later = (other.hidden - chosen.hidden) * 1e3
+            more = f"{later:.2f}" if later >= 0.005 else "under 0.01"
+            return f"{_faster(-ratio)}, with {more} ms more to hide beside the model"
+        if chosen.candidate.gpus and other.far_rows > chosen.far_rows:
+            more = other.far_rows - chosen.far_rows
+            return f"{_faster(-ratio)}, with {more:,.0f} more rows of a step read elsewhere"
+        return "as fast; the simpler one is kept"
+    ours, theirs = chosen.prediction.stages, other.prediction.stages
+    names = sorted(set(ours) | set(theirs))
+    stage = max(names, key=lambda n: theirs.get(n, 0.0) - ours.get(n, 0.0))
+    slower = (theirs.get(stage, 0.0) - ours.get(stage, 0.0)) * 1e3
+    pace = f"{ratio:.1%}" if ratio >= 5e-4 else "under 0.1%"
+    more = f"{slower:.2f}" if slower >= 0.005 else "under 0.01"
+    return f"{pace} slower: {stage} takes {more} ms more"
+
+
+def _faster(gain: float) -> str:
+    """A gain that is not worth its price, in words."""
+    return "as fast" if gain < 5e-4 else f"{gain:.1%} faster, which is within the noise"
+
+
+def _no_gain(candidate: Candidate, gain: float) -> str:
+    """Why a choice that costs nothing is not taken all the same."""
+    return f"{_faster(gain)}: {idle_words(candidate) or 'the simpler one is kept'}"
+
+
+def certificate(chosen: Priced, lower_bound: float, complete: bool, stride: int = 1) -> Certificate:
+    """How far the plan can be from the best, within the model.
+
+    Args:
+        chosen: the plan's candidate.
+        lower_bound: step seconds that no candidate is below (`Search.lower_bound`).
+        complete: every candidate was priced with every policy.
+        stride: vertices that each one stood for in what was compared and bounded.
+    """
+    objective = chosen.seconds
+    bound = min(lower_bound, objective)
+    gap = (objective - bound) / objective if objective > 0 else 0.0
+    tried = "optimal" if gap < 1e-9 else "feasible"
+    extent = "all candidates priced" if complete else "policies tried on the fastest candidates"
+    extent += (
+        "; bounded: every candidate priced, and those with the user's own sampler and without a "
+        "cache that fills itself under any other placement of their rows"
+    )
+    if stride > 1:
+        extent += f", on one of every {stride} vertices by heat"
+    return Certificate(
+        objective=objective,
+        lower_bound=bound,
+        gap=gap,
+        solver="enumeration with song-jiang placement",
+        status=f"{tried}: {extent}",
+    )
+
+
+def shadow_prices(
+    seconds: float, priced_with: Callable[[str], float | None], names: Sequence[str]
+) -> dict[str, float]:
+    """Seconds per step saved by each relaxation, by pricing again.
+
+    Args:
+        seconds: of the plan.
+        priced_with: seconds under the named relaxation; None where it does not apply.
+        names: of the relaxations.
+    """
+    saved: dict[str, float] = {}
+    for name in names:
+        again = priced_with(name)
+        if again is not None:
+            saved[name] = max(0.0, seconds - again)
+    return saved

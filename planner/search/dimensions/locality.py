@@ -1,0 +1,132 @@
+"""Locality-aware sampling: neighbours whose rows a rank holds are preferred."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from planner.candidate import Candidate, RankRows
+from planner.cost.request import Request, seeds_per_rank
+from planner.placement.place import Placed
+from planner.search.dimensions.dimension import Ask, Kind, LeftOut
+from planner.search.drawn import Draws, LocalBatches
+from planner.search.samplers import forbidden
+from planner.workload import BatchProfile
+
+
+def preferring_local(
+    request: Request, candidate: Candidate, placed: Placed, drawn: LocalBatches
+) -> tuple[Request, Placed]:
+    """The request and the reads of a candidate whose sampler prefers the ranks' own rows.
+
+    Sizes of batches change by what was drawn over what was profiled; of the rows that a rank does
+    not hold, each source keeps its share. The model's seconds stay those of the profiled batch.
+
+    Args:
+        request: as profiled, with the user's own sampler.
+        candidate: its ranks.
+        placed: rows as they would be read without the preference.
+        drawn: batches with it.
+    """
+    seeds = seeds_per_rank(request.workload.batch_size, candidate.num_ranks)
+    batch = request.profile.batch(seeds)
+    sizes = [_resized(b, drawn) if b is batch else b for b in request.profile.batches]
+    ranks = [_moved(rows, drawn) for rows in placed.rows.ranks]
+    # The user's own sampler was timed, and not this one.
+    timing = {k: replace(t, sample_seconds=0.0) for k, t in request.profile.timing.items()}
+    profile = replace(request.profile, batches=sizes, timing=timing)
+    changed = replace(request, profile=profile, sampler="las")
+    return changed, replace(placed, rows=replace(placed.rows, ranks=ranks))
+
+
+def _resized(batch: BatchProfile, drawn: LocalBatches) -> BatchProfile:
+    """Every hop in proportion to the whole."""
+    edges = sum(e.mean for e in batch.edges)
+    vertices = drawn.vertices / batch.vertices[-1].mean if batch.vertices[-1].mean > 0 else 1.0
+    factor = drawn.edges / edges if edges > 0 else 1.0
+    return replace(
+        batch,
+        vertices=[s.scaled(vertices) for s in batch.vertices],
+        edges=[s.scaled(factor) for s in batch.edges],
+        block_edges=[s.scaled(factor) for s in batch.block_edges],
+    )
+
+
+def _moved(rows: RankRows, drawn: LocalBatches) -> RankRows:
+    """Own rows by the share drawn, the others by their shares among themselves."""
+    if "own" not in rows.shares:
+        return rows
+    elsewhere = sum(share for kind, share in rows.shares.items() if kind != "own")
+    left = 1.0 - drawn.own_share
+    shares = {
+        kind: drawn.own_share if kind == "own" else left * share / max(elsewhere, 1e-12)
+        for kind, share in rows.shares.items()
+    }
+    counts = {kind: drawn.vertices * share for kind, share in shares.items()}
+    return replace(rows, shares=shares, rows=counts)
+
+
+FACTORS = (2.0, 4.0, 8.0, 16.0)
+"""Preferences for local neighbours."""
+
+
+class LocalNeighbours(Kind):
+    """Fewer rows from elsewhere, for a little more variance."""
+
+    name = "local neighbours"
+    bounded = False
+
+    def taken(self, candidate: Candidate) -> bool:
+        """Whether the factor is the planner's choice."""
+        return candidate.las is not None
+
+    def words(self, candidate: Candidate) -> str:
+        """By how much."""
+        return f"local neighbours preferred {candidate.las:g}-fold"
+
+    def changes(self, candidate: Candidate) -> int:
+        """One."""
+        del candidate
+        return 1
+
+    def propose(self, ask: Ask, base: Candidate | None) -> Iterator[Candidate | LeftOut]:
+        """Every factor, where ranks hold rows that could be preferred."""
+        if base is None:
+            return
+        why = _refused(ask, base)
+        if why:
+            yield LeftOut(name=self.name, why=why)
+            return
+        for factor in FACTORS:
+            yield replace(base, las=factor)
+
+    def adjusted(
+        self, request: Request, candidate: Candidate, placed: Placed, draws: Draws | None
+    ) -> tuple[Request, Placed]:
+        """Sizes and shares as drawn with the preference."""
+        if candidate.las is None or draws is None:
+            return request, placed
+        held = placed.spread(placed.placement.own[0])
+        drawn = draws.local(candidate.num_ranks, candidate.las, held)
+        if isinstance(drawn, str):
+            return request, placed
+        return preferring_local(request, candidate, placed, drawn)
+
+
+def _refused(ask: Ask, base: Candidate) -> str:
+    """Why nothing is proposed; empty where something is."""
+    sampler, parameters = ask.settings.sampler, ask.settings.sampler_parameters
+    if sampler == "las" and "factor" in parameters:
+        return "the factor is the user's own"
+    if sampler not in ("las", "neighbor") or "factor" in parameters:
+        return f"sampler {sampler} has no form that prefers local neighbours"
+    if sampler == "neighbor" and parameters:
+        return "the sampler's parameters are the user's own"
+    why = forbidden(ask.settings, replace(base, las=FACTORS[0]))
+    if why:
+        return why
+    if base.kind == "cuda":
+        return "not priced where ranks are GPUs"
+    if ask.draws is None:
+        return "nothing was drawn"
+    if base.policy == "none" or base.cache is not None:
+        return "no fast candidate keeps rows of its own"
+    return ""

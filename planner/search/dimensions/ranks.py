@@ -1,0 +1,165 @@
+"""Ranks on cores: on one host alone, or equally many on each of several."""
+
+from collections.abc import Hashable, Iterator
+from dataclasses import replace
+
+from planner.candidate import Candidate
+from planner.cost.memory import host_memory
+from planner.cost.model import link_of
+from planner.cost.request import Request
+from planner.errors import SettingsError
+from planner.machine.hosts import first_hosts, joins_hosts, num_hosts, one_host
+from planner.search.dimensions.dimension import Ask, Kind, LeftOut
+from planner.search.drawn import Draws
+from planner.search.enumerate import candidates, machine_candidates, plans_gpus
+from planner.search.sensitivity import GIB, LINK_TABLES, faster, relaxed_gpus
+from planner.settings import PlanSettings
+
+
+class Cores(Kind):
+    """Ranks that are processes on cores."""
+
+    name = "cores"
+
+    def taken(self, candidate: Candidate) -> bool:
+        """Whether the ranks are processes on cores."""
+        return candidate.kind == "cpu"
+
+    def words(self, candidate: Candidate) -> str:
+        """Over how many hosts, where there are several."""
+        return f"{candidate.hosts} hosts" if candidate.hosts > 1 else ""
+
+    def changes(self, candidate: Candidate) -> int:
+        """Several hosts must pay for the links between them."""
+        return int(candidate.hosts > 1)
+
+    def sort(self, candidate: Candidate) -> Hashable:
+        """How many hosts."""
+        return candidate.hosts
+
+    def alike(self, candidate: Candidate) -> Candidate:
+        """How far to read ahead changes memory, and time only where batches vary."""
+        return replace(candidate, prefetch_depth=0)
+
+    def propose(self, ask: Ask, base: Candidate | None) -> Iterator[Candidate | LeftOut]:
+        """On the first host alone, and spread over two, four ... and all of them."""
+        del base
+        settings, machine = ask.settings, ask.machine
+        known = num_hosts(machine) if joins_hosts(machine) else 1
+        asked = settings.hosts or known
+        if asked > known:
+            raise SettingsError(
+                f"expected at most {known} hosts (the machine's, with links between them), found "
+                f"{asked}; ask for fewer or probe more together (gnnplan probe --hosts)"
+            )
+        if plans_gpus(machine):
+            yield LeftOut(name=self.name, why="ranks are GPUs where the machine has them")
+        elif not joins_hosts(machine):
+            one = first_hosts(machine, 1)
+            yield from candidates(settings, one.num_cores, ask.policies)
+        else:
+            any_found = False
+            cores = [one_host(machine, host).num_cores for host in range(known)]
+            for hosts in [settings.hosts] if settings.hosts else _host_counts(known):
+                for found in _spread(settings, hosts, min(cores[:hosts]), ask.policies):
+                    any_found = True
+                    yield found
+            if not any_found:
+                raise SettingsError(
+                    f"expected a number of devices that {asked} hosts of "
+                    f"{min(cores)} cores share evenly, found {settings.devices}; ask for fewer or "
+                    f"for {asked * min(cores)}"
+                )
+
+    def request(self, request: Request, candidate: Candidate, draws: Draws | None) -> Request:
+        """The request on the hosts that the candidate uses."""
+        del draws
+        machine = request.machine
+        if candidate.hosts == num_hosts(machine):
+            return request
+        return replace(request, machine=first_hosts(machine, candidate.hosts))
+
+    def relaxed(self, request: Request) -> dict[str, Request]:
+        """One more GiB of a device's limit or the host, and each link 10% faster."""
+        machine, budgets = request.machine, request.budgets
+        host, capacity = host_memory(machine)
+        device_limit, host_limit = budgets.device_bytes, budgets.host_bytes
+        more: dict[str, Request] = {}
+        if device_limit is not None:
+            wider = replace(budgets, device_bytes=device_limit + GIB)
+            more["device memory +1 GiB"] = replace(request, budgets=wider)
+        memories = [
+            replace(m, capacity_bytes=m.capacity_bytes + GIB) if m.name == host else m
+            for m in machine.memories
+        ]
+        wider = replace(budgets, host_bytes=(host_limit or capacity) + GIB)
+        more[f"{host} +1 GiB"] = replace(
+            request, machine=replace(machine, memories=memories), budgets=wider
+        )
+        for kind, name in (("host", "memory"), ("disk", "disk"), ("all_reduce", "exchange")):
+            quicker = faster(machine, LINK_TABLES[name])
+            more[f"{link_of(machine, kind)} +10%"] = replace(request, machine=quicker)
+        return more
+
+
+def _host_counts(known: int) -> list[int]:
+    """One, two, four ... and all.
+
+    >>> _host_counts(6), _host_counts(1)
+    ([1, 2, 4, 6], [1])
+    """
+    return sorted({2**i for i in range(known.bit_length()) if 2**i <= known} | {known})
+
+
+def _spread(
+    settings: PlanSettings, hosts: int, cores: int, policies: tuple[str, ...]
+) -> list[Candidate]:
+    """Equal numbers of ranks on each of some hosts."""
+    asked, batch = settings.devices, settings.workload.batch_size
+    here = None if asked is None else asked // hosts
+    if asked is not None and (asked % hosts or asked < hosts):
+        return []
+    if here is not None and here > cores and not settings.oversubscribe:
+        return []
+    local = candidates(replace(settings, devices=here), cores, policies)
+    return [_on_hosts(c, hosts) for c in local if c.num_ranks * hosts <= batch]
+
+
+def _on_hosts(candidate: Candidate, hosts: int) -> Candidate:
+    """A candidate of one host on each of several; ranks of a host are a clique."""
+    if hosts == 1:
+        return candidate
+    here = candidate.num_ranks
+    cliques = tuple(tuple(range(h * here, (h + 1) * here)) for h in range(hosts))
+    return replace(candidate, num_ranks=here * hosts, hosts=hosts, cliques=cliques)
+
+
+class Gpus(Kind):
+    """One rank to a GPU."""
+
+    name = "GPUs"
+
+    def taken(self, candidate: Candidate) -> bool:
+        """Whether the ranks are GPUs."""
+        return candidate.kind == "cuda"
+
+    def sort(self, candidate: Candidate) -> Hashable:
+        """How many."""
+        return candidate.num_ranks
+
+    def propose(self, ask: Ask, base: Candidate | None) -> Iterator[Candidate | LeftOut]:
+        """Every number of GPUs in every cover by cliques."""
+        del base
+        if plans_gpus(ask.machine):
+            yield from machine_candidates(ask.settings, ask.machine, ask.policies)
+            return
+        why = "the machine has none" if not ask.machine.gpus else "too little is known of them"
+        yield LeftOut(name=self.name, why=why)
+
+    def alike(self, candidate: Candidate) -> Candidate:
+        """Of lanes the best depth alone."""
+        return replace(candidate, prefetch_depth=0)
+
+    def relaxed(self, request: Request) -> dict[str, Request]:
+        """More memory of GPUs and hosts, faster links of one sort."""
+        return relaxed_gpus(request)

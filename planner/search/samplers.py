@@ -1,0 +1,91 @@
+"""Samplers that are tried where the user names none: neighbour sampling and, if allowed, LABOR."""
+
+from dataclasses import replace
+
+from planner.candidate import Candidate
+from planner.errors import SettingsError
+from planner.settings import AUTO_SAMPLER, PlanSettings, SamplerChoice
+from planner.task_checks import is_link
+from runtime.graph.dataset import Graph
+from runtime.graph.types import is_typed
+from runtime.plan.schema import Sampler
+from runtime.sampling.parameters import class_of, is_weighted
+from runtime.sampling.statistics import StatisticsClass, layer_of_model
+
+
+def plan_sampler(settings: PlanSettings, candidate: Candidate | None = None) -> Sampler:
+    """The sampler as a plan names it: as asked for, but for the candidate's own choices."""
+    name, parameters = settings.sampler, settings.sampler_parameters
+    if candidate is not None and candidate.las is not None:
+        kept = parameters if name == "las" else {}
+        name, parameters = "las", {**kept, "factor": candidate.las}
+    if candidate is not None and candidate.kappa is not None:
+        parameters = {**parameters, "kappa": float(candidate.kappa)}
+    return Sampler(name=name, dialect=settings.dialect, parameters=parameters)
+
+
+def statistics_of(settings: PlanSettings, candidate: Candidate | None = None) -> StatisticsClass:
+    """Class of (sampler, estimator, layer), by the one function that decides it."""
+    sampler = plan_sampler(settings, candidate)
+    return class_of(sampler, layer_of_model(settings.workload.model))
+
+
+def forbidden(settings: PlanSettings, candidate: Candidate) -> str:
+    """Why a candidate's sampler cannot be used; empty where it can."""
+    if unfit(settings, candidate):
+        return "model gat takes no edge weights of a sampler"
+    found, allowed = statistics_of(settings, candidate), StatisticsClass(settings.workload.allow)
+    if allowed.allows(found):
+        return ""
+    return f"statistics would be {found.value}, --allow is {allowed.value}"
+
+
+def unfit(settings: PlanSettings, candidate: Candidate | None = None) -> bool:
+    """Whether the model cannot train on the sampler's blocks, whatever is allowed.
+
+    Attention has no unbiased weighted form: the runtime refuses such blocks, so no plan has them.
+    """
+    return settings.workload.model == "gat" and is_weighted(plan_sampler(settings, candidate))
+
+
+LABOR: tuple[dict[str, float | str], ...] = (
+    {},
+    {"estimator": "horvitz-thompson"},
+    {"estimator": "plain"},
+)
+"""Its estimators, the preferred one first; the others for stricter users and for attention."""
+
+
+def with_samplers(graph: Graph, settings: PlanSettings) -> PlanSettings:
+    """The settings with samplers for `auto`; those of a user who named one stay as they are.
+
+    The fan-outs are the user's. Layer-wise samplers need sizes, which only the user can give, and
+    a preference for local neighbours is a candidate of the search already.
+
+    Args:
+        graph: links and typed graphs are sampled by neighbours alone.
+        settings: the request.
+
+    Raises:
+        SettingsError: parameters of no sampler.
+    """
+    if settings.sampler != AUTO_SAMPLER:
+        return settings
+    if settings.sampler_parameters:
+        raise SettingsError(
+            "sampler auto: expected no parameters, found "
+            f"{', '.join(settings.sampler_parameters)}; name the sampler that they are of"
+        )
+    plain = replace(settings, sampler="neighbor")
+    if settings.mode == "full-graph" or is_link(graph) or is_typed(settings.workload):
+        return plain
+    return replace(plain, other_samplers=[*_labor(plain), *settings.other_samplers])
+
+
+def _labor(settings: PlanSettings) -> list[SamplerChoice]:
+    allowed = StatisticsClass(settings.workload.allow)
+    for parameters in LABOR:
+        tried = replace(settings, sampler="labor", sampler_parameters=parameters)
+        if not unfit(tried) and allowed.allows(statistics_of(tried)):
+            return [SamplerChoice(name="labor", parameters=parameters)]
+    return []

@@ -1,0 +1,368 @@
+"""Files written by torch.save, as NumPy arrays, without running code from the file.
+
+torch is imported here on use: the other formats must import without it.
+"""
+
+import io
+import pickle
+import re
+import warnings
+import zipfile
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, Never
+
+import numpy as np
+from numpy.typing import NDArray
+
+from runtime.errors import DatasetError
+from runtime.graph.findings import check_range
+from runtime.graph.memory import check_num_nodes
+from runtime.graph.reading import one_line, reading
+
+
+def load_torch(path: Path, safe: list[Any] | None = None) -> Any:
+    """torch.load with weights_only, mapped where the file's layout allows.
+
+    Args:
+        path: the file.
+        safe: classes the file may hold besides tensors and plain containers.
+
+    Raises:
+        DatasetError: damaged, or it holds other classes.
+    """
+    import torch
+
+    with reading(path, "a file written by torch.save with tensors and plain containers"):
+        mapped = zipfile.is_zipfile(path)
+        if mapped:
+            _refuse_packed(path)
+        with _allowed(safe or []), warnings.catch_warnings():
+            # torch says once per process that sparse CSR tensors are in beta.
+            warnings.filterwarnings("ignore", message="Sparse CSR")
+            try:
+                return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
+            except pickle.UnpicklingError as error:
+                named = re.search(r"GLOBAL (\S{1,80})", str(error))
+                if named is None:
+                    raise
+                raise DatasetError(
+                    f"{path}: expected tensors and plain containers, found an object of class "
+                    f"{named[1]}, which is not made from a file; save data.to_dict() of tensors"
+                ) from None
+
+
+@contextmanager
+def _allowed(safe: list[Any]) -> Iterator[None]:
+    """Let files name these classes, and those that torch_geometric allows for its own."""
+    import torch.serialization as serialization
+
+    earlier = serialization.get_safe_globals()
+    others = [entry for entry in earlier if entry is not defaultdict]
+    serialization.clear_safe_globals()
+    serialization.add_safe_globals([*others, *safe, (_plain_dict, "collections.defaultdict")])
+    try:
+        yield
+    finally:
+        serialization.clear_safe_globals()
+        serialization.add_safe_globals(earlier)
+
+
+def _plain_dict(*_factory: Any) -> dict[Any, Any]:
+    """Stands for defaultdict, which torch does not fill: PyG keeps what it looked up in one."""
+    return {}
+
+
+def _refuse_packed(path: Path) -> None:
+    """Refuse compressed members: torch.save writes none, and a small one may hold endless bytes."""
+    with zipfile.ZipFile(path) as archive:
+        packed = [m.filename for m in archive.infolist() if m.compress_type != zipfile.ZIP_STORED]
+    if packed:
+        raise DatasetError(
+            f"{path}: expected a file written by torch.save, found compressed members "
+            f"({packed[0]!r:.80}); save it again with torch.save"
+        )
+
+
+def to_numpy(path: Path, name: str, value: Any) -> NDArray[Any]:
+    """A dense tensor (or an array) as an array; bfloat16 becomes float32.
+
+    Raises:
+        DatasetError: anything else.
+    """
+    import torch
+
+    if isinstance(value, np.ndarray):
+        return value
+    if not isinstance(value, torch.Tensor) or value.layout != torch.strided:
+        raise DatasetError(f"{path}: expected {name} as a dense tensor, found {_kind(value)}")
+    with reading(path, f"{name} as a tensor of numbers"):
+        plain = value.detach()
+        if plain.dtype == torch.bfloat16:
+            plain = plain.float()
+        return plain.numpy()
+
+
+def _kind(value: Any) -> str:
+    layout = getattr(value, "layout", None)
+    return type(value).__name__ if layout is None else f"a tensor of layout {layout}"
+
+
+class TorchSparse:
+    """Stands for torch_sparse's SparseTensor and its storage in a saved file, as their fields.
+
+    The package need not be installed, and nothing of it is run.
+    """
+
+    storage: "TorchSparse"
+    _row: Any
+    _rowptr: Any
+    _col: Any
+    _value: Any
+    _sparse_sizes: Any
+
+
+def torch_sparse_names() -> list[tuple[Any, str]]:
+    """What a file of `load_torch` may name besides classes: torch_sparse's, read as fields."""
+    return [
+        (TorchSparse, "torch_sparse.tensor.SparseTensor"),
+        (TorchSparse, "torch_sparse.storage.SparseStorage"),
+    ]
+
+
+def compressed_columns(
+    path: Path, name: str, value: Any, *, transposed: bool
+) -> tuple[NDArray[np.int64], NDArray[Any], NDArray[Any] | None, tuple[int, int]]:
+    """Pointers, indices, values and shape of a sparse matrix, row by row.
+
+    Args:
+        path: the file.
+        name: of the matrix.
+        value: a sparse tensor of torch, or a SparseTensor as `TorchSparse`.
+        transposed: read it column by column instead.
+
+    Raises:
+        DatasetError: anything else, or damaged; the line says how to convert it.
+    """
+    import torch
+
+    convert = "save Data.edge_index instead: torch.stack(adj_t.t().coo()[:2])"
+    if isinstance(value, TorchSparse) and not transposed:
+        with reading(path, f"{name} as torch_sparse's SparseTensor ({convert})"):
+            return _torch_sparse(path, value.storage)
+    if not isinstance(value, torch.Tensor) or value.layout == torch.strided or value.ndim != 2:
+        raise DatasetError(
+            f"{path}: expected {name} as a sparse matrix, found {_kind(value)}; {convert}"
+        )
+    with reading(path, f"{name} as a sparse matrix"), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Sparse CS")
+        rows, columns = (int(n) for n in value.shape)
+        check_num_nodes(max(rows, columns))
+        if value.layout == torch.sparse_coo:
+            value = value.coalesce()
+            check_range(path / name, value.indices().numpy(), 0, max(rows, columns), "positions")
+        table = value.to_sparse_csc() if transposed else value.to_sparse_csr()
+        pointers = table.ccol_indices() if transposed else table.crow_indices()
+        indices = table.row_indices() if transposed else table.col_indices()
+        shape = (columns, rows) if transposed else (rows, columns)
+        return pointers.numpy().astype(np.int64), indices.numpy(), table.values().numpy(), shape
+
+
+def _torch_sparse(
+    path: Path, storage: TorchSparse
+) -> tuple[NDArray[np.int64], NDArray[Any], NDArray[Any] | None, tuple[int, int]]:
+    rows, columns = (int(n) for n in storage._sparse_sizes)
+    check_num_nodes(max(rows, columns))
+    indices = to_numpy(path, "col", storage._col)
+    if getattr(storage, "_rowptr", None) is not None:
+        pointers = to_numpy(path, "rowptr", storage._rowptr)
+    else:
+        row = to_numpy(path, "row", storage._row)
+        check_range(path / "row", row, 0, rows, "rows")
+        if (np.diff(row) < 0).any():
+            raise ValueError("rows that rise")
+        pointers = np.concatenate([[0], np.cumsum(np.bincount(row, minlength=rows))])
+    value = getattr(storage, "_value", None)
+    values = None if value is None else to_numpy(path, "value", value)
+    if values is not None and values.shape != indices.shape:
+        raise ValueError("one value per edge")
+    return pointers.astype(np.int64), indices, values, (rows, columns)
+
+
+PARTS = ("data", "indices", "indptr")
+MOST_LINE = 1 << 16
+_CODECS = ("latin1", "latin-1", "bytes")
+
+
+@dataclass(frozen=True, slots=True)
+class PickledArray:
+    """A .npy member whose values are pickled objects, unread."""
+
+    path: Path
+    offset: int
+    """Bytes before the pickle."""
+
+
+def unpickle(
+    source: Path, name: str, member: PickledArray
+) -> NDArray[Any] | dict[str, NDArray[Any]]:
+    """The one array or compressed SciPy matrix that a member holds.
+
+    Args:
+        source: the archive, for messages.
+        name: of the member.
+        member: the member.
+
+    Returns:
+        The array, or `data`, `indices`, `indptr` and `shape` of a CSR matrix.
+
+    Raises:
+        DatasetError: it holds something else; the line says how to convert it.
+    """
+    try:
+        with member.path.open("rb") as file:
+            value = _Recorder(_Bounded(file, member.offset), encoding="latin1").load()
+        return _converted(value)
+    except Exception as error:
+        raise DatasetError(
+            f"{source}: expected member {name!r:.60} as plain arrays or a pickled SciPy CSR "
+            f"matrix, found other pickled objects ({one_line(error)}), which are not run; "
+            "where you trust the file, load it with numpy.load(..., allow_pickle=True) and save "
+            "adj_data, adj_indices, adj_indptr, adj_shape, attr_matrix and labels with numpy.savez"
+        ) from error
+
+
+class _Recorded:
+    """Stands for an object of a pickle: what it was made from, and its state."""
+
+    def __init__(self, *arguments: Any) -> None:
+        self.arguments = arguments
+        self.state: Any = None
+
+    def __setstate__(self, state: Any) -> None:
+        self.state = state
+
+
+class _Array(_Recorded):
+    """numpy.ndarray."""
+
+
+class _Type(_Recorded):
+    """numpy.dtype."""
+
+
+class _Matrix(_Recorded):
+    """A SciPy CSR matrix."""
+
+
+def _new_array(*_arguments: Any) -> _Array:
+    """Stands for NumPy's function that makes an empty array for its state."""
+    return _Array()
+
+
+def _encode(text: Any, codec: Any = "latin1") -> bytes:
+    """Bytes as old pickles write them."""
+    if not isinstance(text, str) or codec not in _CODECS:
+        raise pickle.UnpicklingError("bytes in an unknown encoding")
+    return text.encode("latin1")
+
+
+def _reconstruct(kind: Any, *_arguments: Any) -> Any:
+    """Stands for copyreg's function that makes an object of a class."""
+    if kind is not _Matrix:
+        raise pickle.UnpicklingError("an object of an unknown class")
+    return _Matrix()
+
+
+class _Object:
+    """Stands for `object`, as an argument only."""
+
+
+class _Bounded:
+    """A file that refuses to read more than it has, as a damaged pickle may ask."""
+
+    def __init__(self, file: BinaryIO, offset: int) -> None:
+        self._file = file
+        self._left = file.seek(0, io.SEEK_END) - offset
+        file.seek(offset)
+
+    def read(self, size: int) -> bytes:
+        """Exactly `size` bytes."""
+        if not 0 <= size <= self._left:
+            raise pickle.UnpicklingError("truncated")
+        self._left -= size
+        return self._file.read(size)
+
+    def readline(self) -> bytes:
+        """A short line."""
+        line = self._file.readline(MOST_LINE)
+        self._left -= len(line)
+        return line
+
+
+# The interpreter's pure implementation: the compiled one allocates what a pickle claims.
+class _Recorder(pickle._Unpickler):
+    """Answers the names of arrays and matrices with recorders, and no others."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        """The recorder that stands for a name."""
+        numpy_core = module in ("numpy.core.multiarray", "numpy._core.multiarray")
+        if numpy_core and name == "_reconstruct":
+            return _new_array
+        if module == "numpy" and name in ("ndarray", "dtype"):
+            return {"ndarray": _Array, "dtype": _Type}[name]
+        if module.startswith("scipy.sparse") and name in ("csr_matrix", "csr_array"):
+            return _Matrix
+        if (module, name) == ("_codecs", "encode"):
+            return _encode
+        if module in ("copyreg", "copy_reg") and name == "_reconstructor":
+            return _reconstruct
+        if module in ("builtins", "__builtin__") and name == "object":
+            return _Object
+        raise pickle.UnpicklingError(f"{module}.{name}"[:80])
+
+    def persistent_load(self, pid: Any) -> Never:
+        """Refuse references to something outside."""
+        raise pickle.UnpicklingError("a reference to something outside the file")
+
+
+def _converted(value: Any) -> NDArray[Any] | dict[str, NDArray[Any]]:
+    """Recorders as arrays."""
+    if isinstance(value, _Array) and _is_object(value):
+        _, shape, _, _, values = value.state
+        if shape != () or not isinstance(values, list) or len(values) != 1:
+            raise pickle.UnpicklingError("an array of objects")
+        value = values[0]
+    if isinstance(value, _Array):
+        return _array(value)
+    if isinstance(value, _Matrix) and isinstance(value.state, Mapping):
+        state = value.state
+        parts = {part: _array(state[part]) for part in PARTS}
+        shape = state.get("_shape", state.get("shape"))
+        rows, columns = (int(n) for n in shape)
+        return {**parts, "shape": np.array([rows, columns], np.int64)}
+    raise pickle.UnpicklingError(type(value).__name__)
+
+
+def _is_object(value: _Array) -> bool:
+    kind = value.state[2]
+    return isinstance(kind, _Type) and str(kind.arguments[0]).startswith("O")
+
+
+def _array(value: Any) -> NDArray[Any]:
+    """An array from its recorded shape, type and bytes."""
+    if not isinstance(value, _Array):
+        raise pickle.UnpicklingError("an array was expected")
+    _, shape, kind, fortran, raw = value.state
+    text = kind.arguments[0]
+    order = kind.state[1] if kind.state else "="
+    dtype = np.dtype(str(text))
+    if dtype.kind not in "fiubU" or order not in ("<", ">", "=", "|"):
+        raise pickle.UnpicklingError(f"an array of {dtype}")
+    data = raw if isinstance(raw, bytes) else _encode(raw)
+    sizes = [int(n) for n in shape]
+    flat = np.frombuffer(data, dtype.newbyteorder(order))
+    return flat.reshape(sizes, order="F" if fortran else "C")

@@ -1,0 +1,269 @@
+"""One host's part in a job on several: its ranks, and how its torchrun finds the others.
+
+Every host runs the same command with a `--node-rank` of its own. The plan's folder may be shared or
+a copy: each host writes its logs and failures to a folder of its own, and only host 0, which has
+rank 0, writes events, checkpoints and the plan's report.
+"""
+
+import json
+import os
+import time
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from runtime import codec
+from runtime.comm.route import address_towards, split_endpoint
+from runtime.errors import InputError, WorkerFailed
+from runtime.launch.config import RunConfig
+from runtime.plan.schema import Device, Plan
+
+VARIABLE = "GNNPLAN_ROLL"
+POLL_SECONDS = 0.1
+GRACE_SECONDS = 10.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Roll:
+    """What one host of a job knows of it."""
+
+    endpoint: str
+    """HOST:PORT, an address of host 0."""
+    host: int
+    """Number of this host, from 0."""
+    ranks_by_host: list[int]
+    plan_id: str
+    options: str
+    """What every host must have been started with alike, as text."""
+    wait_seconds: float
+    """Longest wait for the other hosts."""
+
+
+def read_roll() -> Roll | None:
+    """The roll that `launch` left in the environment; None for a job on one host."""
+    text = os.environ.get(VARIABLE, "")
+    return codec.decode(Roll, json.loads(text)) if text else None
+
+
+def call_roll(roll: Roll) -> Any:
+    """Wait until every host is here with the same plan and options.
+
+    Returns:
+        The store; on host 0 it must be kept for as long as the job runs.
+
+    Raises:
+        WorkerFailed: a host did not come, or is not alike; the text names it.
+    """
+    end = time.monotonic() + roll.wait_seconds
+    store = _open_store(roll)
+    hosts = range(len(roll.ranks_by_host))
+    try:
+        if store.add(_key("count", roll.host), 1) > 1:
+            raise WorkerFailed(
+                f"expected one host with --node-rank {roll.host} at {roll.endpoint}, found another"
+            )
+        store.set(_key("host", roll.host), codec.dumps(_entry(roll)))
+        while missing := [host for host in hosts if not store.check([_key("host", host)])]:
+            if time.monotonic() > end:
+                raise WorkerFailed(_absent(roll, missing))
+            time.sleep(POLL_SECONDS)
+        entries = [json.loads(store.get(_key("host", host))) for host in hosts]
+        store.set(_key("read", roll.host), "")
+        # Host 0 serves the store: it stays until everybody has read, whatever it has found itself.
+        while roll.host == 0 and not store.check([_key("read", host) for host in hosts]):
+            if time.monotonic() > end + GRACE_SECONDS:
+                break
+            time.sleep(POLL_SECONDS)
+    except RuntimeError as error:  # torch's errors of a lost connection
+        raise WorkerFailed(
+            f"host 0 at {roll.endpoint} left before all hosts were there ({_line(error)})"
+        ) from None
+    for host, entry in enumerate(entries):
+        _check_alike(roll, host, entry)
+    return store
+
+
+def _open_store(roll: Roll) -> Any:
+    import torch.distributed
+
+    stores: Any = torch.distributed  # its stubs leave the stores out
+    name, port = split_endpoint(roll.endpoint)
+    try:
+        # Several users of one process share the server: torchrun's rendezvous is the next.
+        return stores.TCPStore(
+            name,
+            port,
+            is_master=roll.host == 0,
+            multi_tenant=True,
+            wait_for_workers=False,
+            timeout=timedelta(seconds=roll.wait_seconds),
+        )
+    except RuntimeError as error:
+        if roll.host == 0:
+            raise WorkerFailed(
+                f"{roll.endpoint}: expected a free port on this host, host 0 ({_line(error)})"
+            ) from None
+        raise WorkerFailed(
+            f"{_absent(roll, [0])}; start the same command there with --node-rank 0"
+        ) from None
+
+
+def _entry(roll: Roll) -> dict[str, str]:
+    return {"plan": roll.plan_id, "options": roll.options}
+
+
+def _check_alike(roll: Roll, host: int, found: dict[str, str]) -> None:
+    for name, here in _entry(roll).items():
+        if found[name] != here:
+            raise WorkerFailed(
+                f"expected the same {name} on every host, found on host {host}: {found[name]}; "
+                f"on host {roll.host}: {here}"
+            )
+
+
+def _absent(roll: Roll, missing: list[int]) -> str:
+    names = "hosts " if len(missing) > 1 else "host "
+    names += ", ".join(str(host) for host in missing)
+    return (
+        f"expected {len(roll.ranks_by_host)} hosts at {roll.endpoint}, {names} did not come within "
+        f"{roll.wait_seconds:g} s"
+    )
+
+
+def _key(what: str, host: int) -> str:
+    return f"gnnplan/{what}/{host}"
+
+
+def _line(error: Exception) -> str:
+    return str(error).splitlines()[0]
+
+
+def place_ranks(roll: Roll) -> None:
+    """Make torchrun's agent of this process give its ranks the plan's numbers."""
+    from torch.distributed.elastic.agent.server.api import SimpleElasticAgent, Worker
+
+    first, size = sum(roll.ranks_by_host[: roll.host]), sum(roll.ranks_by_host)
+
+    def assign(agent: Any, store: Any, group_rank: int, num_groups: int, spec: Any) -> list[Any]:
+        del agent, store, group_rank, num_groups  # the order of arrival and of addresses
+        return [
+            Worker(
+                local_rank=place,
+                global_rank=first + place,
+                role_rank=first + place,
+                world_size=size,
+                role_world_size=size,
+            )
+            for place in range(spec.local_world_size)
+        ]
+
+    agents: Any = SimpleElasticAgent
+    agents._assign_worker_ranks = assign
+
+
+WAIT_SECONDS = 300.0
+"""Longest wait for the other hosts."""
+_OF_ONE_HOST = ("plan_folder", "run_folder", "pin")
+"""Fields of the run's configuration that hosts may differ in."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Place:
+    """This host among the hosts of a job."""
+
+    node_rank: int = 0
+    """Number of this host in the plan's order of hosts."""
+    endpoint: str = ""
+    """HOST:PORT on host 0, the same text on every host; empty for a job on one host."""
+    wait_seconds: float = WAIT_SECONDS
+
+
+def ranks_by_host(plan: Plan) -> list[list[Device]]:
+    """The plan's devices by host, hosts in the order of their numbers.
+
+    Raises:
+        InputError: the ranks of a host do not follow one another, so that torchrun cannot number
+            them.
+    """
+    devices = plan.strategy.devices
+    hosts = sorted({device.host for device in devices})
+    found = [[device for device in devices if device.host == host] for host in hosts]
+    if [device for each in found for device in each] != list(devices):
+        raise InputError(
+            "expected the plan's ranks in the order of their hosts, found "
+            f"{[device.host for device in devices]}; plan again"
+        )
+    return found
+
+
+def own_devices(plan: Plan, place: Place) -> list[Device]:
+    """The devices that this host starts.
+
+    Raises:
+        InputError: the host's number or the endpoint does not fit the plan.
+    """
+    hosts = ranks_by_host(plan)
+    if not 0 <= place.node_rank < len(hosts):
+        raise InputError(
+            f"expected a --node-rank from 0 to {len(hosts) - 1} (the plan's hosts), "
+            f"found {place.node_rank}"
+        )
+    if len(hosts) > 1 and not place.endpoint:
+        raise InputError(
+            f"the plan spans {len(hosts)} hosts; run on each of them the same command with "
+            f"--node-rank 0 to {len(hosts) - 1} and --rdzv-endpoint HOST:PORT, an address and a "
+            "free port of host 0"
+        )
+    return hosts[place.node_rank]
+
+
+def run_folder_of(run_folder: Path, place: Place) -> Path:
+    """Folder of this host's logs; host 0 has the job's own, which the others may share."""
+    return run_folder if place.node_rank == 0 else run_folder / f"host{place.node_rank}"
+
+
+def torchrun_arguments(plan: Plan, place: Place) -> list[str]:
+    """How torchrun on this host starts its ranks and meets the other hosts.
+
+    Raises:
+        InputError: the endpoint is none, cannot be reached, or is this machine's loopback.
+    """
+    hosts = ranks_by_host(plan)
+    processes = f"--nproc-per-node={len(hosts[place.node_rank])}"
+    if len(hosts) == 1:
+        # Port 0 lets the rendezvous take a free port, so that two jobs on a host never collide.
+        meet = ["--rdzv-endpoint=127.0.0.1:0", "--local-addr=127.0.0.1"]
+        return ["--nnodes=1", processes, "--rdzv-backend=c10d", *meet]
+    name, _ = split_endpoint(place.endpoint)
+    address = address_towards(name)
+    if address.startswith("127.") or address == "::1":
+        raise InputError(
+            f"{place.endpoint}: expected an address that the other hosts can reach, found this "
+            "machine's loopback"
+        )
+    serves = "true" if place.node_rank == 0 else "false"
+    return [
+        *(f"--nnodes={len(hosts)}", processes, f"--local-addr={address}"),
+        *("--rdzv-backend=c10d", f"--rdzv-endpoint={place.endpoint}", f"--rdzv-id={plan.plan_id}"),
+        f"--rdzv-conf=is_host={serves},join_timeout={max(1, round(place.wait_seconds))}",
+    ]
+
+
+def roll_environment(plan: Plan, place: Place, config: RunConfig) -> dict[str, str]:
+    """What this host's torchrun tells the others before anything starts; nothing on one host."""
+    hosts = ranks_by_host(plan)
+    if len(hosts) == 1:
+        return {VARIABLE: ""}
+    options = json.loads(codec.dumps(config))
+    for name in _OF_ONE_HOST:
+        del options[name]
+    roll = Roll(
+        endpoint=place.endpoint,
+        host=place.node_rank,
+        ranks_by_host=[len(each) for each in hosts],
+        plan_id=plan.plan_id,
+        options=json.dumps(options, sort_keys=True),
+        wait_seconds=place.wait_seconds,
+    )
+    return {VARIABLE: codec.dumps(roll)}

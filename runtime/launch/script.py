@@ -1,0 +1,139 @@
+"""Run a user's own training script on a plan's ranks: `gnnplan launch PLAN script.py [args...]`.
+
+    launch_script -> torchrun -> one `python -m runtime.launch.script_rank script.py args` per rank
+
+The ranks print where the launcher does, their exit code becomes the job's, and whatever ends the
+launcher ends them all. A rank finds the plan in $GNNPLAN_PLAN, and has the plan's cores and threads
+before the script's first line. What a script does between two batches is its own, so only silence
+counts as hanging: a process that is stopped, or holds the interpreter's lock for too long.
+"""
+
+import json
+import signal
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from runtime import codec
+from runtime.cgroup import memory_group
+from runtime.errors import InputError
+from runtime.faults.failure import EndedRank, clear_failures, ended_ranks
+from runtime.identity import FORCE_VARIABLE, check_identity
+from runtime.launch.config import RunConfig
+from runtime.launch.hosts import (
+    VARIABLE as ROLL,
+    Place,
+    Roll,
+    own_devices,
+    roll_environment,
+    run_folder_of,
+    torchrun_arguments,
+)
+from runtime.launch.launch import CONFIG_FILE, check_startable, running, torchrun_command
+from runtime.loader.loader import PLAN_VARIABLE
+from runtime.memory_sum import check_limit
+from runtime.plan.io import load_plan
+
+RUN_FOLDER = "launch"
+HANG_SECONDS = 60.0
+
+
+def launch_script(
+    plan_folder: Path,
+    script: Path,
+    arguments: Sequence[str] = (),
+    *,
+    force: bool = False,
+    oversubscribe: bool = False,
+    max_restarts: int = 0,
+    hang_seconds: float = HANG_SECONDS,
+    place: Place | None = None,
+) -> int:
+    """Run a script under a plan, on all its ranks or on those of this host.
+
+    Args:
+        plan_folder: the plan; what ended a rank is written into its folder `launch`.
+        script: Python file; it finds itself as `__main__`, with its arguments in sys.argv.
+        arguments: of the script.
+        force: go on although graph or machine is not the plan's.
+        oversubscribe: start more ranks than there are cores.
+        max_restarts: times that all ranks are started again after one failed; what they did until
+            then is the script's to keep.
+        hang_seconds: a rank that gives no sign of life for this long is ended; 0: never.
+        place: this host among several; every one of them calls this. Default: the only host.
+
+    Returns:
+        0, or the exit code of the rank that failed first (128 + its number for a signal).
+
+    Raises:
+        PlanError: the plan is damaged, or names another graph or machine (without `force`).
+        InputError: no such script, or a number out of range, or a place that is not the plan's.
+        BudgetExceeded: the plan's memory passes this process's control group; the text is the sum.
+        KeyboardInterrupt: after Ctrl-C, when every process has ended.
+    """
+    plan_folder, script = Path(plan_folder).resolve(), Path(script).resolve()
+    plan = load_plan(plan_folder)
+    if not script.is_file():
+        raise InputError(f"{script}: expected a Python script, found no such file")
+    if max_restarts < 0 or hang_seconds < 0:
+        raise InputError(
+            f"expected at least 0 restarts and seconds, found {max_restarts}, {hang_seconds}"
+        )
+    place = place or Place()
+    check_startable(own_devices(plan, place), oversubscribe=oversubscribe)
+    if not force:
+        check_limit(plan, memory_group())
+    check_identity(plan, force=force)
+    run_path = run_folder_of(plan_folder / RUN_FOLDER, place)
+    run_path.mkdir(parents=True, exist_ok=True)
+    clear_failures(run_path)
+    config = RunConfig(
+        plan_folder=str(plan_folder), run_folder=str(run_path), hang_seconds=hang_seconds or 1.0
+    )
+    # What the supervisor reads: without it, it watches nobody.
+    if hang_seconds:
+        codec.write_text_atomically(run_path / CONFIG_FILE, codec.dumps(config))
+    else:
+        (run_path / CONFIG_FILE).unlink(missing_ok=True)
+    variables = roll_environment(plan, place, config)
+    variables[ROLL] = _roll_of_script(variables[ROLL], script, arguments)
+    command = torchrun_command(
+        [*torchrun_arguments(plan, place), f"--max-restarts={max_restarts}"],
+        run_path,
+        ["-m", "runtime.launch.script_rank", str(script), *arguments],
+    )
+    variables |= {PLAN_VARIABLE: str(plan_folder), FORCE_VARIABLE: "1" if force else ""}
+    with running(command, plan, variables) as job:
+        job.wait()
+    return 0 if job.returncode == 0 else _exit_code(ended_ranks(run_path), job.returncode)
+
+
+def _roll_of_script(text: str, script: Path, arguments: Sequence[str]) -> str:
+    """Hosts must run one script with the same arguments; its folder may differ."""
+    if not text:
+        return text
+    roll = codec.decode(Roll, json.loads(text))
+    return codec.dumps(replace(roll, options=json.dumps([script.name, *arguments])))
+
+
+def _exit_code(ended: list[EndedRank], torchrun_code: int) -> int:
+    """The code of the rank that failed first in the last attempt, and one line that names it."""
+    last = max((each.attempt for each in ended), default=0)
+    failed = [e for e in ended if e.attempt == last and e.exit_code != -signal.SIGTERM]
+    if not failed:  # nothing started, or torchrun itself was ended
+        return _shell_code(torchrun_code)
+    first = failed[0]
+    if first.line:
+        why = first.line
+    elif first.exit_code < 0:
+        why = f"rank {first.rank}: ended by {signal.Signals(-first.exit_code).name}"
+    else:
+        why = f"rank {first.rank}: ended with exit code {first.exit_code}"
+    sys.stderr.write(f"gnnplan: {why}\n")
+    return _shell_code(first.exit_code)
+
+
+def _shell_code(code: int) -> int:
+    """What a shell shows for a process: 128 and the number of the signal that ended it."""
+    return 128 - code if code < 0 else code

@@ -1,0 +1,72 @@
+"""`python -m runtime.launch.script_rank SCRIPT [args]`: a rank of a user's script under a plan.
+
+Before the script's first line the rank gets the plan's cores and threads, a heartbeat that its
+watcher sees, and the promise that it does not outlive torchrun.
+"""
+
+import gc
+import os
+import runpy
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from runtime.device import flush_denormals
+from runtime.faults.heartbeat import Heartbeat
+from runtime.launch.torchrun import die_with
+from runtime.loader.loader import PLAN_VARIABLE
+from runtime.models.memory import keep_freed_memory
+from runtime.plan.io import load_plan
+from runtime.process import die_first, use_threads
+
+
+@contextmanager
+def groups_left_last() -> Iterator[None]:
+    """Inside, groups that are left live on; at the end all are left, after what was made inside.
+
+    A group that is still there at the end is left too: at the interpreter's own end its thread
+    would ask for a lock that is no more.
+    """
+    kept: list[Any] = []
+    leave: Callable[..., None] = dist.destroy_process_group
+
+    def leave_later(group: Any = None) -> None:
+        if dist.is_initialized():
+            kept.append(dist.group.WORLD if group is None else group)
+        leave(group)
+
+    dist.destroy_process_group = leave_later
+    try:
+        yield
+    finally:
+        dist.destroy_process_group = leave
+    gc.collect()
+    if dist.is_initialized():
+        leave()
+    kept.clear()
+
+
+def main(arguments: list[str]) -> None:
+    """Run the script as `__main__`; its exit code is this process's."""
+    die_with(os.getppid(), signal.SIGKILL)
+    keep_freed_memory()
+    flush_denormals()
+    die_first()
+    plan = load_plan(Path(os.environ[PLAN_VARIABLE]))
+    use_threads(plan, int(os.environ["RANK"]), pin=True)
+    heartbeat = Heartbeat.join()
+    script = arguments[0]
+    sys.argv = list(arguments)
+    sys.path[0] = str(Path(script).parent)  # as `python script.py` has it
+    with groups_left_last():
+        runpy.run_path(script, run_name="__main__")
+    heartbeat.close()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,61 @@
+"""`python -m runtime.launch.torchrun PARENT_PID FAILURE_FILE [arguments]`: torchrun on a leash.
+
+It is torch.distributed.run with three additions: it ends when the process that started it ends; it
+watches the ranks it starts (`supervise.py`): a hung one is ended, and what ended each attempt is
+written to a file; and a job on several hosts first calls the roll (`rollcall.py`).
+"""
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+
+def die_with(parent_pid: int, how: signal.Signals) -> None:
+    """Ask the kernel for signal `how` when the parent ends; at once where it is already gone."""
+    import ctypes
+
+    if sys.platform.startswith("linux"):
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(how))
+    if os.getppid() != parent_pid:
+        os.kill(os.getpid(), how)
+
+
+def main(arguments: list[str]) -> int:
+    """Run torchrun; returns its exit code."""
+    parent_pid, failure_file, *rest = arguments
+    die_with(int(parent_pid), signal.SIGTERM)
+    from runtime.errors import WorkerFailed
+    from runtime.faults.watch import Supervisor, supervise
+    from runtime.launch.hosts import call_roll, place_ranks, read_roll
+
+    supervisor = Supervisor(Path(failure_file))
+    store, roll = None, read_roll()
+    if roll is not None:
+        try:
+            store = call_roll(roll)
+        except WorkerFailed as error:
+            supervisor.refuse(str(error))
+            return 1
+        place_ranks(roll)
+    supervisor.start()
+    supervise(supervisor)
+    from torch.distributed import run
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+    try:
+        run.main(rest)
+    except ChildFailedError:
+        return 1
+    except SignalException as error:
+        return 128 + int(error.sigval)
+    finally:
+        del store  # host 0 serves the rendezvous from it until here
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,213 @@
+"""The loader's sample stage in bulk: k steps are drawn at once, then handed on one by one.
+
+    sample k steps -> k times (gather, batch, train)
+
+A stack is drawn by one rank alone (topology host, replicated: no communication), or by all ranks
+together over the 1.5D grid (topology partitioned). Batches equal those drawn step by step, so a
+position in the middle of a bulk is resumed by drawing the rest of that bulk.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from runtime.comm.collectives import Communicator
+from runtime.comm.grid import open_grid
+from runtime.errors import PlanError
+from runtime.graph.dataset import Graph
+from runtime.loader.stages import AbstractStage
+from runtime.plan.schema import Plan
+from runtime.sampling.build import BatchSampler, build_sampler
+from runtime.sampling.bulk.bulk import BulkSampler
+from runtime.sampling.bulk.stack import Request
+from runtime.sampling.distributed.grid import GridSampler, empty_graph
+from runtime.sampling.distributed.grid_rows import cut_shard
+from runtime.sampling.minibatch import Dialect, MiniBatch
+from runtime.sampling.seeds import SeedSchedule
+from runtime.stages import Stage
+
+Draw = Callable[[int, range], Iterator[list[MiniBatch]]]
+"""(epoch, steps) -> this rank's batches of these steps, stack by stack."""
+
+
+class BulkSampleStage(AbstractStage):
+    """Hands out the batches of a stack and draws the next stack when it is empty.
+
+    Args:
+        draw: Draws steps; collective where the topology is partitioned.
+        num_steps: Steps per epoch; a bulk ends with its epoch.
+        bulk_batches: k. Bulks begin at steps 0, k, 2k, ... of an epoch.
+        in_flight: Batches that may be in use when the next one is asked for. The last ones of a
+            stack get arrays of their own, so that they do not keep the whole stack alive beside the
+            next one; as many may be left of the stack before.
+    """
+
+    name = Stage.SAMPLE
+    ordered = True
+
+    def __init__(self, draw: Draw, num_steps: int, bulk_batches: int, in_flight: int) -> None:
+        self._draw, self._num_steps = draw, num_steps
+        self._bulk_batches, self._in_flight = bulk_batches, in_flight
+        self._stacks: Iterator[list[MiniBatch]] = iter(())
+        self._ready: deque[MiniBatch] = deque()
+        self._next = (-1, -1)
+
+    def submit(self, batch: MiniBatch, index: int) -> MiniBatch:
+        """The sampled batch of the batch's epoch and step."""
+        del index
+        epoch, step = batch.epoch, batch.step
+        if (epoch, step) != self._next:  # a new epoch, or another position was loaded
+            self._ready.clear()
+            self._stacks = iter(())
+        if not self._ready:
+            self._fill(epoch, step)
+        self._next = (epoch, step + 1)
+        return self._ready.popleft()
+
+    def _fill(self, epoch: int, step: int) -> None:
+        stack = next(self._stacks, None)
+        if stack is None:
+            end = (step // self._bulk_batches + 1) * self._bulk_batches
+            self._stacks = self._draw(epoch, range(step, min(end, self._num_steps)))
+            stack = next(self._stacks)
+        shared = max(len(stack) - self._in_flight, 0)
+        self._ready.extend(stack[:shared])
+        self._ready.extend(self.own(batch) for batch in stack[shared:])
+        stack.clear()  # whoever made the list may hold it until the next one
+
+    def own(self, batch: MiniBatch) -> MiniBatch:
+        """The same batch, without views of its stack."""
+        return with_own_arrays(batch)
+
+
+def with_own_arrays(batch: MiniBatch) -> MiniBatch:
+    """The same batch, without views of a stack's arrays; nested blocks stay prefixes of one CSR."""
+    batch.n_id = batch.n_id.copy()
+    nested = batch.dialect is Dialect.FIRST_SEEN
+    outer = batch.blocks[0]
+    for block in batch.blocks:
+        first = not nested or block is outer
+        block.indptr = block.indptr.copy() if first else outer.indptr[: block.num_dst + 1]
+        edges = block.indices.shape[0]
+        block.indices = block.indices.copy() if first else outer.indices[:edges]
+        if block.weight is not None:
+            block.weight = block.weight.copy()
+        if block.e_id is not None:
+            whole = outer.e_id if nested and not first else block.e_id
+            assert whole is not None
+            block.e_id = block.e_id.copy() if first else whole[:edges]
+    return batch
+
+
+def bulk_stage(
+    plan: Plan, schedule: SeedSchedule, sampler: BatchSampler, *, in_flight: int
+) -> BulkSampleStage:
+    """Each rank draws its own share of k steps, and talks to nobody (formulas 4.5).
+
+    Raises:
+        PlanError: the topology is neither on the host nor replicated.
+        SamplerError: the sampler has no bulk form.
+    """
+    refuse_lists(plan)
+    kept = 2 * in_flight
+    bulk = BulkSampler.of(sampler, budget_bytes=_budget(plan), kept_batches=kept)
+
+    def draw(epoch: int, steps: range) -> Iterator[list[MiniBatch]]:
+        return bulk.stacks([bulk_request(schedule, epoch, step, schedule.rank) for step in steps])
+
+    k = plan.strategy.bulk_batches
+    return BulkSampleStage(draw, schedule.num_steps, k, in_flight)
+
+
+def grid_stage(
+    plan: Plan,
+    graph: Graph,
+    schedule: SeedSchedule,
+    comm: Communicator | None,
+    *,
+    edge_ids: bool,
+    in_flight: int,
+) -> BulkSampleStage:
+    """All ranks draw k steps together, each holding a block row of the graph (formulas 4.6).
+
+    Collective.
+
+    Args:
+        plan: With topology `partitioned`.
+        graph: The dataset; this rank's block row is copied out of it, the rest is not read.
+        schedule: Seeds of every rank.
+        comm: The plan's ranks; None: the default group.
+        edge_ids: Fill each block's `e_id`.
+        in_flight: As in `BulkSampleStage`.
+
+    Raises:
+        PlanError: the number of ranks is another, or the copies do not divide it.
+        SamplerError: the plan's sampler has no bulk form.
+    """
+    comm = Communicator() if comm is None else comm
+    if comm.size != plan.num_ranks:
+        raise PlanError(
+            f"topology partitioned: expected a communicator of {plan.num_ranks} ranks, found "
+            f"{comm.size}; start it with `gnnplan train` or torchrun"
+        )
+    named, workload = plan.strategy.sampler, plan.workload
+    weight = graph.edge_weight
+    sampler = build_sampler(
+        named,
+        *empty_graph(graph.num_nodes, graph.indices.dtype),
+        workload.fanouts,
+        workload.seed,
+        edge_ids=edge_ids,
+        edge_weight=None if weight is None else weight[:0],
+        steps_per_epoch=schedule.num_steps,
+    )
+    if named.parameters.get("weights", "none") == "none":
+        weight = None
+    grid = open_grid(comm, plan.strategy.topology.replication)
+    shard = cut_shard(graph.indptr, graph.indices, weight, grid)
+    kept = 2 * in_flight
+    made = GridSampler(sampler, shard, grid, budget_bytes=_budget(plan), kept_batches=kept)
+
+    def draw(epoch: int, steps: range) -> Iterator[list[MiniBatch]]:
+        rows = grid.ranks_of_row()
+        return made.stacks([[bulk_request(schedule, epoch, s, r) for r in rows] for s in steps])
+
+    k = plan.strategy.bulk_batches
+    return BulkSampleStage(draw, schedule.num_steps, k, in_flight)
+
+
+def refuse_lists(plan: Plan) -> None:
+    """Raise PlanError where stacks would read lists that a rank keeps of its own."""
+    policy = plan.strategy.topology.policy
+    if policy not in ("host", "replicated"):
+        raise PlanError(
+            f"bulk_batches {plan.strategy.bulk_batches}: expected topology host, replicated or "
+            f"partitioned, found {policy}; plan again"
+        )
+
+
+def refuse_bulk(plan: Plan, what: str) -> None:
+    """Raise PlanError where a plan wants stacks, or a partitioned topology, for `what`."""
+    strategy = plan.strategy
+    if strategy.bulk_batches != 1 or strategy.topology.policy == "partitioned":
+        raise PlanError(
+            f"{what}: expected bulk_batches 1 and a whole topology, found bulk_batches "
+            f"{strategy.bulk_batches} and topology {strategy.topology.policy}; plan again"
+        )
+
+
+def _budget(plan: Plan) -> int | None:
+    return plan.strategy.bulk_bytes or None
+
+
+def bulk_request(schedule: SeedSchedule, epoch: int, step: int, rank: int) -> Request:
+    """What a rank's batch of one step is to be drawn for."""
+    seeds, input_id, total = schedule.share(epoch, step, rank=rank)
+    return Request(
+        seeds=np.ascontiguousarray(seeds),
+        epoch=epoch,
+        step=step,
+        input_id=input_id,
+        global_num_seeds=total,
+    )

@@ -1,0 +1,262 @@
+"""What a loader of cooperative batches has instead (formulas 5.6): seeds, sample and gather.
+
+    seeds of own vertices -> sample, ids to their owners -> own rows, sent on to who asked for them
+
+Both exchanges have a process group of their own, so that with prefetch threads the ids of one batch
+and the rows of another may be on their way at once; each is entered in batch order on every rank.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from runtime.comm.collectives import Communicator
+from runtime.errors import PlanError
+from runtime.features.gather import gather_rows
+from runtime.features.store import BufferRing
+from runtime.features.tier import AbstractFeatureStore, Counters
+from runtime.graph.dataset import Graph
+from runtime.loader.stages import AbstractStage, SampleStage
+from runtime.meter import StageMeter
+from runtime.models.weights import fill_weights
+from runtime.plan.schema import Plan, Workload
+from runtime.sampling.build import BatchSampler
+from runtime.sampling.distributed.cooperative import CooperativeSampler, check_cooperates
+from runtime.sampling.distributed.owner import Owners
+from runtime.sampling.minibatch import MiniBatch
+from runtime.sampling.seeds import SeedSchedule
+from runtime.stages import Stage
+
+
+class Cooperation:
+    """Owners and communicators of one rank's loader; made collectively.
+
+    Args:
+        plan: One with batching cooperative.
+        graph: Its dataset.
+        partition: Array `partition` where the plan's owner is partition.
+        rank: This rank.
+        comm: All ranks; None takes the default group.
+
+    Raises:
+        PlanError: the plan cannot run cooperatively, or the ranks are not there.
+        SamplerError: its sampler does not cooperate.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        graph: Graph,
+        partition: NDArray[np.integer] | None,
+        rank: int,
+        comm: Communicator | None,
+    ) -> None:
+        check_cooperative(plan, graph)
+        comm = Communicator() if comm is None else comm
+        if (comm.size, comm.rank) != (plan.num_ranks, rank):
+            raise PlanError(
+                f"cooperative batches: expected a communicator of {plan.num_ranks} ranks as rank "
+                f"{rank}, found {comm.size} as rank {comm.rank}; start it with `gnnplan train` or "
+                "torchrun"
+            )
+        self.owners = Owners(plan.num_ranks, partition, num_nodes=graph.num_nodes)
+        self.ids, self.rows = comm.duplicate(), comm.duplicate()
+        self._plan, self._graph = plan, graph
+        self.wire_dtype = np.dtype(plan.strategy.features.storage_dtype)
+
+    def schedule(self) -> "CooperativeSeeds":
+        """The seeds that this rank owns, of every global batch."""
+        workload = self._plan.workload
+        return CooperativeSeeds(
+            self._graph.train_idx,
+            workload.batch_size,
+            seed=workload.seed,
+            owners=self.owners,
+            owner=self.ids.rank,
+        )
+
+    def sampler(self, graph: Graph, steps_per_epoch: int) -> CooperativeSampler:
+        """The plan's sampler, sharing its work over the ranks; `graph` says where lists lie."""
+        workload = self._plan.workload
+        return CooperativeSampler(
+            self._plan.strategy.sampler,
+            graph.indptr,
+            graph.indices,
+            workload.fanouts,
+            workload.seed,
+            owners=self.owners,
+            comm=self.ids,
+            edge_weight=graph.edge_weight,
+            steps_per_epoch=steps_per_epoch,
+        )
+
+    def close(self) -> None:
+        """Give back the process groups."""
+        self.ids.close()
+        self.rows.close()
+
+
+def check_cooperative(plan: Plan, graph: Graph) -> None:
+    """Refuse what cooperative batches cannot carry, in one line.
+
+    Raises:
+        PlanError: link prediction, typed graphs, GCN with degrees of the sampled graph, or bulk
+            or 1.5D sampling.
+        SamplerError: the sampler needs the whole batch.
+    """
+    why, workload = None, plan.workload
+    if str(graph.task) == "link":
+        why = "task link scores pairs whose ends may belong to two ranks"
+    elif workload.model == "rgcn" or graph.x_by_type:
+        why = "typed graphs are sampled and stored by type, which owners do not know"
+    elif workload.model == "gcn" and workload.gcn_norm == "sampled":
+        why = "gcn_norm sampled counts degrees in the whole sampled graph, which no rank holds"
+    elif plan.strategy.bulk_batches > 1 or plan.strategy.topology.policy == "partitioned":
+        why = "ranks draw hop by hop from lists they can read, not in bulk nor from a 1.5D grid"
+    if why is not None:
+        raise PlanError(f"cooperative batches: {why}; use independent batching")
+    check_cooperates(plan.strategy.sampler)
+
+
+class CooperativeSeeds(SeedSchedule):
+    """Of each global batch the seeds that one rank owns; shares may be unequal, or empty."""
+
+    def __init__(
+        self,
+        train_idx: NDArray[np.int64],
+        batch_size: int,
+        *,
+        seed: int,
+        owners: Owners,
+        owner: int,
+    ) -> None:
+        """As `SeedSchedule`, with whose seeds to take instead of a rank's slice."""
+        super().__init__(train_idx, batch_size, seed=seed)
+        self._owners = owners
+        self._owner = owner
+
+    def share(
+        self, epoch: int, step: int, *, rank: int | None = None
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64], int]:
+        """As `SeedSchedule.share`: every rank knows the order of the seeds, so nothing is sent."""
+        seeds, input_id, count = super().share(epoch, step)
+        own = self._owners.of(seeds) == (self._owner if rank is None else rank)
+        return seeds[own], input_id[own], count
+
+
+class CooperativeSampleStage(SampleStage):
+    """Draws hop by hop, with an all-to-all of vertex ids after each hop."""
+
+    ordered = True
+
+    def __init__(self, sampler: BatchSampler, comm: Communicator, meter: StageMeter) -> None:
+        super().__init__(sampler)
+        self._comm = comm
+        self._meter = meter
+
+    def submit(self, batch: MiniBatch, index: int) -> MiniBatch:
+        """As `SampleStage`; the exchanges are metered apart."""
+        before = seconds_of(self._comm, Stage.EXCHANGE_IDS)
+        batch = super().submit(batch, index)
+        seconds = seconds_of(self._comm, Stage.EXCHANGE_IDS) - before
+        batch.seconds[Stage.EXCHANGE_IDS] = seconds
+        self._meter.add(Stage.EXCHANGE_IDS, index, seconds)
+        return batch
+
+
+class CooperativeGatherStage(AbstractStage):
+    """Loads own rows through the store, each once for all ranks, and sends them to who needs them.
+
+    The time of an exchange inside the store (a tier of peers) counts as exchange_rows too.
+    """
+
+    name = Stage.GATHER
+    ordered = True
+
+    def __init__(
+        self,
+        store: AbstractFeatureStore,
+        ring: BufferRing,
+        meter: StageMeter,
+        comm: Communicator,
+        *,
+        wire_dtype: Any = np.float32,
+    ) -> None:
+        """Put the stage together.
+
+        Args:
+            store: Reads own vertices' rows.
+            ring: Buffers for the rows of all sources.
+            meter: Where the exchange is recorded.
+            comm: A communicator that nothing else uses.
+            wire_dtype: float16 where the store's rows hold float16 values: half as much is sent.
+        """
+        self._store = store
+        self._ring = ring
+        self._meter = meter
+        self._comm = comm
+        self._wire_dtype = np.dtype(wire_dtype)
+        self._sent = np.empty((0, 0), np.float32)
+
+    def submit(self, batch: MiniBatch, index: int) -> MiniBatch:
+        """Fill `x`: own rows from the store, the others from their owners."""
+        exchange = batch.exchanges[0]
+        rows = self._ring.take(exchange.ids.shape[0])
+        own, remote = rows[: exchange.num_own], rows[exchange.num_own :]
+        counters = self._store.read(exchange.ids[: exchange.num_own], own)
+        before = seconds_of(self._comm, Stage.EXCHANGE_ROWS)
+        sent = self._room(exchange.send_rows.shape[0], rows.shape[1])
+        gather_rows(own, exchange.send_rows, sent)
+        received = self._comm.all_to_all_rows(
+            torch.from_numpy(sent.astype(self._wire_dtype, copy=False)),
+            exchange.send_counts,
+            exchange.receive_counts,
+            out=torch.from_numpy(remote) if self._wire_dtype == np.float32 else None,
+        )
+        if self._wire_dtype != np.float32:
+            remote[...] = received.numpy()
+        batch.x = torch.from_numpy(rows)
+        seconds = seconds_of(self._comm, Stage.EXCHANGE_ROWS) - before
+        self._record(batch, index, counters, seconds + sum(counters.seconds.values()))
+        return batch
+
+    def _room(self, num_rows: int, width: int) -> NDArray[np.float32]:
+        """Rows of the one buffer to send from: new pages are slow, and batches go one by one."""
+        if self._sent.shape[0] < num_rows or self._sent.shape[1] != width:
+            self._sent = np.empty((num_rows + num_rows // 4, width), np.float32)
+        return self._sent[:num_rows]
+
+    def _record(self, batch: MiniBatch, index: int, counters: Counters, seconds: float) -> None:
+        batch.rows_by_source, batch.bytes_by_source = counters.rows, counters.bytes
+        batch.seconds[Stage.EXCHANGE_ROWS] = seconds
+        self._meter.add(Stage.EXCHANGE_ROWS, index, seconds)
+        self._meter.count(index, counters.rows, counters.bytes)
+
+
+def seconds_of(comm: Communicator, stage: Stage) -> float:
+    """Elapsed seconds of a stage's collectives so far."""
+    traffic = comm.traffic
+    return traffic[stage].seconds if stage in traffic else 0.0
+
+
+def fill_cooperative_weights(
+    batch: MiniBatch,
+    workload: Workload,
+    degree: NDArray[Any] | None,
+    self_loops: NDArray[Any] | None,
+) -> MiniBatch:
+    """`fill_weights` block by block: each has sources of its own."""
+    filled = [
+        fill_weights(
+            replace(batch, blocks=[block], n_id=exchange.ids),
+            workload,
+            degree,
+            self_loops=self_loops,
+        ).blocks[0]
+        for block, exchange in zip(batch.blocks, batch.exchanges, strict=True)
+    ]
+    batch.blocks = filled
+    return batch

@@ -1,0 +1,365 @@
+"""The loader's stages on a GPU behind sampling: rows and labels, under the same plan.
+
+`loader_device_place` says which stages the device takes over, `loader_device_sample` draws.
+"""
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from runtime.features.device_store import DeviceFeatureStore
+from runtime.features.gather import take_labels
+from runtime.features.tier import Counters, total
+from runtime.graph.dataset import Graph
+from runtime.loader.bulk import BulkSampleStage, bulk_request, refuse_lists
+from runtime.loader.device_place import launching
+from runtime.loader.stages import AbstractStage
+from runtime.loader.topology import OFFSET_BYTES
+from runtime.meter import StageMeter
+from runtime.models.adjacency import TorchBlock, device_blocks
+from runtime.models.weights import (
+    count_self_loops,
+    full_degrees,
+    gcn_blocks,
+    refuse_attention,
+    sampled_degrees,
+)
+from runtime.plan.schema import Plan, Workload
+from runtime.sampling.gpu.hops import DeviceBatch
+from runtime.sampling.minibatch import Block, Dialect, MiniBatch
+from runtime.sampling.seeds import SeedSchedule
+from runtime.stages import Stage
+from runtime.train.streams import AbstractMark, AbstractStreams
+
+_NONE = np.empty(0, np.int64)
+
+
+class DeviceMiniBatch(MiniBatch):
+    """A `MiniBatch` around a `DeviceBatch`; training reads `x`, `y` and `device_blocks` alone.
+
+    `n_id` and `blocks` are fetched at the first use, which waits for the device.
+    """
+
+    __slots__ = ("_fetched", "drawn")
+
+    def __init__(self, drawn: DeviceBatch) -> None:
+        self._fetched: MiniBatch | None = None
+        self.drawn = drawn
+        super().__init__(
+            blocks=[],
+            n_id=_NONE,
+            seeds=drawn.seeds,
+            input_id=drawn.input_id,
+            dialect=drawn.dialect,
+            num_sampled_nodes=drawn.num_sampled_nodes,
+            num_sampled_edges=drawn.num_sampled_edges,
+            global_num_seeds=drawn.global_num_seeds,
+            epoch=drawn.epoch,
+            step=drawn.step,
+        )
+
+    def _host(self) -> MiniBatch:
+        if self._fetched is None:
+            self._fetched = self.drawn.to_host()
+        return self._fetched
+
+    @property
+    def n_id(self) -> NDArray[np.int64]:
+        """As `MiniBatch.n_id`."""
+        return self._host().n_id
+
+    @n_id.setter
+    def n_id(self, value: NDArray[np.int64]) -> None:  # pyright: ignore[reportIncompatibleVariableOverride]
+        if value is not _NONE:
+            raise AttributeError("ids that the device drew are not replaced")
+
+    @property
+    def blocks(self) -> list[Block]:
+        """As `MiniBatch.blocks`, as they were drawn: a model's weights are the device's alone."""
+        return self._host().blocks
+
+    @blocks.setter
+    def blocks(self, value: list[Block]) -> None:  # pyright: ignore[reportIncompatibleVariableOverride]
+        if value:
+            raise AttributeError("blocks that the device drew are not replaced")
+
+
+def drawn_blocks(drawn: DeviceBatch) -> list[TorchBlock]:
+    """The blocks as a model takes them, without a copy."""
+    return [
+        TorchBlock(
+            num_src=block.num_src,
+            num_dst=block.num_dst,
+            indptr=block.indptr,
+            indices=block.indices,
+            weight=block.weight,
+        )
+        for block in drawn.blocks
+    ]
+
+
+def tensors_of(batch: MiniBatch) -> Iterator[Tensor]:
+    """Every tensor that a batch holds now."""
+    found: list[Any] = [batch.x, batch.y]
+    for block in batch.device_blocks or []:
+        found += [block.indptr, block.indices, block.weight, block.relation_ptr, block.src_type]
+    if isinstance(batch, DeviceMiniBatch):
+        found.append(batch.drawn.n_id)
+        for drawn in batch.drawn.blocks:
+            found += [drawn.indptr, drawn.indices, drawn.e_id, drawn.weight]
+    return (each for each in found if isinstance(each, Tensor))
+
+
+GATHER_LANE = "gather"
+
+
+@dataclass(frozen=True, slots=True)
+class _Counted:
+    """A gather whose counts are on their way to the host."""
+
+    index: int
+    counts: Tensor
+    mark: AbstractMark
+    fetched: Counters
+
+
+class DeviceGatherStage(AbstractStage):
+    """Gathers rows by the device's kernel; counts by source come later, without a wait."""
+
+    name = Stage.GATHER
+    lane = GATHER_LANE
+
+    def __init__(
+        self,
+        store: DeviceFeatureStore,
+        meter: StageMeter,
+        streams: AbstractStreams,
+        *,
+        ordered: bool,
+    ) -> None:
+        self._store, self._meter, self._streams = store, meter, streams
+        self.ordered = ordered
+        self._counted: deque[_Counted] = deque()
+        self._lock = threading.Lock()
+
+    def submit(self, batch: MiniBatch, index: int) -> MiniBatch:
+        """Fill `x`, and note what was read of each source so far."""
+        store = self._store
+        if isinstance(batch, DeviceMiniBatch):
+            ids = batch.drawn.n_id
+        else:
+            ids = torch.from_numpy(np.ascontiguousarray(batch.n_id)).to(store.device)
+        rows, counts = store.empty(ids.numel()), store.new_counts()
+        with launching(store.device):
+            fetched = store.gather(ids, rows, counts)
+        batch.x = rows
+        host = torch.empty_like(counts, device="cpu", pin_memory=counts.device.type == "cuda")
+        host.copy_(counts, non_blocking=True)
+        with self._lock:
+            self._counted.append(_Counted(index, host, self._streams.mark(), fetched))
+        for stage, seconds in fetched.seconds.items():
+            batch.seconds[stage] = seconds
+            self._meter.add(stage, index, seconds)
+        self._note(wait=False)
+        return batch
+
+    def finish(self) -> None:
+        """Meter every gather so far; waits for them.
+
+        Raises:
+            IndexError: an id was outside the graph.
+        """
+        self._note(wait=True)
+
+    def _note(self, *, wait: bool) -> None:
+        with self._lock:
+            while self._counted:
+                each = self._counted[0]
+                if wait:
+                    each.mark.synchronize()
+                elif not each.mark.done():
+                    return
+                self._counted.popleft()
+                found = total([self._store.named(each.counts.tolist()), each.fetched])
+                self._meter.count(each.index, found.rows, found.bytes)
+
+
+class DeviceBatchStage(AbstractStage):
+    """Labels, and blocks with the model's weights, made where they were drawn."""
+
+    name = Stage.BATCH
+    lane = GATHER_LANE
+
+    def __init__(
+        self,
+        graph: Graph,
+        workload: Workload,
+        device: torch.device,
+        fill_on_host: Callable[[MiniBatch], MiniBatch],
+        *,
+        weighted: bool,
+    ) -> None:
+        """Put what the model needs of the graph on the device.
+
+        Args:
+            graph: for labels and degrees.
+            workload: names the model.
+            device: where the model runs.
+            fill_on_host: weights of batches that the host drew.
+            weighted: whether batches are handed out as blocks, which have weights.
+        """
+        self._labels = None if graph.y is None else np.asarray(graph.y)
+        self._device, self._fill_on_host = device, fill_on_host
+        self._workload = workload
+        self._gcn = weighted and workload.model == "gcn"
+        self._degree = self._loops = None
+        loops = count_self_loops(graph.indptr, graph.indices) if self._gcn else None
+        self._may_loop = loops is not None
+        if self._gcn and workload.gcn_norm == "full":
+            degree = np.diff(np.asarray(graph.indptr).view(np.ndarray))
+            self._degree = torch.from_numpy(degree.astype(np.int64)).to(device)
+            self._loops = None if loops is None else torch.from_numpy(loops).to(device)
+
+    def submit(self, batch: MiniBatch, index: int) -> MiniBatch:
+        """Fill `y` and the blocks on the device."""
+        del index
+        if isinstance(batch, DeviceMiniBatch):
+            batch.device_blocks = self._weighted(batch)
+        else:
+            batch = self._fill_on_host(batch)
+            if self._device.type != "cpu":
+                batch.device_blocks = device_blocks(batch, self._device)
+        if self._labels is not None:
+            labels = torch.from_numpy(take_labels(self._labels, batch.seeds))
+            batch.y = labels.to(self._device, non_blocking=True)
+        return batch
+
+    def _weighted(self, batch: DeviceMiniBatch) -> list[TorchBlock]:
+        blocks = drawn_blocks(batch.drawn)
+        refuse_attention(self._workload, [block.weight is not None for block in blocks])
+        if not self._gcn:
+            return blocks
+        if self._degree is not None:
+            n_id, degree, loops = batch.drawn.n_id, self._degree, self._loops
+            degrees = [full_degrees(block, n_id, degree, loops) for block in blocks]
+        else:
+            whole = blocks[0] if batch.dialect is Dialect.FIRST_SEEN else None
+            degrees = [sampled_degrees(block, whole) for block in blocks]
+        return gcn_blocks(blocks, degrees, may_loop=self._may_loop)
+
+
+SAMPLE_LANE = "sample"
+
+
+class DeviceSampleStage(AbstractStage):
+    """Draws and relabels on the device; ids and blocks stay there."""
+
+    name = Stage.SAMPLE
+    lane = SAMPLE_LANE
+
+    def __init__(
+        self, sampler: Any, device: torch.device, meter: StageMeter, *, counted: bool
+    ) -> None:
+        """Draw by a sampler.
+
+        Args:
+            sampler: as `open_device_sampler` gives it.
+            device: where it draws.
+            meter: records the lists that are read.
+            counted: whether they are, which is where a plan places lists.
+        """
+        self.device, self._meter, self._last = device, meter, 0
+        self._counted = counted
+        self.sampler = sampler
+
+    @property
+    def resident_bytes(self) -> int:
+        """Bytes of adjacency lists and tables on the device."""
+        return self.sampler.topology.device_bytes
+
+    def submit(self, batch: MiniBatch, index: int) -> MiniBatch:
+        """Replace the seed batch by the sampled one."""
+        self.reach(index)
+        with launching(self.device):
+            drawn = self.sampler.sample(
+                batch.seeds,
+                epoch=batch.epoch,
+                step=batch.step,
+                input_id=batch.input_id,
+                global_num_seeds=batch.global_num_seeds,
+            )
+        return DeviceMiniBatch(drawn)
+
+    def reach(self, index: int) -> None:
+        """Note the latest step that was asked for: lists are metered with it."""
+        self._last = max(self._last, index)
+
+    def finish(self) -> None:
+        """Meter the lists read so far, where the plan places them; waits for the device."""
+        if not self._counted:
+            return
+        topology, lists, sizes = self.sampler.topology, dict[str, int](), dict[str, int]()
+        for place, reads in topology.reads().items():
+            kind = "own" if place == "device" else "host"
+            if reads.rows:
+                lists[kind] = reads.rows
+                sizes[kind] = reads.entries * topology.indices.element_size()
+        # The offsets of every list lie on the device.
+        sizes["own"] = sizes.get("own", 0) + OFFSET_BYTES * sum(lists.values())
+        self._meter.count_lists(self._last, lists, sizes)
+
+
+class DeviceBulkStage(BulkSampleStage):
+    """Draws k steps at once on the device, and hands on one after the other.
+
+    Args:
+        drawing: the sampler, its topology and what is metered of it.
+        plan: k, and the most bytes that a stack may take.
+        schedule: seeds of every step.
+        in_flight: as in `BulkSampleStage`.
+
+    Raises:
+        PlanError: the topology is neither on the host nor replicated.
+        SamplerError: the sampler has no stacks.
+    """
+
+    lane = SAMPLE_LANE
+
+    def __init__(
+        self, drawing: DeviceSampleStage, plan: Plan, schedule: SeedSchedule, in_flight: int
+    ) -> None:
+        from runtime.sampling.gpu.stack import StackedBatches, stack_of, with_own_tensors
+
+        refuse_lists(plan)
+        self._drawing, self._own_tensors = drawing, with_own_tensors
+        budget = plan.strategy.bulk_bytes or None
+        stacked = StackedBatches(stack_of(drawing.sampler), budget, 2 * in_flight)
+
+        def draw(epoch: int, steps: range) -> Iterator[list[MiniBatch]]:
+            requests = [bulk_request(schedule, epoch, step, schedule.rank) for step in steps]
+            for stack in stacked.stacks(requests):
+                yield [DeviceMiniBatch(batch) for batch in stack]
+
+        super().__init__(draw, schedule.num_steps, plan.strategy.bulk_batches, in_flight)
+
+    def submit(self, batch: MiniBatch, index: int) -> MiniBatch:
+        """The sampled batch of the batch's epoch and step."""
+        self._drawing.reach(index)
+        with launching(self._drawing.device):
+            return super().submit(batch, index)
+
+    def own(self, batch: MiniBatch) -> MiniBatch:
+        """See `BulkSampleStage.own`."""
+        assert isinstance(batch, DeviceMiniBatch)
+        return DeviceMiniBatch(self._own_tensors(batch.drawn))
+
+    def finish(self) -> None:
+        """Meter the lists read so far."""
+        self._drawing.finish()

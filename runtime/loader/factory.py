@@ -1,0 +1,326 @@
+"""What a plan's loader is put together from: schedule, store, topology, sampler, stages.
+
+One object per loader, used once when it opens and again where a sampler changes while training.
+"""
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from runtime.comm.collectives import Communicator
+from runtime.errors import DatasetError, PlanError
+from runtime.features.device_store import DeviceFeatureStore
+from runtime.features.host_memory import PinError
+from runtime.features.store import AbstractFeatureStore, BufferRing, open_store
+from runtime.features.typed import TypedFeatureStore
+from runtime.graph.dataset import Graph
+from runtime.graph.types import is_typed
+from runtime.loader.bulk import bulk_stage, grid_stage, refuse_bulk
+from runtime.loader.cooperative import (
+    Cooperation,
+    CooperativeGatherStage,
+    CooperativeSampleStage,
+    fill_cooperative_weights,
+)
+from runtime.loader.device import (
+    DeviceBatchStage,
+    DeviceBulkStage,
+    DeviceGatherStage,
+    DeviceSampleStage,
+)
+from runtime.loader.device_place import (
+    device_place,
+    may_pin,
+    open_device_sampler,
+    say_host_samples,
+    threads_ahead,
+    try_device_store,
+)
+from runtime.loader.stages import (
+    AbstractStage,
+    BatchStage,
+    CopyStage,
+    GatherStage,
+    SampleStage,
+    SeedsStage,
+)
+from runtime.loader.tasks import link_stages, typed_sampler
+from runtime.loader.topology import Topology
+from runtime.meter import StageMeter
+from runtime.models.weights import count_self_loops, fill_weights
+from runtime.plan.io import load_array
+from runtime.plan.schema import Plan, Sampler
+from runtime.sampling.build import BatchSampler, build_sampler
+from runtime.sampling.minibatch import Dialect, MiniBatch
+from runtime.sampling.seeds import LinkSchedule, SeedSchedule
+from runtime.train.streams import AbstractStreams
+
+IN_READ = ("exchange_ids", "exchange_rows")
+"""Pipeline entries that the feature store carries out inside the gather's read."""
+
+
+class LoaderParts:
+    """The parts of one rank's loader under a plan.
+
+    Args:
+        plan: the plan.
+        folder: its folder, for the arrays.
+        graph: its dataset.
+        rank: this rank.
+        size: number of ranks.
+        comm: exchanges with peers; None makes one on the default group where a rank has peers.
+        meter: records stage seconds.
+        blocks: whether batches are handed out as blocks, not as PyG `Data`.
+        device: where the model runs.
+        on_device: what `device_place` is asked for.
+        streams: the device's.
+
+    Raises:
+        PlanError: the plan names what cannot be combined.
+        DatasetError: the dataset lacks what the model needs.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        folder: Path,
+        graph: Graph,
+        *,
+        rank: int,
+        size: int,
+        comm: Communicator | None,
+        meter: StageMeter,
+        blocks: bool,
+        device: torch.device,
+        on_device: bool | None,
+        streams: AbstractStreams,
+    ) -> None:
+        self.plan, self.graph, self.rank, self.size = plan, graph, rank, size
+        self.meter, self._streams = meter, streams
+        self.place = device_place(plan, graph, device, asked=on_device)
+        self._folder, self._comm, self._as_blocks = folder, comm, blocks
+        self.dialect = Dialect(plan.strategy.sampler.dialect)
+        self.cooperation = self._cooperate(comm)
+        self.schedule = self._make_schedule()
+        self.store: AbstractFeatureStore = self._open_store(comm)
+        self._drawing: DeviceSampleStage | None = None
+
+    def close(self) -> None:
+        """Give back the feature store and the process groups."""
+        self.store.close()
+        if self.cooperation is not None:
+            self.cooperation.close()
+
+    @functools.cached_property
+    def _host_topology(self) -> Topology:
+        """Where the host's samplers read adjacency lists."""
+        return Topology(self.graph, self.plan, self._folder, self.rank)
+
+    @property
+    def topology(self) -> Topology | DeviceSampleStage:
+        """Who holds the adjacency lists that batches are drawn from."""
+        return self._host_topology if self._drawing is None else self._drawing
+
+    @property
+    def num_threads(self) -> int:
+        """Prefetch threads, as far as exchanges may run beside the training thread's."""
+        return threads_ahead(self.plan, self.store, self._comm, self.size)
+
+    def stages(self) -> list[AbstractStage]:
+        """The plan's pipeline, as stages for a training thread on the loader's device."""
+        strategy, device = self.plan.strategy, self.place.device
+        exchanges = any(s.kind in ("peer", "remote") for s in strategy.features.sources)
+        # A dynamic cache too takes its batches in order, so that what it hits can be repeated.
+        in_order = (self.size > 1 and exchanges) or strategy.features.cache.policy != "none"
+        seeds, sample = self._first_stages()
+        made: dict[str, AbstractStage] = {
+            "seeds": seeds,
+            "sample": sample,
+            "gather": self._gather_stage(ordered=in_order),
+            "copy": CopyStage(device, self._streams),
+            "batch": self._batch_stage(),
+        }
+        names = [name for name in strategy.pipeline if name not in IN_READ]
+        if device.type == "cuda" and "copy" not in names:
+            names.insert(names.index("gather") + 1, "copy")
+        unknown = [name for name in names if name not in made]
+        if unknown or names[:1] != ["seeds"] or "sample" not in names or "gather" not in names:
+            raise PlanError(
+                f"expected a pipeline of {', '.join(made)}, found "
+                f"{', '.join(strategy.pipeline)}; plan again"
+            )
+        if device.type == "cuda":  # tables were filled on this thread's stream, not on the lanes
+            torch.cuda.synchronize(device)
+        return [made[name] for name in names]
+
+    def _gather_stage(self, *, ordered: bool) -> AbstractStage:
+        if isinstance(self.store, DeviceFeatureStore):
+            return DeviceGatherStage(self.store, self.meter, self._streams, ordered=ordered)
+        pinned = self.place.device.type == "cuda" and may_pin()
+        depth = self.plan.strategy.prefetch_depth
+        ring = BufferRing(depth + 2, self.store.feature_dim, pinned=pinned)
+        if self.cooperation is None:
+            return GatherStage(self.store, ring, self.meter, ordered=ordered)
+        comm, dtype = self.cooperation.rows, self.cooperation.wire_dtype
+        return CooperativeGatherStage(self.store, ring, self.meter, comm, wire_dtype=dtype)
+
+    def _batch_stage(self) -> AbstractStage:
+        graph, workload, device = self.graph, self.plan.workload, self.place.device
+        if self.place.samples:
+            return DeviceBatchStage(
+                graph, workload, device, self._weights(), weighted=self._as_blocks
+            )
+        return BatchStage(graph, workload, device, self._weights())
+
+    def _first_stages(self) -> tuple[AbstractStage, AbstractStage]:
+        """The stages `seeds` and `sample`, for nodes or for links."""
+        if self.cooperation is not None:
+            shared = self.cooperation.sampler(self._host_topology.graph, self.schedule.num_steps)
+            counted = self._host_topology.counted(shared, self.plan.strategy.sampler.name)
+            sample = CooperativeSampleStage(counted, self.cooperation.ids, self.meter)
+            return SeedsStage(self.cooperation.schedule(), self.dialect), sample
+        workload, edge_ids = self.plan.workload, not self._as_blocks
+        graph, named = self._host_topology.graph, self.plan.strategy.sampler
+        if isinstance(self.schedule, LinkSchedule):
+            refuse_bulk(self.plan, "task link")
+            if named.name != "neighbor" or named.parameters:
+                raise PlanError(
+                    f"task link: expected sampler neighbor without parameters, found {named.name}; "
+                    "plan again"
+                )
+            settings = {"dialect": self.dialect, "seed": workload.seed, "edge_ids": edge_ids}
+            return link_stages(graph, workload, self.schedule, settings)
+        if is_typed(workload):
+            refuse_bulk(self.plan, "model rgcn")
+            if named.name != "neighbor" or named.parameters:
+                raise PlanError(
+                    f"model rgcn: expected sampler neighbor without parameters, found {named.name};"
+                    " plan again"
+                )
+            if self._host_topology.policy not in ("host", "replicated"):
+                raise PlanError(
+                    f"model rgcn: expected topology host or replicated, found "
+                    f"{self._host_topology.policy}; plan again"
+                )
+            typed = typed_sampler(graph, workload, dialect=self.dialect, edge_ids=edge_ids)
+            return SeedsStage(self.schedule, self.dialect), SampleStage(typed)
+        return SeedsStage(self.schedule, self.dialect), self._sample_stage(self.schedule)
+
+    def _sample_stage(self, schedule: SeedSchedule) -> AbstractStage:
+        """Step by step, in bulk, or from the other ranks' rows of the graph, as the plan says."""
+        strategy, in_flight = self.plan.strategy, self.plan.strategy.prefetch_depth + 1
+        if self.place.samples:
+            try:
+                self._drawing = self._device_stage(schedule)
+            except (RuntimeError, PinError) as error:  # the topology does not let itself be locked
+                say_host_samples(error)
+        if self._drawing is not None and strategy.bulk_batches > 1:
+            return DeviceBulkStage(self._drawing, self.plan, schedule, in_flight)
+        if self._drawing is not None:
+            return self._drawing
+        if strategy.topology.policy == "partitioned":
+            return grid_stage(
+                self.plan, self.graph, schedule, self._comm, edge_ids=not self._as_blocks,
+                in_flight=in_flight,
+            )  # fmt: skip
+        sampler = self.sampler(strategy.sampler)
+        if strategy.bulk_batches == 1:
+            return SampleStage(sampler)
+        return bulk_stage(self.plan, schedule, sampler, in_flight=in_flight)
+
+    def _device_stage(self, schedule: SeedSchedule) -> DeviceSampleStage:
+        """Draws on the device, over the topology where the plan places it.
+
+        Raises:
+            RuntimeError: the host refuses to page-lock it.
+        """
+        device = self.place.device
+        sampler = open_device_sampler(
+            self.plan, self._folder, self.graph, self.rank, device, edge_ids=not self._as_blocks,
+            num_steps=schedule.num_steps, share=schedule.share(0, 0)[0].size,
+        )  # fmt: skip
+        counted = self.plan.strategy.topology.policy in ("replicated", "cached")
+        return DeviceSampleStage(sampler, device, self.meter, counted=counted)
+
+    def sampler(self, named: Sampler) -> BatchSampler:
+        """A sampler for nodes of one type, by the plan's name and parameters."""
+        local = None
+        if named.name == "las":
+            local = load_array(self.plan, self._folder, f"feature_own_ids_{self.rank}")
+        sampler = build_sampler(
+            named,
+            self._host_topology.graph.indptr,
+            self._host_topology.graph.indices,
+            self.plan.workload.fanouts,
+            self.plan.workload.seed,
+            edge_ids=not self._as_blocks,
+            edge_weight=self.graph.edge_weight,
+            local=local,
+            steps_per_epoch=self.schedule.num_steps,
+        )
+        return self._host_topology.counted(sampler, named.name)
+
+    def _weights(self) -> Any:
+        """What fills a batch's edge weights: GCN needs the full graph's degrees."""
+        workload, graph = self.plan.workload, self.graph
+        degree = loops = None
+        if workload.model == "gcn" and self._as_blocks and workload.gcn_norm == "full":
+            degree = graph.indptr[1:] - graph.indptr[:-1]
+            loops = count_self_loops(graph.indptr, graph.indices)
+
+        def fill(batch: MiniBatch) -> MiniBatch:
+            if not self._as_blocks:
+                return batch
+            if batch.exchanges:
+                return fill_cooperative_weights(batch, workload, degree, loops)
+            return fill_weights(batch, workload, degree, self_loops=loops)
+
+        return fill
+
+    def _cooperate(self, comm: Communicator | None) -> Cooperation | None:
+        """What the ranks share work by, where the plan's batches are cooperative."""
+        strategy = self.plan.strategy
+        if strategy.batching != "cooperative":
+            return None
+        if not self._as_blocks:
+            raise PlanError(
+                "cooperative batches: expected blocks=True (a rank holds no edge_index of its own "
+                "seeds' subgraph); use the blocks, or plan with --batching independent"
+            )
+        partition = None
+        if strategy.owner == "partition":
+            partition = load_array(self.plan, self._folder, "partition")
+        return Cooperation(self.plan, self.graph, partition, self.rank, comm)
+
+    def _make_schedule(self) -> SeedSchedule | LinkSchedule:
+        if self.cooperation is not None:
+            return self.cooperation.schedule()
+        schedule = LinkSchedule if self.graph.task == "link" else SeedSchedule
+        return schedule(
+            self.graph.train_idx,
+            self.plan.workload.batch_size,
+            seed=self.plan.workload.seed,
+            num_ranks=self.size,
+            rank=self.rank,
+        )
+
+    def _open_store(self, comm: Communicator | None) -> AbstractFeatureStore:
+        if self.graph.x_by_type:
+            if not is_typed(self.plan.workload):
+                raise DatasetError(
+                    f"{self.graph.path}: expected model rgcn for features by node type, found "
+                    f"{self.plan.workload.model}; choose rgcn"
+                )
+            return TypedFeatureStore(self.graph, self.plan)
+        if self.place.gathers:
+            found = try_device_store(
+                self.place, self.graph, self.plan, self._folder, self.rank, comm
+            )
+            if found is not None:
+                return found
+        threads = self.plan.strategy.threads.gather
+        return open_store(
+            self.graph, self.plan, self._folder, self.rank, comm=comm, threads=threads
+        )

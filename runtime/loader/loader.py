@@ -1,0 +1,379 @@
+"""Batches under a plan: `for batch in PlannedLoader("plan")`, in one process or in each rank.
+
+Which batches come depends on graph, workload and (epoch, step) alone; the plan's pipeline, tiers
+and threads change only when they are ready. Stages are objects in a list (`loader_stages.py`), each
+timed by the meter; `train/overlap.py` runs the list ahead of the training thread.
+"""
+
+import logging
+import os
+import weakref
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from runtime.comm.collectives import Communicator
+from runtime.cores import GLOO_THREADS, cores_beside_training, make_batch
+from runtime.errors import DatasetError, PlanError
+from runtime.fallback import unused_weights
+from runtime.graph.dataset import Graph
+from runtime.graph.types import is_typed, types_of
+from runtime.identity import open_planned_graph
+from runtime.loader.device import DeviceSampleStage
+from runtime.loader.factory import LoaderParts
+from runtime.loader.pipeline import Position, pass_through, taken
+from runtime.loader.stages import SampleStage, seed_batch
+from runtime.mesh import rank_and_size
+from runtime.meter import StageMeter
+from runtime.plan.io import load_plan
+from runtime.plan.schema import Plan, Workload
+from runtime.sampling.minibatch import MiniBatch
+from runtime.train.overlap import Prefetcher, Turns, Workers
+from runtime.train.streams import AbstractMark, AbstractStreams, streams_of
+
+PLAN_VARIABLE = "GNNPLAN_PLAN"
+"""Environment variable that names the plan's folder to a script under `gnnplan launch`."""
+_FLAGS = {
+    "num_neighbors": "--fanouts",
+    "batch_size": "--batch-size",
+    "replace": "--sampler",
+    "neg_sampling": "--negatives",
+    "neg_sampling_ratio": "--negatives",
+}
+_DECIDED = {
+    *_FLAGS, "data", "input_nodes", "input_time", "subgraph_type", "disjoint", "temporal_strategy",
+    "time_attr", "weight_attr", "transform", "transform_sampler_output", "is_sorted",
+    "filter_per_worker", "neighbor_sampler", "directed", "edge_label_index", "edge_label",
+    "edge_label_time", "dataset", "shuffle", "sampler", "batch_sampler", "num_workers",
+    "collate_fn", "pin_memory", "drop_last", "timeout", "worker_init_fn", "prefetch_factor",
+    "persistent_workers", "generator", "multiprocessing_context", "pin_memory_device", "in_order",
+}  # fmt: skip
+"""Keywords of NeighborLoader, LinkNeighborLoader and torch's DataLoader."""
+
+
+def refuse_others(names: Iterable[str]) -> None:
+    """Raise TypeError for keywords that PlannedLoader does not have.
+
+    >>> refuse_others(["shuffle", "batch_size"])
+    Traceback (most recent call last):
+    TypeError: PlannedLoader: batch_size, shuffle: the plan decides that; leave it out, or plan \
+again (gnnplan plan --batch-size)
+    """
+    names = sorted(names)
+    unknown = [name for name in names if name not in _DECIDED]
+    if unknown:
+        raise TypeError(f"PlannedLoader() got an unexpected keyword argument {unknown[0]!r}")
+    if names:
+        flags = sorted({_FLAGS[name] for name in names if name in _FLAGS})
+        which = f" (gnnplan plan {', '.join(flags)})" if flags else ""
+        raise TypeError(
+            f"PlannedLoader: {', '.join(names)}: the plan decides that; leave it out, or plan "
+            f"again{which}"
+        )
+
+
+def plan_folder(plan: object) -> Path:
+    """The folder that is named, or the one that `gnnplan launch` left in the environment.
+
+    Raises:
+        TypeError: something else than a folder's name.
+        PlanError: neither is there.
+    """
+    named = os.environ.get(PLAN_VARIABLE, "") if plan is None else plan
+    if not isinstance(named, str | os.PathLike):
+        raise TypeError(
+            f"PlannedLoader: expected a plan folder, found {type(plan).__name__}; import the graph "
+            "(gnnplan graph import), plan it, and name the plan's folder"
+        )
+    if not named:
+        raise PlanError(
+            f"expected a plan folder, or ${PLAN_VARIABLE}, found neither; name the folder or start "
+            "the script with gnnplan launch"
+        )
+    return Path(named)
+
+
+NO_EDGE = np.iinfo(np.int64).min
+"""`e_id` of a self-loop that import added: no edge of the source. As an index it is an error, where
+-1 would take the last edge's row."""
+
+
+class PygView:
+    """Turns a loader's batches into PyG's `Data`, or `HeteroData` of a typed graph.
+
+    Samplers count edges by their place in the dataset's `indices`. In a batch `e_id` is the edge's
+    place in the source that was imported, so that `data.edge_attr[batch.e_id]` are its edges' rows;
+    `edge_weight` are the dataset's, unless the sampler gives weights of its own. Both are read here
+    and nowhere else, from mapped files.
+
+    Args:
+        graph: The dataset.
+        workload: Says whether the graph is typed.
+    """
+
+    def __init__(self, graph: Graph, workload: Workload) -> None:
+        self._graph, self._hetero = graph, None
+        self._edge_id = None if graph.edge_id is None else np.asarray(graph.edge_id)
+        self._weight = None if graph.edge_weight is None else np.asarray(graph.edge_weight)
+        if is_typed(workload):
+            from runtime.sampling.pyg import HeteroView
+
+            self._hetero = HeteroView(graph, types_of(graph))
+
+    def __call__(self, batch: MiniBatch) -> Any:
+        """The batch with x and y of all its nodes.
+
+        Raises:
+            SamplerError: the batch has no such view.
+        """
+        if self._hetero is not None:
+            typed = self._hetero(batch, batch.x)
+            for store in typed.edge_stores:
+                self._fill_edges(store)
+            return typed
+        from runtime.sampling.pyg import to_pyg
+
+        labels = None if self._graph.y is None else torch.from_numpy(self._graph.y[batch.n_id])
+        data = to_pyg(batch, batch.x, labels)
+        self._fill_edges(data)
+        return data
+
+    def _fill_edges(self, edges: Any) -> None:
+        """Give edges, whose `e_id` are places in `indices`, the source's places and weights."""
+        if "e_id" not in edges:
+            return
+        places = edges.e_id.numpy()
+        if self._weight is not None and "edge_weight" not in edges:
+            edges.edge_weight = torch.from_numpy(self._weight[places])
+        if self._edge_id is not None:
+            found = self._edge_id[places]
+            edges.e_id = torch.from_numpy(np.where(found < 0, NO_EDGE, found))
+
+
+_Made = tuple[MiniBatch, AbstractMark | None]
+"""A batch, and the point in the device's work at which it is whole; None: nothing is under way."""
+
+_log = logging.getLogger(__name__)
+
+
+class PlannedLoader:
+    """The batches of this rank, as the plan says they are to be made.
+
+    Each iteration gives the batches of one epoch, and the next iteration those of the next epoch,
+    also after a `break`: with several ranks all leave at the same batch. Training goes on in the
+    middle of an epoch where `load_state_dict` was given what `state_dict` said there.
+
+    A batch is a `MiniBatch` whose `x` is the float32 tensor of all its vertices' rows and whose `y`
+    holds the seeds' labels; with `blocks=False` it is PyG `Data` with NeighborLoader's fields:
+    `e_id` counts edges as the imported source does, `edge_weight` holds the dataset's weights (or
+    those that the sampler gives). A loader that is dropped closes itself.
+
+    Args:
+        plan: plan folder; None takes that of `gnnplan launch`, from $GNNPLAN_PLAN.
+        graph: the plan's dataset where it is open already; None opens it.
+        rank: this rank; None asks torch.distributed, then torchrun's environment.
+        size: number of ranks; as `rank`.
+        device: where `x` and `y` go.
+        blocks: False gives PyG `Data` (sampler dialect first_seen only).
+        epoch: first epoch.
+        comm: exchanges with peers; None makes one on the default group where a rank has peers.
+        meter: records stage seconds; None makes one.
+        on_device: whether the device draws and gathers by its own kernels, as far as it can; None:
+            where it is a GPU. True on the CPU runs them in Triton's interpreter (tests).
+        streams: the device's; None makes them.
+        others: none; of NeighborLoader's keywords the error says that the plan decides them.
+
+    Raises:
+        PlanError: the plan is damaged, or for another dataset or number of ranks.
+        DatasetError: the dataset has no features.
+        TypeError: other keywords, or something else than a folder as the plan.
+    """
+
+    def __init__(
+        self,
+        plan: Path | str | None = None,
+        graph: Graph | None = None,
+        *,
+        rank: int | None = None,
+        size: int | None = None,
+        device: str | torch.device = "cpu",
+        blocks: bool = True,
+        epoch: int = 0,
+        comm: Communicator | None = None,
+        meter: StageMeter | None = None,
+        on_device: bool | None = None,
+        streams: AbstractStreams | None = None,
+        **others: Any,
+    ) -> None:
+        refuse_others(others)
+        folder = plan_folder(plan)
+        self.plan: Plan = load_plan(folder)
+        here, ranks = rank_and_size()
+        self.rank = here if rank is None else rank
+        self.size = ranks if size is None else size
+        _check_ranks(self.plan, self.rank, self.size)
+        self.graph = open_planned_graph(self.plan) if graph is None else graph
+        if self.graph.topology_only:
+            raise DatasetError(f"{self.graph.path}: expected features to train on, found none")
+        if comm is None and self.size > 1 and self.plan.strategy.threads.comm == 0:
+            make_batch(GLOO_THREADS)  # of the group that a user's script has made
+        self.meter = StageMeter() if meter is None else meter
+        where = torch.device(device)
+        self._streams = streams_of(where) if streams is None else streams
+        self._parts = LoaderParts(
+            self.plan, folder, self.graph, rank=self.rank, size=self.size, comm=comm,
+            meter=self.meter, blocks=blocks, device=where, on_device=on_device,
+            streams=self._streams,
+        )  # fmt: skip
+        self.store = self._parts.store
+        self.cooperation = self._parts.cooperation
+        try:
+            self.stages = self._parts.stages()
+        except BaseException:
+            self._parts.close()
+            raise
+        self.topology = self._parts.topology
+        # Threads that wait for reads of the disk keep off training's cores: woken by a reader they
+        # would be put on the core that is not reading, training's.
+        reads_disk = any(source.kind == "disk" for source in self.plan.strategy.features.sources)
+        cores = cores_beside_training(self.plan.strategy.threads) if reads_disk else []
+        self._workers = Workers(self._parts.num_threads, cores=cores)
+        self._give_back = weakref.finalize(self, _give_back, self._workers, self._parts)
+        self._give_back.atexit = False  # the process's end takes all of it
+        # Ranks may meet in a stage whose batches come in order: a collective, drawn or gathered.
+        self._meets = self.size > 1 and any(stage.ordered for stage in self.stages)
+        self._ready: Prefetcher[_Made] | None = None
+        self._view = None if blocks else PygView(self.graph, self.plan.workload)
+        if blocks and self.rank == 0:
+            for line in unused_weights(self.plan, self.graph):
+                _log.warning("%s", line)
+        self.position = Position(self.plan.plan_id, len(self), epoch)
+        """The epoch and step of the next batch."""
+        self._factor = self.plan.strategy.sampler.parameters.get("factor")
+        self.handed_out = 0
+        """Batches given so far by this process, over epochs."""
+
+    def __len__(self) -> int:
+        """Optimiser steps per epoch, the same on every rank."""
+        return self._parts.schedule.num_steps
+
+    def __iter__(self) -> Iterator[Any]:
+        """An epoch's batches: all of them, or the rest after `load_state_dict`."""
+        self._end_iteration()
+        self.position.begin_epoch()
+        yield from self.batches()
+
+    def batches(self, most: int | None = None) -> Iterator[Any]:
+        """At most `most` of this epoch's remaining batches, and no batch is made beyond them.
+
+        An iteration that is left before its end goes on here where it was left.
+        """
+        self._end_iteration()
+        epoch, first, base = self.position.epoch, self.position.step, self.handed_out
+        count = len(self) - first if most is None else min(most, len(self) - first)
+
+        def produce(index: int, turns: Turns) -> _Made:
+            return self._make(epoch, first + index, base + index, index, turns)
+
+        depth = self.plan.strategy.prefetch_depth
+        ready = self._ready = Prefetcher(
+            produce, count, workers=self._workers, depth=depth, meets=self._meets
+        )
+        try:
+            for made in ready:
+                batch = taken(made, self._streams)
+                self.position.advance()
+                self.handed_out += 1
+                if self.position.step in (0, first + count):
+                    self._finish()
+                yield batch if self._view is None else self._view(batch)
+                del batch, made  # its buffer is free again before the next batch is waited for
+        finally:
+            if ready.close() and self._ready is ready:
+                self._ready = None  # whoever drops the loader now ends its threads
+
+    def _end_iteration(self) -> None:
+        """Wait until nothing of an iteration before this one is under way."""
+        if self._ready is not None:
+            self._ready.close(patience_s=None)
+            self._ready = None
+
+    def set_epoch(self, epoch: int) -> None:
+        """Go to the first step of `epoch`, or stay where `load_state_dict` went within it."""
+        self.position.set_epoch(epoch)
+
+    def set_factor(self, factor: float) -> None:
+        """Sample with another locality factor (sampler las) from the next batch on.
+
+        Call between two iterations; one pass over the graph where the factor is a new one.
+
+        Raises:
+            SamplerError: the plan's sampler has no factor, or it is below 1.
+        """
+        named = self.plan.strategy.sampler
+        wanted = replace(named, parameters=named.parameters | {"factor": factor})
+        if self._factor == factor:
+            return
+        sampler = self._parts.sampler(wanted)
+        # The host draws from here on, also where the device did.
+        drawing = (SampleStage, DeviceSampleStage)
+        self.stages = [
+            SampleStage(sampler) if isinstance(stage, drawing) else stage for stage in self.stages
+        ]
+        self._factor = factor
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the next batch comes from: plain values, for a checkpoint; alike on all ranks."""
+        state = self.position.state_dict()
+        return state if self._factor is None else state | {"factor": self._factor}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where `state_dict` was called: the next iteration gives the rest of that epoch.
+
+        Raises:
+            InputError: it is no loader's state.
+            PlanError: it is of another plan.
+        """
+        self.position.load_state_dict(state)
+        if "factor" in state:
+            self.set_factor(float(state["factor"]))
+
+    def close(self) -> None:
+        """End the prefetch threads and give back the feature store."""
+        if self._ready is not None:
+            self._ready.close(at_once=True)
+            self._ready = None
+        self._give_back()
+
+    def _finish(self) -> None:
+        """Meter what stages left open; the iteration's last batch is made."""
+        for stage in self.stages:
+            stage.finish()
+
+    def _make(self, epoch: int, step: int, index: int, turn: int, turns: Turns) -> _Made:
+        """Pass one batch through all stages, timing each."""
+        batch = seed_batch(epoch, step, self._parts.dialect)
+        batch, mark = pass_through(
+            batch, self.stages, self.meter, self._streams, index, turn, turns
+        )
+        if batch.lists_by_source:
+            self.meter.count_lists(index, batch.lists_by_source, batch.list_bytes_by_source)
+        return batch, mark
+
+
+def _give_back(workers: Workers, parts: LoaderParts) -> None:
+    """End a loader's threads; what one that is stuck may be reading stays."""
+    if workers.close():
+        parts.close()
+
+
+def _check_ranks(plan: Plan, rank: int, size: int) -> None:
+    if size != plan.num_ranks or not 0 <= rank < size:
+        raise PlanError(
+            f"expected rank 0 to {plan.num_ranks - 1} of {plan.num_ranks} (the plan's devices), "
+            f"found rank {rank} of {size}"
+        )

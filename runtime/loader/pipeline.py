@@ -1,0 +1,148 @@
+"""A batch's way through the loader: stages entered, metered and, where ranks meet, in turn."""
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from runtime.errors import InputError, PlanError
+from runtime.loader.device import tensors_of
+from runtime.loader.factory import IN_READ
+from runtime.loader.stages import AbstractStage
+from runtime.meter import StageMeter
+from runtime.sampling.minibatch import MiniBatch
+from runtime.train.overlap import Turns
+from runtime.train.streams import AbstractMark, AbstractStreams
+
+
+def pass_through(
+    batch: MiniBatch,
+    stages: Sequence[AbstractStage],
+    meter: StageMeter,
+    streams: AbstractStreams,
+    index: int,
+    turn: int,
+    turns: Turns,
+) -> tuple[MiniBatch, AbstractMark | None]:
+    """The batch after all stages, and the point in a device's work at which it is whole.
+
+    Args:
+        batch: knows its epoch and step.
+        stages: in order.
+        meter: records each stage's seconds.
+        streams: of the device.
+        index: numbers this process's steps, for the meter.
+        turn: numbers this iteration's steps, for `turns`.
+        turns: lets ordered stages of other batches go first.
+
+    Returns:
+        None in place of the point where nothing is under way.
+    """
+    seconds: dict[str, float] = {}
+    mark, lane = None, ""
+    for number, stage in enumerate(stages):
+        if stage.ordered:
+            turns.take(number, turn)
+        meter.enter(stage.name, index, meets=stage.ordered)
+        core, start, before = time.thread_time(), time.perf_counter(), _exchanged(batch)
+        with streams.on(stage.lane):
+            if mark is not None and stage.lane != lane:
+                streams.wait(mark)
+                streams.keep(tensors_of(batch))
+            batch = stage.wait(stage.submit(batch, index))
+            if stage.lane:  # the others work on the host, and are done
+                mark, lane = streams.mark(), stage.lane
+        elapsed = time.perf_counter() - start
+        if stage.ordered:
+            turns.done(number, turn)
+        elapsed -= _exchanged(batch) - before
+        seconds[stage.name] = elapsed
+        meter.add(stage.name, index, elapsed, time.thread_time() - core)
+    batch.seconds |= seconds
+    return batch, mark
+
+
+def taken(made: tuple[MiniBatch, AbstractMark | None], streams: AbstractStreams) -> MiniBatch:
+    """A batch as training takes it: what its lane does from here on comes after the batch is made.
+
+    Args:
+        made: as `pass_through` returns it.
+        streams: of the device.
+    """
+    batch, mark = made
+    if mark is not None:
+        streams.wait(mark)
+        streams.keep(tensors_of(batch))
+    return batch
+
+
+def _exchanged(batch: MiniBatch) -> float:
+    """Seconds that the batch spent in exchanges so far: they are metered apart from the stages."""
+    if not batch.seconds:
+        return 0.0
+    return sum(batch.seconds.get(name, 0.0) for name in IN_READ)
+
+
+class Position:
+    """The epoch and step of the batch that comes next.
+
+    Args:
+        plan_id: of the plan whose batches these are.
+        num_steps: steps of an epoch.
+        epoch: the first one.
+    """
+
+    def __init__(self, plan_id: str, num_steps: int, epoch: int = 0) -> None:
+        self._plan_id, self._num_steps = plan_id, num_steps
+        self.epoch: int = epoch
+        self.step: int = 0
+        self._taken = False
+
+    def advance(self) -> None:
+        """A batch was taken."""
+        self._taken = True
+        self.step += 1
+        if self.step == self._num_steps:
+            self.epoch, self.step = self.epoch + 1, 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Start `epoch`; where a place in it was just loaded, that stays the place to go on from.
+
+        So a script may call this before each epoch, as it does for a DistributedSampler, also
+        before the one it goes on in.
+        """
+        if self._taken or epoch != self.epoch:
+            self.epoch, self.step, self._taken = epoch, 0, False
+
+    def begin_epoch(self) -> None:
+        """Start the next epoch where batches of this one were taken, and not all."""
+        if self._taken and self.step:
+            self.set_epoch(self.epoch + 1)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain values, for a checkpoint."""
+        return {"plan_id": self._plan_id, "epoch": self.epoch, "step": self.step}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where `state_dict` was called.
+
+        Raises:
+            InputError: it is no such state.
+            PlanError: it is of another plan.
+        """
+        try:
+            plan_id, epoch, step = str(state["plan_id"]), int(state["epoch"]), int(state["step"])
+        except (KeyError, TypeError, ValueError):
+            epoch = step = -1
+            plan_id = ""
+        if epoch < 0 or not 0 <= step < self._num_steps:
+            raise InputError(
+                f"expected a loader's state_dict (plan_id, epoch, step below {self._num_steps}), "
+                f"found {dict(state)!r:.200}"
+            )
+        if plan_id != self._plan_id:
+            raise PlanError(
+                f"expected the state of a loader of plan {self._plan_id[:12]}, found one of plan "
+                f"{plan_id[:12]}; go on under that plan, or start at an epoch's beginning with "
+                "set_epoch"
+            )
+        self.epoch, self.step, self._taken = epoch, step, False

@@ -1,0 +1,125 @@
+"""The loader's stages for link prediction, in the places of `seeds` and `sample`.
+
+Both look at the whole global batch, not at the rank's share of it alone: in-batch negatives come
+from all its destinations, and all its links are left out of the graph. So the number of ranks
+changes neither a link's negatives nor a vertex's neighbours.
+"""
+
+from typing import Any
+
+from runtime.errors import InputError
+from runtime.graph.dataset import Graph
+from runtime.graph.types import types_of
+from runtime.loader.stages import AbstractStage
+from runtime.plan.schema import Workload
+from runtime.sampling.exclusion import Exclude, ExcludingSampler
+from runtime.sampling.minibatch import MiniBatch
+from runtime.sampling.negative import Candidates, NegativeSampler
+from runtime.sampling.seeds import LinkSchedule, link_seeds
+from runtime.sampling.typed import TypedSampler
+from runtime.stages import Stage
+
+
+def link_stages(
+    graph: Graph, workload: Workload, schedule: LinkSchedule, settings: dict[str, Any]
+) -> tuple[AbstractStage, AbstractStage]:
+    """The stages `seeds` and `sample`; `settings` are the neighbour sampler's."""
+    links = workload.links
+    negatives = NegativeSampler(
+        graph.indptr,
+        graph.indices,
+        links.num_negatives,
+        candidates=Candidates(links.negatives),
+        seed=workload.seed,
+    )
+    sampler = ExcludingSampler(graph.indptr, graph.indices, workload.fanouts, **settings)
+    sample = LinkSampleStage(sampler, schedule, Exclude(links.exclude))
+    return LinkSeedsStage(schedule, negatives), sample
+
+
+class LinkSeedsStage(AbstractStage):
+    """Chooses this rank's share of the step's links and draws their negatives."""
+
+    name = Stage.SEEDS
+
+    def __init__(self, schedule: LinkSchedule, negatives: NegativeSampler) -> None:
+        self._schedule = schedule
+        self._negatives = negatives
+
+    def submit(self, batch: MiniBatch, index: int) -> MiniBatch:
+        """Fill `links`, and as seeds the distinct nodes they need; a share may be empty."""
+        del index
+        epoch, step = batch.epoch, batch.step
+        pairs, ids, batch.global_num_seeds = self._schedule.share(epoch, step)
+        everyone = None
+        if self._negatives.candidates is Candidates.IN_BATCH:
+            everyone = self._schedule.step_pairs(epoch, step)[:, 1]
+        negatives = self._negatives.draw(
+            pairs, ids, epoch=epoch, step=step, batch_destinations=everyone
+        )
+        batch.seeds, batch.links = link_seeds(pairs, negatives)
+        batch.n_id, batch.input_id = batch.seeds, ids
+        return batch
+
+
+class LinkSampleStage(AbstractStage):
+    """Draws neighbours in the graph without the step's own links."""
+
+    name = Stage.SAMPLE
+
+    def __init__(self, sampler: ExcludingSampler, schedule: LinkSchedule, exclude: Exclude) -> None:
+        self._sampler = sampler
+        self._schedule = schedule
+        self._exclude = exclude
+
+    def submit(self, batch: MiniBatch, index: int) -> MiniBatch:
+        """Replace the seed batch by the sampled one."""
+        del index
+        sampled = self._sampler.sample_without(
+            self._schedule.step_pairs(batch.epoch, batch.step),
+            self._exclude,
+            batch.seeds,
+            epoch=batch.epoch,
+            step=batch.step,
+            input_id=batch.input_id,
+            global_num_seeds=batch.global_num_seeds,
+        )
+        sampled.links = batch.links
+        return sampled
+
+
+def typed_sampler(
+    graph: Graph, workload: Workload, fanouts: list[int] | None = None, **settings: Any
+) -> TypedSampler:
+    """The sampler of a typed graph.
+
+    Args:
+        graph: A dataset with edge types.
+        workload: `fanouts` for all edge types but those that `type_fanouts` names.
+        fanouts: Evaluation's, for all types, instead.
+        settings: `TypedSampler`'s.
+
+    Raises:
+        DatasetError: the dataset has no edge types.
+        InputError: fan-outs for an edge type that the dataset does not have.
+    """
+    names = types_of(graph).edge_types
+    unknown = sorted(set(workload.type_fanouts) - set(names))
+    if unknown:
+        raise InputError(
+            f"type_fanouts: expected edge types among {', '.join(names)}, found {unknown[0]!r}"
+        )
+    by_type = [
+        fanouts if fanouts is not None else workload.type_fanouts.get(name, workload.fanouts)
+        for name in names
+    ]
+    assert graph.edge_type is not None
+    return TypedSampler(
+        graph.indptr,
+        graph.indices,
+        graph.edge_type,
+        by_type,
+        node_type=graph.node_type if graph.x_by_type else None,
+        seed=workload.seed,
+        **settings,
+    )

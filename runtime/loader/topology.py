@@ -1,0 +1,190 @@
+"""Where a rank's samplers read adjacency lists, as the plan's `TopologyPlacement` says.
+
+    host        the host's shared mapping of the dataset
+    replicated  a copy of `indptr` and `indices` in this rank's memory
+    cached      the rank's own lists in its memory, all others from the host's mapping or the disk
+
+The location table of `cached` is one of features' (`slot << 8 | number`) over `SOURCES`. Positions
+of edges stay those of the dataset, so every sampler draws the same batch under every policy.
+
+Under `partitioned` the graph here is the host's: the distributed matrix samplers cut their rows out
+of it. Typed samplers sort the lists of the whole graph by type into arrays of their own and refuse
+`cached`. FastGCN's probabilities are made in one pass over the dataset.
+"""
+
+import dataclasses
+import mmap
+from pathlib import Path
+from typing import Any, no_type_check
+
+import numba
+import numpy as np
+from numpy.typing import NDArray
+
+from runtime.errors import PlanError
+from runtime.features.location import LocationTable, encode
+from runtime.graph.dataset import Graph
+from runtime.plan.io import load_array
+from runtime.plan.schema import Plan, Source
+from runtime.sampling.build import BatchSampler
+from runtime.sampling.minibatch import Dialect, MiniBatch
+from runtime.sampling.placed_indices import PlacedIndices
+
+SOURCES = [Source(kind="own"), Source(kind="host"), Source(kind="disk")]
+"""What the codes of `topology_location_<g>` count in."""
+CHOSEN_ONLY = ("neighbor", "full")
+"""Samplers that read the chosen neighbours of a list and no others."""
+OFFSET_BYTES = 16
+"""Two entries of `indptr` say where a list lies."""
+
+
+class Topology:
+    """One rank's adjacency lists: a graph to sample from, and where its lists lie."""
+
+    def __init__(self, graph: Graph, plan: Plan, folder: Path, rank: int) -> None:
+        """Read the plan's arrays and copy the lists that this rank holds.
+
+        Raises:
+            PlanError: an array is missing or points to the wrong list.
+        """
+        self.policy = plan.strategy.topology.policy
+        self.graph = graph
+        self._bulk = plan.strategy.bulk_batches > 1
+        self.resident_bytes = 0
+        """Bytes of lists, offsets and directory in this rank's memory."""
+        self._codes: Any = None
+        if self.policy == "replicated":
+            indptr, indices = np.array(graph.indptr), np.array(graph.indices)
+            self.graph = dataclasses.replace(graph, indptr=indptr, indices=indices)
+            self.resident_bytes = indptr.nbytes + indices.nbytes
+        elif self.policy == "cached":
+            self._open_cached(plan, folder, rank)
+
+    def _open_cached(self, plan: Plan, folder: Path, rank: int) -> None:
+        graph = self.graph
+        codes = load_array(plan, folder, f"topology_location_{rank}")
+        own = np.asarray(load_array(plan, folder, f"topology_own_ids_{rank}"), np.int64)
+        if codes.shape != (graph.num_nodes,) or codes.dtype not in (np.uint32, np.uint64):
+            raise PlanError(
+                f"{folder}: expected {graph.num_nodes} unsigned topology codes for rank {rank}, "
+                f"found {codes.dtype}{list(codes.shape)}; plan again"
+            )
+        table = LocationTable(codes, SOURCES)
+        table.check({rank: own}, rank)
+        numbers = (np.asarray(codes) & 0xFF).astype(np.uint8)
+        held = np.flatnonzero(numbers == 0)
+        if held.size != own.size:
+            raise PlanError(
+                f"{folder}: expected the {own.size} own lists of rank {rank} to be located once "
+                f"each, found {held.size} located; plan again"
+            )
+        indices = graph.indices
+        if (numbers == 2).any():
+            indices = np.load(graph.array_path("indices"), mmap_mode="r")
+            _without_read_ahead(indices)
+        placed = PlacedIndices(graph.indptr, indices, held)
+        self.graph = dataclasses.replace(graph, indices=placed)
+        self.resident_bytes = placed.resident_bytes + numbers.nbytes
+        self._codes = numbers
+
+    def counted(self, sampler: BatchSampler, name: str) -> BatchSampler:
+        """The sampler, made to count what it reads of each source.
+
+        It comes back as it is where all lists are the host's, and in bulk, where batches are drawn
+        together and not counted.
+        """
+        if self.policy not in ("replicated", "cached") or self._bulk:
+            return sampler
+        return CountedSampler(sampler, self, chosen_only=name in CHOSEN_ONLY)
+
+    def count(self, batch: MiniBatch, *, chosen_only: bool) -> tuple[dict[str, int], ...]:
+        """Lists visited and bytes read by source (formulas 2.3, 2.4), from a sampled batch.
+
+        A visit reads two offsets (from the host, or the copy of `replicated`) and the ids of the
+        chosen neighbours, or of all neighbours where the sampler has to look at each.
+        """
+        lists, edges = np.zeros(len(SOURCES), np.int64), np.zeros(len(SOURCES), np.int64)
+        offsets = 0 if self.policy == "replicated" else 1
+        codes = np.empty(0, np.uint8) if self._codes is None else self._codes
+        indptr = np.asarray(self.graph.indptr).view(np.ndarray)
+        # First_seen blocks are prefixes of the outermost one: it has every row once.
+        blocks = batch.blocks[:1] if batch.dialect is Dialect.FIRST_SEEN else batch.blocks
+        for block in blocks:
+            _count_rows(
+                batch.n_id, block.num_dst, block.indptr, indptr, codes, offsets, chosen_only,
+                lists, edges,
+            )  # fmt: skip
+        num_bytes = edges * self.graph.indices.dtype.itemsize
+        num_bytes[offsets] += OFFSET_BYTES * int(lists.sum())
+        kinds = [source.kind for source in SOURCES]
+        return tuple(
+            {kind: int(n) for kind, n in zip(kinds, each, strict=True) if n}
+            for each in (lists, num_bytes)
+        )
+
+
+class CountedSampler:
+    """A sampler whose batches say where the lists they read lay."""
+
+    def __init__(self, sampler: BatchSampler, topology: Topology, *, chosen_only: bool) -> None:
+        self.sampler = sampler
+        self._topology = topology
+        self._chosen_only = chosen_only
+
+    def sample(
+        self,
+        seeds: NDArray[np.int64],
+        *,
+        epoch: int,
+        step: int,
+        input_id: NDArray[np.int64] | None = None,
+        global_num_seeds: int | None = None,
+    ) -> MiniBatch:
+        """See `BatchSampler.sample`; fills the counts by source too."""
+        batch = self.sampler.sample(
+            seeds,
+            epoch=epoch,
+            step=step,
+            input_id=input_id,
+            global_num_seeds=global_num_seeds,
+        )
+        counts = self._topology.count(batch, chosen_only=self._chosen_only)
+        batch.lists_by_source, batch.list_bytes_by_source = counts
+        return batch
+
+
+@numba.njit(cache=True, nogil=True)
+@no_type_check
+def _count_rows(n_id, num_rows, chosen_ptr, indptr, codes, constant, chosen_only, lists, edges):
+    """Add one visit and the ids read of each row; without codes every list lies in `constant`."""
+    for i in range(num_rows):
+        node = n_id[i]
+        source = codes[node] if codes.size else constant
+        lists[source] += 1
+        if chosen_only:
+            edges[source] += chosen_ptr[i + 1] - chosen_ptr[i]
+        else:
+            edges[source] += indptr[node + 1] - indptr[node]
+
+
+def _without_read_ahead(array: Any) -> None:
+    """Tell the system that a mapping is read at random: no page comes that nobody asked for."""
+    mapping = getattr(array, "_mmap", None)
+    if mapping is not None:
+        mapping.madvise(mmap.MADV_RANDOM)
+
+
+def cached_arrays(
+    num_nodes: int, own: NDArray[np.int64], *, rest: str = "host"
+) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    """Location codes and own ids for policy `cached`: `own` in this order, the rest elsewhere.
+
+    Args:
+        num_nodes: nodes of the graph.
+        own: shape (n,); distinct nodes whose lists the rank holds.
+        rest: host | disk.
+    """
+    numbers = np.full(num_nodes, 1 if rest == "host" else 2, np.int64)
+    slots = np.arange(num_nodes)
+    numbers[own], slots[own] = 0, np.arange(own.size)
+    return encode(numbers, slots), own.astype(np.int64)

@@ -1,0 +1,214 @@
+"""The plan: the contract between the planner, which writes it, and the runtime, which reads it.
+
+A plan is a folder: `plan.json` (`plan_schema.Plan`) and one memory-mapped `.npy` file per array,
+whose sha256 stand in plan.json. `plan_id` is the hash of the content; the time of creation is not
+part of it, so equal inputs give byte-identical folders.
+
+This module imports nothing of the runtime but the codec, the errors, the reader of .npy files and
+the renaming of folders: it must load anywhere.
+"""
+
+import filecmp
+import hashlib
+import io
+import logging
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from runtime import codec
+from runtime.errors import PlanError
+from runtime.folders import free_name, make_beside, take_name
+from runtime.npy import map_npy
+from runtime.plan.schema import (
+    SCHEMA_VERSION,
+    ArrayRef,
+    Plan,
+)
+
+PLAN_FILE = "plan.json"
+_log = logging.getLogger(__name__)
+
+
+def _npy_parts(array: NDArray[Any]) -> tuple[bytes, memoryview]:
+    """A .npy file's header and values, these without a copy."""
+    values = np.ascontiguousarray(array)
+    header = io.BytesIO()
+    np.lib.format.write_array_header_1_0(header, np.lib.format.header_data_from_array_1_0(values))
+    return header.getvalue(), values.reshape(-1).view(np.uint8).data
+
+
+def _sha256(parts: tuple[bytes, memoryview]) -> str:
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(part)
+    return digest.hexdigest()
+
+
+def with_identity(plan: Plan) -> Plan:
+    """The same plan with `plan_id` set to the hash of its content."""
+    return replace(plan, plan_id=codec.content_hash(replace(plan, plan_id=""))[:32])
+
+
+def save_plan(plan: Plan, arrays: dict[str, NDArray[Any]], folder: Path) -> Plan:
+    """Write a plan folder as a whole or not at all; returns the plan with hashes and identity.
+
+    An existing plan folder is replaced (`put_in_place`); a folder that holds anything else is
+    refused.
+
+    Raises:
+        PlanError: the folder holds something that is not a plan.
+        OSError: it cannot be written; nothing is left behind.
+    """
+    folder = Path(folder)
+    refuse_foreign_folder(folder)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    staging = make_beside(folder)
+    try:
+        refs: dict[str, ArrayRef] = {}
+        written: dict[str, str] = {}
+        hashed: dict[int, str] = {}
+        for name in sorted(arrays):
+            parts = _npy_parts(arrays[name])
+            same = id(arrays[name])  # ranks that hold the same share one array
+            digest = hashed[same] if same in hashed else _sha256(parts)
+            hashed[same] = digest
+            if digest not in written:
+                written[digest] = f"{name}.npy"
+                with (staging / f"{name}.npy").open("wb") as file:
+                    file.writelines(parts)
+            refs[name] = ArrayRef(
+                file=written[digest],
+                sha256=digest,
+                dtype=str(arrays[name].dtype),
+                shape=list(arrays[name].shape),
+            )
+        # As a reader will see it: where a number's type allows both, 4 is written but 4.0 is read.
+        plan = codec.decode(Plan, codec.parse(codec.dumps(replace(plan, arrays=refs))))
+        plan = with_identity(plan)
+        (staging / PLAN_FILE).write_text(codec.dumps(plan))
+        put_in_place(staging, folder)
+    except BaseException:
+        shutil.rmtree(staging, ignore_errors=True)
+        raise
+    return plan
+
+
+def put_in_place(made: Path, folder: Path) -> None:
+    """Give a finished plan folder its name.
+
+    An earlier plan there is deleted, unless it was trained: a folder with anything beside a plan's
+    own files (a run with its checkpoints, a report) is kept whole as `<folder>.previous`, and the
+    same plan made again stays where it is, with its run.
+
+    Raises:
+        OSError: it cannot be renamed; nothing has changed then.
+    """
+    if _is_trained(folder) and _same_files(made, folder):
+        shutil.rmtree(made, ignore_errors=True)
+        return
+    earlier = take_name(made, folder)
+    if earlier is None:
+        return
+    if _is_trained(earlier):
+        kept = earlier.rename(free_name(folder))
+        _log.warning("the earlier plan of %s was trained: it is kept in %s", folder, kept)
+    else:
+        shutil.rmtree(earlier, ignore_errors=True)
+
+
+def _is_trained(folder: Path) -> bool:
+    """Whether a plan's folder holds more than the plan."""
+    return folder.is_dir() and any(not _is_of_plan(each) for each in folder.iterdir())
+
+
+def _is_of_plan(path: Path) -> bool:
+    return path.name == PLAN_FILE or path.suffix == ".npy"
+
+
+def _same_files(made: Path, folder: Path) -> bool:
+    """Whether the folder has the same plan, to the byte."""
+    names = [each.name for each in made.iterdir()]
+    return not any(filecmp.cmpfiles(made, folder, names, shallow=False)[1:])
+
+
+def refuse_foreign_folder(folder: Path) -> None:
+    """Raise PlanError where an output folder exists and holds something other than a plan."""
+    if folder.is_file():
+        raise PlanError(f"{folder}: expected a folder to write the plan to, found a file")
+    if folder.is_dir() and any(folder.iterdir()) and not (folder / PLAN_FILE).is_file():
+        raise PlanError(
+            f"{folder}: expected an empty folder or an earlier plan, found other files; "
+            "choose another output folder"
+        )
+
+
+def load_plan(folder: Path, *, verify_arrays: bool = False) -> Plan:
+    """Read and check plan.json; with `verify_arrays`, re-hash every array file too.
+
+    Raises:
+        PlanError: missing, damaged, altered, or of another schema version.
+    """
+    path = Path(folder) / PLAN_FILE
+    if not path.is_file():
+        raise PlanError(f"{folder}: expected a plan folder, found no {PLAN_FILE}")
+    try:
+        document = codec.parse(path.read_bytes())
+    except (OSError, codec.CodecError) as error:
+        raise PlanError(f"{path}: not readable as JSON ({error}); plan again") from None
+    version = document.get("schema_version") if isinstance(document, dict) else None
+    if version != SCHEMA_VERSION:
+        raise PlanError(
+            f"{path}: expected schema_version {SCHEMA_VERSION}, found {version!r}; plan again"
+        )
+    try:
+        plan = codec.decode(Plan, document)
+    except codec.CodecError as error:
+        raise PlanError(f"{path}: {error}; plan again") from None
+    for name, ref in plan.arrays.items():
+        if Path(ref.file).name != ref.file or "\0" in ref.file:
+            raise PlanError(
+                f"{path}: expected array {name!r:.80} in a file beside it, found {ref.file!r:.80}"
+            )
+    if with_identity(plan).plan_id != plan.plan_id:
+        raise PlanError(f"{path}: content does not match its plan_id; it was altered, plan again")
+    if verify_arrays:
+        for name in plan.arrays:
+            _check_array_bytes(plan, Path(folder), name)
+    return plan
+
+
+def load_array(plan: Plan, folder: Path, name: str) -> NDArray[Any]:
+    """Memory-map one array of a plan, checking its dtype and shape.
+
+    Raises:
+        PlanError: the plan has no such array, or its file is missing or damaged.
+    """
+    if name not in plan.arrays:
+        raise PlanError(f"{folder}: the plan has no array {name!r}")
+    ref = plan.arrays[name]
+    path = Path(folder) / ref.file
+    try:
+        array = map_npy(path)
+    except (OSError, ValueError) as error:
+        raise PlanError(f"{path}: cannot be read ({error}); plan again") from None
+    if str(array.dtype) != ref.dtype or list(array.shape) != ref.shape:
+        raise PlanError(
+            f"{path}: expected {ref.dtype}{ref.shape}, found {array.dtype}{list(array.shape)}"
+        )
+    return array
+
+
+def _check_array_bytes(plan: Plan, folder: Path, name: str) -> None:
+    ref = plan.arrays[name]
+    path = folder / ref.file
+    if not path.is_file():
+        raise PlanError(f"{path}: the file is missing; plan again")
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    if digest != ref.sha256:
+        raise PlanError(f"{path}: expected sha256 {ref.sha256[:12]}, found {digest[:12]}")

@@ -1,0 +1,1 @@
+"""Bulk sampling: k batches at once as sparse matrix products (Tripathy et al., MLSys 2024)."""

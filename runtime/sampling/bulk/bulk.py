@@ -1,0 +1,267 @@
+"""Bulk sampling: k batches at once, one launch per layer (Tripathy et al., MLSys 2024).
+
+P = QA, NORM, SAMPLE and EXTRACT run over Q stacked from k batches. A batch does not depend on what
+it is stacked with: k = 1 and k = all give equal blocks.
+"""
+
+import threading
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from runtime.errors import BudgetExceeded, SamplerError
+from runtime.sampling.bulk.memory import BulkBytes, Ledger, object_bytes
+from runtime.sampling.bulk.sage import SageStack
+from runtime.sampling.bulk.stack import Request
+from runtime.sampling.bulk.table import Table
+from runtime.sampling.checks import (
+    RELABEL_BUDGET_BYTES,
+    check_fanouts,
+    check_graph,
+    check_layer_sizes,
+    check_seeds,
+)
+from runtime.sampling.choose.layerwise import LayerGraph, Method, Norm
+from runtime.sampling.layerwise import LayerStack, LayerwiseSampler, make_law, policy_of
+from runtime.sampling.minibatch import Dialect, MiniBatch
+from runtime.sampling.neighbor import NeighborSampler
+from runtime.sampling.rng import Purpose
+from runtime.sampling.statistics import Estimator
+from runtime.sampling.workspace import Workspace
+
+SAGE = "sage"
+METHODS = (SAGE, *Method)
+
+
+class BulkSampler:
+    """Samples stacks of batches.
+
+    - `sage`: uniform neighbours. The blocks are those of `NeighborSampler` with the same seed,
+      step and dialect.
+    - `ladies`, `fastgcn`: by ITS; the law is that of `LayerwiseSampler`. `pladies`, and `ladies`
+      with replacement, and `fastgcn` draw the very same vertices too.
+
+    Args:
+        indptr: int64 [N + 1], non-decreasing.
+        indices: int32 or int64 [E], C-contiguous; may be memory-mapped.
+        sizes: Fan-outs (`sage`) or vertices per layer, the hop next to the seeds first.
+        method: `sage`, `ladies`, `pladies` or `fastgcn`.
+        dialect: Which vertices a hop expands; `first_seen` with `sage` only.
+        norm: As in `LayerwiseSampler`, as `replace`, `estimator` and `edge_weight`.
+        replace: With replacement, layer-wise methods only.
+        estimator: Edge weights of the layer-wise methods; `sage` is the plain mean.
+        edge_weight: float [E], layer-wise methods only.
+        seed: The run's seed.
+        edge_ids: Fill each block's `e_id` with positions in `indices`.
+        budget_bytes: The most that a stack may take, its results included; k is cut down to fit.
+            None: all batches are one stack.
+        kept_batches: Batches that the caller keeps beside the next stack, off the budget.
+        purpose: Stream of `sage`'s draws.
+        relabel_budget_bytes: As in `NeighborSampler`.
+
+    Raises:
+        SamplerError: settings, weights or arrays that cannot be used.
+    """
+
+    def __init__(
+        self,
+        indptr: NDArray[np.integer],
+        indices: NDArray[np.integer],
+        sizes: Sequence[int],
+        *,
+        method: str = SAGE,
+        dialect: Dialect = Dialect.EVERY_HOP,
+        norm: str = Norm.FRO,
+        replace: bool = False,
+        estimator: Estimator = Estimator.HORVITZ_THOMPSON,
+        edge_weight: NDArray[np.floating] | None = None,
+        seed: int = 0,
+        edge_ids: bool = False,
+        budget_bytes: int | None = None,
+        kept_batches: int = 0,
+        purpose: Purpose = Purpose.NEIGHBOR,
+        relabel_budget_bytes: int = RELABEL_BUDGET_BYTES,
+    ) -> None:
+        if method not in METHODS:
+            raise SamplerError(
+                f"expected a bulk method among {', '.join(METHODS)}, found {method!r}; choose one"
+            )
+        indptr, indices = check_graph(indptr, indices)
+        self.method, self.dialect, self.budget_bytes = method, Dialect(dialect), budget_bytes
+        self.num_nodes = int(indptr.shape[0]) - 1
+        self.kept_batches, self._next_size = kept_batches, 1
+        self._dense = 4 * self.num_nodes <= relabel_budget_bytes
+        self._threads = threading.local()
+        self._stack: SageStack | LayerStack
+        if method == SAGE:
+            _refuse_weights(edge_weight, replace)
+            self._stack = SageStack(
+                indptr, indices, check_fanouts(sizes), dialect=self.dialect, seed=seed,
+                purpose=purpose, edge_ids=edge_ids,
+            )  # fmt: skip
+            return
+        if self.dialect is not Dialect.EVERY_HOP:
+            raise SamplerError(
+                f"expected the every_hop dialect with {method}, found {self.dialect}; a layer-wise "
+                "sampler draws for all vertices known"
+            )
+        law = make_law(method, norm, replace=replace, estimator=estimator, by_vertex=False)
+        self._stack = LayerStack(
+            LayerGraph(indptr, indices, edge_weight, law),
+            check_layer_sizes(sizes, self.num_nodes),
+            policy_of(law, seed, None),
+            edge_ids=edge_ids,
+        )
+
+    @staticmethod
+    def of(
+        sampler: object, *, budget_bytes: int | None = None, kept_batches: int = 0
+    ) -> "BulkSampler":
+        """Stacks of the batches that a sampler samples one by one, equal to them bit for bit.
+
+        Args:
+            sampler: Uniform neighbours, or a layer-wise sampler.
+            budget_bytes: As above.
+            kept_batches: As above.
+
+        Raises:
+            SamplerError: another sampler.
+        """
+        if type(sampler) is NeighborSampler:
+            return BulkSampler(
+                sampler.indptr, sampler.indices, sampler.fanouts, dialect=sampler.dialect,
+                seed=sampler.seed, edge_ids=sampler.edge_ids, purpose=sampler.purpose,
+                budget_bytes=budget_bytes, kept_batches=kept_batches,
+            )  # fmt: skip
+        if not isinstance(sampler, LayerwiseSampler):
+            raise SamplerError(
+                "expected uniform neighbours without replacement, ladies, pladies or fastgcn for "
+                f"stacks of batches, found {type(sampler).__name__}; plan with bulk_batches 1"
+            )
+        graph = sampler.graph
+        bulk = BulkSampler(
+            graph.indptr, graph.indices, sampler.sizes, method=Method.LADIES,
+            budget_bytes=budget_bytes, kept_batches=kept_batches,
+        )  # fmt: skip
+        bulk.method, bulk._stack = str(graph.law.method), sampler.stack
+        return bulk
+
+    def sample_many(
+        self,
+        seeds: Sequence[NDArray[np.int64]],
+        *,
+        epoch: int,
+        first_step: int = 0,
+        input_ids: Sequence[NDArray[np.int64]] | None = None,
+        global_num_seeds: Sequence[int] | None = None,
+    ) -> list[MiniBatch]:
+        """Sample the batches of steps first_step, first_step + 1, ...; any thread may call it.
+
+        The blocks of a stack are views of the same arrays, which live as long as one of them.
+
+        Args:
+            seeds: int64 [n] of each batch, distinct within it.
+            epoch: Epoch number.
+            first_step: Step of the first batch.
+            input_ids: Per batch, the position of each seed in the training index.
+            global_num_seeds: Per batch, the seeds of the step over all ranks.
+
+        Raises:
+            SamplerError: a seed is out of range or occurs twice in its batch.
+            BudgetExceeded: not even one batch fits the budget.
+        """
+        requests = [
+            Request(
+                seeds=check_seeds(ids),
+                epoch=epoch,
+                step=first_step + i,
+                input_id=None if input_ids is None else input_ids[i],
+                global_num_seeds=None if global_num_seeds is None else global_num_seeds[i],
+            )
+            for i, ids in enumerate(seeds)
+        ]
+        return [batch for stack in self.stacks(requests) for batch in stack]
+
+    def stacks(self, requests: Sequence[Request]) -> Iterator[list[MiniBatch]]:
+        """The batches stack by stack, each within the budget; the first ever is a pilot of 1.
+
+        Drop a stack before asking for the next one, or the results add up.
+        """
+        done = 0
+        size = len(requests) if self.budget_bytes is None else self._next_size
+        while done < len(requests):
+            stack, found = self._sample_stack(requests[done : done + size])
+            done += len(stack)
+            if self.budget_bytes is not None:
+                self._next_size = size = self._fitting(found, self.budget_bytes)
+            yield stack
+            del stack  # or it would live on while the next one is drawn
+
+    def predict_bytes(self, seeds: Sequence[NDArray[np.int64]], *, pilot: int = 8) -> BulkBytes:
+        """Bytes of stacks of batches like these, from a pilot of some of them, evenly spread."""
+        places = np.unique(np.linspace(0, len(seeds) - 1, min(pilot, len(seeds))).astype(int))
+        requests = [Request(seeds=check_seeds(seeds[i]), epoch=0, step=int(i)) for i in places]
+        self._sample_stack(requests)  # so that buffers need not grow in the one that counts
+        return self._sample_stack(requests)[1]
+
+    def predict_peak_bytes(self, seeds: Sequence[NDArray[np.int64]], *, pilot: int = 8) -> int:
+        """Predicted peak bytes of `sample_many` on these batches as one stack.
+
+        The graph and, for `fastgcn`, the probabilities of all vertices are not counted.
+        """
+        return self.predict_bytes(seeds, pilot=pilot).peak_bytes(len(seeds))
+
+    def _sample_stack(self, requests: Sequence[Request]) -> tuple[list[MiniBatch], BulkBytes]:
+        ledger = Ledger()
+        if isinstance(self._stack, SageStack):
+            scratch: Table | Workspace = self._workspace()
+            batches = self._stack.sample(requests, scratch, ledger)
+        else:
+            scratch = self._table()
+            batches = self._stack.sample(requests, scratch, ledger)
+        positions = sum(r.seeds.nbytes for r in requests if r.input_id is None)
+        num_blocks = sum(len(batch.blocks) for batch in batches)
+        ledger.note(positions + object_bytes(len(batches), num_blocks))
+        return batches, BulkBytes.of(ledger, scratch.nbytes, len(batches))
+
+    def _fitting(self, found: BulkBytes, budget_bytes: int) -> int:
+        size = found.largest_stack(budget_bytes)
+        if size == 0 and found.peak_bytes(1) > budget_bytes:
+            batch = found.peak_bytes(1) - found.table_bytes
+            raise BudgetExceeded(
+                f"expected one batch to fit {budget_bytes} bytes, found {found.table_bytes} (table)"
+                f" + {batch} (batch) = {found.peak_bytes(1)}; raise the budget, or lower the batch "
+                "size or the fan-outs"
+            )
+        return max(size - self.kept_batches, 1)
+
+    def _table(self) -> Table:
+        table = getattr(self._threads, "table", None)
+        if table is None:
+            table = Table(self.num_nodes, dense=self._dense)
+            self._threads.table = table
+        return table
+
+    def _workspace(self) -> Workspace:
+        workspace = getattr(self._threads, "workspace", None)
+        if workspace is None:
+            stack = self._stack
+            assert isinstance(stack, SageStack)
+            workspace = Workspace(
+                self.num_nodes, len(stack.fanouts), stack.indices.dtype, dense=self._dense
+            )
+            self._threads.workspace = workspace
+        return workspace
+
+    def scratch_bytes(self) -> int:
+        """Bytes that the calling thread keeps between stacks."""
+        return (self._workspace() if isinstance(self._stack, SageStack) else self._table()).nbytes
+
+
+def _refuse_weights(edge_weight: NDArray[np.floating] | None, replace: bool) -> None:
+    if edge_weight is not None or replace:
+        raise SamplerError(
+            "expected uniform neighbours without replacement with sage, found edge weights or "
+            "replacement; sample such neighbours batch by batch"
+        )

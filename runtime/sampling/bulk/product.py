@@ -1,0 +1,335 @@
+"""P = QA and NORM: the probability rows of stacked batches (formulas 4.2, 4.4).
+
+After Tripathy et al., MLSys 2024. Row b of the result belongs to row b of Q. Where Q has one
+non-zero per row (GraphSAGE: a row per vertex) the product is a gather of rows of A. Where a row of
+Q has many (LADIES: a row per batch) rows of A are added up, Gustavson's way, with one accumulator
+for all k rows.
+"""
+
+from dataclasses import dataclass
+from typing import no_type_check
+
+import numpy as np
+from numpy.typing import NDArray
+
+from runtime.sampling.bulk.memory import Ledger
+from runtime.sampling.bulk.table import Table, begin, find, find_or_add
+from runtime.sampling.compiled import kernel
+from runtime.sampling.placed_indices import prefetch_read, prefetch_write
+from runtime.sampling.statistics import Estimator
+
+_AHEAD = 16
+
+
+@dataclass(kw_only=True, slots=True)
+class SparseRows:
+    """Sparse rows, column ids in order of first appearance."""
+
+    ptr: NDArray[np.int64]
+    """Shape (rows + 1,)."""
+    cols: NDArray[np.integer]
+    """Shape (non-zeros,); global node ids, of the type of the graph's `indices`."""
+    values: NDArray[np.float64]
+    """Shape (non-zeros,)."""
+
+
+@kernel
+@no_type_check
+def degree_sums(indptr, nodes, ends, out):
+    """out[b] = stored edges of the nodes of batch b; the sum over batches is returned."""
+    total = 0
+    for b in range(ends.shape[0] - 1):
+        out[b] = 0
+        for i in range(ends[b], ends[b + 1]):
+            out[b] += indptr[nodes[i] + 1] - indptr[nodes[i]]
+        total += out[b]
+    return total
+
+
+@kernel
+@no_type_check
+def _gather_rows(indptr, indices, edge_weight, nodes, ptr, cols, values):
+    ptr[0] = 0
+    for i in range(nodes.shape[0]):
+        start, position = indptr[nodes[i]], ptr[i]
+        degree = indptr[nodes[i] + 1] - start
+        for e in range(degree):
+            cols[position + e] = indices[start + e]
+            values[position + e] = edge_weight[start + e] if edge_weight.shape[0] > 0 else 1.0
+        ptr[i + 1] = position + degree
+
+
+@kernel
+@no_type_check
+def _add_rows(
+    indptr, indices, edge_weight, power, nodes, ends, table, shift, stamp, ptr, cols, values
+):
+    """Values = sum over the rows of A of entry^power; returns the number of non-zeros."""
+    ptr[0] = 0
+    for b in range(ends.shape[0] - 1):
+        ids, sums = cols[ptr[b] :], values[ptr[b] :]
+        base = begin(table, stamp, ids.shape[0])
+        known = np.uint64(0)
+        for i in range(ends[b], ends[b + 1]):
+            start, end = indptr[nodes[i]], indptr[nodes[i] + 1]
+            prefetch_read(indices, indptr[nodes[min(i + 2, ends[b + 1] - 1)]])
+            for e in range(start, end):
+                if shift == 0:
+                    prefetch_write(table, np.int64(indices[min(e + _AHEAD, end - 1)]))
+                name = find_or_add(table, shift, base, ids, indices[e], known)
+                # No branch: whether a column is new is a coin flip that no predictor guesses.
+                ids[known] = indices[e]
+                sums[known] = 0.0
+                known += np.uint64(name == known)
+                value = np.float64(edge_weight[e]) if edge_weight.shape[0] > 0 else 1.0
+                sums[name] += value * value if power == 2 else value
+        ptr[b + 1] = ptr[b] + np.int64(known)
+        stamp[0] += np.int64(known) + 1
+    return ptr[ends.shape[0] - 1]
+
+
+@kernel
+@no_type_check
+def _normalise(ptr, values, squared):
+    for b in range(ptr.shape[0] - 1):
+        total = 0.0
+        for i in range(ptr[b], ptr[b + 1]):
+            if squared:
+                values[i] *= values[i]
+            total += values[i]
+        if total > 0:
+            for i in range(ptr[b], ptr[b + 1]):
+                values[i] /= total
+
+
+def gather_product(
+    indptr: NDArray[np.integer],
+    indices: NDArray[np.integer],
+    edge_weight: NDArray[np.float32],
+    nodes: NDArray[np.int64],
+    ledger: Ledger,
+) -> SparseRows:
+    """QA for a Q with a single 1 per row, at column nodes[row]: rows of A side by side.
+
+    Args:
+        indptr: int64 [N + 1].
+        indices: int32 or int64 [E].
+        edge_weight: float32 [E], the entries of A; empty where all are 1.
+        nodes: int64 [rows].
+        ledger: Counts the bytes of the result.
+    """
+    size = int((indptr[nodes + 1] - indptr[nodes]).sum())
+    rows = SparseRows(
+        ptr=ledger.empty(nodes.shape[0] + 1, np.int64),
+        cols=ledger.empty(size, indices.dtype),
+        values=ledger.empty(size, np.float64),
+    )
+    _gather_rows(indptr, indices, edge_weight, nodes, rows.ptr, rows.cols, rows.values)
+    return rows
+
+
+def sum_product(
+    indptr: NDArray[np.integer],
+    indices: NDArray[np.integer],
+    edge_weight: NDArray[np.float32],
+    power: int,
+    nodes: NDArray[np.int64],
+    ends: NDArray[np.int64],
+    table: Table,
+    ledger: Ledger,
+) -> SparseRows:
+    """QA for a Q whose row b has ones at nodes[ends[b]:ends[b + 1]]; entries of A to a power.
+
+    A stored edge is an entry of its own: of two parallel edges each is raised, then they are added.
+
+    Args:
+        indptr: int64 [N + 1].
+        indices: int32 or int64 [E].
+        edge_weight: float32 [E], the entries of A; empty where all are 1.
+        power: 1 or 2.
+        nodes: int64 [total], batch after batch.
+        ends: int64 [k + 1].
+        table: The accumulator.
+        ledger: Counts the bytes of the result.
+    """
+    num_batches = ends.shape[0] - 1
+    per_batch = np.empty(num_batches, dtype=np.int64)
+    degree_sums(indptr, nodes, ends, per_batch)
+    # A row has no more non-zeros than the graph has nodes, nor than its batch has edges.
+    # One entry more is written, and not counted.
+    size = int(np.minimum(per_batch, indptr.shape[0] - 1).sum()) + 1
+    table.reserve(int(min(per_batch.max(initial=0), indptr.shape[0] - 1)))
+    ptr = ledger.empty(num_batches + 1, np.int64)
+    cols = ledger.empty(size, indices.dtype)
+    values = ledger.empty(size, np.float64)
+    used = _add_rows(
+        indptr, indices, edge_weight, power, nodes, ends, table.entries, table.shift, table.stamp,
+        ptr, cols, values,
+    )  # fmt: skip
+    return SparseRows(ptr=ptr, cols=ledger.trim(cols, used), values=ledger.trim(values, used))
+
+
+def normalise(rows: SparseRows, *, squared: bool = False) -> None:
+    """NORM, in place: each row over its sum, entries squared before on request; empty rows stay."""
+    _normalise(rows.ptr, rows.values, squared)
+
+
+_EXTRACT_AHEAD = 16
+_PLAIN, _HORVITZ_THOMPSON, _HAJEK = 0, 1, 2
+_CODES = {Estimator.PLAIN: 0, Estimator.HORVITZ_THOMPSON: 1, Estimator.HAJEK: 2}
+
+
+@dataclass(kw_only=True, slots=True)
+class StackedBlocks:
+    """One layer of k batches; batch b has destinations and edges `ends[b]` to `ends[b + 1]`."""
+
+    dst_ends: NDArray[np.int64]
+    """Shape (k + 1,)."""
+    row_ptr: NDArray[np.int64]
+    """Shape (destinations + k,): k CSR row pointers, each from 0, one after another."""
+    edge_ends: NDArray[np.int64]
+    """Shape (k + 1,)."""
+    indices: NDArray[np.int32]
+    """Shape (edges,); local to the batch."""
+    nodes: NDArray[np.int64]
+    """Shape (sources,); global ids, destinations of a batch first."""
+    ends: NDArray[np.int64]
+    """Shape (k + 1,), of the sources."""
+    weight: NDArray[np.float32] | None = None
+    """Shape (edges,)."""
+    e_id: NDArray[np.int64] | None = None
+    """Shape (edges,)."""
+
+
+@kernel
+@no_type_check
+def _enter_sources(ids, dst, drawn, drawn_factor, table, shift, base, factor):
+    """Destinations, then the vertices drawn that are new; factor 0 marks those not drawn."""
+    known = np.uint64(0)
+    for i in range(dst.shape[0]):
+        find_or_add(table, shift, base, ids, dst[i], known)
+        ids[known] = dst[i]
+        factor[known] = 0.0
+        known += np.uint64(1)
+    for i in range(drawn.shape[0]):
+        name = find_or_add(table, shift, base, ids, drawn[i], known)
+        ids[known] = drawn[i]
+        factor[name] = drawn_factor[i]
+        known += np.uint64(name == known)
+    return known
+
+
+@kernel
+@no_type_check
+def _weigh(weight, first, last, estimator, row_sum):
+    """From A / pi to A / (pi * sum of the row of A), or to shares of the drawn edges."""
+    total = row_sum
+    if estimator == _HAJEK:
+        total = 0.0
+        for e in range(first, last):
+            total += weight[e]
+    for e in range(first, last):
+        weight[e] = weight[e] / total
+
+
+@kernel
+@no_type_check
+def _extract(
+    indptr, indices, edge_weight, estimator, dst_nodes, dst_ends, drawn_ptr, drawn, drawn_factor,
+    table, shift, stamp, factor, row_ptr, edge_ends, local, weight, e_id, nodes, ends,
+):  # fmt: skip
+    edge = 0
+    ends[0] = edge_ends[0] = 0
+    for b in range(dst_ends.shape[0] - 1):
+        dst = dst_nodes[dst_ends[b] : dst_ends[b + 1]]
+        ids = nodes[ends[b] :]
+        base = begin(table, stamp, ids.shape[0])
+        known = _enter_sources(
+            ids, dst, drawn[drawn_ptr[b] : drawn_ptr[b + 1]],
+            drawn_factor[drawn_ptr[b] : drawn_ptr[b + 1]], table, shift, base, factor,
+        )  # fmt: skip
+        row = dst_ends[b] + b
+        row_ptr[row] = 0
+        for i in range(dst.shape[0]):
+            start, end = indptr[dst[i]], indptr[dst[i] + 1]
+            prefetch_read(indices, indptr[dst[min(i + 2, dst.shape[0] - 1)]])
+            first, row_sum = edge, 0.0
+            for e in range(start, end):
+                if shift == 0:
+                    prefetch_read(table, np.int64(indices[min(e + _EXTRACT_AHEAD, end - 1)]))
+                value = np.float64(edge_weight[e]) if edge_weight.shape[0] > 0 else 1.0
+                row_sum += value
+                name = find(table, shift, base, ids, indices[e], known)
+                if name < known and factor[name] > 0.0 and value > 0.0:
+                    local[edge] = name
+                    if estimator != _PLAIN:
+                        weight[edge] = value * factor[name]
+                    if e_id.shape[0] > 0:
+                        e_id[edge] = e
+                    edge += 1
+            if estimator != _PLAIN:
+                _weigh(weight, first, edge, estimator, row_sum)
+            row_ptr[row + i + 1] = edge - edge_ends[b]
+        edge_ends[b + 1] = edge
+        ends[b + 1] = ends[b] + np.int64(known)
+        stamp[0] += np.int64(known) + 1
+    return edge
+
+
+def extract(
+    indptr: NDArray[np.integer],
+    indices: NDArray[np.integer],
+    edge_weight: NDArray[np.float32],
+    estimator: Estimator,
+    dst: tuple[NDArray[np.int64], NDArray[np.int64]],
+    drawn: tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]],
+    table: Table,
+    ledger: Ledger,
+    *,
+    edge_ids: bool = False,
+) -> StackedBlocks:
+    """The blocks between destinations and drawn vertices, of all batches.
+
+    Args:
+        indptr: int64 [N + 1].
+        indices: int32 or int64 [E].
+        edge_weight: float32 [E], the entries of A; empty where all are 1. Entries of 0 are no edge.
+        estimator: Of the mean sum_t A_ts x_t / sum_t A_ts: plain (no weights, or shares of A),
+            Horvitz-Thompson or Hajek.
+        dst: Node ids [destinations] and ends [k + 1].
+        drawn: Row pointer [k + 1], node ids and inverse inclusion probabilities.
+        table: For relabelling.
+        ledger: Counts the bytes.
+        edge_ids: Fill `e_id`.
+    """
+    nodes, ends = dst
+    num_batches = ends.shape[0] - 1
+    per_batch = np.empty(num_batches, dtype=np.int64)
+    size = int(degree_sums(indptr, nodes, ends, per_batch))
+    sources = np.diff(ends) + np.diff(drawn[0])
+    table.reserve(int(sources.max(initial=0)))
+    weighted = estimator is not Estimator.PLAIN
+    factor = ledger.scratch(int(sources.max(initial=0)), np.float64)
+    out = StackedBlocks(
+        dst_ends=ends,
+        row_ptr=ledger.empty(nodes.shape[0] + num_batches, np.int64),
+        edge_ends=ledger.empty(num_batches + 1, np.int64),
+        indices=ledger.empty(size, np.int32),
+        nodes=ledger.empty(int(sources.sum()), np.int64),
+        ends=ledger.empty(num_batches + 1, np.int64),
+        weight=ledger.empty(size if weighted else 0, np.float32),
+        e_id=ledger.empty(size if edge_ids else 0, np.int64),
+    )
+    used = _extract(
+        indptr, indices, edge_weight, _CODES[estimator], nodes, ends, *drawn, table.entries,
+        table.shift, table.stamp, factor, out.row_ptr, out.edge_ends, out.indices, out.weight,
+        out.e_id, out.nodes, out.ends,
+    )  # fmt: skip
+    ledger.free_scratch()
+    out.nodes = ledger.trim(out.nodes, int(out.ends[-1]))
+    out.indices = ledger.trim(out.indices, used)
+    assert out.weight is not None
+    assert out.e_id is not None
+    out.weight = ledger.trim(out.weight, used) if weighted else None
+    out.e_id = ledger.trim(out.e_id, used) if edge_ids else None
+    return out

@@ -1,0 +1,299 @@
+"""Which vertices a layer-wise sampler draws: LADIES, PLADIES and FastGCN (formulas 4.2, 4.3, 5.4).
+
+LADIES: p_t proportional to sum_{s in S} A_ts^2 ("fro", the original), or to the square of
+sum_{s in S} A_ts ("count2"); `size` vertices, with replacement or one after another without.
+PLADIES: the same p, each vertex taken by itself, `size` of them on average.
+FastGCN: p_t proportional to sum_s A_ts^2 over the whole graph; vertices outside the neighbourhood
+may be drawn, and are then of no use.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import no_type_check
+
+import numpy as np
+from numpy.typing import NDArray
+
+from runtime.errors import SamplerError
+from runtime.sampling.bulk.its import by_column, exponential, its_rows, smallest, uniform
+from runtime.sampling.bulk.memory import Ledger
+from runtime.sampling.bulk.product import SparseRows, normalise, sum_product
+from runtime.sampling.bulk.table import Table
+from runtime.sampling.checks import float32_weight
+from runtime.sampling.compiled import kernel
+from runtime.sampling.dependent import word_kernel
+from runtime.sampling.statistics import Estimator
+from runtime.sampling.weighted import Boost
+
+
+@kernel
+@no_type_check
+def water_level(values, size):
+    """The c with sum of min(1, c * values) = size; infinite where size reaches the positive ones.
+
+    Each pass spreads what the entries at 1 leave over the others. Entries reach 1 once, so there
+    are at most as many passes as entries, in practice a few. Where an entry is at 1 but for
+    rounding, a level may come out a hair below the one before: that is the end, too.
+    """
+    saturated, positive = -1, 0
+    for value in values:
+        positive += value > 0
+    if size >= positive:
+        return np.inf
+    level = 0.0
+    while True:
+        count, rest = 0, 0.0
+        for value in values:
+            if value * level >= 1.0:
+                count += 1
+            else:
+                rest += value
+        if count <= saturated or count >= size:
+            return level
+        saturated = count
+        level = (size - count) / rest
+
+
+@kernel
+@no_type_check
+def _race(values, cols, first, second, cosine, sine, size, keys, chosen, factor):
+    for v in range(values.shape[0]):
+        keys[v] = np.inf
+        if values[v] > 0:
+            word = word_kernel(first, second, cosine, sine, cols[v], 0)
+            keys[v] = exponential(word) / values[v]
+    count, tau = smallest(keys, cols, size, chosen)
+    for i in range(count):
+        factor[i] = 1.0 if tau == np.inf else -1.0 / np.expm1(-values[chosen[i]] * tau)
+    return count
+
+
+@kernel
+@no_type_check
+def _poisson(values, cols, first, second, cosine, sine, size, chosen, factor):
+    level = water_level(values, size)
+    count = 0
+    for v in range(values.shape[0]):
+        if values[v] > 0:
+            pi = 1.0 if level == np.inf else min(1.0, level * values[v])
+            if uniform(word_kernel(first, second, cosine, sine, cols[v], 0)) < pi:
+                chosen[count] = v
+                factor[count] = 1.0 / pi
+                count += 1
+    return count
+
+
+@kernel
+@no_type_check
+def _poisson_hits(values, cols, first, second, cosine, sine, size, chosen, factor):
+    count = 0
+    for v in range(values.shape[0]):
+        if values[v] > 0:
+            hits, expected = 0, size * values[v]
+            now = exponential(word_kernel(first, second, cosine, sine, cols[v], 0))
+            while now < expected:
+                hits += 1
+                now += exponential(word_kernel(first, second, cosine, sine, cols[v], hits))
+            if hits > 0:
+                chosen[count] = v
+                factor[count] = hits / expected
+                count += 1
+    return count
+
+
+RACE, POISSON, POISSON_HITS = 0, 1, 2
+"""Ways of `choose_by_vertex`."""
+
+
+@kernel
+@no_type_check
+def choose_by_vertex(
+    ptr, cols, values, first, second, cosine, sine, size, way, keys, chosen, factor,
+    out_ptr, out_cols, out_factor,
+):  # fmt: skip
+    """Choose columns of every stacked row whose values sum to 1; outputs as in `its_rows`.
+
+    `first`, `second` (uint64), `cosine` and `sine` (float64) are the words of each row's batch.
+    `keys`, `chosen` and `factor` are scratch of the longest row, `chosen` int64.
+    """
+    out_ptr[0] = 0
+    for b in range(ptr.shape[0] - 1):
+        row, ids = values[ptr[b] : ptr[b + 1]], cols[ptr[b] : ptr[b + 1]]
+        z1, z2, c, s = first[b], second[b], cosine[b], sine[b]
+        if way == POISSON_HITS:
+            count = _poisson_hits(row, ids, z1, z2, c, s, size, chosen, factor)
+        elif way == POISSON:
+            count = _poisson(row, ids, z1, z2, c, s, size, chosen, factor)
+        else:
+            row_keys = keys[: row.shape[0]]
+            count = _race(row, ids, z1, z2, c, s, size, row_keys, chosen, factor)
+        to, end = out_ptr[b], out_ptr[b] + count
+        by_column(chosen[:count], factor[:count], ids, out_cols[to:end], out_factor[to:end])
+        out_ptr[b + 1] = end
+
+
+class Method(StrEnum):
+    """Layer-wise samplers."""
+
+    LADIES = "ladies"
+    PLADIES = "pladies"
+    FASTGCN = "fastgcn"
+
+
+class Norm(StrEnum):
+    """What NORM squares: the entries of A, or their sum."""
+
+    FRO = "fro"
+    COUNT2 = "count2"
+
+
+@dataclass(frozen=True, slots=True)
+class Numbers:
+    """What k batches draw from at one hop; see `dependent.HopStreams`."""
+
+    first: NDArray[np.uint64]
+    """Shape (k,), as all."""
+    second: NDArray[np.uint64]
+    cosine: NDArray[np.float64]
+    sine: NDArray[np.float64]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Law:
+    """How a layer's vertices are drawn and weighted."""
+
+    method: Method = Method.LADIES
+    norm: Norm = Norm.FRO
+    replace: bool = False
+    estimator: Estimator = Estimator.HORVITZ_THOMPSON
+    by_vertex: bool = True
+    """LADIES without replacement by numbers per vertex (the race); False: by darts (ITS)."""
+
+    @property
+    def uses_darts(self) -> bool:
+        """Whether ITS draws, rather than a number per vertex."""
+        if self.method is Method.LADIES:
+            return self.replace or not self.by_vertex
+        return self.method is Method.FASTGCN
+
+
+def check_boost(law: Law, boost: Boost | None) -> None:
+    """Refuse FastGCN with a boost.
+
+    Raises:
+        SamplerError: it is asked for.
+    """
+    if boost is not None and law.method is Method.FASTGCN:
+        raise SamplerError(
+            "expected ladies or pladies for locality-aware layers, found fastgcn: its "
+            "probabilities are the same at every hop; choose another sampler"
+        )
+
+
+class LayerGraph:
+    """The graph's arrays as the layer kernels want them, with what does not change per batch.
+
+    Args:
+        indptr: int64 [N + 1], plain and read-only.
+        indices: int32 or int64 [E].
+        edge_weight: float [E], the entries of A, or None where all are 1.
+        law: FastGCN's probabilities are computed here, once.
+        boost: Multiplies the probability of some vertices (locality-aware sampling), or None.
+
+    Raises:
+        SamplerError: weights of the wrong length, negative, infinite or NaN; FastGCN with a boost.
+    """
+
+    def __init__(
+        self,
+        indptr: NDArray[np.integer],
+        indices: NDArray[np.integer],
+        edge_weight: NDArray[np.floating] | None,
+        law: Law,
+        boost: Boost | None = None,
+    ) -> None:
+        check_boost(law, boost)
+        self.boost = boost
+        self.indptr, self.indices = indptr, indices
+        self.num_nodes = int(indptr.shape[0]) - 1
+        self.edge_weight = float32_weight(edge_weight, int(indices.shape[0]))
+        self.law = law
+        self.fixed: tuple[SparseRows, NDArray[np.float64]] | None = None
+        if law.method is Method.FASTGCN:
+            self.fixed = self._fastgcn()
+
+    def _fastgcn(self) -> tuple[SparseRows, NDArray[np.float64]]:
+        squares = np.square(self.edge_weight, dtype=np.float64) if self.edge_weight.size else None
+        total = np.bincount(self.indices, weights=squares, minlength=self.num_nodes)
+        return one_row(total, self.indices.dtype)
+
+    def probabilities(
+        self, nodes: NDArray[np.int64], ends: NDArray[np.int64], table: Table, ledger: Ledger
+    ) -> SparseRows:
+        """P of all batches: one row each (LADIES), or one row for all (FastGCN)."""
+        if self.fixed is not None:
+            return self.fixed[0]
+        count2 = self.law.norm is Norm.COUNT2
+        rows = sum_product(
+            self.indptr, self.indices, self.edge_weight, 1 if count2 else 2, nodes, ends, table,
+            ledger,
+        )  # fmt: skip
+        normalise(rows, squared=count2)
+        return rows
+
+    def prefer_local(self, rows: SparseRows, hop: int, num_hops: int) -> None:
+        """Multiply P by the boost of a hop (0 is next to the seeds), and normalise it again."""
+        if self.boost is not None:
+            rows.values *= self.boost.of(rows.cols, hop, num_hops)
+            normalise(rows)
+
+    def draw(
+        self, rows: SparseRows, numbers: Numbers, size: int, ledger: Ledger
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]:
+        """SAMPLE: row pointer [k + 1], ascending node ids and inverse inclusion probabilities."""
+        law, num_batches = self.law, numbers.first.shape[0]
+        lengths = np.diff(rows.ptr)
+        longest = int(lengths.max(initial=0))
+        poisson = law.method is Method.PLADIES
+        if self.fixed is not None:
+            bound = num_batches * min(size, longest)
+        else:
+            bound = int((lengths if poisson else np.minimum(lengths, size)).sum())
+        kept = longest if not law.uses_darts else min(size, longest) + 1
+        out_ptr = np.zeros(num_batches + 1, dtype=np.int64)
+        out_cols, out_factor = ledger.empty(bound, np.int64), ledger.empty(bound, np.float64)
+        chosen, factor = ledger.scratch(kept, np.int64), ledger.scratch(kept, np.float64)
+        keys = ledger.scratch(longest, np.float64)
+        scratch, out = (keys, chosen, factor), (out_ptr, out_cols, out_factor)
+        if law.uses_darts:
+            keys.fill(np.inf)
+            prefix = ledger.scratch(longest, np.float64) if self.fixed is None else self.fixed[1]
+            its_rows(
+                rows.ptr, rows.cols, rows.values, numbers.first, size, law.replace, prefix,
+                self.fixed is not None, *scratch, *out,
+            )  # fmt: skip
+        else:
+            way = RACE if not poisson else POISSON_HITS if law.replace else POISSON
+            choose_by_vertex(
+                rows.ptr, rows.cols, rows.values, numbers.first, numbers.second, numbers.cosine,
+                numbers.sine, size, way, *scratch, *out,
+            )  # fmt: skip
+        ledger.free_scratch()
+        used = int(out_ptr[-1])
+        return out_ptr, ledger.trim(out_cols, used), ledger.trim(out_factor, used)
+
+
+def one_row(
+    column_sums: NDArray[np.number], dtype: np.dtype
+) -> tuple[SparseRows, NDArray[np.float64]]:
+    """The one probability row of FastGCN, and its prefix sums.
+
+    Args:
+        column_sums: sum_s A_ts^2 of each vertex t, shape (N,).
+        dtype: Of the row's column ids.
+    """
+    cols = np.flatnonzero(column_sums)
+    ptr = np.array([0, cols.shape[0]], dtype=np.int64)
+    row = SparseRows(ptr=ptr, cols=cols.astype(dtype), values=column_sums[cols].astype(np.float64))
+    normalise(row)
+    return row, np.cumsum(row.values)

@@ -1,0 +1,231 @@
+"""Choosing the edges of a row: Floyd's method on counter-based draws, as tests/reference has it.
+
+A chosen edge is a position in the graph's `indices`; its cache line is asked for at once.
+"""
+
+from typing import no_type_check
+
+import numpy as np
+
+from runtime.sampling.compiled import inlined_kernel, kernel
+from runtime.sampling.placed_indices import prefetch_read
+from runtime.sampling.rng import GOLDEN, bounded_kernel, key_kernel, mix_kernel, value_kernel
+
+AHEAD = 24
+"""Rows between asking for a row's bounds and reading them."""
+MAX_WORD = 64
+"""Fan-outs up to this use a word of 64 bits as the filter of the offsets taken."""
+
+_ONE = np.uint64(1)
+_SIX_BITS = np.uint64(63)
+_SIXTEEN = np.uint64(16)
+
+
+@inlined_kernel
+@no_type_check
+def _is_taken(positions, edge, count, position):
+    found = False
+    for other in range(count):
+        found |= positions[edge + np.uint64(other)] == position
+    return found
+
+
+@inlined_kernel
+@no_type_check
+def _choose_some(indices, key, start, degree, fanout, positions, edge):
+    """Floyd's choices: a filter of 64 bits, exact up to degree 64, spares scans of those taken."""
+    taken = np.uint64(0)
+    for i in range(fanout):
+        last = degree - fanout + i
+        offset = bounded_kernel(value_kernel(key, i), last + 1)
+        hit = (taken >> (np.uint64(offset) & _SIX_BITS)) & _ONE
+        if hit and degree > MAX_WORD:
+            hit = np.uint64(_is_taken(positions, edge, i, start + offset))
+        offset = last if hit else offset
+        taken |= _ONE << (np.uint64(offset) & _SIX_BITS)
+        positions[edge + np.uint64(i)] = start + offset
+        prefetch_read(indices, start + offset)
+
+
+@kernel
+@no_type_check
+def _choose_wide(indices, key, start, degree, fanout, positions, edge):
+    """Floyd's choices for wide fan-outs: a small hash set keeps the work linear in the fan-out."""
+    bits = 3
+    while (1 << bits) < 2 * fanout:
+        bits += 1
+    mask = (1 << bits) - 1
+    taken = np.full(1 << bits, -1, dtype=np.int64)
+    for i in range(fanout):
+        last = degree - fanout + i
+        offset = bounded_kernel(value_kernel(key, i), last + 1)
+        slot = (offset * 40503) & mask
+        while taken[slot] >= 0 and taken[slot] != offset:
+            slot = (slot + 1) & mask
+        if taken[slot] == offset:
+            offset = last
+            slot = (offset * 40503) & mask
+            while taken[slot] >= 0:
+                slot = (slot + 1) & mask
+        taken[slot] = offset
+        positions[edge + np.uint64(i)] = start + offset
+        prefetch_read(indices, start + offset)
+
+
+@kernel
+@no_type_check
+def choose_rows(
+    indptr, indices, stream, fanout, node_ids, i, last, row, edge, enough, row_ptr, positions
+):
+    """Choose the edges of rows of nodes i .. last-1 until there are `enough`.
+
+    Returns the first node whose row is left, and the edge end. `row` is the row of node i; fills
+    row_ptr after each row, and positions.
+    """
+    while i < last and edge < enough:
+        prefetch_read(indptr, node_ids[i + AHEAD])
+        node = np.uint64(node_ids[i])
+        start = indptr[node]
+        degree = indptr[node + _ONE] - start
+        to = np.uint64(edge)
+        if 0 < fanout < degree:
+            key = key_kernel(stream, node)
+            if fanout <= MAX_WORD:
+                _choose_some(indices, key, start, degree, fanout, positions, to)
+            else:
+                _choose_wide(indices, key, start, degree, fanout, positions, to)
+            edge += fanout
+        else:
+            for offset in range(degree):
+                positions[to + np.uint64(offset)] = start + offset
+            for offset in range(0, degree, 16):
+                prefetch_read(indices, start + offset)
+            edge += degree
+        i += 1
+        row += 1
+        row_ptr[row] = edge
+    return i, edge
+
+
+@kernel
+@no_type_check
+def edge_bound(indptr, fanout, node_ids, first, last):
+    """At least the number of edges that nodes first .. last-1 choose, exact for fan-out -1."""
+    if fanout > 0:
+        return (last - first) * fanout
+    total = 0
+    for i in range(first, last):
+        prefetch_read(indptr, node_ids[i + AHEAD])
+        total += indptr[node_ids[i] + 1] - indptr[node_ids[i]]
+    return total
+
+
+MAX_FANOUT = 64
+"""Beyond it comparing every draw with those before costs more than a hash set."""
+MAX_ROWS = 128
+MAX_EDGES = 1024
+"""Of one call: what its cache lines take then still fits the second-level cache easily."""
+_WIDTH = 16
+
+_LANES_ONE = np.uint64(1)
+_HALF = np.uint64(32)
+_LOW = np.uint64(0xFFFF_FFFF)
+
+
+@kernel
+@no_type_check
+def rows_per_call(fanout):
+    """Rows that one call takes: a multiple of the lanes, at most `MAX_EDGES` edges."""
+    return max(_WIDTH, min(MAX_ROWS, MAX_EDGES // fanout // _WIDTH * _WIDTH))
+
+
+@kernel
+@no_type_check
+def make_lanes():
+    """Scratch of `choose_lanes`: keys, degrees, starts and ends of rows, draws, collisions."""
+    return (
+        np.zeros(MAX_ROWS, np.uint64),
+        np.ones(MAX_ROWS, np.uint64),
+        np.zeros((2, MAX_ROWS), np.int64),
+        np.zeros(MAX_EDGES, np.uint32),
+        np.zeros(MAX_ROWS, np.uint32),
+    )
+
+
+@kernel
+@no_type_check
+def _draw(keys, degrees, rows, stride, fanout, drawn, collided):
+    """Floyd's offsets: drawn[j * stride + r] is choice j of row r, uint32."""
+    rows = np.uint64(rows)
+    for j in range(fanout):
+        step = np.uint64(j + 1) * GOLDEN
+        left = np.uint64(fanout - j - 1)
+        mine = drawn[j * stride : (j + 1) * stride]
+        for r in range(rows):
+            bits = mix_kernel(keys[r] + step)
+            # The high word of bits * bound, as `bounded`, for a bound of 32 bits.
+            bound = (degrees[r] - left) & _LOW
+            high = (bits >> _HALF) * bound + (((bits & _LOW) * bound) >> _HALF)
+            mine[r] = np.uint32(high >> _HALF)
+            collided[r] = np.uint32(0)
+        for i in range(j):
+            other = drawn[i * stride : (i + 1) * stride]
+            for r in range(rows):
+                collided[r] |= np.uint32(other[r] == mine[r])
+        for r in range(rows):
+            last = np.uint32(degrees[r] - left - _LANES_ONE)
+            mine[r] = last if collided[r] else mine[r]
+
+
+@kernel
+@no_type_check
+def choose_lanes(
+    indptr, indices, stream, fanout, node_ids, i, last, row, edge, row_ptr, positions, lanes
+):
+    """Choose the edges of the next rows of nodes i .. last-1; fan-out 1 to `MAX_FANOUT`.
+
+    `row` is the row of node i and `edge` its first edge. Fills row_ptr after each row, and
+    `positions` from its beginning. Returns the first node whose row is left, and the edge end.
+    """
+    keys, degrees, bounds, drawn, collided = lanes
+    stride = rows_per_call(fanout)
+    starts, ends = bounds[0], bounds[1]
+    first, many = edge, 0
+    for node_at in range(i, min(last, i + stride)):
+        prefetch_read(indptr, node_ids[node_at + AHEAD])
+        node = np.uint64(node_ids[node_at])
+        start = indptr[node]
+        degree = indptr[node + _LANES_ONE] - start
+        to = edge - first
+        if degree > fanout and degree <= np.int64(_LOW):
+            keys[many] = key_kernel(stream, node)
+            degrees[many] = np.uint64(degree)
+            starts[many] = start
+            ends[many] = to
+            many += 1
+            edge += fanout
+        elif degree > fanout:
+            choose_rows(
+                indptr, indices, stream, fanout, node_ids, node_at, node_at + 1, row, to, to + 1,
+                row_ptr, positions,
+            )  # fmt: skip
+            edge += fanout
+        else:
+            for offset in range(degree):
+                positions[np.uint64(to + offset)] = start + offset
+            for offset in range(0, degree, 16):
+                prefetch_read(indices, start + offset)
+            edge += degree
+        row += 1
+        row_ptr[row] = edge
+    _draw(keys, degrees, (many + _WIDTH - 1) // _WIDTH * _WIDTH, stride, fanout, drawn, collided)
+    step = np.uint64(stride)
+    for r in range(np.uint64(many)):
+        start, to, at = starts[r], np.uint64(ends[r]), r
+        for _ in range(fanout):
+            position = start + np.int64(drawn[at])
+            positions[to] = position
+            prefetch_read(indices, position)
+            to += _LANES_ONE
+            at += step
+    return min(last, i + stride), edge

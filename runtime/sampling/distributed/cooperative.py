@@ -1,0 +1,219 @@
+"""Cooperative mini-batches: the ranks sample one global batch together (formulas 5.6).
+
+Every vertex has one owner. Hop by hop each rank draws the neighbours of the vertices it owns, sends
+those that others own to them, and goes on with what it owns itself: no vertex is expanded, and no
+feature row loaded, twice. Draws depend on global ids alone (`rng`), so the union of the ranks'
+subgraphs is the subgraph of one process with the whole batch, at any number of ranks.
+
+    rank p, hop l:  draw N(S_p^l)  ->  ids to their owners  ->  S_p^(l+1), without repetition
+
+Both dialects work. In `every_hop` all of S_p^l draws afresh; in `first_seen` an owner knows at
+which hop its vertices were first seen, by anyone, and lets each draw at that hop alone.
+"""
+
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from runtime.errors import SamplerError
+from runtime.plan.schema import Sampler
+from runtime.sampling.build import build_sampler
+from runtime.sampling.distributed.exchange import RowExchange
+from runtime.sampling.distributed.frontier import Frontier, IdExchange
+from runtime.sampling.distributed.owner import Owners
+from runtime.sampling.minibatch import Block, Dialect, MiniBatch
+from runtime.sampling.neighbor import bad_seed
+from runtime.sampling.parameters import LAYERWISE, number, parameters_of
+
+
+class CooperativeSampler:
+    """One rank's part of cooperative sampling; all ranks sample the same steps in the same order.
+
+    Args:
+        sampler: The plan's: neighbor, full, or labor with variant 0.
+        indptr: int64 [N + 1]; only the rows of own vertices are read.
+        indices: int32 or int64 [E].
+        fanouts: Per hop, the hop next to the seeds first.
+        seed: The run's seed.
+        owners: Who owns a vertex.
+        comm: A communicator that nothing else uses meanwhile; its size is the owners'.
+        settings: `build_sampler`'s (edge_ids, edge_weight, steps_per_epoch).
+
+    Raises:
+        SamplerError: the sampler cannot be shared out (the text says why), or as `build_sampler`.
+    """
+
+    def __init__(
+        self,
+        sampler: Sampler,
+        indptr: NDArray[np.integer],
+        indices: NDArray[np.integer],
+        fanouts: Sequence[int],
+        seed: int,
+        *,
+        owners: Owners,
+        comm: IdExchange,
+        **settings: Any,
+    ) -> None:
+        check_cooperates(sampler)
+        if comm.size != owners.num_ranks:
+            raise SamplerError(
+                f"cooperative sampling: expected a communicator of {owners.num_ranks} ranks (the "
+                f"owners'), found {comm.size}; start as many ranks as the plan has"
+            )
+        self.dialect = Dialect(sampler.dialect)
+        self._owners = owners
+        self._comm = comm
+        self._hops: list[Any] = []
+        for hop, fanout in enumerate(fanouts):
+            one = build_sampler(sampler, indptr, indices, [fanout], seed, **settings)
+            setattr(one, "first_hop", hop)  # noqa: B010  every sampler that cooperates has it
+            self._hops.append(one)
+        self._num_nodes = int(indptr.shape[0]) - 1
+        self._frontier = Frontier(owners, comm, self._num_nodes)
+        self._lock = threading.Lock()
+
+    @property
+    def num_hops(self) -> int:
+        """Number of hops, and of blocks."""
+        return len(self._hops)
+
+    def sample(
+        self,
+        seeds: NDArray[np.int64],
+        *,
+        epoch: int,
+        step: int,
+        input_id: NDArray[np.int64] | None = None,
+        global_num_seeds: int | None = None,
+    ) -> MiniBatch:
+        """Sample this rank's part of a batch. As `NeighborSampler.sample`, but collective.
+
+        Args:
+            seeds: int64 [n], the seeds of the global batch that this rank owns; may be empty.
+            epoch: Part of the stream of the draws.
+            step: Likewise.
+            input_id: int64 [n], or None.
+            global_num_seeds: Seeds of the step over all ranks; n if None.
+
+        Returns:
+            Blocks whose sources are those of `exchanges`; `n_id` are the outermost sources, own
+            ones first.
+
+        Raises:
+            SamplerError: a seed is out of range, occurs twice, or belongs to another rank.
+        """
+        seeds = np.ascontiguousarray(seeds, dtype=np.int64)
+        with self._lock:
+            hops = self._sample_hops(seeds, epoch, step)
+        num_seeds = int(seeds.shape[0])
+        own = [num_seeds, *(exchange.num_own for _, exchange, _ in hops)]
+        return MiniBatch(
+            blocks=[block for block, _, _ in reversed(hops)],
+            exchanges=[exchange for _, exchange, _ in reversed(hops)],
+            n_id=hops[-1][1].ids,
+            seeds=seeds,
+            input_id=np.arange(num_seeds, dtype=np.int64) if input_id is None else input_id,
+            dialect=self.dialect,
+            num_sampled_nodes=[num_seeds, *np.diff(own).tolist()],
+            num_sampled_edges=[drawn for _, _, drawn in hops],
+            global_num_seeds=num_seeds if global_num_seeds is None else global_num_seeds,
+            epoch=epoch,
+            step=step,
+        )
+
+    def _sample_hops(
+        self, seeds: NDArray[np.int64], epoch: int, step: int
+    ) -> list[tuple[Block, RowExchange, int]]:
+        """Per hop its block, its exchange and the edges drawn."""
+        self._check_seeds(seeds)
+        frontier, rows = self._frontier, _Rows()
+        frontier.begin(seeds)
+        nested = self.dialect is Dialect.FIRST_SEEN
+        hops: list[tuple[Block, RowExchange, int]] = []
+        first = 0
+        for sampler in self._hops:
+            num_dst = frontier.num_own
+            if not nested:
+                frontier.forget_requests()
+                rows = _Rows()
+            drawn = sampler.sample(frontier.own_ids(first), epoch=epoch, step=step)
+            rows.append(drawn.blocks[0], frontier.number(drawn.n_id, first))
+            exchange = frontier.exchange()
+            hops.append((rows.block(num_dst, exchange, frontier.places), exchange, drawn.num_edges))
+            first = num_dst if nested else 0
+        return hops
+
+    def _check_seeds(self, seeds: NDArray[np.int64]) -> None:
+        bad = np.flatnonzero((seeds < 0) | (seeds >= self._num_nodes))
+        if len(bad) == 0 and len(np.unique(seeds)) < len(seeds):
+            order = np.argsort(seeds, kind="stable")
+            bad = order[1:][np.diff(seeds[order]) == 0]
+        if len(bad):
+            raise bad_seed(seeds, int(bad[0]), self._num_nodes)
+        foreign = seeds[self._owners.of(seeds) != self._comm.rank]
+        if len(foreign):
+            raise SamplerError(
+                f"cooperative sampling: expected seeds that rank {self._comm.rank} owns, found "
+                f"node {foreign[0]} of another rank; share the batch out by owner"
+            )
+
+
+class _Rows:
+    """Edges drawn so far, their sources named independently of any block.
+
+    A source is the row of an own vertex, or -1 - its order of request where another rank owns it.
+    """
+
+    def __init__(self) -> None:
+        self._degrees: list[NDArray[np.int64]] = []
+        self._sources: list[NDArray[np.int64]] = []
+        self._e_ids: list[NDArray[np.int64]] = []
+        self._weights: list[NDArray[np.float32]] = []
+
+    def append(self, block: Block, sources: NDArray[np.int64]) -> None:
+        """Add the rows of a one-hop block, whose local sources stand for `sources`."""
+        self._degrees.append(np.diff(block.indptr))
+        self._sources.append(sources[block.indices])
+        if block.e_id is not None:
+            self._e_ids.append(block.e_id)
+        if block.weight is not None:
+            self._weights.append(block.weight)
+
+    def block(self, num_dst: int, exchange: RowExchange, places: NDArray[np.int64]) -> Block:
+        """All rows so far as one block over the exchange's sources."""
+        source = np.concatenate(self._sources)
+        remote = source < 0
+        source[remote] = exchange.num_own + places[-1 - source[remote]]
+        return Block(
+            num_src=exchange.ids.shape[0],
+            num_dst=num_dst,
+            indptr=np.concatenate([[0], np.cumsum(np.concatenate(self._degrees))]),
+            indices=source.astype(np.int32),
+            e_id=np.concatenate(self._e_ids) if self._e_ids else None,
+            weight=np.concatenate(self._weights) if self._weights else None,
+        )
+
+
+def check_cooperates(sampler: Sampler) -> None:
+    """Refuse samplers whose draws for one vertex need what other ranks hold.
+
+    Raises:
+        SamplerError: the text says what would have to be reduced over ranks.
+    """
+    name, values = sampler.name, parameters_of(sampler)
+    why = None
+    if name == "labor" and (values["variant"] == "star" or number(name, values, "variant") != 0):
+        why = "LABOR-i takes a maximum over all rows of the batch that may draw a vertex"
+    elif name in LAYERWISE:
+        why = "a layer's probabilities are sums over the whole batch"
+    elif name == "las":
+        why = "it prefers what a rank holds, so ranks would draw different subgraphs"
+    if why is not None:
+        raise SamplerError(
+            f"sampler {name} does not cooperate: {why}, and no rank holds the whole batch; use "
+            "neighbor, full or labor with variant 0, or independent batching"
+        )

@@ -1,0 +1,329 @@
+"""Bulk sampling with the graph partitioned 1.5D over the ranks (Tripathy et al., MLSys 2024).
+
+A process row samples the batches of its c ranks for k steps as one stack; the rows of A that a
+layer needs come from the ranks that hold them. Each rank gets its own batches, equal bit for bit to
+those of the single-process sampler, whatever the grid and whatever k.
+"""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from runtime.comm.grid import ProcessGrid
+from runtime.errors import BudgetExceeded, SamplerError
+from runtime.sampling.build import BatchSampler
+from runtime.sampling.bulk.memory import BulkBytes, Ledger, object_bytes
+from runtime.sampling.bulk.product import StackedBlocks, extract
+from runtime.sampling.bulk.sage import stream_words
+from runtime.sampling.bulk.stack import Request, forget_nodes, stack_seeds, unstack
+from runtime.sampling.bulk.table import Table
+from runtime.sampling.choose.layerwise import LayerGraph, Method, Numbers, one_row
+from runtime.sampling.distributed.grid_rows import Exchange, GridRows, Shard
+from runtime.sampling.distributed.grid_sage import Frontier, expand_layer, nest
+from runtime.sampling.layerwise import LayerStack, LayerwiseSampler, hop_numbers
+from runtime.sampling.minibatch import Dialect, MiniBatch
+from runtime.sampling.neighbor import RELABEL_BUDGET_BYTES, NeighborSampler
+
+Batches = tuple[NDArray[np.int64], NDArray[np.int64]]
+"""Node ids, batch after batch, and the ends [k + 1]."""
+
+
+def sage_hops(
+    sampler: NeighborSampler,
+    rows: GridRows,
+    requests: Sequence[Request],
+    own: slice,
+    table: Table,
+    ledger: Ledger,
+) -> list[MiniBatch]:
+    """GraphSAGE: the batches `requests[own]`, as `sampler` would draw them one by one.
+
+    Args:
+        sampler: Fan-outs, dialect and seed; its graph is not looked at.
+        rows: Where rows of A come from.
+        requests: The stack of the process row.
+        own: This rank's batches among them: slice(j, None, c).
+        table: For relabelling.
+        ledger: Counts the bytes.
+    """
+    every_hop = sampler.dialect is Dialect.EVERY_HOP
+    streams = _streams(sampler, requests)
+    nodes, ends = stack_seeds(requests, rows.shard.num_nodes, table)
+    frontier = Frontier(nodes=nodes, ends=ends, firsts=np.zeros(len(requests), dtype=np.int64))
+    layers: list[StackedBlocks] = []
+    for hop, fanout in enumerate(sampler.fanouts):
+        found = rows.fetch(frontier.expanded(), ledger)
+        words = streams[hop]
+        if hop == len(sampler.fanouts) - 1 and own.step > 1:
+            frontier = Frontier(
+                nodes=take(frontier.nodes, frontier.ends, own),
+                ends=take_ends(frontier.ends, own),
+                firsts=frontier.firsts[own],
+            )
+            layers, words = [pick(layer, own, ledger) for layer in layers], words[own].copy()
+        layer = expand_layer(
+            rows.view(found), found.cols, words, fanout, frontier, table, ledger,
+            edge_ids=sampler.edge_ids,
+        )  # fmt: skip
+        if layer.e_id is not None:
+            layer.e_id = found.global_edges(layer.e_id)
+        ledger.free(found.ids, found.ptr, found.cols, found.weight, found.edge_start)
+        del found
+        if layers:
+            forget_nodes(layers[-1], ledger)
+        firsts = np.zeros(layer.ends.shape[0] - 1, dtype=np.int64)
+        if not every_hop:
+            firsts = np.diff(frontier.ends)
+        frontier = Frontier(nodes=layer.nodes, ends=layer.ends, firsts=firsts)
+        layers.append(layer)
+    mine = requests[own]
+    return unstack(layers, mine) if every_hop else nest(layers, mine)
+
+
+def layer_hops(
+    stack: LayerStack,
+    rows: GridRows,
+    requests: Sequence[Request],
+    own: slice,
+    table: Table,
+    ledger: Ledger,
+) -> list[MiniBatch]:
+    """LADIES, PLADIES and FastGCN; arguments as in `sage_hops`.
+
+    The stack's graph is made to show the rows that were fetched last.
+    """
+    graph = stack.graph
+    numbers = hop_numbers(stack.policy, requests, len(stack.sizes))
+    nodes, ends = stack_seeds(requests, graph.num_nodes, table)
+    layers: list[StackedBlocks] = []
+    for hop, size in enumerate(stack.sizes):
+        found = rows.fetch(nodes, ledger)
+        graph.indptr, graph.indices = rows.view(found), found.cols
+        graph.edge_weight = np.empty(0, np.float32) if found.weight is None else found.weight
+        drawing = numbers[hop]
+        if hop == len(stack.sizes) - 1 and own.step > 1:
+            nodes, ends = take(nodes, ends, own), take_ends(ends, own)
+            layers, drawing = [pick(layer, own, ledger) for layer in layers], _only(drawing, own)
+        layer = _draw_layer(graph, (nodes, ends), drawing, size, table, ledger, stack.edge_ids)
+        if layer.e_id is not None:
+            layer.e_id = found.global_edges(layer.e_id)
+        ledger.free(found.ids, found.ptr, found.cols, found.weight, found.edge_start)
+        del found
+        if layers:
+            forget_nodes(layers[-1], ledger)
+        nodes, ends = layer.nodes, layer.ends
+        layers.append(layer)
+    return unstack(layers, requests[own])
+
+
+def _draw_layer(
+    graph: LayerGraph,
+    batches: Batches,
+    numbers: Numbers,
+    size: int,
+    table: Table,
+    ledger: Ledger,
+    edge_ids: bool,
+) -> StackedBlocks:
+    """P = QA and NORM on the fetched rows, SAMPLE, EXTRACT."""
+    p = graph.probabilities(*batches, table, ledger)
+    drawn = graph.draw(p, numbers, size, ledger)
+    if graph.fixed is None:
+        ledger.free(p.ptr, p.cols, p.values)
+    layer = extract(
+        graph.indptr, graph.indices, graph.edge_weight, graph.law.estimator, batches, drawn, table,
+        ledger, edge_ids=edge_ids,
+    )  # fmt: skip
+    ledger.free(drawn[1], drawn[2])
+    return layer
+
+
+def column_squares(rows: GridRows) -> NDArray[np.float64]:
+    """FastGCN's sum_s A_ts^2 of every vertex t, float64 [N]; collective.
+
+    The blocks are added one after another in order, so that the sums are those of one process to
+    the last bit, also with edge weights.
+    """
+    shard, column = rows.shard, rows.grid.column_comm
+    total = torch.zeros(shard.num_nodes, dtype=torch.float64)
+    for block in range(rows.grid.num_rows):
+        if block == rows.grid.row:
+            weight = shard.edge_weight
+            squares = 1.0 if weight is None else np.square(weight, dtype=np.float64)
+            np.add.at(total.numpy(), shard.indices, squares)
+        total = column.broadcast(total, source=block)
+    return total.numpy()
+
+
+def take(values: NDArray, ends: NDArray[np.int64], own: slice) -> NDArray:
+    """Entries of some batches, where batch b has values[ends[b] : ends[b + 1]]."""
+    bounds = zip(ends[:-1][own].tolist(), ends[1:][own].tolist(), strict=True)
+    return np.concatenate([values[:0], *(values[first:last] for first, last in bounds)])
+
+
+def take_ends(ends: NDArray[np.int64], own: slice) -> NDArray[np.int64]:
+    """Where those batches end when they stand alone."""
+    return np.concatenate([[0], np.cumsum(np.diff(ends)[own])]).astype(np.int64)
+
+
+def pick(layer: StackedBlocks, own: slice, ledger: Ledger) -> StackedBlocks:
+    """Some batches of a layer, in arrays of their own."""
+    ledger.free(*_arrays(layer))
+    rows = layer.dst_ends + np.arange(layer.dst_ends.shape[0])  # a row pointer has an entry more
+    forgotten = layer.nodes.shape[0] < layer.ends[-1]
+    weight, e_id = layer.weight, layer.e_id
+    out = StackedBlocks(
+        dst_ends=take_ends(layer.dst_ends, own),
+        row_ptr=take(layer.row_ptr, rows, own),
+        edge_ends=take_ends(layer.edge_ends, own),
+        indices=take(layer.indices, layer.edge_ends, own),
+        nodes=layer.nodes if forgotten else take(layer.nodes, layer.ends, own),
+        ends=take_ends(layer.ends, own),
+        weight=None if weight is None else take(weight, layer.edge_ends, own),
+        e_id=None if e_id is None else take(e_id, layer.edge_ends, own),
+    )
+    ledger.note(sum(array.nbytes for array in _arrays(out) if array is not None))
+    return out
+
+
+def _arrays(layer: StackedBlocks) -> list[NDArray | None]:
+    return [layer.row_ptr, layer.indices, layer.nodes, layer.weight, layer.e_id]
+
+
+def _only(numbers: Numbers, own: slice) -> Numbers:
+    return Numbers(
+        numbers.first[own].copy(),
+        numbers.second[own].copy(),
+        numbers.cosine[own].copy(),
+        numbers.sine[own].copy(),
+    )
+
+
+def _streams(sampler: NeighborSampler, requests: Sequence[Request]) -> NDArray[np.uint64]:
+    """Shape (L, k)."""
+    epochs = np.array([request.epoch for request in requests], dtype=np.int64)
+    steps = np.array([request.step for request in requests], dtype=np.int64)
+    words = np.empty((len(sampler.fanouts), len(requests)), dtype=np.uint64)
+    stream_words(np.uint64(sampler.seed % (1 << 64)), epochs, steps, int(sampler.purpose), words)
+    return words
+
+
+class GridSampler:
+    """Samples stacks of steps; every method is collective over the grid, one thread at a time.
+
+    Args:
+        sampler: Sizes, law and seed: uniform neighbours, a layer-wise sampler, or the stack of one.
+            It is made on a graph without edges (`empty_graph`), since no rank holds the graph.
+        shard: This rank's block row of A.
+        grid: The ranks.
+        exchange: Stages one after another, or all in one all-to-allv; the batches are the same.
+        budget_bytes: The most that a stack may take on any rank, its results included; k is cut
+            down to fit, on all ranks alike. None: all steps are one stack.
+        kept_batches: As in `BulkSampler`.
+        relabel_budget_bytes: As in `NeighborSampler`.
+
+    Raises:
+        SamplerError: a sampler whose batches cannot be stacked.
+    """
+
+    def __init__(
+        self,
+        sampler: BatchSampler | LayerStack,
+        shard: Shard,
+        grid: ProcessGrid,
+        *,
+        exchange: Exchange = Exchange.ONE_SHOT,
+        budget_bytes: int | None = None,
+        kept_batches: int = 0,
+        relabel_budget_bytes: int = RELABEL_BUDGET_BYTES,
+    ) -> None:
+        self.grid, self.budget_bytes, self.kept_batches = grid, budget_bytes, kept_batches
+        self._sampler: NeighborSampler | LayerStack
+        if type(sampler) is NeighborSampler or isinstance(sampler, LayerStack):
+            self._sampler = sampler
+        elif isinstance(sampler, LayerwiseSampler):
+            self._sampler = sampler.stack
+        else:
+            raise cannot_stack(sampler)
+        edge_ids = self._sampler.edge_ids
+        self.rows = GridRows(shard=shard, grid=grid, exchange=Exchange(exchange), edge_ids=edge_ids)
+        dense = 4 * shard.num_nodes <= relabel_budget_bytes
+        self._table = Table(shard.num_nodes, dense=dense)
+        self._next_size = 1
+        stack = self._sampler
+        if isinstance(stack, LayerStack) and stack.graph.law.method is Method.FASTGCN:
+            stack.graph.fixed = one_row(column_squares(self.rows), shard.indices.dtype)
+
+    def sample_many(self, steps: Sequence[Sequence[Request]]) -> list[MiniBatch]:
+        """This rank's batches of these steps; see `stacks`."""
+        return [batch for stack in self.stacks(steps) for batch in stack]
+
+    def stacks(self, steps: Sequence[Sequence[Request]]) -> Iterator[list[MiniBatch]]:
+        """This rank's batches, one per step, stack by stack; the first is a pilot of 1.
+
+        Args:
+            steps: Of each step the requests of this process row's ranks, by column. All ranks of
+                the grid pass as many steps, an empty share as a request without seeds.
+
+        Raises:
+            SamplerError: a seed is out of range or occurs twice in its batch.
+            BudgetExceeded: not even one step fits the budget of some rank.
+        """
+        done = 0
+        while done < len(steps):
+            size = len(steps) if self.budget_bytes is None else self._next_size
+            stack, found = self._sample_stack(steps[done : done + size])
+            done += len(stack)
+            if self.budget_bytes is not None:
+                self._next_size = self._fitting(found, self.budget_bytes)
+            yield stack
+            del stack  # or it would live on while the next one is drawn
+
+    def _sample_stack(
+        self, steps: Sequence[Sequence[Request]]
+    ) -> tuple[list[MiniBatch], BulkBytes]:
+        requests = [request for step in steps for request in step]
+        if len(requests) != len(steps) * self.grid.replication:
+            raise SamplerError(
+                f"expected {self.grid.replication} requests per step (the process row's ranks), "
+                f"found {len(requests)} for {len(steps)} steps; correct them"
+            )
+        own = slice(self.grid.column, None, self.grid.replication)
+        ledger, sampler = Ledger(), self._sampler
+        if isinstance(sampler, LayerStack):
+            batches = layer_hops(sampler, self.rows, requests, own, self._table, ledger)
+        else:
+            batches = sage_hops(sampler, self.rows, requests, own, self._table, ledger)
+        ledger.note(object_bytes(len(batches), sum(len(batch.blocks) for batch in batches)))
+        table_bytes = self._table.nbytes + self.rows.table_bytes
+        return batches, BulkBytes.of(ledger, table_bytes, len(batches))
+
+    def _fitting(self, found: BulkBytes, budget_bytes: int) -> int:
+        """The steps that fit on every rank; all ranks find the same."""
+        here = found.largest_stack(budget_bytes)
+        if here == 0 and found.peak_bytes(1) <= budget_bytes:
+            here = 1
+        size = self.grid.agree_min(here)
+        if size == 0:
+            step = found.peak_bytes(1) - found.table_bytes
+            raise BudgetExceeded(
+                f"expected one step to fit {budget_bytes} bytes on every rank, found here "
+                f"{found.table_bytes} (block row and tables) + {step} (batches) = "
+                f"{found.peak_bytes(1)}; raise the budget, or lower the batch size or the fan-outs"
+            )
+        return max(size - self.kept_batches, 1)
+
+
+def empty_graph(num_nodes: int, dtype: np.dtype) -> tuple[NDArray[np.int64], NDArray[np.integer]]:
+    """The arrays indptr and indices of a graph without edges, to make a sampler's settings on."""
+    return np.zeros(num_nodes + 1, dtype=np.int64), np.empty(0, dtype=dtype)
+
+
+def cannot_stack(sampler: object) -> SamplerError:
+    """What is wrong with a sampler that has no bulk form."""
+    return SamplerError(
+        "expected uniform neighbours without replacement, ladies, pladies or fastgcn for stacks of "
+        f"batches, found {type(sampler).__name__}; plan with bulk_batches 1 and the whole topology"
+    )

@@ -1,0 +1,301 @@
+"""Q_R A on a 1.5D grid: the adjacency rows that a process row's stack needs (formulas 4.6).
+
+After Tripathy et al., MLSys 2024, algorithm 2, sparsity-aware. Q_R has a single 1 per row, so a row
+of the product is a row of A, each comes from one stage, and the all-reduce over the process row
+adds parts that do not overlap: the parts are put side by side. LADIES' P is a sum over rows of
+Q_R A (Q = S Q_R), and EXTRACT multiplies Q_R A by Q_C, so one product per layer serves both.
+
+    for q in stages(j):                         # all R processes of column j
+        ids of Q_i in block q -> (q, j)         # each id once
+        (q, j) -> lengths, columns [, values]   # of the rows asked for
+    rows of all c columns -> everyone in process row i
+
+`one_shot` does a column's stages in one all-to-allv, `staged` one after another: the same words,
+but in a stage only one process of the column sends.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import no_type_check
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from runtime.comm.blocks import stages_of_column
+from runtime.comm.collectives import Communicator
+from runtime.comm.grid import ProcessGrid
+from runtime.sampling.bulk.memory import Ledger
+from runtime.sampling.checks import read_only
+from runtime.sampling.compiled import kernel
+from runtime.stages import Stage
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Shard:
+    """Block row of A that this rank holds: rows first, first + 1, ... of `num_nodes`."""
+
+    num_nodes: int
+    first: int
+    indptr: NDArray[np.int64]
+    """Shape (rows + 1,), from 0."""
+    indices: NDArray[np.integer]
+    """Shape (non-zeros,); global ids."""
+    edge_start: int
+    """Position of the block's first edge in the whole graph."""
+    edge_weight: NDArray[np.float32] | None = None
+    """Shape (non-zeros,); None where all entries are 1."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held."""
+        weight_bytes = 0 if self.edge_weight is None else self.edge_weight.nbytes
+        return self.indptr.nbytes + self.indices.nbytes + weight_bytes
+
+
+def cut_shard(
+    indptr: NDArray[np.integer],
+    indices: NDArray[np.integer],
+    edge_weight: NDArray[np.floating] | None,
+    grid: ProcessGrid,
+) -> Shard:
+    """Copy this rank's block row out of a graph, which may be memory-mapped."""
+    num_nodes = int(indptr.shape[0]) - 1
+    bounds = grid.bounds(num_nodes)
+    first, last = int(bounds[grid.row]), int(bounds[grid.row + 1])
+    start, end = int(indptr[first]), int(indptr[last])
+    weight = None
+    if edge_weight is not None:
+        weight = np.array(edge_weight[start:end], dtype=np.float32)
+    return Shard(
+        num_nodes=num_nodes,
+        first=first,
+        indptr=np.asarray(indptr[first : last + 1]).astype(np.int64) - start,
+        indices=np.array(indices[start:end]).view(np.ndarray),
+        edge_start=start,
+        edge_weight=weight,
+    )
+
+
+@dataclass(kw_only=True, slots=True)
+class FetchedRows:
+    """Distinct rows of A, ascending by id."""
+
+    ids: NDArray[np.int64]
+    """Shape (rows,)."""
+    ptr: NDArray[np.int64]
+    """Shape (rows + 1,)."""
+    cols: NDArray[np.integer]
+    """Shape (non-zeros,)."""
+    weight: NDArray[np.float32] | None
+    """Shape (non-zeros,), or None where all entries are 1."""
+    edge_start: NDArray[np.int64] | None
+    """Position of each row in the whole graph, shape (rows,); only where edge ids are wanted."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held."""
+        arrays = (self.ids, self.ptr, self.cols, self.weight, self.edge_start)
+        return sum(array.nbytes for array in arrays if array is not None)
+
+    def global_edges(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Positions in the whole graph of positions in `cols`."""
+        assert self.edge_start is not None
+        shift = np.repeat(self.edge_start - self.ptr[:-1], np.diff(self.ptr))
+        return positions + shift[positions]
+
+
+@kernel
+@no_type_check
+def copy_rows(indptr, source, rows, ptr, out):
+    """out[ptr[i]:] = entries of row rows[i]; int64 indptr, rows and ptr."""
+    for i in range(rows.shape[0]):
+        start, to = indptr[rows[i]], ptr[i]
+        for e in range(indptr[rows[i] + 1] - start):
+            out[to + e] = source[start + e]
+
+
+class Exchange(StrEnum):
+    """How a column's stages follow each other."""
+
+    STAGED = "staged"
+    ONE_SHOT = "one_shot"
+
+
+@dataclass(slots=True)
+class Words:
+    """What one rank moved, in words of formulas 4.7; its own share of a stage counts as well.
+
+    The links carry less: nothing of what a process asks of itself.
+    """
+
+    ids: int = 0
+    """Ids that came together here, over the stages in which this rank serves."""
+    rows: int = 0
+    """Non-zeros of the rows sent from here."""
+    reduced: int = 0
+    """Non-zeros of P_i that all processes of the row end up with."""
+    link_ids: int = 0
+    """Ids sent to other ranks."""
+    link_rows: int = 0
+    """Non-zeros sent to other ranks in stages."""
+    link_reduced: int = 0
+    """Non-zeros sent to other ranks of the row."""
+    messages: int = 0
+    """All-to-alls entered."""
+
+
+@dataclass(kw_only=True)
+class GridRows:
+    """Fetches rows of A; collective over the grid, also for a rank that wants none.
+
+    The adjacency seen through `indptr` is that of the rows fetched last: `indptr[v]` and
+    `indptr[v + 1]` are right for every v fetched and nothing else is, which is what a kernel of the
+    whole graph needs in order to run on them. It takes 8 bytes per node of the graph.
+    """
+
+    shard: Shard
+    grid: ProcessGrid
+    exchange: Exchange = Exchange.ONE_SHOT
+    edge_ids: bool = False
+    words: Words = field(default_factory=Words)
+
+    def __post_init__(self) -> None:
+        self._bounds = self.grid.bounds(self.shard.num_nodes)
+        self._indptr = np.zeros(self.shard.num_nodes + 1, dtype=np.int64)
+        weighted = [True] if self.shard.edge_weight is not None else []
+        places = [False] if self.edge_ids else []
+        # What is sent of a row: its length, columns, weights, place in the graph.
+        self._per_edge = [False, True, *weighted, *places]
+
+    @property
+    def table_bytes(self) -> int:
+        """Bytes held between fetches: the block row and `indptr`."""
+        return self.shard.nbytes + self._indptr.nbytes
+
+    def fetch(self, nodes: NDArray[np.int64], ledger: Ledger) -> FetchedRows:
+        """The rows of these nodes (repeated ids allowed), the same on all ranks of a process row.
+
+        Every rank of a process row must ask for the same nodes.
+
+        Args:
+            nodes: int64 [m].
+            ledger: Counts the bytes of the result, and those of the exchange while it lasts.
+        """
+        ids = np.unique(nodes)
+        ends = np.searchsorted(ids, self._bounds)
+        stages = self.grid.stages()
+        counts = np.diff(ends)
+        rounds = (
+            [stages] if self.exchange is Exchange.ONE_SHOT else [range(q, q + 1) for q in stages]
+        )
+        parts = []
+        for each in rounds:
+            to = np.zeros_like(counts)
+            to[each.start : each.stop] = counts[each.start : each.stop]
+            asked = ids[ends[each.start] : ends[each.stop]]
+            parts.append(self._ask(asked, to.tolist(), ledger))
+        part = self._join(parts)
+        shares = [
+            stages_of_column(j, self.grid.num_rows, self.grid.replication)
+            for j in range(self.grid.replication)
+        ]
+        part = self._spread(part, [int(ends[s.stop] - ends[s.start]) for s in shares], ledger)
+        rows = FetchedRows(
+            ids=ids,
+            ptr=_ends(part[0]),
+            cols=part[1],
+            weight=None if self.shard.edge_weight is None else part[2],
+            edge_start=part[-1] if self.edge_ids else None,
+        )
+        ledger.note(rows.ids.nbytes)
+        self.words.reduced += rows.cols.shape[0]
+        return rows
+
+    def view(self, rows: FetchedRows) -> NDArray[np.int64]:
+        """`indptr` for the kernels, int64 [N + 1], read-only; valid until the next call."""
+        self._indptr[rows.ids] = rows.ptr[:-1]
+        self._indptr[rows.ids + 1] = rows.ptr[1:]
+        return read_only(self._indptr)
+
+    def _ask(self, ids: NDArray[np.int64], to: list[int], ledger: Ledger) -> list[NDArray]:
+        """Ask process q of the column for to[q] rows, and serve what is asked here."""
+        comm, me, words = self.grid.column_comm, self.grid.row, self.words
+        asked, sources = comm.all_to_all_ids(torch.from_numpy(ids), to, stage=Stage.SAMPLE)
+        sent = self._serve(asked.numpy() - self.shard.first)
+        edges = np.diff(_ends(sent[0])[_ends(sources)]).tolist()
+        sent_bytes = sum(values.nbytes for values in sent)
+        ledger.note(sent_bytes)
+        received = [_swap(comm, sent[0], sources, to)]
+        from_rank = np.diff(_ends(received[0])[_ends(to)]).tolist()
+        for values, per_edge in zip(sent[1:], self._per_edge[1:], strict=True):
+            counts = (edges, from_rank) if per_edge else (sources, to)
+            received.append(_swap(comm, values, *counts))
+        ledger.note(sum(values.nbytes for values in received))
+        ledger.live_bytes -= sent_bytes
+        words.messages += 2 + len(sent)
+        words.ids += sum(sources)
+        words.link_ids += sum(to) - to[me]
+        words.rows += sum(edges)
+        words.link_rows += sum(edges) - edges[me]
+        return received
+
+    def _serve(self, rows: NDArray[np.int64]) -> list[NDArray]:
+        """What is known of rows of the shard: lengths, columns, weights, places in the graph."""
+        shard = self.shard
+        lengths = shard.indptr[rows + 1] - shard.indptr[rows]
+        ptr = _ends(lengths)
+        found: list[NDArray] = [lengths]
+        for values in (shard.indices, shard.edge_weight):
+            if values is not None:
+                found.append(np.empty(int(ptr[-1]), values.dtype))
+                copy_rows(shard.indptr, values, rows, ptr, found[-1])
+        if self.edge_ids:
+            found.append(shard.edge_start + shard.indptr[rows])
+        return found
+
+    def _join(self, parts: list[list[NDArray]]) -> list[NDArray]:
+        """The stages' answers, one after another; a column may have no stage."""
+        if not parts:
+            parts = [self._serve(np.empty(0, dtype=np.int64))]
+        return (
+            parts[0]
+            if len(parts) == 1
+            else [np.concatenate(each) for each in zip(*parts, strict=True)]
+        )
+
+    def _spread(self, part: list[NDArray], rows: list[int], ledger: Ledger) -> list[NDArray]:
+        """Give the process row this column's rows and take theirs; column j brings rows[j]."""
+        comm = self.grid.row_comm
+        if comm.size == 1:
+            return part
+        # What is sent lies there once per receiver.
+        sent_bytes = comm.size * max(values.nbytes for values in part)
+        ledger.note(sent_bytes)
+        gathered = [_gather(comm, part[0], rows)]
+        edges = np.diff(_ends(gathered[0])[_ends(rows)]).tolist()
+        for values, per_edge in zip(part[1:], self._per_edge[1:], strict=True):
+            gathered.append(_gather(comm, values, edges if per_edge else rows))
+        ledger.note(sum(values.nbytes for values in gathered))
+        ledger.live_bytes -= sent_bytes + sum(values.nbytes for values in part)
+        self.words.link_reduced += part[1].shape[0] * (comm.size - 1)
+        return gathered
+
+
+def _ends(counts: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64]:
+    """0 and the running totals."""
+    return np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+
+
+def _swap(
+    comm: Communicator, values: NDArray, counts: Sequence[int], received: Sequence[int]
+) -> NDArray:
+    return comm.all_to_all_rows(
+        torch.from_numpy(values), counts, received, stage=Stage.SAMPLE
+    ).numpy()
+
+
+def _gather(comm: Communicator, values: NDArray, sizes: Sequence[int]) -> NDArray:
+    """Every rank's array, one after another."""
+    return _swap(comm, np.tile(values, comm.size), [values.shape[0]] * comm.size, sizes)

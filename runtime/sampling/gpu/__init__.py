@@ -1,0 +1,1 @@
+"""Samplers on a GPU: the batches of the samplers on cores, seed for seed."""

@@ -1,0 +1,270 @@
+"""Choosing the edges of many rows at once on a GPU: the same edges in the same order as the CPU's.
+
+`choose_some` is Floyd's method as tests/reference has it, a tile of rows at a time, all the offsets
+of a row in registers. `count_below` and `write_below` scan rows for LABOR-0's threshold test
+(`labor_scan`), or take rows whole; both passes draw the same words, so nothing is kept between
+them. A list is read at its row's address, in the device's memory or the host's (`device_topology`);
+streams and numbers of rows are read from the device, so that a captured graph can change them.
+"""
+
+from dataclasses import dataclass
+from typing import Any, no_type_check
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from runtime.sampling.gpu.rng import bounded, key_of, value_of
+from runtime.sampling.gpu.topology import DeviceTopology
+
+_BLOCK = 256
+_TILE = 1024
+SHORT = 256
+"""Rows up to this degree are scanned several to a tile; longer ones have a program each."""
+SHORT_TILE, LONG_TILE = (16, 32), (1, 1024)
+LONGEST = (1 << 32) - 1
+SAMPLED = 0
+"""Passes over a row of which only the drawn entries are read."""
+_UNITS = {torch.int32: tl.int32, torch.int64: tl.int64}
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """The adjacency lists of n nodes; int64 [n] each."""
+
+    starts: Tensor
+    """Place of the first entry in `indices`."""
+    degrees: Tensor
+    counts: Tensor
+    """min(degree, fanout), what choosing without replacement draws."""
+    addresses: Tensor
+    """Where the first entry lies."""
+
+
+@triton.jit(do_not_specialize=["base", "low", "high"])
+@no_type_check
+def _bounds_kernel(
+    indptr, places, base, low, high, nodes, total, starts, degrees, counts, addresses, reads,
+    bound, fanout, PLACES: tl.constexpr, BYTES: tl.constexpr, PASSES: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    asked = (at < bound) & (at < tl.load(total))
+    node = tl.load(nodes + at, mask=asked, other=0)
+    start = tl.load(indptr + node, mask=asked, other=0)
+    degree = tl.load(indptr + node + 1, mask=asked, other=0) - start
+    if PLACES:
+        address = tl.load(places + node, mask=asked, other=0)
+    else:
+        address = base.to(tl.int64) + start * BYTES
+    count = tl.where(fanout < 0, degree, tl.minimum(degree, fanout))
+    tl.store(starts + at, start, mask=at < bound)
+    tl.store(degrees + at, degree, mask=at < bound)
+    tl.store(counts + at, count, mask=at < bound)
+    tl.store(addresses + at, address, mask=at < bound)
+    own = asked & (address >= low) & (address < high)
+    entries = count
+    if PASSES > 0:
+        entries = degree * PASSES
+    tl.atomic_add(reads, tl.sum(own.to(tl.int64), axis=0))
+    tl.atomic_add(reads + 1, tl.sum(tl.where(own, entries, 0), axis=0))
+    far = asked & (own == 0)
+    tl.atomic_add(reads + 2, tl.sum(far.to(tl.int64), axis=0))
+    tl.atomic_add(reads + 3, tl.sum(tl.where(far, entries, 0), axis=0))
+
+
+@triton.jit
+@no_type_check
+def _floyd_kernel(
+    stream, words, nodes, starts, degrees, addresses, row_ptr, positions, values, num_rows,
+    fanout, UNIT: tl.constexpr, BYTES: tl.constexpr, GIVEN: tl.constexpr, EACH: tl.constexpr,
+    ROWS: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    mask = row < num_rows
+    degree = tl.load(degrees + row, mask=mask, other=0)
+    source = tl.load(stream + row * EACH, mask=mask, other=0)
+    key = key_of(source, tl.load(nodes + row, mask=mask & (degree > 0), other=0))
+    columns = tl.arange(0, WIDE)[None, :]
+    some = degree > fanout
+    chosen = tl.zeros((ROWS, WIDE), tl.int64) + columns
+    for i in range(fanout):
+        turn = tl.zeros((ROWS,), tl.int64) + i
+        if GIVEN:
+            word = tl.load(words + row * fanout + i, mask=mask, other=0)
+            word = word.to(tl.uint64, bitcast=True)
+        else:
+            word = value_of(key, turn)
+        last = tl.where(some, degree - fanout + i, 0)
+        offset = bounded(word, last + 1)
+        equal = (chosen == offset[:, None]) & (columns < i)
+        taken = tl.max(equal.to(tl.int32), axis=1) > 0
+        offset = tl.where(taken, last, offset)
+        chosen = tl.where(some[:, None] & (columns == i), offset[:, None], chosen)
+    kept = mask[:, None] & (columns < tl.minimum(degree, fanout)[:, None])
+    edge = tl.load(row_ptr + row, mask=mask, other=0)[:, None] + columns
+    position = tl.load(starts + row, mask=mask, other=0)[:, None] + chosen
+    tl.store(positions + edge, position, mask=kept)
+    address = tl.load(addresses + row, mask=mask, other=0)[:, None] + chosen * BYTES
+    value = tl.load(address.to(tl.pointer_type(UNIT)), mask=kept, other=0)
+    tl.store(values + edge, value.to(tl.int64), mask=kept)
+
+
+@triton.jit
+@no_type_check
+def _share_word(fanout, degree):
+    """floor(2^64 fanout / degree) for fanout < degree < 2^32, as in `poisson.share_word`."""
+    divisor = degree.to(tl.uint64)
+    first = (tl.zeros_like(degree) + fanout).to(tl.uint64) << 32
+    return ((first // divisor) << 32) | (((first % divisor) << 32) // divisor)
+
+
+@triton.jit
+@no_type_check
+def _scan_kernel(
+    stream, starts, degrees, addresses, counts, row_ptr, positions, values, num_rows, fanout,
+    above, most, UNIT: tl.constexpr, BYTES: tl.constexpr, ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr, WRITE: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    degree = tl.load(degrees + row, mask=row < num_rows, other=0)
+    mine = (row < num_rows) & (degree > above) & (degree <= most)
+    degree = tl.where(mine, degree, 0)
+    whole = (degree <= fanout) | (tl.zeros_like(degree) + fanout < 0)
+    threshold = _share_word(fanout, tl.where(whole, 1, degree))
+    start = tl.load(starts + row, mask=mine, other=0)
+    address = tl.load(addresses + row, mask=mine, other=0)
+    source = tl.load(stream)
+    edge = tl.zeros((ROWS,), tl.int64)
+    if WRITE:
+        edge = tl.load(row_ptr + row, mask=mine, other=0)
+    for first in range(0, tl.max(degree, axis=0), COLUMNS):
+        place = first + tl.arange(0, COLUMNS).to(tl.int64)[None, :]
+        inside = place < degree[:, None]
+        pointer = (address[:, None] + place * BYTES).to(tl.pointer_type(UNIT))
+        value = tl.load(pointer, mask=inside, other=0).to(tl.int64)
+        word = value_of(key_of(source, value), tl.zeros_like(value))
+        kept = inside & (whole[:, None] | (word < threshold[:, None]))
+        if WRITE:
+            to = edge[:, None] + tl.cumsum(kept.to(tl.int32), axis=1) - 1
+            tl.store(positions + to, start[:, None] + place, mask=kept)
+            tl.store(values + to, value, mask=kept)
+        edge += tl.sum(kept.to(tl.int64), axis=1)
+    if not WRITE:
+        tl.store(counts + row, edge, mask=mine)
+
+
+def row_bounds(
+    graph: DeviceTopology,
+    nodes: Tensor,
+    fanout: int,
+    *,
+    total: Tensor | None = None,
+    passes: int = SAMPLED,
+) -> Rows:
+    """The rows of some nodes; their reads are counted.
+
+    Args:
+        graph: the topology.
+        nodes: int64 [n] on its device.
+        fanout: bounds `counts`; -1 takes all.
+        total: int64 [1], how many of the n count, the others having degree 0; None: all.
+        passes: how often each row will be scanned, or `SAMPLED`.
+    """
+    rows = Rows(*(torch.empty_like(nodes) for _ in range(4)))
+    if nodes.numel() == 0:
+        return rows
+    if total is None:
+        total = torch.full((1,), nodes.numel(), dtype=torch.int64, device=nodes.device)
+    places = graph.indptr if graph.addresses is None else graph.addresses
+    _bounds_kernel[(triton.cdiv(nodes.numel(), _BLOCK),)](
+        graph.indptr, places, graph.indices.data_ptr(), *graph.own, nodes, total, rows.starts,
+        rows.degrees, rows.counts, rows.addresses, graph.counts, nodes.numel(), fanout,
+        PLACES=graph.addresses is not None, BYTES=graph.indices.element_size(), PASSES=passes,
+        BLOCK=_BLOCK,
+    )  # fmt: skip
+    return rows
+
+
+def choose_some(
+    stream: Tensor,
+    graph: DeviceTopology,
+    nodes: Tensor,
+    rows: Rows,
+    row_ptr: Tensor,
+    fanout: int,
+    edges: tuple[Tensor, Tensor],
+    *,
+    words: Tensor | None = None,
+) -> None:
+    """Fill `edges` with positions and neighbours of up to `fanout` edges per row.
+
+    Args:
+        stream: int64 [1], the hop's, as `rng_triton.signed` gives it; or [n], one for each row.
+        graph: the topology.
+        nodes: int64 [n].
+        rows: theirs, from `row_bounds`.
+        row_ptr: int64 [n + 1], where each row's edges begin.
+        fanout: positive.
+        edges: positions and values, int64, at least row_ptr[n] long.
+        words: int64 [n, fanout], to draw by instead of the stream's own; None: those.
+    """
+    if nodes.numel() == 0:
+        return
+    wide = triton.next_power_of_2(fanout)
+    tile = min(max(_TILE // wide, 1), 128)
+    _floyd_kernel[(triton.cdiv(nodes.numel(), tile),)](
+        stream, stream if words is None else words, nodes, rows.starts, rows.degrees,
+        rows.addresses, row_ptr, *edges, nodes.numel(), fanout, **_unit(graph),
+        GIVEN=words is not None, EACH=int(stream.numel() > 1), ROWS=tile, WIDE=wide,
+    )  # fmt: skip
+
+
+def count_below(
+    stream: Tensor, graph: DeviceTopology, rows: Rows, fanout: int, counts: Tensor
+) -> None:
+    """Count the edges of each row that LABOR-0 keeps; -1 takes all. Arguments as `choose_some`."""
+    _scan(stream, graph, rows, fanout, counts, (counts, counts, counts), write=False)
+
+
+def write_below(
+    stream: Tensor,
+    graph: DeviceTopology,
+    rows: Rows,
+    row_ptr: Tensor,
+    fanout: int,
+    edges: tuple[Tensor, Tensor],
+) -> None:
+    """Write the edges that `count_below` counted, in the order of the graph."""
+    _scan(stream, graph, rows, fanout, row_ptr, (row_ptr, *edges), write=True)
+
+
+def _scan(
+    stream: Tensor,
+    graph: DeviceTopology,
+    rows: Rows,
+    fanout: int,
+    counts: Tensor,
+    outputs: tuple[Any, Any, Any],
+    *,
+    write: bool,
+) -> None:
+    num_rows = rows.starts.numel()
+    if num_rows == 0:
+        return
+    for above, most, (tile, columns) in tiles(graph.widest):
+        _scan_kernel[(triton.cdiv(num_rows, tile),)](
+            stream, rows.starts, rows.degrees, rows.addresses, counts, *outputs, num_rows, fanout,
+            above, most, **_unit(graph), ROWS=tile, COLUMNS=columns, WRITE=write,
+        )  # fmt: skip
+
+
+def tiles(widest: int) -> list[tuple[int, int, tuple[int, int]]]:
+    """Degrees (above, up to) and shape of the tile, of each launch that rows so long need."""
+    found = [(-1, SHORT, SHORT_TILE)]
+    return [*found, (SHORT, LONGEST, LONG_TILE)] if widest > SHORT else found
+
+
+def _unit(graph: DeviceTopology) -> dict[str, Any]:
+    return {"UNIT": _UNITS[graph.indices.dtype], "BYTES": graph.indices.element_size()}

@@ -1,0 +1,330 @@
+"""LABOR on a GPU in all its forms: the batches of `LaborSampler`, seed for seed.
+
+LABOR-0 by threshold scans the rows in place (`choose_triton`). Everything else lays the hop's rows
+out: one candidate number, word and probability per vertex, the passes of the fixed point as kernels
+over rows (`segments_triton`), exactly-k by the k-th smallest key of a row. Weights are float32 of
+sums whose order differs from the CPU's, so they agree to float32's last place.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from runtime.sampling.checks import check_edge_weight
+from runtime.sampling.choose.labor_solve import MAX_PASSES
+from runtime.sampling.dependent import Dependence, StreamPolicy
+from runtime.sampling.gpu.hops import AbstractDeviceHops, Drawn, HopDraws
+from runtime.sampling.gpu.neighbor import scan_rows
+from runtime.sampling.gpu.relabel import DeviceRelabel
+from runtime.sampling.gpu.rng import LOWEST, high_bits, hop_words, unit
+from runtime.sampling.gpu.segments import (
+    NEVER,
+    row_scales,
+    segment_counts,
+    segment_largest,
+    segment_sums,
+    smallest,
+)
+from runtime.sampling.gpu.topology import DeviceTopology
+from runtime.sampling.gpu.whole_rows import WholeRows, row_ends, whole_rows
+from runtime.sampling.labor import Form, check_form, check_tolerance, check_variant
+from runtime.sampling.minibatch import Dialect
+from runtime.sampling.rng import Purpose
+from runtime.sampling.statistics import Estimator
+
+
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    """Every vertex that a row of the hop may draw, numbered once; known ones come first."""
+
+    ids: Tensor
+    """int64, global ids by number."""
+    numbers: Tensor
+    """int64, the candidate of every edge."""
+    num_known: int
+
+    @staticmethod
+    def collect(whole: WholeRows, known: Tensor, device: torch.device) -> "Candidates":
+        """Number the candidates of whole rows; waits for their number."""
+        relabel = DeviceRelabel(device)
+        relabel.add(known, torch.tensor([known.numel()], device=device), [])
+        relabel.num_known = known.numel()
+        total = torch.tensor([whole.values.numel()], device=device)
+        local, new, sums = relabel.add(whole.values, total, [known])
+        num_new = int(sums[-1]) if whole.values.numel() else 0
+        ids = torch.cat([known, new[:num_new]])
+        return Candidates(ids, local.to(torch.int64), known.numel())
+
+
+class LaborPasses:
+    """Runs the passes of one hop.
+
+    Args:
+        variant: number of passes, or "star" for as many as gain something.
+        tolerance: relative gain in expected new vertices below which LABOR-* stops.
+    """
+
+    def __init__(self, variant: int | str, tolerance: float) -> None:
+        self._passes = MAX_PASSES if variant == "star" else int(variant)
+        self._star = variant == "star"
+        self._tolerance = tolerance
+
+    def solve(
+        self,
+        whole: WholeRows,
+        found: Candidates,
+        weight: Tensor | None,
+        everything: Tensor,
+        fanout: int,
+    ) -> tuple[Tensor, Tensor]:
+        """c_s of every row, and what it multiplies at each edge: p_t, or A_ts before any pass.
+
+        Args:
+            whole: the rows.
+            found: their candidates.
+            weight: float64, A_ts of each edge, or None.
+            everything: bool [n], rows that are taken whole.
+            fanout: k.
+        """
+        pi = torch.ones(found.ids.numel(), dtype=torch.float64, device=found.ids.device)
+        excess, squares = _excess(whole, weight, everything, fanout)
+        each = torch.ones_like(pi)[found.numbers] if weight is None else weight
+        scale = _scales(whole, each, weight, squares, excess, everything)
+        top = _highest(whole, found, scale, weight, each)
+        expected = _expected_new(top, pi, found.num_known) if self._star else 0.0
+        for _ in range(self._passes):
+            pi = pi * top
+            each = pi[found.numbers]
+            scale = _scales(whole, each, weight, squares, excess, everything)
+            top = _highest(whole, found, scale, weight, None)
+            if self._star:
+                before, expected = expected, _expected_new(top, pi, found.num_known)
+                if before - expected <= self._tolerance * before:
+                    break
+        return scale, each
+
+
+def _excess(
+    whole: WholeRows, weight: Tensor | None, everything: Tensor, fanout: int
+) -> tuple[Tensor, Tensor | None]:
+    """a^2/k - a^2/d of each row that is not taken whole (else 0), and A^2 of each edge."""
+    if weight is None:
+        degree = whole.rows.degrees.to(torch.float64)
+        excess, squares = degree * (degree / fanout) - degree, None
+    else:
+        total = segment_sums(whole.ptr, weight)
+        able = segment_counts(whole.ptr, weight > 0).clamp(min=1).to(torch.float64)
+        excess, squares = total * total * (1.0 / fanout - 1.0 / able), weight * weight
+    return torch.where(everything, 0.0, excess), squares
+
+
+def _scales(
+    whole: WholeRows,
+    each: Tensor,
+    weight: Tensor | None,
+    squares: Tensor | None,
+    excess: Tensor,
+    everything: Tensor,
+) -> Tensor:
+    inverse = 1.0 / each
+    if weight is not None:
+        inverse = torch.where(weight > 0, inverse, 0.0)
+    solved = row_scales(whole.ptr, inverse, squares, excess, whole.widest)
+    return torch.where(everything, segment_largest(whole.ptr, inverse), solved)
+
+
+def _highest(
+    whole: WholeRows,
+    found: Candidates,
+    scale: Tensor,
+    weight: Tensor | None,
+    each: Tensor | None,
+) -> Tensor:
+    """The maximum over the rows s of t of c_s, before any pass (`each` given) of c_s A_ts."""
+    value = scale[whole.row_of]
+    if weight is not None:
+        value = value * (each if each is not None else (weight > 0).to(torch.float64))
+    top = torch.zeros(found.ids.numel(), dtype=torch.float64, device=scale.device)
+    return top.scatter_reduce_(0, found.numbers, value, "amax")
+
+
+def _expected_new(top: Tensor, pi: Tensor, known: int) -> float:
+    return float(torch.clamp(pi[known:] * top[known:], max=1.0).sum())
+
+
+@dataclass(frozen=True, slots=True)
+class _Chances:
+    """What each edge of a hop's whole rows may be drawn with."""
+
+    pi: Tensor
+    """float64, pi_ts, at most 1; 0 for an edge of weight 0."""
+    words: Tensor
+    """int64 bits, one random number per vertex."""
+    everything: Tensor
+    """bool [n], rows that are taken whole."""
+    share_words: Tensor | None
+    """int64 bits [n], thresholds of rows whose edges all have chance k / d, compared as words."""
+
+
+class DeviceLaborSampler(AbstractDeviceHops):
+    """LABOR-0, LABOR-i and LABOR-*, Poisson or with exactly k neighbours.
+
+    Args:
+        topology: the graph.
+        fanouts: k per hop, the hop next to the seeds first; -1 takes all.
+        device: where the kernels run.
+        edge_weight: float [E] non-negative, held in the device's memory; None: all 1.
+
+    The other arguments are `LaborSampler`'s.
+
+    Raises:
+        SamplerError: fan-outs, variant, form, kappa, tolerance or weights cannot be used.
+    """
+
+    def __init__(
+        self,
+        topology: DeviceTopology,
+        fanouts: Sequence[int],
+        *,
+        device: torch.device,
+        variant: int | float | str = 0,
+        form: str = Form.POISSON,
+        estimator: Estimator = Estimator.HAJEK,
+        dialect: Dialect = Dialect.EVERY_HOP,
+        seed: int = 0,
+        kappa: int | float = 1,
+        dependence: Dependence = Dependence.SMOOTH,
+        layer_dependent: bool = False,
+        steps_per_epoch: int | None = None,
+        edge_weight: NDArray[np.floating] | None = None,
+        tolerance: float = 1e-4,
+        edge_ids: bool = False,
+    ) -> None:
+        super().__init__(
+            topology,
+            fanouts,
+            device=device,
+            streams=StreamPolicy(
+                seed=seed,
+                purpose=Purpose.VERTEX,
+                kappa=kappa,
+                dependence=dependence,
+                layer_dependent=layer_dependent,
+                steps_per_epoch=steps_per_epoch,
+            ),
+            dialect=dialect,
+            edge_ids=edge_ids,
+        )
+        self.variant, self.form = check_variant(variant), check_form(form)
+        self.estimator = Estimator(estimator)
+        weight = check_edge_weight(edge_weight, topology.num_edges)
+        self._weight = None if weight is None else torch.from_numpy(np.array(weight)).to(device)
+        self._passes = LaborPasses(self.variant, check_tolerance(tolerance))
+
+    def _draw(self, rows: Tensor, known: list[Tensor], draws: HopDraws) -> Drawn:
+        fanout = self.fanouts[draws.hop]
+        uniform = self.variant == 0 and self._weight is None
+        if uniform and (fanout < 0 or (self.form is Form.POISSON and draws.streams.plain)):
+            drawn = scan_rows(self.topology, rows, fanout, draws.stream)
+            drawn.weight = self._row_weights(rows, drawn.row_ptr, fanout)
+            return drawn
+        whole = whole_rows(self.topology, rows, draws.stream)
+        weight = None
+        if self._weight is not None:
+            weight = self._weight[whole.positions].to(torch.float64)
+        chances = self._chances(whole, weight, known, fanout, draws)
+        kept = self._keep(whole, chances, fanout)
+        counts = segment_counts(whole.ptr, kept)
+        drawn = Drawn(row_ends(counts), whole.positions[kept], whole.values[kept])
+        if uniform and draws.streams.plain:
+            drawn.weight = self._row_weights(rows, drawn.row_ptr, fanout)
+        elif self.estimator is not Estimator.PLAIN:
+            drawn.weight = self._weights(whole, weight, chances.pi[kept], kept, drawn.row_ptr)
+        return drawn
+
+    def _chances(
+        self,
+        whole: WholeRows,
+        weight: Tensor | None,
+        known: list[Tensor],
+        fanout: int,
+        draws: HopDraws,
+    ) -> _Chances:
+        degrees, row_of = whole.rows.degrees, whole.row_of
+        able = degrees if weight is None else segment_counts(whole.ptr, weight > 0)
+        everything = torch.full_like(able, fanout < 0, dtype=torch.bool) | (able <= fanout)
+        if self.variant == 0 and weight is None:
+            share = fanout / degrees.clamp(min=1).to(torch.float64)
+            pi = torch.where(everything, 1.0, share)[row_of]
+            words = hop_words(draws.streams, draws.hop, whole.values)
+            return _Chances(pi, words, everything, _share_words(fanout, degrees))
+        found = Candidates.collect(whole, torch.cat(known), self.device)
+        scale, each = self._passes.solve(whole, found, weight, everything, fanout)
+        pi = torch.clamp(scale[row_of] * each, max=1.0)
+        pi = torch.where(everything[row_of], 1.0, pi)
+        if weight is not None:
+            pi = torch.where(weight == 0, 0.0, pi)
+        words = hop_words(draws.streams, draws.hop, found.ids)[found.numbers]
+        return _Chances(pi, words, everything, None)
+
+    def _keep(self, whole: WholeRows, chances: _Chances, fanout: int) -> Tensor:
+        """Marks of the edges drawn."""
+        row_of, able = whole.row_of, chances.pi > 0
+        everything = chances.everything[row_of]
+        if self.form is Form.EXACT_K:
+            if chances.share_words is not None:
+                keys = (chances.words >> 1) & NEVER
+            else:
+                keys = (high_bits(chances.words).to(torch.float64) / chances.pi).view(torch.int64)
+            wanted = torch.where(chances.everything, 0, max(fanout, 0))
+            marks, _ = smallest(
+                whole.ptr, row_of, torch.where(able, keys, NEVER), wanted, whole.widest
+            )
+            return able & (everything | marks)
+        if chances.share_words is not None:
+            below = (chances.words ^ LOWEST) < (chances.share_words ^ LOWEST)[row_of]
+            return everything | below
+        return unit(chances.words) < chances.pi
+
+    def _row_weights(self, rows: Tensor, row_ptr: Tensor, fanout: int) -> Tensor | None:
+        """Weights where all edges of a row have one probability, as `labor_choose.weigh_rows`."""
+        if self.estimator is Estimator.PLAIN:
+            return None
+        counts = row_ptr[1:] - row_ptr[:-1]
+        if self.estimator is Estimator.HAJEK:
+            same = 1.0 / counts.clamp(min=1).to(torch.float64)
+        else:
+            indptr = self.topology.indptr
+            places = rows.to(indptr.device)
+            degrees = (indptr[places + 1] - indptr[places]).to(self.device, torch.float64)
+            share = torch.clamp(fanout / degrees.clamp(min=1), max=1.0) if fanout >= 0 else 1.0
+            same = 1.0 / share / degrees.clamp(min=1)
+        return same.to(torch.float32).repeat_interleave(counts)
+
+    def _weights(
+        self, whole: WholeRows, weight: Tensor | None, pi: Tensor, kept: Tensor, row_ptr: Tensor
+    ) -> Tensor:
+        row_of = whole.row_of[kept]
+        values = 1.0 / pi if weight is None else weight[kept] / pi
+        if self.estimator is Estimator.HAJEK:
+            # The CPU's kernel rounds A / pi to float32 before it divides by their sum.
+            sums = segment_sums(row_ptr, values)
+            return (values.to(torch.float32).to(torch.float64) / sums[row_of]).to(torch.float32)
+        if weight is None:
+            total = whole.rows.degrees.to(torch.float64)
+        else:
+            total = segment_sums(whole.ptr, weight)
+        return (values / total[row_of]).to(torch.float32)
+
+
+def _share_words(fanout: int, degrees: Tensor) -> Tensor:
+    """`poisson.share_word` of each row as int64 bits; rows of at most `fanout` edges: anything."""
+    divisor = degrees.clamp(min=1)
+    first = torch.full_like(divisor, max(fanout, 0) << 32)
+    quotient = torch.div(first, divisor, rounding_mode="floor")
+    rest = (first - quotient * divisor) << 32
+    return (quotient << 32) | torch.div(rest, divisor, rounding_mode="floor")

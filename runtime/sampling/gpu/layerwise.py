@@ -1,0 +1,325 @@
+"""LADIES, PLADIES and FastGCN on a GPU, k batches at once: `LayerwiseSampler`'s batches.
+
+P = QA, NORM, SAMPLE and EXTRACT (Tripathy et al., MLSys 2024) over the stacked rows of k batches:
+one launch of every step per layer, whatever k is. A vertex of batch b is the key b N + v of one
+relabelling table per layer, which numbers the candidates; a batch's candidates lie side by side,
+in the order in which the CPU finds them. A single batch is a stack of one.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from runtime.sampling.bulk.stack import Request
+from runtime.sampling.checks import check_layer_sizes, check_seeds, float32_weight
+from runtime.sampling.choose.layerwise import Method, Norm, check_boost
+from runtime.sampling.dependent import HopStreams, StreamPolicy
+from runtime.sampling.gpu.hops import DeviceBatch, DeviceBlock, seeds_on_device
+from runtime.sampling.gpu.layerwise_draw import Candidates, draw_layers
+from runtime.sampling.gpu.relabel import DeviceRelabel
+from runtime.sampling.gpu.rng import StackStreams
+from runtime.sampling.gpu.segments import segment_counts, segment_sums
+from runtime.sampling.gpu.stack import number, owners
+from runtime.sampling.gpu.topology import DeviceTopology
+from runtime.sampling.gpu.whole_rows import WholeRows, row_ends, whole_rows
+from runtime.sampling.layerwise import make_law, policy_of
+from runtime.sampling.minibatch import Dialect
+from runtime.sampling.statistics import Estimator
+from runtime.sampling.weighted import Boost
+
+
+class Columns:
+    """Candidates with their probabilities.
+
+    Args:
+        norm: of a column's entries.
+        num_nodes: N.
+        weight: float32 [E], the entries of A; None: 1.
+    """
+
+    def __init__(self, norm: Norm, num_nodes: int, weight: Tensor | None) -> None:
+        self._norm, self._num_nodes, self._weight = norm, num_nodes, weight
+
+    def drawn_from(
+        self, whole: WholeRows, numbers: Tensor, columns: Tensor, num_batches: int
+    ) -> Candidates:
+        """P of every batch, rows normalised."""
+        count = columns.numel()
+        if self._weight is None:
+            sums = torch.bincount(numbers, minlength=count).to(torch.float64)
+        else:
+            entry = self._weight[whole.positions].to(torch.float64)
+            entry = entry if self._norm is Norm.COUNT2 else entry * entry
+            # By candidate, its edges in the order of the graph: one order of adding for all runs.
+            order = torch.argsort(numbers, stable=True)
+            sums = segment_sums(row_ends(torch.bincount(numbers, minlength=count)), entry[order])
+        if self._norm is Norm.COUNT2:
+            sums = sums * sums
+        batch = torch.div(columns, self._num_nodes, rounding_mode="floor")
+        ptr = row_ends(torch.bincount(batch, minlength=num_batches))
+        ids = columns - batch * self._num_nodes
+        return Candidates(ptr, batch, ids, sums, shared=False).normalised()
+
+    def of_graph(self, topology: DeviceTopology, device: torch.device) -> Candidates:
+        """FastGCN's one row: sum_s A_ts^2 over the whole graph."""
+        indices = topology.indices.to(device, torch.int64)
+        if self._weight is None:
+            total = torch.bincount(indices, minlength=self._num_nodes).to(torch.float64)
+        else:
+            order = torch.argsort(indices, stable=True)
+            squares = self._weight[order].to(torch.float64) ** 2
+            total = segment_sums(
+                row_ends(torch.bincount(indices, minlength=self._num_nodes)), squares
+            )
+        ids = torch.nonzero(total).flatten()
+        ptr = torch.tensor([0, ids.numel()], device=device)
+        return Candidates(ptr, torch.zeros_like(ids), ids, total[ids], shared=True).normalised()
+
+
+@dataclass(slots=True)
+class StackedLayer:
+    """One layer of k batches; batch b has what lies from ends[b] to ends[b + 1]."""
+
+    dst_ends: Tensor
+    row_ptr: Tensor
+    """int64 [destinations + 1], over the whole stack."""
+    indices: Tensor
+    """int32, local to the batch."""
+    ends: Tensor
+    """int64 [k + 1], of the sources."""
+    e_id: Tensor
+    weight: Tensor | None
+
+
+def unstacked(
+    layers: Sequence[StackedLayer],
+    nodes: Tensor,
+    requests: Sequence[Request],
+    *,
+    edge_ids: bool,
+) -> list[DeviceBatch]:
+    """The batches of a stack; their blocks are views of its layers. Waits once per layer."""
+    hops = [_Cut.of(layer) for layer in layers]
+    batches: list[DeviceBatch] = []
+    for b, request in enumerate(requests):
+        blocks = [hop.block(b, edge_ids=edge_ids, first=hop.edge_ends[b]) for hop in reversed(hops)]
+        first, last = hops[-1].ends[b], hops[-1].ends[b + 1]
+        count = int(request.seeds.shape[0])
+        total, input_id = request.global_num_seeds, request.input_id
+        batches.append(
+            DeviceBatch(
+                blocks=blocks,
+                n_id=nodes[first:last],
+                seeds=request.seeds,
+                input_id=np.arange(count, dtype=np.int64) if input_id is None else input_id,
+                dialect=Dialect.EVERY_HOP,
+                num_sampled_nodes=[count, *(x.num_src - x.num_dst for x in reversed(blocks))],
+                num_sampled_edges=[hop.edge_ends[b + 1] - hop.edge_ends[b] for hop in hops],
+                global_num_seeds=count if total is None else total,
+                epoch=request.epoch,
+                step=request.step,
+            )
+        )
+    return batches
+
+
+@dataclass(frozen=True, slots=True)
+class _Cut:
+    """A layer with its ends on the host, to take the stack apart."""
+
+    layer: StackedLayer
+    dst_ends: list[int]
+    ends: list[int]
+    edge_ends: list[int]
+
+    @staticmethod
+    def of(layer: StackedLayer) -> "_Cut":
+        edge_ends = layer.row_ptr[layer.dst_ends]
+        found = torch.stack([layer.dst_ends, layer.ends, edge_ends]).tolist()
+        return _Cut(layer, *found)
+
+    def block(self, b: int, *, edge_ids: bool, first: int) -> DeviceBlock:
+        """The block of one batch, whose edges begin at `first`."""
+        layer, dst, edges = self.layer, self.dst_ends, slice(first, self.edge_ends[b + 1])
+        return DeviceBlock(
+            num_src=self.ends[b + 1] - self.ends[b],
+            num_dst=dst[b + 1] - dst[b],
+            indptr=layer.row_ptr[dst[b] : dst[b + 1] + 1] - first,
+            indices=layer.indices[edges],
+            e_id=layer.e_id[edges] if edge_ids else None,
+            weight=None if layer.weight is None else layer.weight[edges],
+        )
+
+
+class DeviceLayerwiseSampler:
+    """Draws `sizes[h]` vertices for all destinations of hop h of a batch together.
+
+    Args:
+        topology: the graph.
+        sizes: vertices per layer, the layer next to the seeds first; 1 to N.
+        device: where the kernels run.
+        boost: multiplies the probability of some vertices (`locality`); not with FastGCN.
+        by_vertex: LADIES without replacement by a number per vertex, as `LayerwiseSampler`; False:
+            by darts, as `BulkSampler`.
+        edge_weight: float [E], the entries of A, held in the device's memory; None: 1.
+
+    The other arguments are `LayerwiseSampler`'s.
+
+    Raises:
+        SamplerError: sizes, weights or a combination that cannot be used.
+    """
+
+    dialect = Dialect.EVERY_HOP
+
+    def __init__(
+        self,
+        topology: DeviceTopology,
+        sizes: Sequence[int],
+        *,
+        device: torch.device,
+        method: str = Method.LADIES,
+        norm: str = Norm.FRO,
+        replace: bool = False,
+        estimator: Estimator = Estimator.HORVITZ_THOMPSON,
+        edge_weight: NDArray[np.floating] | None = None,
+        seed: int = 0,
+        policy: StreamPolicy | None = None,
+        boost: Boost | None = None,
+        by_vertex: bool = True,
+        edge_ids: bool = False,
+    ) -> None:
+        self.law = make_law(method, norm, replace=replace, estimator=estimator, by_vertex=by_vertex)
+        check_boost(self.law, boost)
+        self.topology, self.device = topology, device
+        self.num_nodes = topology.num_nodes
+        self.sizes = check_layer_sizes(sizes, self.num_nodes)
+        self.streams = policy_of(self.law, seed, policy)
+        self.edge_ids = edge_ids
+        weight = float32_weight(edge_weight, topology.num_edges)
+        self._weight = torch.from_numpy(np.array(weight)).to(device) if weight.size else None
+        self._boost = boost
+        self._ring = None if boost is None else torch.from_numpy(np.array(boost.ring)).to(device)
+        self._columns = Columns(self.law.norm, self.num_nodes, self._weight)
+        fastgcn = self.law.method is Method.FASTGCN
+        self._fixed = self._columns.of_graph(topology, device) if fastgcn else None
+
+    @property
+    def num_hops(self) -> int:
+        """Number of hops, and of blocks."""
+        return len(self.sizes)
+
+    def sample(
+        self,
+        seeds: NDArray[np.int64],
+        *,
+        epoch: int,
+        step: int,
+        input_id: NDArray[np.int64] | None = None,
+        global_num_seeds: int | None = None,
+    ) -> DeviceBatch:
+        """Sample the blocks of one batch; arguments and errors as in `NeighborSampler.sample`."""
+        request = Request(
+            seeds=check_seeds(seeds),
+            epoch=epoch,
+            step=step,
+            input_id=input_id,
+            global_num_seeds=global_num_seeds,
+        )
+        return self.sample_stack([request])[0]
+
+    def sample_stack(self, requests: Sequence[Request]) -> list[DeviceBatch]:
+        """Sample several batches at once; their blocks are views of the same tensors.
+
+        Raises:
+            SamplerError: a seed is out of range, or occurs twice in its batch.
+        """
+        nodes, ends = seeds_on_device([r.seeds for r in requests], self.num_nodes, self.device)
+        steps = [self.streams.streams(r.epoch, r.step, self.num_hops) for r in requests]
+        layers: list[StackedLayer] = []
+        for hop in range(self.num_hops):
+            layer, nodes = self._layer(hop, nodes, ends, steps)
+            ends = layer.ends
+            layers.append(layer)
+        return unstacked(layers, nodes, requests, edge_ids=self.edge_ids)
+
+    def _layer(
+        self, hop: int, nodes: Tensor, ends: Tensor, steps: Sequence[HopStreams]
+    ) -> tuple[StackedLayer, Tensor]:
+        """One layer, and the nodes of the next: each batch's destinations, then the new ones."""
+        batch_of = owners(ends)
+        stream = torch.zeros(1, dtype=torch.int64, device=self.device)  # whole rows draw nothing
+        whole = whole_rows(self.topology, nodes, stream)
+        edge_batch = batch_of[whole.row_of]
+        table, keys = DeviceRelabel(self.device), edge_batch * self.num_nodes + whole.values
+        numbers, columns = number(table, keys, [])
+        found = self._fixed
+        if found is None:
+            found = self._columns.drawn_from(whole, numbers, columns, len(steps))
+            found = self._prefer_local(found, hop)
+        streams = StackStreams.of(steps, hop, self.device)
+        picked = draw_layers(found, self.law, streams, self.sizes[hop])
+        drawn_numbers, drawn_new = number(
+            table, picked.batch * self.num_nodes + picked.ids, [columns]
+        )
+        known = [columns, drawn_new]
+        dst_numbers, _ = number(table, batch_of * self.num_nodes + nodes, known)
+        factor = torch.zeros(table.num_known, dtype=torch.float64, device=self.device)
+        factor[drawn_numbers] = picked.factor
+        fresh = torch.ones(table.num_known, dtype=torch.bool, device=self.device)
+        fresh[dst_numbers] = False
+        new = fresh[drawn_numbers]
+        new_batch, new_ids = picked.batch[new], picked.ids[new]
+        num_batches = len(steps)
+        num_dst = ends[1:] - ends[:-1]
+        num_new = torch.bincount(new_batch, minlength=num_batches)
+        new_ends, next_ends = row_ends(num_new), row_ends(num_dst + num_new)
+        local = torch.zeros(table.num_known, dtype=torch.int64, device=self.device)
+        local[dst_numbers] = torch.arange(nodes.numel(), device=self.device) - ends[batch_of]
+        rank = torch.arange(new_ids.numel(), device=self.device) - new_ends[new_batch]
+        local[drawn_numbers[new]] = num_dst[new_batch] + rank
+        weight = None if self._weight is None else self._weight[whole.positions].to(torch.float64)
+        kept = factor[numbers] > 0
+        if weight is not None:
+            kept &= weight > 0
+        row_ptr = row_ends(segment_counts(whole.ptr, kept))
+        layer = StackedLayer(
+            dst_ends=ends,
+            row_ptr=row_ptr,
+            indices=local[numbers[kept]].to(torch.int32),
+            ends=next_ends,
+            e_id=whole.positions[kept],
+            weight=self._weights(whole, weight, factor[numbers], kept, row_ptr),
+        )
+        following = torch.empty(nodes.numel() + new_ids.numel(), dtype=torch.int64).to(self.device)
+        following[next_ends[batch_of] + local[dst_numbers]] = nodes
+        following[next_ends[new_batch] + num_dst[new_batch] + rank] = new_ids
+        return layer, following
+
+    def _prefer_local(self, found: Candidates, hop: int) -> Candidates:
+        if self._boost is None or self._ring is None:
+            return found
+        near = self._ring[found.ids] <= self.num_hops - 1 - hop
+        boost = torch.ones(near.shape, dtype=torch.float64, device=near.device)
+        boost.masked_fill_(near, self._boost.factor)
+        boosted = Candidates(found.ptr, found.batch, found.ids, found.values * boost, shared=False)
+        return boosted.normalised()
+
+    def _weights(
+        self, whole: WholeRows, weight: Tensor | None, factor: Tensor, kept: Tensor, ptr: Tensor
+    ) -> Tensor | None:
+        """Of the kept edges, as `matrix_extract` weighs them."""
+        if self.law.estimator is Estimator.PLAIN:
+            return None
+        raw = factor[kept] if weight is None else weight[kept] * factor[kept]
+        raw = raw.to(torch.float32).to(torch.float64)
+        if self.law.estimator is Estimator.HAJEK:
+            total = segment_sums(ptr, raw)
+        elif weight is None:
+            total = whole.rows.degrees.to(torch.float64)
+        else:
+            total = segment_sums(whole.ptr, weight)
+        return (raw / total[whole.row_of[kept]]).to(torch.float32)

@@ -1,0 +1,311 @@
+"""Rows of numbers side by side on a GPU: the n-th smallest, the scale, the water level.
+
+A row is a stretch of a CSR array. Short rows share a tile, a long one has a program of its own, and
+every sum is taken in a fixed order, so that results do not depend on the order of programs.
+
+- n-th smallest: bits of the key from the highest down, ended as soon as a bound has exactly n keys
+  below it; a row of d random keys takes about log2(d) scans.
+- scale and level: the rounds of `poisson.row_scale` and `layerwise_choose.water_level`.
+"""
+
+from typing import Any, no_type_check
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from runtime.sampling.gpu.choose import tiles
+
+NEVER = (1 << 63) - 1
+"""Key of an entry that is not to be taken."""
+
+
+@triton.jit
+@no_type_check
+def row_of(ptr, num_rows, above, most, ROWS: tl.constexpr):
+    """This program's rows, which of them are its own, where they begin and how long they are."""
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    begin = tl.load(ptr + row, mask=row < num_rows, other=0)
+    degree = tl.load(ptr + row + 1, mask=row < num_rows, other=0) - begin
+    mine = (row < num_rows) & (degree > above) & (degree <= most)
+    return row, mine, begin, tl.where(mine, degree, 0)
+
+
+@triton.jit
+@no_type_check
+def _nth_kernel(
+    ptr, keys, wanted, found, below, num_rows, above, most, ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):  # fmt: skip
+    row, mine, begin, degree = row_of(ptr, num_rows, above, most, ROWS)
+    want = tl.load(wanted + row, mask=mine, other=0)
+    longest = tl.max(degree, axis=0)
+    columns = tl.arange(0, COLUMNS).to(tl.int64)[None, :]
+    pending = mine & (want > 0) & (want <= degree)
+    asked = pending
+    limit, bound = tl.zeros((ROWS,), tl.int64), tl.zeros((ROWS,), tl.int64)
+    step = tl.full((ROWS,), 1 << 62, tl.int64)
+    while tl.max(pending.to(tl.int32), axis=0) > 0:
+        trial = limit + step
+        count = tl.zeros((ROWS,), tl.int64)
+        for first in range(0, longest, COLUMNS):
+            place = first + columns
+            inside = (place < degree[:, None]) & pending[:, None]
+            key = tl.load(keys + begin[:, None] + place, mask=inside, other=0)
+            count += tl.sum((inside & (key < trial[:, None])).to(tl.int64), axis=1)
+        exact = pending & (count == want)
+        bound = tl.where(exact, trial, bound)
+        limit = tl.where(pending & (count < want), trial, limit)
+        step = step >> 1
+        pending = pending & (count != want) & (step > 0)
+    # With a bound the n-th smallest is the largest key below it; without one equal keys share the
+    # place, and the limit, the largest number with fewer than n keys below it, is their value.
+    value = tl.where(bound > 0, 0, limit)
+    for first in range(0, longest, COLUMNS):
+        place = first + columns
+        inside = (place < degree[:, None]) & asked[:, None]
+        key = tl.load(keys + begin[:, None] + place, mask=inside, other=0)
+        under = tl.where(inside & (key < bound[:, None]), key, 0)
+        value = tl.maximum(value, tl.max(under, axis=1))
+    count = tl.zeros((ROWS,), tl.int64)
+    for first in range(0, longest, COLUMNS):
+        place = first + columns
+        inside = (place < degree[:, None]) & asked[:, None]
+        key = tl.load(keys + begin[:, None] + place, mask=inside, other=0)
+        count += tl.sum((inside & (key < value[:, None])).to(tl.int64), axis=1)
+    tl.store(found + row, value, mask=asked)
+    tl.store(below + row, count, mask=asked)
+
+
+@triton.jit
+@no_type_check
+def _scale_kernel(
+    ptr, inverse, squares, excess, scale, num_rows, above, most, WEIGHTED: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    row, mine, begin, degree = row_of(ptr, num_rows, above, most, ROWS)
+    extra = tl.load(excess + row, mask=mine, other=0.0)
+    longest = tl.max(degree, axis=0)
+    columns = tl.arange(0, COLUMNS).to(tl.int64)[None, :]
+    solved = mine & (extra > 0)
+    pending = solved
+    level = tl.zeros((ROWS,), tl.float64)
+    saturated = tl.zeros((ROWS,), tl.int64) - 1
+    while tl.max(pending.to(tl.int32), axis=0) > 0:
+        rest, free = tl.zeros((ROWS,), tl.float64), tl.zeros((ROWS,), tl.float64)
+        under = tl.zeros((ROWS,), tl.int64)
+        for first in range(0, longest, COLUMNS):
+            place = first + columns
+            inside = (place < degree[:, None]) & pending[:, None]
+            each = tl.load(inverse + begin[:, None] + place, mask=inside, other=0.0)
+            over = inside & (each > level[:, None])
+            if WEIGHTED:
+                square = tl.load(squares + begin[:, None] + place, mask=over, other=0.0)
+            else:
+                square = tl.where(over, 1.0, 0.0).to(tl.float64)
+            rest += tl.sum(square * tl.where(over, each, 0.0), axis=1)
+            free += tl.sum(square, axis=1)
+            under += tl.sum((inside & (over == 0)).to(tl.int64), axis=1)
+        pending = pending & (under > saturated)
+        divisor = tl.where(pending, extra + free, 1.0)
+        level = tl.where(pending, rest / divisor, level)
+        saturated = tl.where(pending, under, saturated)
+    tl.store(scale + row, level, mask=solved)
+
+
+@triton.jit
+@no_type_check
+def _level_kernel(
+    ptr, values, sizes, levels, num_rows, above, most, ROWS: tl.constexpr, COLUMNS: tl.constexpr
+):
+    row, mine, begin, degree = row_of(ptr, num_rows, above, most, ROWS)
+    size = tl.load(sizes + row, mask=mine, other=0).to(tl.float64)
+    longest = tl.max(degree, axis=0)
+    columns = tl.arange(0, COLUMNS).to(tl.int64)[None, :]
+    solved = mine & (size > 0)
+    pending = solved
+    level = tl.zeros((ROWS,), tl.float64)
+    saturated = tl.zeros((ROWS,), tl.float64) - 1
+    while tl.max(pending.to(tl.int32), axis=0) > 0:
+        count, rest = tl.zeros((ROWS,), tl.float64), tl.zeros((ROWS,), tl.float64)
+        for first in range(0, longest, COLUMNS):
+            place = first + columns
+            inside = (place < degree[:, None]) & pending[:, None]
+            each = tl.load(values + begin[:, None] + place, mask=inside, other=0.0)
+            full = each * level[:, None] >= 1.0
+            count += tl.sum((inside & full).to(tl.float64), axis=1)
+            rest += tl.sum(tl.where(inside & (full == 0), each, 0.0), axis=1)
+        pending = pending & (count > saturated) & (count < size) & (rest > 0)
+        level = tl.where(pending, (size - count) / tl.where(rest > 0, rest, 1.0), level)
+        saturated = tl.where(pending, count, saturated)
+    tl.store(levels + row, level, mask=solved)
+
+
+def nth_smallest(ptr: Tensor, keys: Tensor, wanted: Tensor, widest: int) -> tuple[Tensor, Tensor]:
+    """The `wanted`-th smallest key of every row, and how many keys of the row are smaller.
+
+    Args:
+        ptr: int64 [n + 1], where rows begin in `keys`.
+        keys: int64, not negative.
+        wanted: int64 [n]; rows where it is 0 or more than the row holds stay 0 in both results.
+        widest: at least the longest row.
+    """
+    found, below = torch.zeros_like(wanted), torch.zeros_like(wanted)
+    by_rows(_nth_kernel, ptr, (keys, wanted, found, below), widest)
+    return found, below
+
+
+def row_scales(
+    ptr: Tensor, inverse: Tensor, squares: Tensor | None, excess: Tensor, widest: int
+) -> Tensor:
+    """The c of each row with sum A^2 / min(1, c p) = sum A^2 + excess; float64 [n].
+
+    Args:
+        ptr: int64 [n + 1].
+        inverse: float64, 1 / p of each entry; 0 for one that does not count.
+        squares: float64, A^2 of each entry; None: 1.
+        excess: float64 [n]; rows where it is not positive get 0.
+        widest: at least the longest row.
+    """
+    scale = torch.zeros_like(excess)
+    arrays = (inverse, inverse if squares is None else squares, excess, scale)
+    by_rows(_scale_kernel, ptr, arrays, widest, WEIGHTED=squares is not None)
+    return scale
+
+
+def water_levels(ptr: Tensor, values: Tensor, sizes: Tensor, widest: int) -> Tensor:
+    """The c of each row with sum min(1, c v) = size; float64 [n].
+
+    Args:
+        ptr: int64 [n + 1].
+        values: float64, not negative.
+        sizes: int64 [n], below the positive entries of its row; rows where it is 0 get 0.
+        widest: at least the longest row.
+    """
+    levels = torch.zeros(sizes.shape, dtype=torch.float64, device=sizes.device)
+    by_rows(_level_kernel, ptr, (values, sizes, levels), widest)
+    return levels
+
+
+def smallest(
+    ptr: Tensor, rows: Tensor, keys: Tensor, wanted: Tensor, widest: int
+) -> tuple[Tensor, Tensor]:
+    """Marks of the `wanted` smallest keys of each row, the first ones among equals; bool.
+
+    Args:
+        ptr: int64 [n + 1].
+        rows: int64, the row of each entry.
+        keys: int64, not negative; `NEVER` is never taken.
+        wanted: int64 [n]; 0: none.
+        widest: at least the longest row.
+
+    Returns:
+        The marks, and the `wanted`-th smallest key of each row, int64 [n].
+    """
+    limit, below = nth_smallest(ptr, keys, wanted, widest)
+    marks, equal = keys < limit[rows], keys == limit[rows]
+    equal &= (wanted > 0)[rows] & (keys != NEVER)
+    place = torch.cumsum(equal, 0)
+    first = torch.zeros(equal.numel() + 1, dtype=torch.int64, device=keys.device)
+    first[1:] = place
+    allowed = (place - first[ptr[:-1]][rows]) <= (wanted - below)[rows]
+    return marks | (equal & allowed), limit
+
+
+def by_rows(
+    kernel: Any, ptr: Tensor, arrays: tuple[Tensor, ...], widest: int, **values: Any
+) -> None:
+    """Launch a kernel over rows, once for each shape of tile that rows so long need."""
+    num_rows = ptr.numel() - 1
+    if num_rows == 0:
+        return
+    for above, most, (tile, columns) in tiles(widest):
+        kernel[(triton.cdiv(num_rows, tile),)](
+            ptr, *arrays, num_rows, above, most, ROWS=tile, COLUMNS=columns, **values
+        )
+
+
+_BLOCK = 256
+
+
+@triton.jit
+@no_type_check
+def _prefix_kernel(
+    ptr, values, sums, num_rows, above, most, ROWS: tl.constexpr, COLUMNS: tl.constexpr
+):
+    _, _, begin, degree = row_of(ptr, num_rows, above, most, ROWS)
+    columns = tl.arange(0, COLUMNS).to(tl.int64)[None, :]
+    before = tl.zeros((ROWS,), tl.float64)
+    for first in range(0, tl.max(degree, axis=0), COLUMNS):
+        place = first + columns
+        inside = place < degree[:, None]
+        each = tl.load(values + begin[:, None] + place, mask=inside, other=0.0)
+        running = tl.cumsum(each, axis=1) + before[:, None]
+        tl.store(sums + begin[:, None] + place, running, mask=inside)
+        # The last sum itself, so that sums cannot fall from one tile to the next.
+        before = tl.maximum(before, tl.max(tl.where(inside, running, 0.0), axis=1))
+
+
+@triton.jit
+@no_type_check
+def _upper_kernel(sums, lows, highs, goals, places, count, BLOCK: tl.constexpr):
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    mask = at < count
+    low = tl.load(lows + at, mask=mask, other=0)
+    high = tl.load(highs + at, mask=mask, other=0)
+    goal = tl.load(goals + at, mask=mask, other=0.0)
+    while tl.max((low < high).to(tl.int32), axis=0) > 0:
+        middle = (low + high) >> 1
+        searching = low < high
+        above = tl.load(sums + middle, mask=searching, other=0.0) > goal
+        high = tl.where(searching & above, middle, high)
+        low = tl.where(searching & (above == 0), middle + 1, low)
+    tl.store(places + at, low, mask=mask)
+
+
+def prefix_sums(ptr: Tensor, values: Tensor, widest: int) -> Tensor:
+    """Inclusive sums of each row's entries (not negative), float64 as `values`; they never fall."""
+    sums = torch.empty_like(values)
+    by_rows(_prefix_kernel, ptr, (values, sums), widest)
+    return sums
+
+
+def upper_bounds(sums: Tensor, lows: Tensor, highs: Tensor, goals: Tensor) -> Tensor:
+    """First place p in lows .. highs-1 with sums[p] > goal, or highs; int64 [m].
+
+    Args:
+        sums: float64, from `prefix_sums`.
+        lows: int64 [m].
+        highs: int64 [m], not below `lows`.
+        goals: float64 [m].
+    """
+    places = torch.empty_like(lows)
+    if lows.numel():
+        _upper_kernel[(triton.cdiv(lows.numel(), _BLOCK),)](
+            sums, lows, highs, goals, places, lows.numel(), BLOCK=_BLOCK
+        )
+    return places
+
+
+def segment_sums(ptr: Tensor, values: Tensor) -> Tensor:
+    """Sums of each row's entries in a fixed order; float64 [n]."""
+    lengths = ptr[1:] - ptr[:-1]
+    if values.numel() == 0 or lengths.numel() == 0:
+        return torch.zeros(lengths.shape, dtype=torch.float64, device=ptr.device)
+    return torch.segment_reduce(values, "sum", lengths=lengths, unsafe=True, initial=0.0)
+
+
+def segment_counts(ptr: Tensor, marks: Tensor) -> Tensor:
+    """How many marks (bool) are set in each row; int64 [n]."""
+    before = torch.zeros(marks.numel() + 1, dtype=torch.int64, device=marks.device)
+    torch.cumsum(marks, 0, out=before[1:])
+    return before[ptr[1:]] - before[ptr[:-1]]
+
+
+def segment_largest(ptr: Tensor, values: Tensor) -> Tensor:
+    """The largest of each row's entries (not negative), 0 for an empty row; float64 [n]."""
+    lengths = ptr[1:] - ptr[:-1]
+    if values.numel() == 0 or lengths.numel() == 0:
+        return torch.zeros(lengths.shape, dtype=torch.float64, device=ptr.device)
+    return torch.segment_reduce(values, "max", lengths=lengths, unsafe=True, initial=0.0)

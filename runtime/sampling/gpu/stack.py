@@ -1,0 +1,299 @@
+"""What stacks of batches on a device share: one numbering of all their vertices.
+
+A vertex of batch b is the key b N + v. Rows of a stack stand batch by batch, so new keys, which are
+numbered in order of first appearance, do too.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from runtime.errors import SamplerError
+from runtime.sampling.bulk.stack import Request
+from runtime.sampling.checks import check_seeds
+from runtime.sampling.dependent import HopStreams
+from runtime.sampling.gpu.choose import SAMPLED, choose_some, row_bounds, write_below
+from runtime.sampling.gpu.hops import DeviceBatch, Hop, as_device_batch, seeds_on_device
+from runtime.sampling.gpu.neighbor import DeviceNeighborSampler, room
+from runtime.sampling.gpu.relabel import DeviceRelabel
+from runtime.sampling.gpu.rng import StackStreams
+from runtime.sampling.gpu.whole_rows import row_ends
+from runtime.sampling.minibatch import Dialect
+
+_PASSING = 3
+"""Bytes under way while a stack is drawn, in bytes of its results: positions, values and ranks."""
+
+
+@runtime_checkable
+class DeviceStack(Protocol):
+    """Draws several batches at once."""
+
+    def sample_stack(self, requests: Sequence[Request]) -> list[DeviceBatch]:
+        """The batches of some requests; their tensors may be views of common ones."""
+        ...
+
+
+def owners(ends: Tensor) -> Tensor:
+    """The row of each entry of rows that end at `ends`; int64."""
+    numbers = torch.arange(ends.numel() - 1, device=ends.device)
+    return torch.repeat_interleave(numbers, ends[1:] - ends[:-1])
+
+
+def number(table: DeviceRelabel, keys: Tensor, known: list[Tensor]) -> tuple[Tensor, Tensor]:
+    """Numbers of keys in order of first appearance, and the new keys; waits for how many."""
+    total = torch.tensor([keys.numel()], device=keys.device)
+    local, new, sums = table.add(keys, total, known)
+    num_new = int(sums[-1]) if keys.numel() else 0
+    table.num_known += num_new
+    return local.to(torch.int64), new[:num_new]
+
+
+def stack_of(sampler: object) -> DeviceStack:
+    """Stacks of the batches that a sampler on a device draws one by one, equal to them.
+
+    Raises:
+        SamplerError: it has no such form, as `BulkSampler.of` says for the host's.
+    """
+    from runtime.sampling.gpu.layerwise import DeviceLayerwiseSampler
+    from runtime.sampling.gpu.neighbor import DeviceNeighborSampler, Method
+
+    if isinstance(sampler, DeviceLayerwiseSampler):
+        return sampler
+    if isinstance(sampler, DeviceNeighborSampler) and sampler.method is Method.NEIGHBOR:
+        return DeviceNeighborStack(sampler)
+    raise SamplerError(
+        "expected uniform neighbours without replacement, ladies, pladies or fastgcn for "
+        f"stacks of batches, found {type(sampler).__name__}; plan with bulk_batches 1"
+    )
+
+
+class StackedBatches:
+    """Cuts requests into stacks that stay below a bound of bytes.
+
+    Args:
+        stack: draws them.
+        budget_bytes: most bytes of a stack, what is under way included; None: all at once. The
+            first stack ever is one batch, which tells how many fit.
+        kept_batches: batches that the caller keeps beside the next stack, off the bound.
+    """
+
+    def __init__(self, stack: DeviceStack, budget_bytes: int | None, kept_batches: int) -> None:
+        self._stack, self._budget_bytes, self._kept = stack, budget_bytes, kept_batches
+        self._size = 1
+
+    def stacks(self, requests: Sequence[Request]) -> Iterator[list[DeviceBatch]]:
+        """The batches, stack by stack; drop one before asking for the next."""
+        done = 0
+        while done < len(requests):
+            size = len(requests) if self._budget_bytes is None else self._size
+            found = self._stack.sample_stack(requests[done : done + size])
+            done += len(found)
+            if self._budget_bytes is not None:
+                each = (1 + _PASSING) * max(batch_bytes(batch) for batch in found)
+                self._size = max(self._budget_bytes // max(each, 1) - self._kept, 1)
+            yield found
+            del found
+
+
+def batch_bytes(batch: DeviceBatch) -> int:
+    """Bytes of a batch's tensors, nested blocks counted once."""
+    nested = batch.blocks[:1] if batch.dialect is Dialect.FIRST_SEEN else batch.blocks
+    held = [batch.n_id]
+    for block in nested:
+        held += [
+            t for t in (block.indptr, block.indices, block.e_id, block.weight) if t is not None
+        ]
+    return sum(t.numel() * t.element_size() for t in held)
+
+
+def with_own_tensors(batch: DeviceBatch) -> DeviceBatch:
+    """The same batch without views of a stack's tensors; nested blocks stay parts of the first."""
+    nested = batch.dialect is Dialect.FIRST_SEEN
+    outer = replace(
+        batch.blocks[0],
+        indptr=batch.blocks[0].indptr.clone(),
+        indices=batch.blocks[0].indices.clone(),
+        e_id=_copy(batch.blocks[0].e_id),
+        weight=_copy(batch.blocks[0].weight),
+    )
+    blocks = [outer]
+    for block in batch.blocks[1:]:
+        edges = block.indices.numel()
+        blocks.append(
+            replace(
+                block,
+                indptr=outer.indptr[: block.num_dst + 1] if nested else block.indptr.clone(),
+                indices=outer.indices[:edges] if nested else block.indices.clone(),
+                e_id=_part(outer.e_id, edges) if nested else _copy(block.e_id),
+                weight=_part(outer.weight, edges) if nested else _copy(block.weight),
+            )
+        )
+    return replace(batch, blocks=blocks, n_id=batch.n_id.clone())
+
+
+def _copy(tensor: Tensor | None) -> Tensor | None:
+    return None if tensor is None else tensor.clone()
+
+
+def _part(tensor: Tensor | None, count: int) -> Tensor | None:
+    return None if tensor is None else tensor[:count]
+
+
+@dataclass(slots=True)
+class _Known:
+    """All vertices numbered so far, level by level: the seeds, then what each hop added."""
+
+    keys: list[Tensor]
+    """int64 per level, batch by batch."""
+    local: Tensor
+    """int64, the id within its batch of each number."""
+    sizes: Tensor
+    """int64 [k], vertices of each batch."""
+
+    def add(self, new: Tensor, ends: Tensor) -> None:
+        """A level of new keys that end at `ends`, int64 [k + 1]."""
+        batch = owners(ends)
+        rank = torch.arange(new.numel(), device=new.device) - ends[batch]
+        self.local = torch.cat([self.local, rank + self.sizes[batch]])
+        self.sizes = self.sizes + (ends[1:] - ends[:-1])
+        self.keys.append(new)
+
+    def everything(self, num_nodes: int) -> tuple[Tensor, Tensor]:
+        """All keys, each batch's in the order of its local ids, and where each batch ends."""
+        keys, ends = torch.cat(self.keys), row_ends(self.sizes)
+        ordered = torch.empty_like(keys)
+        batch = torch.div(keys, num_nodes, rounding_mode="floor")
+        ordered[ends[batch] + self.local] = keys
+        return ordered, ends
+
+
+@dataclass(frozen=True, slots=True)
+class _Level:
+    """One hop of the stack, and where each batch's part of it ends on the host."""
+
+    row_ptr: Tensor
+    positions: Tensor
+    local: Tensor
+    nodes: Tensor
+    """int64, the new vertices."""
+    row_ends: list[int]
+    edge_ends: list[int]
+    node_ends: list[int]
+
+    def of(self, b: int) -> tuple[Hop, Tensor]:
+        """Batch b's part."""
+        edges = slice(self.edge_ends[b], self.edge_ends[b + 1])
+        rows = slice(self.row_ends[b], self.row_ends[b + 1] + 1)
+        hop = Hop(
+            row_ptr=self.row_ptr[rows] - edges.start,
+            positions=self.positions[edges],
+            local=self.local[edges],
+            weight=None,
+            num_edges=edges.stop - edges.start,
+        )
+        return hop, self.nodes[self.node_ends[b] : self.node_ends[b + 1]]
+
+
+class DeviceNeighborStack:
+    """Draws several of a sampler's batches together.
+
+    Args:
+        sampler: by method `neighbor`.
+    """
+
+    def __init__(self, sampler: DeviceNeighborSampler) -> None:
+        self._sampler = sampler
+        self._num_nodes, self._device = sampler.num_nodes, sampler.device
+
+    def sample_stack(self, requests: Sequence[Request]) -> list[DeviceBatch]:
+        """The batches of some requests, drawn together; waits twice per hop.
+
+        Raises:
+            SamplerError: a seed is out of range, or occurs twice in its batch.
+        """
+        sampler, n = self._sampler, self._num_nodes
+        batches = [check_seeds(request.seeds) for request in requests]
+        seeds, ends = seeds_on_device(batches, n, self._device)
+        steps = [sampler.streams.streams(r.epoch, r.step, sampler.num_hops) for r in requests]
+        table, keys = DeviceRelabel(self._device), owners(ends) * n + seeds
+        number(table, keys, [])
+        nothing = torch.zeros(0, dtype=torch.int64, device=self._device)
+        known = _Known([], nothing, torch.zeros_like(ends[1:]))
+        known.add(keys, ends)
+        fresh = (keys, ends)
+        levels: list[_Level] = []
+        for hop in range(sampler.num_hops):
+            rows = fresh if sampler.dialect is Dialect.FIRST_SEEN else known.everything(n)
+            level, fresh = self._hop(hop, *rows, known, table, steps)
+            levels.append(level)
+        starts = ends.tolist()
+        firsts = [seeds[starts[b] : starts[b + 1]] for b in range(len(requests))]
+        return [
+            self._batch(replace(request, seeds=batches[b]), firsts[b], [x.of(b) for x in levels])
+            for b, request in enumerate(requests)
+        ]
+
+    def _hop(
+        self,
+        hop: int,
+        keys: Tensor,
+        ends: Tensor,
+        known: _Known,
+        table: DeviceRelabel,
+        steps: Sequence[HopStreams],
+    ) -> tuple[_Level, tuple[Tensor, Tensor]]:
+        """Draw and number the edges of the rows `keys`; also the new keys and their ends."""
+        n = self._num_nodes
+        batch_of = owners(ends)
+        counts, (positions, values) = self._draw(hop, batch_of, keys - batch_of * n, steps)
+        row_ptr = row_ends(counts)
+        edge_batch = torch.repeat_interleave(batch_of, counts, output_size=positions.numel())
+        numbers, new = number(table, edge_batch * n + values, known.keys)
+        batch = torch.div(new, n, rounding_mode="floor")
+        new_ends = row_ends(torch.bincount(batch, minlength=len(steps)))
+        known.add(new, new_ends)
+        places = torch.stack([ends, row_ptr[ends], new_ends]).tolist()
+        local = known.local[numbers].to(torch.int32)
+        return _Level(row_ptr, positions, local, new - batch * n, *places), (new, new_ends)
+
+    def _draw(
+        self, hop: int, batch_of: Tensor, nodes: Tensor, steps: Sequence[HopStreams]
+    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """Edges of each row, and their positions and values; waits for their number."""
+        graph, fanout = self._sampler.topology, self._sampler.fanouts[hop]
+        streams = StackStreams.of(steps, hop, self._device)
+        lists = row_bounds(graph, nodes, fanout, passes=1 if fanout < 0 else SAMPLED)
+        row_ptr = row_ends(lists.counts)
+        count = int(row_ptr[-1])
+        edges = room(count, self._device)
+        if fanout < 0:
+            write_below(streams.first, graph, lists, row_ptr, -1, edges)
+            return lists.counts, edges
+        words = None
+        if not streams.plain:
+            turns = torch.arange(fanout, device=self._device).repeat(nodes.numel())
+            ids = nodes.repeat_interleave(fanout)
+            words = streams.words(batch_of.repeat_interleave(fanout), ids, turns)
+        each = streams.first[batch_of]
+        choose_some(each, graph, nodes, lists, row_ptr, fanout, edges, words=words)
+        return lists.counts, edges
+
+    def _batch(
+        self, request: Request, first: Tensor, parts: list[tuple[Hop, Tensor]]
+    ) -> DeviceBatch:
+        sampler = self._sampler
+        nodes = [first, *(new for _, new in parts)]
+        hops = [hop for hop, _ in parts]
+        return as_device_batch(
+            sampler.blocks_of(hops, nodes),
+            nodes,
+            [hop.num_edges for hop in hops],
+            request.seeds,
+            (request.epoch, request.step),
+            request.input_id,
+            request.global_num_seeds,
+            sampler.dialect,
+        )

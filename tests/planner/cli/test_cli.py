@@ -1,0 +1,238 @@
+"""The command line: bad input gets one line and code 2, and leaves nothing behind."""
+
+import json
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from planner.cli import main as cli, planning
+from planner.cli.common import parse_integers, parse_sampler, print_text
+from planner.cli.main import main
+from planner.errors import SettingsError
+from planner.settings import SamplerChoice
+from planner.units import parse_bytes
+from runtime.graph.dataset import Graph
+
+PRESET = ["--machine", "cpu-2core"]
+FAST = ["--machine", "cpu-2core", "--devices", "1", "--fanouts", "3,3", "--hidden", "8"]
+
+
+def test_a_plan_that_a_server_makes_is_printed_once_and_not_made_here_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    done: list[str] = []
+    monkeypatch.setattr(planning.remote, "make_plan", lambda *_, **__: done.append("there"))
+    monkeypatch.setattr(planning, "make_plan", lambda *_, **__: done.append("here"))
+    monkeypatch.setattr(planning, "print_plan", lambda *_, **__: done.append("printed"))
+    words = ["plan", "G", "-o", str(tmp_path / "P"), "--server", "http://127.0.0.1:9"]
+    assert main(words) == 0
+    assert done == ["there", "printed"]
+
+
+def test_a_warning_is_a_line_without_the_code_that_saw_it(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(warnings, "formatwarning", warnings.formatwarning)
+    monkeypatch.setattr(cli, "main", lambda: 0)
+    monkeypatch.setattr(sys, "argv", ["gnnplan"])
+    with pytest.raises(SystemExit):
+        cli.run()
+    told = warnings.formatwarning("splits overlap", UserWarning, "pipeline.py", 83, "open_graph()")
+    assert told == "warning: splits overlap\n"
+
+
+def one_line(capsys: pytest.CaptureFixture[str]) -> str:
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("gnnplan:")]
+    assert len(lines) == 1, lines
+    return lines[0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["plan", "G", "-o", "P", "--nonsense"], "--nonsense"),
+        (["frobnicate"], "frobnicate"),
+        (["plan", "G", "-o", "P", "--policy", "astrology"], "expected a policy"),
+        (["plan", "G", "-o", "P", "--fanouts", "5,5", "--layers", "3"], "expected 3 fan-outs"),
+        (["plan", "G", "-o", "P", "--fanouts", "5,x"], "expected integers"),
+        (["plan", "G", "-o", "P", "--fanouts", "0,5"], "fan-outs of at least 1"),
+        (["plan", "G", "-o", "P", "--sampler", "labor", *PRESET], "add --allow"),
+        (
+            ["plan", "G", "-o", "P", "--sampler", "full", "--sampler", "labor", *PRESET],
+            "add --allow",
+        ),
+        (["plan", "G", "-o", "P", "--sampler", "full", "--sampler", "labor:x"], "expected NAME or"),
+        (["plan", "G", "-o", "P", "--model", "oracle"], "expected a model among"),
+        (["plan", "G", "-o", "P", "--model", "rgcn", *PRESET], "expected edge types"),
+        (["plan", "G", "-o", "P", "--type-fanouts", "cites"], "expected NAME=5,3"),
+        (["plan", "G", "-o", "P", "--type-fanouts", "cites=5"], "expected 2 fan-outs"),
+        (["plan", "G", "-o", "P", "--type-fanouts", "cites=5,5", *PRESET], "with model rgcn alone"),
+        (
+            ["plan", "G", "-o", "P", "--num-negatives", "0"],
+            "num negatives: expected a whole number of at least 1",
+        ),
+        (
+            ["plan", "G", "-o", "P", "--devices", "0"],
+            "devices: expected a whole number of at least 1",
+        ),
+        (["plan", "G", "-o", "P", "--devices", "many"], "expected a number or auto"),
+        (["plan", "G", "-o", "P", "--device-memory", "lots"], "expected a size"),
+        (["plan", "G", "-o", "P", "--batch-size", "0"], "batch size"),
+        (["plan", "G", "-o", "P", "--machine", "no-such-machine"], "no-such-machine"),
+        (["plan", "G", "-o", "P", "--machine", "cpu-2core", "--sampler", "psychic"], "psychic"),
+        (["train", "nowhere"], "found no plan.json"),
+        (["compare", "nowhere"], "found no plan.json"),
+        (["explain", "nowhere"], "found no plan.json"),
+        (["machine", "show", "nowhere.json"], "nowhere.json"),
+        (["graph", "info", "nowhere"], "nowhere"),
+        (["graph", "import", "nowhere", "out"], "nowhere"),
+        (["graph", "generate", "sbm", "out", "--nodes", "0"], "nodes"),
+    ],
+)
+def test_bad_input_gets_one_line_and_code_2(
+    arguments: list[str],
+    words: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    small_graph: Graph,
+):
+    monkeypatch.chdir(tmp_path)
+    arguments = [str(small_graph.path) if a == "G" else a for a in arguments]
+    assert main(arguments) == 2
+    assert words in one_line(capsys)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_plan_for_a_folder_that_is_no_dataset_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    (tmp_path / "g").mkdir()
+    assert main(["plan", str(tmp_path / "g"), "-o", str(tmp_path / "p"), *FAST]) == 2
+    assert "g" in one_line(capsys)
+    assert not (tmp_path / "p").exists()
+
+
+def test_an_output_folder_with_other_files_is_refused(
+    tmp_path: Path, small_graph: Graph, capsys: pytest.CaptureFixture[str]
+):
+    (tmp_path / "mine.txt").write_text("keep")
+    assert main(["plan", str(small_graph.path), "-o", str(tmp_path), *FAST]) == 2
+    assert "expected an empty folder or an earlier plan" in one_line(capsys)
+    assert [p.name for p in tmp_path.iterdir()] == ["mine.txt"]
+
+
+def test_device_memory_below_one_row_is_no_feasible_plan(
+    tmp_path: Path, small_graph: Graph, capsys: pytest.CaptureFixture[str]
+):
+    code = main(
+        ["plan", str(small_graph.path), "-o", str(tmp_path / "p"), *FAST, "--device-memory", "8"]
+    )
+    assert code in (2, 3)
+    assert ">" in one_line(capsys) or code == 2
+    assert not (tmp_path / "p").exists()
+
+
+def test_generate_info_and_plan_print_one_json_document(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    folder = tmp_path / "g"
+    assert main(["graph", "generate", "sbm", str(folder), "--nodes", "2000", "--json"]) == 0
+    made = json.loads(capsys.readouterr().out)
+    assert made["num_nodes"] == 2000
+    assert main(["graph", "info", str(folder), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["fingerprint"] == made["fingerprint"]
+    assert main(["plan", str(folder), "-o", str(tmp_path / "p"), *FAST, "--json"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert plan["workload"]["fanouts"] == [3, 3]
+    assert {"step_seconds", "epoch_seconds", "stages"} <= set(plan["prediction"])
+    assert main(["explain", str(tmp_path / "p")]) == 0
+    text = capsys.readouterr().out
+    assert "sample" in text
+    assert "predicted" in text
+
+
+def test_a_damaged_dataset_is_refused_by_info(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    folder = tmp_path / "g"
+    assert main(["graph", "generate", "rmat", str(folder), "--nodes", "500"]) == 0
+    capsys.readouterr()
+    indices = np.load(folder / "indices.npy")
+    indices[0] = 10_000
+    np.save(folder / "indices.npy", indices)
+    assert main(["graph", "info", str(folder)]) == 2
+    assert "10000" in one_line(capsys) or "range" in one_line(capsys)
+
+
+def test_doctor_looks_and_reports(capsys: pytest.CaptureFixture[str]):
+    assert main(["doctor", "--json"]) == 0
+    findings = json.loads(capsys.readouterr().out)["findings"]
+    assert {"python", "torch", "memory", "direct disk reads"} <= {f["check"] for f in findings}
+    assert all(f["advice"] for f in findings if f["level"] == "problem")
+
+
+def test_presets_are_listed_and_shown(capsys: pytest.CaptureFixture[str]):
+    assert main(["machine", "list", "--json"]) == 0
+    names = json.loads(capsys.readouterr().out)
+    assert "cpu-2core" in names
+    assert main(["machine", "show", "cpu-2core", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["provenance"] == "preset"
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("8GB", 8 * 10**9), ("1.5GiB", 3 * 2**29), ("512", 512), ("2 MiB", 2**21)]
+)
+def test_sizes_are_read_as_written(text: str, value: int):
+    assert parse_bytes(text, "--device-memory") == value
+
+
+def test_a_sampler_takes_parameters():
+    assert parse_sampler("neighbor") == SamplerChoice(name="neighbor")
+    assert parse_sampler("labor:variant=star,kappa=4") == SamplerChoice(
+        name="labor", parameters={"variant": "star", "kappa": 4.0}
+    )
+    with pytest.raises(SettingsError, match="--sampler"):
+        parse_sampler("labor:variant")
+
+
+def test_fanouts_are_integers():
+    assert parse_integers("15,10,-1", "--fanouts") == [15, 10, -1]
+    with pytest.raises(SettingsError, match="--fanouts"):
+        parse_integers("", "--fanouts")
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+def test_long_lines_are_broken_between_words_at_the_terminals_width(
+    columns: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    line = "  " + ", ".join(f"word-{i}-of-several letters" for i in range(40))
+    monkeypatch.setenv("COLUMNS", str(columns))
+    print_text(f"{line}\nshort   columns\n")
+    shown = capsys.readouterr().out.splitlines()
+    assert all(len(each) <= columns for each in shown)
+    assert max(map(len, shown)) > columns - 30
+    assert [word for each in shown[:-2] for word in each.split()] == line.split()
+    assert shown[-2:] == ["short   columns", ""]
+    assert all(each.startswith("    ") for each in shown[1:-2])
+
+
+def test_lines_for_a_pipe_stay_whole(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.delenv("COLUMNS", raising=False)
+    line = "word " * 100
+    print_text(line)
+    assert capsys.readouterr().out == line + "\n"
+
+
+def test_memories_are_shown_as_they_are_sold(capsys: pytest.CaptureFixture[str]):
+    assert main(["machine", "show", "hgx-h100"]) == 0
+    shown = capsys.readouterr().out
+    assert "80 GiB" in shown
+    assert "85.9" not in shown
+
+
+def test_help_is_quick_to_import():
+    code = "import sys; from planner.cli.main import main; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,0 +1,159 @@
+"""Kernels of sampling on a GPU: the laws against the runtime's samplers, counted again."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from planner.candidate import Candidate
+from planner.cost.backends.gpu_memory import HELD, gpu_batch_bytes, gpu_stack_bytes
+from planner.cost.stages.sample import OWN_TENSORS, batch_launches, launch_words
+from planner.workload import BatchProfile, Spread
+from runtime.plan.schema import Threads
+from runtime.sampling.bulk.stack import Request
+from runtime.sampling.minibatch import Dialect
+from tests.runtime.sampling.device_cases import random_graph, seeds_of, topology_of
+
+pytest.importorskip("triton")
+
+from runtime.sampling.gpu import stack as device_stack
+from runtime.sampling.gpu.layerwise import DeviceLayerwiseSampler
+from runtime.sampling.gpu.neighbor import DeviceNeighborSampler
+from runtime.sampling.gpu.stack import batch_bytes, stack_of, with_own_tensors
+
+ONE = Candidate(num_ranks=1, threads=Threads(), prefetch_depth=2, policy="none", gpus=("gpu0",))
+FREE = """
+empty empty_like empty_strided new_empty view _unsafe_view view_as reshape _reshape_alias slice
+select narrow alias detach t transpose permute unsqueeze squeeze expand as_strided split
+split_with_sizes unbind lift_fresh is_pinned set_ resize_ _local_scalar_dense
+"""
+NO_KERNEL = frozenset(FREE.split())
+"""Operations that start none: views, allocations, and waiting for a value."""
+
+
+class Counter(TorchDispatchMode):
+    """Counts the operators that reach a device, and kernels beside them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found, self.inside = 0, False
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        del types
+        name = func._schema.name.split("::")[1]
+        self.found += not self.inside and name not in NO_KERNEL
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.fixture
+def count(monkeypatch: pytest.MonkeyPatch, kernel_device: torch.device) -> Callable[..., int]:
+    """Kernels that a call starts: torch's and ours."""
+    if kernel_device.type == "cuda":
+        pytest.skip("counted in Triton's interpreter, where every launch can be seen")
+    from triton.runtime.interpreter import GridExecutor
+
+    counter, launch = Counter(), GridExecutor.__call__
+
+    @contextmanager
+    def one_kernel() -> Iterator[None]:
+        counter.found += not counter.inside
+        before, counter.inside = counter.inside, True
+        yield
+        counter.inside = before
+
+    def counted(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with one_kernel():
+            return launch(self, *args, **kwargs)
+
+    def measure(call: Callable[[], object]) -> int:
+        call()
+        counter.found = 0
+        with counter:
+            call()
+        return counter.found
+
+    monkeypatch.setattr(GridExecutor, "__call__", counted)
+    return measure
+
+
+def requests_of(graph: Any, k: int) -> list[Request]:
+    return [Request(seeds=seeds_of(graph, 6), epoch=0, step=step) for step in range(k)]
+
+
+@pytest.mark.parametrize(("dialect", "hops"), [(Dialect.FIRST_SEEN, 2), (Dialect.EVERY_HOP, 1)])
+def test_neighbours_start_as_many_kernels_as_the_law_says(
+    dialect: Dialect, hops: int, count: Callable[..., int], kernel_device: torch.device
+) -> None:
+    graph, every_hop = random_graph(1), dialect is Dialect.EVERY_HOP
+    topology = topology_of(graph, kernel_device)
+    sampler = DeviceNeighborSampler(topology, [2] * hops, device=kernel_device, dialect=dialect)
+    seeds = seeds_of(graph, 6)
+    alone = count(lambda: sampler.sample(seeds, epoch=0, step=0))
+    assert batch_launches(ONE, hops, every_hop=every_hop) == pytest.approx(alone, rel=0.1)
+    batch = sampler.sample(seeds, epoch=0, step=0)
+    assert count(lambda: with_own_tensors(batch)) <= OWN_TENSORS
+    for k in (4, 8):
+        requests = requests_of(graph, k)
+        together = count(lambda r=requests: stack_of(sampler).sample_stack(r))
+        stacked = replace(ONE, bulk=k, prefetch_depth=0)
+        law = batch_launches(stacked, hops, every_hop=every_hop) - OWN_TENSORS / k
+        assert law * k == pytest.approx(together, rel=0.1)
+
+
+def test_layers_start_as_many_kernels_as_the_law_says(
+    count: Callable[..., int], kernel_device: torch.device
+) -> None:
+    graph = random_graph(1)
+    sampler = DeviceLayerwiseSampler(topology_of(graph, kernel_device), [5], device=kernel_device)
+    for k in (1, 4):
+        requests = requests_of(graph, k)
+        together = count(lambda r=requests: sampler.sample_stack(r))
+        stacked = replace(ONE, bulk=k, prefetch_depth=0)
+        law = batch_launches(stacked, 1, sampler="ladies") - (OWN_TENSORS / k if k > 1 else 0)
+        assert law * k == pytest.approx(together, rel=0.1)
+
+
+def test_large_stacks_start_fewer_kernels_per_batch_small_ones_more_and_a_graph_one() -> None:
+    alone, four, sixteen, many = (batch_launches(replace(ONE, bulk=k), 2) for k in (1, 4, 16, 64))
+    assert many < sixteen < alone < four
+    assert batch_launches(replace(ONE, threads=Threads(capture=1)), 2) == 1
+    assert "16 batches to a stack" in launch_words(replace(ONE, bulk=16), "neighbor")
+    assert "for neighbours, not for labor" in launch_words(ONE, "labor")
+    assert launch_words(replace(ONE, threads=Threads(capture=1)), "neighbor") == "by one CUDA graph"
+
+
+@pytest.mark.parametrize("dialect", list(Dialect))
+def test_room_for_a_stack_is_what_the_runtime_counts(
+    dialect: Dialect, kernel_device: torch.device
+) -> None:
+    graph, every_hop = random_graph(1), dialect is Dialect.EVERY_HOP
+    sampler = DeviceNeighborSampler(
+        topology_of(graph, kernel_device), [3, 2], device=kernel_device, dialect=dialect,
+        edge_ids=True,
+    )  # fmt: skip
+    batch = sampler.sample(seeds_of(graph, 8), epoch=0, step=0)
+
+    def spread(value: int) -> Spread:
+        return Spread(mean=value, std=0.0, p99=value, largest=value)
+
+    known = BatchProfile(
+        seeds_per_rank=8,
+        num_batches=300,
+        vertices=[spread(8), *(spread(b.num_src) for b in reversed(batch.blocks))],
+        edges=[spread(n) for n in batch.num_sampled_edges],
+        block_edges=[spread(b.indices.numel()) for b in batch.blocks],
+        input_standard_error=0.0,
+        half_epoch_error=0.0,
+    )
+    held = gpu_batch_bytes(known, every_hop=every_hop)
+    assert held == pytest.approx(batch_bytes(batch), rel=0.01)
+    assert device_stack._PASSING + 1 == HELD
+    # The runtime's own division gives the k that was asked for.
+    budget = gpu_stack_bytes(known, 16, 2, every_hop=every_hop)
+    assert budget // (HELD * batch_bytes(batch)) - 2 * 3 in (16, 17)

@@ -1,0 +1,281 @@
+"""The GPU probe's statistics, refusals and machine entries, on devices that follow a law."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from planner.candidate import Candidate
+from planner.cost.stages.gather_gpu import memory_seconds_per_byte, read_seconds
+from planner.machine.model import Link, MachineModel, Memory, Processor, Switch
+from planner.probe.context import QUICK as PROBE, ProbeContext
+from planner.probe.gpu import measure as subject
+from planner.probe.gpu.machine import fit_reads, gather_cap, with_gpus
+from planner.probe.gpu.measure import (
+    GPU_FULL as FULL,
+    LEAST_ETA,
+    QUICK,
+    GpuFindings,
+    Work,
+    hidden_share,
+    measure_gpus,
+)
+from planner.probe.gpu.nvml import Inventory
+from planner.probe.gpu.torch_device import sizes_for
+from planner.probe.team import Team
+from planner.probe.timing import summarize
+from planner.search.enumerate import plans_gpus
+from runtime.errors import WorkerFailed
+from runtime.plan.schema import Threads
+from tests.planner.probe import fake_gpu as law
+from tests.planner.probe.fake_gpu import SIZES, FakeGpus
+
+
+def measured(device: FakeGpus) -> list[GpuFindings]:
+    return measure_gpus(device, SIZES, clock=device.clock)
+
+
+def machine_of(num_gpus: int, *, switch: bool = False) -> MachineModel:
+    """As the driver tells it: slots of 63 GB/s, one NVLink between each two GPUs."""
+    links: list[Link] = []
+
+    def join(name: str, source: str, target: str, rate: float) -> None:
+        links.append(
+            Link(
+                name=name, source=source, target=target, latency_seconds=0.0,
+                bandwidth_bytes_per_second=rate, provenance="derived",
+            )
+        )  # fmt: skip
+
+    above = "plx0" if switch else "host0"
+    if switch:
+        join("plx0.h2d", "host0", "plx0", 63e9)
+        join("plx0.d2h", "plx0", "host0", 63e9)
+    for g in range(num_gpus):
+        join(f"pcie{g}.h2d", above, f"gpu{g}.memory", 63e9)
+        join(f"pcie{g}.d2h", f"gpu{g}.memory", above, 63e9)
+        for other in range(num_gpus):
+            if other != g:
+                join(f"nvlink.gpu{g}.gpu{other}", f"gpu{g}.memory", f"gpu{other}.memory", 300e9)
+    gpus = [
+        Processor(name=f"gpu{g}", kind="cuda", memory=f"gpu{g}.memory", uuid=f"GPU-{g}")
+        for g in range(num_gpus)
+    ]
+    device = [
+        Memory(name=f"gpu{g}.memory", kind="device", capacity_bytes=10**10) for g in range(num_gpus)
+    ]
+    return MachineModel(
+        name="test",
+        fingerprint="",
+        provenance="measured",
+        processors=gpus,
+        memories=[Memory(name="host0", kind="host", capacity_bytes=10**11), *device],
+        links=links,
+        switches=[Switch(name="plx0", kind="pcie")] if switch else [],
+    )
+
+
+def test_links_and_tables_carry_the_laws_rates() -> None:
+    device = FakeGpus(num_gpus=2)
+    machine = with_gpus(machine_of(2), measured(device))
+    links = {link.name: link for link in machine.links}
+    for g in range(2):
+        own, slot = links[f"gpu{g}.hbm"], links[f"pcie{g}.h2d"]
+        assert own.bandwidth_bytes_per_second == pytest.approx(law.MEMORY, rel=0.1)
+        assert own.gather_bytes_per_second == pytest.approx(0.6 * law.MEMORY, rel=0.1)
+        assert own.transaction_bytes == law.UNIT["own"]
+        assert slot.bandwidth_bytes_per_second == pytest.approx(law.SLOT, rel=0.01)
+        assert slot.gather_bytes_per_second == pytest.approx(law.SLOT_READS, rel=0.01)
+        assert slot.latency_seconds == pytest.approx(law.LATENCY, rel=0.05)
+        assert slot.transaction_bytes == law.UNIT["host"]
+        peer = links[f"nvlink.gpu{g}.gpu{1 - g}"]
+        assert peer.bandwidth_bytes_per_second == pytest.approx(law.PEER, rel=0.02)
+        assert peer.gather_bytes_per_second == pytest.approx(law.PEER_READS, rel=0.01)
+        assert {own.provenance, slot.provenance, peer.provenance} == {"measured"}
+        assert links[f"pcie{g}.d2h"].provenance == "measured"
+    assert machine.table("gpu_kernel").at(ranks=1) == pytest.approx(law.LAUNCH)
+    assert machine.table("gpu_flops").at(ranks=1) == pytest.approx(law.FLOPS)
+    assert machine.table("gpu_message").at(ranks=1) == pytest.approx(law.LATENCY, rel=0.01)
+    assert machine.table("gpu_process").at(ranks=1) == pytest.approx(2e9)
+    # 400 programs slow compute by 1.4, compute slows the gather by 1.25: laws of the fake.
+    assert machine.table("gpu_beside").at(programs=400) == pytest.approx(1.4)
+    assert machine.table("gpu_beside_gather").at(programs=400) == pytest.approx(1.25)
+    # One program per processor reads as fast as four: that is the cap.
+    assert round(machine.table("gpu_uva_programs").at(ranks=1)) == law.PROCESSORS
+    assert machine.table("copy.pcie0.h2d").at(bytes=4096) == pytest.approx(5.08e-6, rel=0.01)
+
+
+def test_what_compute_hides_of_an_all_reduce_is_measured_for_every_number_of_gpus() -> None:
+    machine = with_gpus(machine_of(6), measured(FakeGpus(num_gpus=6)))
+    table = machine.table("gpu_overlap_eta")
+    assert table.points == [[2.0, 4.0, 6.0]]
+    # 10 ms of compute around 1 ms of all-reduce: that takes 1.2 ms, in which compute gets on by
+    # 1.2 / 1.1; overlapped 10.109, serial 11 (modelling rule 5).
+    expected = (11 - (10 + 1.2 - 1.2 / 1.1)) / (11 - 10)
+    assert table.values == pytest.approx([expected] * 3)
+    alone = with_gpus(machine_of(1), measured(FakeGpus()))
+    assert "gpu_overlap_eta" not in alone.tables
+
+
+def test_one_gpu_alone_is_enough_to_plan_on() -> None:
+    machine = with_gpus(machine_of(1), measured(FakeGpus()))
+    assert "gpu_message" not in machine.tables
+    assert plans_gpus(machine)
+
+
+def test_gpus_that_cannot_read_each_other_still_send_messages() -> None:
+    machine = with_gpus(machine_of(2), measured(FakeGpus(num_gpus=2, mapped=False)))
+    assert machine.table("gpu_message").at(ranks=1) == pytest.approx(law.LATENCY, rel=0.01)
+    assert plans_gpus(machine)
+    found = measured(FakeGpus(num_gpus=2, mapped=False))[0]
+    assert (found.peer_copy, found.peer_gather) == ({}, {})
+
+
+def test_an_exchange_that_stops_compute_hides_nothing_and_noise_is_refused() -> None:
+    assert hidden_share(summarize([3.0]), summarize([1.6])).value == LEAST_ETA
+    assert hidden_share(summarize([1.0]), summarize([2.0])).value == 1.0
+
+    def noise(work: Work, call: int) -> float:
+        return 0.9 if work.kind == "all_reduce" and work.ranks == 4 else 0.0
+
+    found = measured(FakeGpus(num_gpus=4, noise=noise))
+    assert list(found[0].hidden) == [(2,)]
+    assert any("all-reduce of 4 GPUs refused" in note for note in found[0].notes)
+    assert found[1].hidden == {}
+
+
+def test_a_probed_gpu_is_priced_as_its_law_says() -> None:
+    machine = with_gpus(machine_of(1), measured(FakeGpus()))
+    candidate = Candidate(
+        num_ranks=1,
+        threads=Threads(compute=1, sample=0),
+        prefetch_depth=1,
+        policy="joint",
+        gpus=("gpu0",),
+        cliques=((0,),),
+    )
+    for row_bytes in (4, 100, 512, 4096):
+        found = read_seconds(machine, candidate, row_bytes)
+        gather = Work(
+            kind="gather", gpu=0, place="host", row_bytes=row_bytes, num_bytes=row_bytes * 1000
+        )
+        device = FakeGpus()
+        assert found["host"][0] == pytest.approx(device.law(gather) / 1000, rel=0.02)
+        written = row_bytes * memory_seconds_per_byte(machine, candidate)
+        expected = device.law(replace(gather, place="own")) / 1000
+        assert found["own"][0] + written == pytest.approx(expected, rel=0.1)
+
+
+def test_a_point_that_settles_later_counts_and_one_that_never_does_is_refused() -> None:
+    def noise(work: Work, call: int) -> float:
+        if work.kind == "gather" and work.place == "host" and work.row_bytes == 4:
+            return 0.9
+        return 0.9 if work.kind == "copy_back" and call < 3 else 0.01
+
+    device = FakeGpus(noise=noise)
+    found = measured(device)[0]
+    assert {m.attempts for m in found.to_host.values()} == {3}
+    assert len(found.to_host) == 3
+    assert not any(row_bytes == 4 for row_bytes, _ in found.uva)
+    refused = [note for note in found.notes if "refused" in note]
+    assert len(refused) == 3  # one per grid
+    assert "reads of host memory at 4, 25 refused: spread" in refused[0]
+    assert "after 3 attempts, at most 10% is believed" in refused[0]
+    # The other row sizes still say what the link does.
+    slot = next(x for x in with_gpus(machine_of(1), [found]).links if x.name == "pcie0.h2d")
+    assert slot.gather_bytes_per_second == pytest.approx(law.SLOT_READS, rel=0.02)
+
+
+def test_a_link_that_was_refused_keeps_what_the_driver_says() -> None:
+    device = FakeGpus(noise=lambda work, call: 0.9 if work.kind != "launch" else 0.0)
+    machine = with_gpus(machine_of(1), measured(device))
+    slot = next(x for x in machine.links if x.name == "pcie0.h2d")
+    assert (slot.bandwidth_bytes_per_second, slot.provenance) == (63e9, "derived")
+    assert not any(x.name == "gpu0.hbm" for x in machine.links)
+    assert "gpu_kernel" in machine.tables
+    assert "gpu_gather" not in machine.tables
+    assert any("spread" in note for note in machine.notes)
+
+
+@pytest.mark.parametrize("reasons", [[["power brake"]], [[], ["power brake", "2 others"]]])
+def test_a_gpu_spoiled_before_or_after_is_refused_wholly(reasons: list[list[str]]) -> None:
+    device = FakeGpus(num_gpus=2, reasons=[list(r) for r in reasons])
+    found = measured(device)
+    assert found[0].copy == found[0].launch == {}
+    assert "power brake" in found[0].notes[0]
+    machine = with_gpus(machine_of(2), found)
+    names = {link.name for link in machine.links}
+    # The first that is measured is the driver's second.
+    assert "gpu1.hbm" not in names
+    assert "gpu0.hbm" in names
+
+
+def test_noisy_points_are_not_repeated_beyond_the_budget() -> None:
+    device = FakeGpus(noise=lambda work, call: 0.9)
+    measure_gpus(device, replace(SIZES, budget_seconds=0.0), clock=device.clock)
+    assert set(device.asked.values()) == {1}
+
+
+def test_a_shared_port_is_what_its_gpus_copy_together() -> None:
+    device = FakeGpus(num_gpus=2, shared_port=60e9)
+    machine = with_gpus(machine_of(2, switch=True), measured(device))
+    port = next(x for x in machine.links if x.name == "plx0.h2d")
+    assert port.bandwidth_bytes_per_second == pytest.approx(60e9, rel=0.02)
+    crowded = machine.table("gpu_crowded_copy")
+    assert crowded.at(ranks=2) == pytest.approx(law.SLOT / 30e9, rel=0.02)
+    alone = with_gpus(machine_of(2, switch=True), measured(FakeGpus(num_gpus=2)))
+    assert next(x for x in alone.links if x.name == "plx0.h2d").provenance == "derived"
+
+
+@pytest.mark.parametrize("unit", [32, 64, 128])
+def test_the_transaction_size_is_fitted_from_the_curve(unit: int) -> None:
+    # formulas 2.4: a row of L bytes takes (L - gcd) / unit + 1 transactions.
+    curve = {4: unit, 100: (100 - 4) + unit, 512: 512, 4096: 4096}
+    found = fit_reads({r: moved / 30e9 for r, moved in curve.items()})
+    assert found is not None
+    assert (found.transaction_bytes, found.residual) == (unit, pytest.approx(0, abs=1e-9))
+    assert found.bytes_per_second == pytest.approx(30e9)
+    assert fit_reads({}) is None
+
+
+def test_without_reads_there_is_no_cap() -> None:
+    assert gather_cap(GpuFindings(gpu=0, uuid="", processors=1)) is None
+
+
+def test_sizes_fit_the_memories() -> None:
+    assert sizes_for(False, host_bytes=10**12, device_bytes=10**12) == FULL
+    small = sizes_for(True, host_bytes=2**30, device_bytes=10**12)
+    assert small.copy_bytes == 2**26
+    assert max(small.message_bytes) <= 2**26
+    assert small.row_bytes == QUICK.row_bytes
+
+
+class Answering(Team):
+    """Answers one task without a process."""
+
+    def __init__(self, answer: Any) -> None:
+        super().__init__(1)
+        self.answer = answer
+
+    def run(self, task: str, *, ranks: int | None = None, **arguments: Any) -> list[Any]:
+        """The answer, or its raising."""
+        assert task == subject.TASK
+        assert (ranks, set(arguments)) == (1, {"quick", "host_bytes"})
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return [self.answer]
+
+
+@pytest.mark.parametrize("answer", ["GPUs: not measured: no CUDA", WorkerFailed("exit code 11")])
+def test_gpus_that_cannot_be_measured_leave_a_note(answer: Any, tmp_path: Path) -> None:
+    def context(found: Any) -> ProbeContext:
+        return ProbeContext(team=Answering(found), sizes=PROBE, cores=1, scratch=tmp_path)
+
+    listed = Inventory(driver_version="", cuda_driver_version=None, gpus=[], pairs=[])
+    without = context(answer)
+    assert subject.measure(without, listed) == []
+    assert "not measured" in without.notes[0]
+    assert subject.measure(without, None) == []
+    found = [GpuFindings(gpu=0, uuid="", processors=1)]
+    assert subject.measure(context(found), listed) is found

@@ -1,0 +1,88 @@
+"""Tests for planner/profile/roofline.py: parameters against the real models, times by hand."""
+
+import pytest
+
+from planner.errors import SettingsError
+from planner.probe.presets import load_preset
+from planner.profile.model_seconds import SCALES
+from planner.profile.roofline import (
+    LayerShape,
+    Operation,
+    aggregation,
+    layer_operations,
+    layer_widths,
+    num_parameters,
+    product,
+    roofline_timing,
+)
+from planner.workload import ModelTiming
+from runtime.models.build import build_model
+from runtime.plan.schema import Workload
+from tests.support.profiles import batch_profile
+
+
+@pytest.mark.parametrize("model", ["sage", "gcn", "gat"])
+@pytest.mark.parametrize("layers", [1, 2, 3])
+def test_parameters_are_those_of_the_model_that_runs(model: str, layers: int):
+    work = Workload(model=model, num_layers=layers, fanouts=[3] * layers, hidden=16, heads=4)
+    built = build_model(work, 30, 7, "multiclass")
+    expected = sum(p.numel() for p in built.parameters())
+    assert num_parameters(model, layer_widths(work, 30, 7)) == expected
+
+
+def test_a_sage_layers_work_by_hand():
+    # 10 destinations, 30 edges, 20 sources; 4 -> 2 columns; the inputs have no gradient.
+    shape = LayerShape(
+        num_src=20.0, num_dst=10.0, num_edges=30.0, in_dim=4, out_dim=2, inputs=True, heads=1
+    )
+    operations = list(layer_operations("sage", shape))
+    # Forward twice and two weight gradients, each 2 * 10 * 4 * 2 = 160 operations.
+    assert operations.count(product(10.0, 4, 2)) == 4
+    # 30 edges of 4 columns, an index and a weight (24 B), and 10 sums of 16 B.
+    assert aggregation(shape, 4) == Operation(flops=240.0, moved_bytes=880.0)  # 30 x 24 + 10 x 16
+    assert operations.count(aggregation(shape, 4)) == 1
+    inner = LayerShape(
+        num_src=20.0, num_dst=10.0, num_edges=30.0, in_dim=4, out_dim=2, inputs=False, heads=1
+    )
+    deeper = list(layer_operations("sage", inner))
+    assert len(deeper) == len(operations) + 3  # two row gradients and the aggregation's backward
+
+
+def timing(machine: str, model: str = "sage", hidden: int = 256) -> ModelTiming:
+    work = Workload(model=model, num_layers=2, fanouts=[5, 3], hidden=hidden)
+    return roofline_timing(
+        work,
+        load_preset(machine),
+        batch_profile(1000),
+        ranks=1,
+        in_dim=128,
+        num_outputs=10,
+        scales=SCALES,
+    )
+
+
+def test_a_faster_gpu_takes_less_and_a_larger_batch_more():
+    at = {name: timing(name).forward_backward for name in ("v100-nvswitch-2", "dgx-a100", "h200x1")}
+    seconds = [t.at(scale=1.0, ranks=1.0, threads=1.0) for t in at.values()]
+    assert seconds == sorted(seconds, reverse=True)
+    table = at["dgx-a100"]
+    assert table.values == sorted(table.values)
+    assert table.provenance == "derived"
+
+
+def test_no_batch_takes_less_than_the_starts_of_its_kernels():
+    found = timing("h200x1", hidden=4).forward_backward.values[0]
+    # Two sage layers of 7 and 10 kernels, and the loss's 6, of 20 us each.
+    assert found > 23 * 20e-6
+
+
+def test_the_host_starts_every_kernel_of_a_step():
+    found = timing("h200x1")
+    # Two sage layers of 7 and 10 kernels, the loss's 6 and the update's 12, of 20 us each.
+    assert found.host_seconds == pytest.approx(35 * 20e-6)
+
+
+def test_a_model_of_unknown_work_is_refused_in_one_line():
+    with pytest.raises(SettingsError, match="expected model sage, gcn, gat") as caught:
+        timing("siton", model="rgcn")
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,200 @@
+"""Predicted against measured: errors, bars, and what a reader is warned of."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from planner.errors import SettingsError
+from planner.queries.compare import absolute_percentage_error, compare
+from planner.queries.tune_measure import measured
+from runtime import codec
+from runtime.plan.io import load_plan
+from runtime.plan.schema import Interval, Plan
+from runtime.report import (
+    EpochReport,
+    HostNoise,
+    RankReport,
+    RunReport,
+    StageReport,
+    StepSeconds,
+    typical_stages,
+)
+from tests.support.plans import make_plan
+
+
+@pytest.fixture
+def plan(small_graph, tmp_path: Path) -> Plan:
+    """A plan that predicts 10 ms a step: 2 waiting, 7 computing, 1 in the optimizer."""
+    make_plan(small_graph, tmp_path / "plan")
+    found = load_plan(tmp_path / "plan")
+    prediction = replace(
+        found.prediction,
+        step_seconds=Interval(value=10e-3, low=8e-3, high=12e-3),
+        epoch_seconds=Interval(value=1.0, low=0.8, high=1.2),
+        stages={"wait": 2e-3, "forward_backward": 7e-3, "optimizer": 1e-3, "batch": 1e-5},
+        startup_seconds=3.0,
+    )
+    return replace(found, prediction=prediction)
+
+
+def stage(median: float) -> StageReport:
+    return StageReport(
+        median=median, p10=median, p90=median, count=50, mean=median, core_seconds=median
+    )
+
+
+def report(
+    plan: Plan,
+    *,
+    step: float = 11e-3,
+    count: int = 50,
+    compute: float = 8e-3,
+    optimizer: float = 9e-4,
+) -> RunReport:
+    rank = RankReport(
+        rank=0,
+        stages={
+            "wait": stage(2e-3),
+            "forward_backward": stage(compute),
+            "optimizer": stage(optimizer),
+            "batch": stage(1e-4),
+        },
+        rows_by_source={},
+        bytes_by_source={},
+        hit_rates={},
+        peak_memory_bytes=1,
+        private_memory_bytes=1,
+    )
+    epochs = [
+        EpochReport(epoch=i, seconds=s, steps=100, loss=1.0, first_loss=1.0, last_loss=1.0)
+        for i, s in enumerate((5.0, 1.25, 1.25))
+    ]
+    return RunReport(
+        plan_id=plan.plan_id,
+        versions={},
+        num_ranks=1,
+        metric="accuracy",
+        ranks=[rank],
+        step_seconds=StepSeconds(
+            median=step, p10=step, p90=step, count=count, discarded=10, enough=count >= 30
+        ),
+        step_samples=[],
+        epochs=epochs,
+        losses=[],
+        startup_seconds=4.0,
+        test_score=None,
+        noise=HostNoise(
+            load_before=0.0, load_after=0.0, steal_fraction=0.0, cores=2, overloaded=False
+        ),
+    )
+
+
+def test_errors_are_relative_to_what_was_measured(plan: Plan) -> None:
+    found = compare(plan, report(plan))
+    assert found.step_seconds.ape == pytest.approx(1 / 11)
+    assert found.stages["forward_backward"].ape == pytest.approx(1 / 8)
+    assert found.step_seconds.within_interval
+
+
+def test_a_step_of_stacks_is_measured_over_whole_ones(plan: Plan) -> None:
+    """Every fourth step draws four batches: 9, 1, 1, 1 ms are 3 ms a step, and the median is 1."""
+    run = replace(report(plan, step=1e-3), step_samples=[9e-3, 1e-3, 1e-3, 1e-3] * 10 + [9e-3])
+    assert compare(plan, run).step_seconds.measured == pytest.approx(1e-3)
+    stacked = replace(plan, strategy=replace(plan.strategy, bulk_batches=4))
+    assert compare(stacked, run).step_seconds.measured == pytest.approx(3e-3)
+    found = measured([run, run], stack=4)
+    assert (found.median, found.count) == (pytest.approx(3e-3), 20)
+    assert measured([run, run]).median == pytest.approx(1e-3)
+
+
+def test_stages_done_for_a_whole_stack_are_compared_by_their_mean(plan: Plan) -> None:
+    # One step in four draws four batches: 4 ms in it and nothing in the others, 1 ms on the mean.
+    uneven = StageReport(median=0.0, p10=0.0, p90=4e-3, count=48, mean=1e-3, core_seconds=1e-3)
+    stages = {**plan.prediction.stages, "sample": 1.25e-3}
+    planned = replace(plan, prediction=replace(plan.prediction, stages=stages))
+    run = report(planned)
+    run = replace(
+        run,
+        ranks=[
+            replace(r, stages={**r.stages, "sample": uneven, "wait": uneven}) for r in run.ranks
+        ],
+    )
+    stacked = replace(planned, strategy=replace(planned.strategy, bulk_batches=4))
+    found = compare(stacked, run).stages
+    assert (found["sample"].measured, found["wait"].measured) == (1e-3, 1e-3)
+    assert found["sample"].ape == pytest.approx(0.25)
+    # With a thread that draws ahead, the training thread's own wait is the same every step.
+    threads = replace(stacked.strategy.threads, sample=1)
+    ahead = replace(stacked, strategy=replace(stacked.strategy, threads=threads))
+    assert compare(ahead, run).stages["wait"].measured == 0.0
+    assert compare(planned, run).stages["sample"].measured == 0.0
+
+
+def test_a_wait_of_ranks_for_each_other_is_measured_in_their_mean(plan: Plan) -> None:
+    waits = typical_stages([
+        {"all_reduce": [2e-3, 0.0, 2e-3, 0.0, 0.0]}, {"all_reduce": [0.0, 2e-3, 0.0, 2e-3, 0.0]},
+    ])  # fmt: skip
+    assert waits == {"all_reduce": 1e-3}  # by hand; either rank's own median is 0
+    stages = {**plan.prediction.stages, "all_reduce": 1.1e-3}
+    planned = replace(plan, prediction=replace(plan.prediction, stages=stages))
+    run = report(planned)
+    run = replace(
+        run, ranks=[replace(r, stages={**r.stages, "all_reduce": stage(0.0)}) for r in run.ranks]
+    )
+    assert compare(planned, run).stages["all_reduce"].measured == 0.0
+    found = compare(planned, replace(run, stages=waits)).stages["all_reduce"]
+    assert (found.measured, found.ape) == (1e-3, pytest.approx(0.1))
+
+
+def test_a_stage_that_some_ranks_have_is_shared_by_all() -> None:
+    assert typical_stages([{"gather": [3.0]}, {"gather": []}, {}]) == {"gather": 1.0}
+
+
+def test_the_first_epoch_is_start_up(plan: Plan) -> None:
+    assert compare(plan, report(plan)).epoch_seconds.measured == 1.25
+
+
+def test_the_json_has_the_promised_shape(plan: Plan) -> None:
+    document = json.loads(codec.dumps(compare(plan, report(plan))))
+    for name in ("step_seconds", "epoch_seconds"):
+        assert document[name].keys() == {"predicted", "low", "high", "measured", "ape"}
+    for row in document["stages"].values():
+        assert row.keys() == {"predicted", "measured", "ape"}
+
+
+def test_the_bars_are_thirty_and_fifty_percent(plan: Plan) -> None:
+    good = compare(plan, report(plan))
+    assert good.step_within_bar
+    assert good.stages_within_bar
+    assert set(good.minor_stages) == {"batch"}  # ten times off, but 1% of the step either way
+    bad = compare(plan, report(plan, step=20e-3, compute=15e-3))
+    assert not bad.step_within_bar
+    assert not bad.stages_within_bar
+    # Predicted at 9% of the step and measured at 1%: not minor, and far off.
+    assert not compare(plan, report(plan, optimizer=1e-4)).stages_within_bar
+
+
+def test_too_few_steps_are_said(plan: Plan) -> None:
+    assert any("at least 30" in note for note in compare(plan, report(plan, count=12)).notes)
+    with pytest.raises(SettingsError, match="train more epochs"):
+        compare(plan, report(plan, count=0))
+
+
+def test_a_report_of_another_plan_is_refused(plan: Plan) -> None:
+    other = replace(report(plan), plan_id="f" * 32)
+    with pytest.raises(SettingsError, match="found one of ffffffffffff"):
+        compare(plan, other)
+
+
+def test_a_busy_machine_is_said(plan: Plan) -> None:
+    noise = HostNoise(load_before=7.0, load_after=7.0, steal_fraction=0.1, cores=2, overloaded=True)
+    notes = " ".join(compare(plan, replace(report(plan), noise=noise)).notes)
+    assert "load 7.0" in notes
+    assert "hypervisor took 10%" in notes
+
+
+def test_nothing_measured_is_infinitely_wrong_at_one() -> None:
+    assert absolute_percentage_error(1.0, 0.0) == 1.0
+    assert absolute_percentage_error(0.0, 0.0) == 0.0

@@ -1,0 +1,212 @@
+"""why-not, diff, whatif and inverse queries: priced from the cached profile, nothing measured."""
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from planner import pipeline
+from planner.cli.main import main
+from planner.errors import PlanDoesNotFit, SettingsError
+from planner.machine.model import MachineModel
+from planner.profile import cache as record
+from planner.profile.cache import Profile
+from planner.queries.diff import diff, render as render_diff
+from planner.queries.inverse import cheapest_for
+from planner.queries.whatif import apply, whatif
+from planner.queries.why_not import render, why_not
+from planner.settings import PlanSettings
+from runtime.errors import PlanError
+from runtime.graph.dataset import Graph
+from runtime.plan.schema import Plan, Workload
+from tests.support.machines import machine
+from tests.support.profiles import hotness, profile
+
+WORK = Workload(batch_size=100, hidden=8, fanouts=[5, 3])
+SETTINGS = PlanSettings(workload=WORK)
+SLOW = machine(mapped_row=20e-6)
+"""The mapping is slow, so copies of rows pay."""
+
+
+@pytest.fixture
+def skewed(monkeypatch: pytest.MonkeyPatch, small_graph: Graph, tmp_path: Path) -> Profile:
+    """Half of the reads go to the first tenth of the vertices; no process is started."""
+    monkeypatch.setenv("GNNPLAN_CACHE", str(tmp_path / "cache"))
+    n = small_graph.num_nodes
+    made = profile(n, 100)
+    p = np.where(np.arange(n) < n // 10, 0.9, 0.1)
+    made = Profile(numbers=made.numbers, hotness={s: hotness(s, p) for s in made.hotness})
+    monkeypatch.setattr(pipeline, "profiles", lambda *a, **k: [made])
+    return made
+
+
+def plan(graph: Graph, out: Path, settings: PlanSettings, model: MachineModel = SLOW) -> Plan:
+    return pipeline.plan(graph.path, settings, machine=model, out=out)
+
+
+def test_a_change_of_nothing_changes_nothing(
+    small_graph: Graph, skewed: Profile, tmp_path: Path
+) -> None:
+    made = plan(small_graph, tmp_path / "p", SETTINGS)
+    found = whatif(made, ["devices=auto"])
+    assert found.after is not None
+    assert found.after.step_seconds == made.prediction.step_seconds
+    assert found.speedup == 1.0
+    assert found.after.provenance == made.prediction.provenance
+
+
+def test_what_if_says_what_planning_anew_would(
+    small_graph: Graph, skewed: Profile, tmp_path: Path
+) -> None:
+    made = plan(small_graph, tmp_path / "p", replace(SETTINGS, policy="none"))
+    found = whatif(made, ["link.memory0.bandwidth=x2", "devices=1"])
+    twice = SLOW.with_tables(
+        {
+            name: replace(SLOW.tables[name], values=[v / 2 for v in SLOW.tables[name].values])
+            for name in ("gather", "mapped_gather")
+        }
+    )
+    anew = plan(small_graph, tmp_path / "anew", replace(SETTINGS, policy="none", devices=1), twice)
+    assert found.after is not None
+    assert found.after.step_seconds.value == pytest.approx(anew.prediction.step_seconds.value)
+    assert found.after.num_ranks == 1
+    assert found.after.stages["gather"] < found.before.stages["gather"] * 2
+
+
+def test_less_memory_can_leave_no_plan(small_graph: Graph, skewed: Profile, tmp_path: Path) -> None:
+    made = plan(small_graph, tmp_path / "p", SETTINGS)
+    found = whatif(made, ["memory.host0.capacity=100MiB"])
+    assert found.after is None
+    assert "> 104.9 MB usable" in found.refusal
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ("memory0", "expected KEY=VALUE"),
+        ("link.warp9.bandwidth=x2", "expected a link of by-hand"),
+        ("memory.attic.capacity=1GiB", "expected a memory of by-hand"),
+        ("memory.host0.capacity=lots", "expected a size"),
+        ("link.disk0.bandwidth=x0", "found 'x0'"),
+        ("link.disk0.bandwidth=xx", "found 'xx'"),
+        ("batch_size=7", "needs a new plan"),
+        ("devices=some", "expected a number or auto"),
+        ("device_memory=x2", "the plan had no limit"),
+        ("policy=astrology", "expected a policy"),
+    ],
+)
+def test_a_bad_change_gets_one_line(change: str, words: str) -> None:
+    with pytest.raises(SettingsError, match=words) as caught:
+        apply(record.PlanRecord(settings=SETTINGS, machine=SLOW), [change])
+    assert "\n" not in str(caught.value)
+
+
+def test_why_not_names_the_slower_stage(
+    small_graph: Graph, skewed: Profile, tmp_path: Path
+) -> None:
+    made = plan(small_graph, tmp_path / "p", SETTINGS)
+    assert made.strategy.features.policy == "song-jiang"
+    found = why_not(made, "none")
+    assert "slower: gather takes" in found.why
+    assert found.same_shape is not None
+    assert found.best is not None
+    more = found.same_shape.step_seconds.value - found.chosen.step_seconds.value
+    assert more == pytest.approx(found.stage_seconds["gather"], rel=0.05)
+    assert found.chosen.step_seconds == made.prediction.step_seconds
+    assert "100.0% in the host's shared memory" in render(found)
+    assert "own policy" in why_not(made, "song-jiang").why
+
+
+def test_diff_shows_what_was_decided_and_what_it_does(
+    small_graph: Graph, skewed: Profile, tmp_path: Path
+) -> None:
+    one = plan(small_graph, tmp_path / "one", replace(SETTINGS, devices=1))
+    two = plan(small_graph, tmp_path / "two", replace(SETTINGS, devices=2, policy="none"))
+    found = diff(one, two)
+    changed = {c.field: (c.a, c.b) for c in found.decisions}
+    assert changed["strategy.features.policy"] == ("song-jiang", "none")
+    step = next(n for n in found.numbers if n.name == "step")
+    assert (step.a, step.b) == tuple(p.prediction.step_seconds.value for p in (one, two))
+    gather = next(n for n in found.numbers if n.name == "stage gather")
+    assert gather.provenance_a == one.prediction.provenance["gather"]
+    assert "feature_own_ids_0" in found.arrays
+    assert diff(one, one).decisions == diff(one, one).numbers == []
+    assert render_diff(diff(one, one)) == "the plans are the same"
+
+
+def test_the_fewest_devices_and_the_least_memory_for_an_epoch(
+    small_graph: Graph, skewed: Profile, tmp_path: Path
+) -> None:
+    made = plan(small_graph, tmp_path / "p", SETTINGS)
+    epoch = made.prediction.epoch_seconds.value
+    easy = cheapest_for(made, 100 * epoch)
+    assert easy.fewest_devices.num_ranks == 1
+    tight = cheapest_for(made, 1.001 * epoch)
+    assert tight.least_memory_bytes >= easy.least_memory_bytes
+    assert tight.fewest_devices.epoch_seconds.value <= 1.001 * epoch
+    assert tight.least_memory.epoch_seconds.value <= 1.001 * epoch
+    # One percent less is not enough for the same candidate: the bisection ended there.
+    budget = f"host_memory={int(easy.least_memory_bytes * 0.95)}"
+    less = [budget, "devices=1", f"policy={easy.least_memory.policy}"]
+    with pytest.raises(PlanDoesNotFit):
+        cheapest_for(made, 100 * epoch, less)
+    with pytest.raises(PlanDoesNotFit, match="fastest predicted"):
+        cheapest_for(made, epoch / 100)
+
+
+def test_a_moved_dataset_and_a_lost_record_are_said(
+    small_graph: Graph, skewed: Profile, tmp_path: Path
+) -> None:
+    moved = tmp_path / "graph"
+    shutil.copytree(small_graph.path, moved)
+    made = pipeline.plan(moved, SETTINGS, machine=SLOW, out=tmp_path / "p")
+    moved.rename(tmp_path / "elsewhere")
+    with pytest.raises(PlanError, match="found nothing there"):
+        whatif(made, ["devices=1"])
+    record.record_path(made.plan_id).unlink()
+    with pytest.raises(SettingsError, match="planned elsewhere or the cache was emptied"):
+        whatif(made, ["devices=1"])
+
+
+def test_without_the_cached_profile_nothing_is_measured(
+    small_graph: Graph, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("GNNPLAN_CACHE", str(tmp_path / "cache"))
+    with pytest.raises(SettingsError, match="expected the profile of"):
+        pipeline.search_for(small_graph, SETTINGS, SLOW, measure=False)
+
+
+def test_the_commands_print_one_json_document_each(
+    small_graph: Graph,
+    skewed: Profile,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    folder = str(tmp_path / "p")
+    plan(small_graph, tmp_path / "p", SETTINGS)
+    calls = [
+        ["why-not", folder, "--policy", "none"],
+        ["diff", folder, folder],
+        ["whatif", folder, "--set", "devices=1", "--set", "link.memory0.bandwidth=x2"],
+        ["whatif", folder, "--target-epoch-seconds", "1000"],
+    ]
+    for call in calls:
+        assert main([*call, "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)
+        assert main(call) == 0
+        assert capsys.readouterr().out.strip()
+    bad = [
+        ["whatif", folder],
+        ["whatif", folder, "--set", "nonsense"],
+        ["whatif", folder, "--target-epoch-seconds", "0"],
+        ["why-not", folder, "--policy", "astrology"],
+        ["diff", folder, "nowhere"],
+    ]
+    for call in bad:
+        assert main(call) == 2
+        lines = [x for x in capsys.readouterr().err.splitlines() if x.startswith("gnnplan:")]
+        assert len(lines) == 1, (call, lines)
+    assert main(["whatif", folder, "--target-epoch-seconds", "1e-9"]) == 3

@@ -1,0 +1,90 @@
+"""Tests for planner/search/enumerate.py: how many GPUs, which ones, in which cliques."""
+
+from dataclasses import replace
+
+import pytest
+
+from planner.errors import SettingsError
+from planner.probe.presets import load_preset
+from planner.search.enumerate import gpu_counts, machine_candidates, plans_gpus
+from planner.settings import PlanSettings
+from runtime.plan.schema import Workload
+
+SETTINGS = PlanSettings(workload=Workload(batch_size=1024))
+
+
+def test_counts_are_powers_of_two_on_a_host_and_then_whole_hosts():
+    assert gpu_counts(load_preset("siton"), None, 1024) == [1, 2, 4, 8]
+    assert gpu_counts(load_preset("rtx-2080ti-x10"), None, 1024) == [1, 2, 4, 8, 10]
+    assert gpu_counts(load_preset("perlmutter:3"), None, 1024) == [1, 2, 4, 8, 12]
+    assert gpu_counts(load_preset("siton"), 3, 1024) == [3]
+    assert gpu_counts(load_preset("siton"), None, 2) == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("devices", "batch", "words"),
+    [(9, 1024, "at most 8 devices .the GPUs of siton"), (3, 2, "at most 2 devices .the seeds")],
+)
+def test_more_devices_than_there_are_is_refused(devices: int, batch: int, words: str):
+    with pytest.raises(SettingsError, match=words):
+        gpu_counts(load_preset("siton"), devices, batch)
+
+
+def choices(name: str, devices: int) -> list[tuple[tuple[str, ...], tuple[tuple[int, ...], ...]]]:
+    tried = machine_candidates(replace(SETTINGS, devices=devices), load_preset(name), ("none",))
+    return list(dict.fromkeys((c.gpus, c.cliques) for c in tried))
+
+
+def test_four_gpus_of_siton_are_two_bridged_pairs_or_four_unshared_ports():
+    assert choices("siton", 4) == [
+        (("gpu0", "gpu1", "gpu2", "gpu3"), ((0, 1), (2, 3))),
+        (("gpu0", "gpu2", "gpu4", "gpu6"), ((0,), (1,), (2,), (3,))),
+    ]
+
+
+def test_all_gpus_are_one_choice():
+    assert choices("siton", 8) == [
+        (tuple(f"gpu{g}" for g in range(8)), ((0, 1), (2, 3), (4, 5), (6, 7)))
+    ]
+
+
+def test_another_cover_by_as_few_cliques_is_a_candidate_too():
+    machine = load_preset("siton")
+    other = [["gpu0", "gpu2"], ["gpu1", "gpu3"], ["gpu4", "gpu5"], ["gpu6", "gpu7"]]
+    tried = machine_candidates(
+        replace(SETTINGS, devices=8), replace(machine, other_covers=[other]), ("none",)
+    )
+    assert {c.cliques for c in tried} == {
+        ((0, 1), (2, 3), (4, 5), (6, 7)),
+        ((0, 2), (1, 3), (4, 5), (6, 7)),
+    }
+
+
+def test_ranks_of_a_host_are_next_to_each_other():
+    machine = load_preset("perlmutter:2")
+    hosts = {g.name: g.host for g in machine.gpus}
+    for chosen in machine_candidates(SETTINGS, machine, ("none",)):
+        order = [hosts[name] for name in chosen.gpus]
+        assert order == sorted(order)
+        assert sorted(r for c in chosen.cliques for r in c) == list(range(chosen.num_ranks))
+
+
+def test_gpus_between_which_no_message_was_measured_are_planned_on_one_by_one():
+    machine = load_preset("siton")
+    tables = {k: v for k, v in machine.tables.items() if k != "gpu_message"}
+    apart = replace(machine, tables=tables)
+    assert plans_gpus(apart)
+    assert gpu_counts(apart, None, 1024) == gpu_counts(apart, 1, 1024) == [1]
+    with pytest.raises(SettingsError, match=r"messages between its GPUs .*`gnnplan probe`"):
+        gpu_counts(apart, 2, 1024)
+
+
+def test_a_machine_whose_gpus_are_not_known_is_planned_on_its_cores():
+    machine = load_preset("siton")
+    tables = {k: v for k, v in machine.tables.items() if k != "gpu_flops"}
+    cores = replace(machine, tables=tables)
+    assert plans_gpus(machine)
+    assert not plans_gpus(cores)
+    settings = replace(SETTINGS, devices=2)
+    assert {c.kind for c in machine_candidates(settings, cores, ("none",))} == {"cpu"}
+    assert {c.kind for c in machine_candidates(settings, machine, ("none",))} == {"cuda"}

@@ -1,0 +1,146 @@
+"""Users' own scripts under a plan: what they find, how they end, and the README's own."""
+
+import ast
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from runtime.errors import InputError, PlanError
+from runtime.graph.dataset import Graph
+from runtime.launch.script import launch_script
+from runtime.loader.loader import PlannedLoader
+from tests.runtime.launch.test_launch import processes_of, within
+from tests.support.plans import make_plan
+
+ROOT = Path(__file__).resolve().parents[3]
+SCRIPT = ROOT / "tests" / "support" / "users_script.py"
+LAUNCH = [sys.executable, "-m", "planner", "launch", "--oversubscribe"]
+
+
+def launch(folder: Path, *words: str) -> "subprocess.CompletedProcess[str]":
+    """`gnnplan launch ...`, with `folder` as the working directory."""
+    return subprocess.run(
+        [*LAUNCH, *words], cwd=folder, capture_output=True, text=True, timeout=300, check=False
+    )
+
+
+def readme_script() -> str:
+    """The training script that the README shows."""
+    section = (ROOT / "README.md").read_text().split("## In your own training script")[1]
+    found = re.search(r"```python\n(.*?)```", section, re.DOTALL)
+    assert found is not None
+    return found[1]
+
+
+@pytest.mark.distributed
+def test_the_readmes_script_trains_alike_on_one_and_two_ranks(
+    small_graph: Graph, tmp_path: Path
+) -> None:
+    """All neighbours and even shares: DDP's mean over ranks is the mean over the global batch."""
+    assert len(small_graph.train_idx) % 2 == 0
+    settings: dict[str, Any] = {"fanouts": [-1, -1], "batch_size": 50, "seed": 5}
+    assert len(small_graph.train_idx) % 50 % 2 == 0
+    models = []
+    for ranks in (1, 2):
+        folder = tmp_path / str(ranks)
+        make_plan(
+            small_graph, folder / "my-plan", ranks=ranks, peers=ranks > 1, own_rows=200, **settings
+        )
+        (folder / "script.py").write_text(readme_script())
+        done = launch(folder, "my-plan", "script.py")
+        assert done.returncode == 0, done.stderr
+        # Ranks share one output: two of them may print into one line.
+        losses = [float(number) for number in re.findall(r"loss (\d+\.\d+)", done.stdout)]
+        assert len(losses) == 3 * ranks
+        assert losses[-1] < losses[0] / 2
+        models.append(torch.load(folder / "model.pt"))
+    assert models[0].keys() == models[1].keys()
+    for name, value in models[0].items():
+        np.testing.assert_allclose(value.numpy(), models[1][name].numpy(), rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.distributed
+def test_a_script_finds_its_plan_its_arguments_and_its_share(
+    small_graph: Graph, tmp_path: Path
+) -> None:
+    make_plan(small_graph, tmp_path / "plan", ranks=2, compute_threads=1)
+    steps = -(-len(small_graph.train_idx) // 256)
+    words = ["--debug", "--emit", "a b", "$(touch x)"]
+    done = launch(tmp_path, "plan", str(SCRIPT), "show", *words)
+    assert done.returncode == 0, done.stderr
+    shown = sorted(ast.literal_eval(line) for line in done.stdout.splitlines() if line[0] == "[")
+    tuned = ["1", "glibc.malloc.hugetlb=1", 0.0]
+    assert shown == [[rank, steps, "__main__", tmp_path.name, *tuned, *words] for rank in (0, 1)]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["plan"]
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize(
+    ("words", "code", "line"),
+    [
+        (["exit", "7"], 7, "gnnplan: rank 1: ended with exit code 7"),
+        pytest.param(["kill"], 137, "gnnplan: rank 1: ended by SIGKILL", marks=pytest.mark.slow),
+    ],
+)
+def test_the_exit_code_is_that_of_the_rank_that_failed_and_the_others_end(
+    small_graph: Graph, tmp_path: Path, words: list[str], code: int, line: str
+) -> None:
+    make_plan(small_graph, tmp_path / "plan", ranks=2)
+    done = launch(tmp_path, "plan", str(SCRIPT), *words, str(tmp_path))
+    assert (done.returncode, done.stderr.splitlines()[-1]) == (code, line)
+    assert within(10, lambda: processes_of(tmp_path) == [])
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+def test_a_stopped_rank_is_found_and_named(small_graph: Graph, tmp_path: Path) -> None:
+    make_plan(small_graph, tmp_path / "plan", ranks=2)
+    done = launch(tmp_path, "--hang-seconds", "3", "plan", str(SCRIPT), "stop", str(tmp_path))
+    assert done.returncode == 137
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("gnnplan: rank 1: hung in starting, stopped by a signal for ")
+    assert within(10, lambda: processes_of(tmp_path) == [])
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+def test_ctrl_c_ends_every_process(small_graph: Graph, tmp_path: Path) -> None:
+    make_plan(small_graph, tmp_path / "plan", ranks=2)
+    command = [*LAUNCH, "plan", str(SCRIPT), "wait", str(tmp_path)]
+    # A test run in a shell's background inherits SIGINT as ignored.
+    with subprocess.Popen(
+        command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    ) as launcher:  # fmt: skip
+        assert launcher.stdout is not None
+        assert [launcher.stdout.readline() for _ in range(2)] == ["waiting\n"] * 2
+        launcher.send_signal(signal.SIGINT)
+        try:
+            launcher.communicate(timeout=60)
+        finally:
+            launcher.kill()
+    assert launcher.returncode == 128 + signal.SIGINT
+    assert within(10, lambda: processes_of(tmp_path) == [])
+
+
+def test_what_cannot_run_is_refused_in_one_line(
+    small_graph: Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_plan(small_graph, tmp_path / "plan")
+    with pytest.raises(InputError, match="expected a Python script, found no such file"):
+        launch_script(tmp_path / "plan", tmp_path / "none.py")
+    with pytest.raises(InputError, match="expected at least 0 restarts"):
+        launch_script(tmp_path / "plan", SCRIPT, max_restarts=-1)
+    make_plan(small_graph, tmp_path / "many", ranks=64)
+    with pytest.raises(InputError, match="found 64 in the plan"):
+        launch_script(tmp_path / "many", SCRIPT)
+    monkeypatch.delenv("GNNPLAN_PLAN", raising=False)
+    with pytest.raises(PlanError, match="expected a plan folder, or \\$GNNPLAN_PLAN"):
+        PlannedLoader()

@@ -1,0 +1,303 @@
+"""The device's stages make the batches of the host's: in Triton's interpreter where no GPU is."""
+
+import warnings
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from runtime.comm.collectives import Communicator
+from runtime.errors import InputError
+from runtime.fallback import SlowerPathWarning, forget_warnings
+from runtime.graph.dataset import Graph
+from runtime.graph.generate import generate_sbm
+from runtime.loader.loader import PlannedLoader
+from runtime.meter import StageMeter
+from runtime.models.adjacency import torch_blocks
+from runtime.models.build import build_model
+from runtime.plan.io import load_plan, save_plan
+from runtime.plan.schema import DynamicCache, Sampler, TopologyPlacement
+from runtime.train.gradients import GradientBuffer
+from runtime.train.minibatch import TrainLoop, make_optimizer
+from tests.support.plans import make_plan
+
+pytest.importorskip("triton")
+
+from runtime.features import host_memory
+from runtime.features.device_store import DeviceFeatureStore
+from runtime.loader import (
+    device as loader_device_sample,
+    device_place as loader_device_place,
+    factory as loader_build,
+)
+from runtime.loader.device import DeviceMiniBatch
+from runtime.sampling.gpu.captured import CapturedNeighborSampler
+
+STEPS = 3
+
+
+@pytest.fixture(scope="module")
+def tiny_graph(tmp_path_factory: pytest.TempPathFactory) -> Graph:
+    """400 nodes: the interpreter runs kernels one program at a time."""
+    folder = tmp_path_factory.mktemp("graphs") / "tiny"
+    return generate_sbm(folder, num_nodes=400, degree=8.0, feature_dim=6, num_classes=3, seed=5)
+
+
+def open_loader(graph: Graph, folder: Path, device: torch.device, **settings: Any) -> PlannedLoader:
+    """The device's stages over a fresh plan."""
+    settings = {"fanouts": [3, 2], "batch_size": 24, **settings}
+    make_plan(graph, folder, **settings)
+    return PlannedLoader(folder, graph, device=device, on_device=True)
+
+
+def host_loader(graph: Graph, folder: Path, **settings: Any) -> PlannedLoader:
+    """The host's stages under the same plan."""
+    return PlannedLoader(folder, graph, on_device=False, **settings)
+
+
+def assert_same(found: Any, expected: Any) -> None:
+    """Ids, blocks, rows and labels are equal, bit for bit."""
+    np.testing.assert_array_equal(found.n_id, expected.n_id)
+    np.testing.assert_array_equal(found.seeds, expected.seeds)
+    np.testing.assert_array_equal(found.input_id, expected.input_id)
+    assert found.global_num_seeds == expected.global_num_seeds
+    assert torch.equal(found.x.cpu(), expected.x)
+    assert torch.equal(found.y.cpu(), expected.y)
+    for mine, theirs in zip(found.device_blocks, expected.blocks, strict=True):
+        assert (mine.num_src, mine.num_dst) == (theirs.num_src, theirs.num_dst)
+        np.testing.assert_array_equal(mine.indptr.cpu().numpy(), theirs.indptr[: mine.num_dst + 1])
+        np.testing.assert_array_equal(mine.indices.cpu().numpy(), theirs.indices[: mine.num_edges])
+        assert (mine.weight is None) == (theirs.weight is None)
+        if mine.weight is not None:
+            np.testing.assert_array_equal(mine.weight.cpu().numpy(), theirs.weight)
+
+
+PLANS: dict[str, dict[str, Any]] = {
+    "host": {},
+    "every_hop": {"dialect": "every_hop", "own_rows": 100},
+    "threads": {"own_rows": 100, "sample_threads": 2, "prefetch_depth": 3},
+    "full": {"sampler": Sampler(name="full"), "fanouts": [-1, -1], "batch_size": 6},
+    "gcn": {"model": "gcn", "topology": TopologyPlacement(policy="replicated")},
+    "gcn sampled": {"model": "gcn", "gcn_norm": "sampled", "dialect": "every_hop"},
+    "disk": {"disk_budget_bytes": 1 << 20, "own_rows": 50},
+    "cache": {"own_rows": 50, "cache": DynamicCache(policy="lru", rows=[90])},
+    "ladies": {
+        "sampler": Sampler(name="ladies", dialect="every_hop", parameters={"sizes": "30,20"})
+    },
+    "labor": {"sampler": Sampler(name="labor", parameters={"kappa": 4})},
+    "las": {
+        "sampler": Sampler(name="las", parameters={"factor": 3, "correction": "poisson"}),
+        "own_rows": 80,
+    },
+    "las that changes": {
+        "sampler": Sampler(name="las", parameters={"factor": 2, "schedule": "measured"}),
+        "own_rows": 80,
+    },
+}
+ON_HOST = ("las that changes",)
+"""Plans whose batches the host draws."""
+
+
+SLOW = ("ladies",)
+"""Plans whose host sampler takes long to compile."""
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.slow if n in SLOW else ()) for n in PLANS]
+)
+def test_batches_and_counts_are_the_hosts(
+    name: str, tiny_graph: Graph, tmp_path: Path, kernel_device: torch.device
+) -> None:
+    loader = open_loader(tiny_graph, tmp_path / "plan", kernel_device, **PLANS[name])
+    host = host_loader(tiny_graph, tmp_path / "plan")
+    assert isinstance(loader.store, DeviceFeatureStore)
+    for found, expected in zip(loader.batches(STEPS), host.batches(STEPS), strict=True):
+        assert isinstance(found, DeviceMiniBatch) == (name not in ON_HOST)
+        found.device_blocks = found.device_blocks or torch_blocks(found)
+        assert_same(found, expected)
+    (rows, num_bytes), (host_rows, host_bytes) = loader.meter.totals(), host.meter.totals()
+    assert {k: n for k, n in rows.items() if n} == {k: n for k, n in host_rows.items() if n}
+    assert {k: n for k, n in num_bytes.items() if n} == {k: n for k, n in host_bytes.items() if n}
+    lists, host_lists = loader.meter.list_totals()[0], host.meter.list_totals()[0]
+    assert lists == host_lists
+    assert bool(lists) == (name == "gcn")
+    assert set(loader.meter.stages()) >= {"seeds", "sample", "gather", "batch"}
+    loader.close()
+    host.close()
+
+
+def train(loader: PlannedLoader, graph: Graph, device: torch.device) -> list[float]:
+    """Losses of some steps from the same parameters."""
+    torch.manual_seed(3)
+    plan = loader.plan
+    model = build_model(plan.workload, graph.feature_dim, graph.num_classes, str(graph.task))
+    model.to(device)
+    loop = TrainLoop(
+        model=model,
+        optimizer=make_optimizer(model, learning_rate=0.01, weight_decay=0.0),
+        gradients=GradientBuffer(model),
+        comm=Communicator(),
+        meter=StageMeter(),
+        task=str(graph.task),
+        seed=0,
+    )
+    return loop.run(loader.batches(STEPS), 0, lambda loss: None)
+
+
+@pytest.mark.parametrize("model", ["sage", "gcn", "gat"])
+def test_losses_are_the_hosts(
+    model: str, tiny_graph: Graph, tmp_path: Path, kernel_device: torch.device
+) -> None:
+    loader = open_loader(
+        tiny_graph, tmp_path / "plan", kernel_device, model=model, sample_threads=1, own_rows=99
+    )
+    host = host_loader(tiny_graph, tmp_path / "plan")
+    found = train(loader, tiny_graph, kernel_device)
+    expected = train(host, tiny_graph, torch.device("cpu"))
+    # The same kernels on the CPU: the same bits. On a GPU sums are taken in another order.
+    tolerance = 1e-5 if kernel_device.type == "cuda" else 0.0
+    assert found == pytest.approx(expected, rel=tolerance, abs=0.0)
+    assert len(found) > 1
+
+
+def test_the_view_for_pyg_is_the_hosts(
+    tiny_graph: Graph, tmp_path: Path, kernel_device: torch.device
+) -> None:
+    make_plan(tiny_graph, tmp_path / "plan", fanouts=[3, 2], batch_size=24)
+    loader = PlannedLoader(
+        tmp_path / "plan", tiny_graph, device=kernel_device, on_device=True, blocks=False
+    )
+    host = host_loader(tiny_graph, tmp_path / "plan", blocks=False)
+    found, expected = next(iter(loader)), next(iter(host))
+    for name in ("x", "edge_index", "n_id", "e_id", "y", "input_id"):
+        assert torch.equal(getattr(found, name).cpu(), getattr(expected, name)), name
+    assert found.num_sampled_nodes == expected.num_sampled_nodes
+
+
+def test_the_order_of_drawn_ids_cannot_be_overwritten(
+    tiny_graph: Graph, tmp_path: Path, kernel_device: torch.device
+) -> None:
+    loader = open_loader(tiny_graph, tmp_path / "plan", kernel_device)
+    batch = next(iter(loader))
+    with pytest.raises(AttributeError, match="not replaced"):
+        batch.n_id = np.arange(3)
+    with pytest.raises(AttributeError, match="not replaced"):
+        batch.blocks = list(batch.blocks)
+
+
+def test_a_plan_without_triton_runs_on_the_host_with_one_warning(
+    tiny_graph: Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loader_device_place, "has_triton", lambda: False)
+    forget_warnings()
+    with pytest.warns(SlowerPathWarning, match="Triton is not installed; pip install"):
+        loader = open_loader(tiny_graph, tmp_path / "plan", torch.device("cpu"))
+    again = PlannedLoader(tmp_path / "plan", tiny_graph, on_device=True)  # warns no more
+    host = host_loader(tiny_graph, tmp_path / "plan")
+    for found, twin, expected in zip(loader, again, host, strict=True):
+        np.testing.assert_array_equal(found.n_id, expected.n_id)
+        assert torch.equal(found.x, expected.x)
+        assert torch.equal(twin.x, expected.x)
+
+
+def test_a_host_that_locks_no_memory_gathers_and_draws_itself(
+    tiny_graph: Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(memory: torch.Tensor, device: torch.device) -> None:
+        raise host_memory.PinError("0.01 GB of host memory cannot be page-locked (CUDA error 2)")
+
+    def no_topology(*args: Any, **settings: Any) -> None:
+        raise RuntimeError("CUDA error: out of memory")
+
+    monkeypatch.setattr(host_memory, "lock", refuse)
+    monkeypatch.setattr(loader_build, "open_device_sampler", no_topology)
+    forget_warnings()
+    with pytest.warns(SlowerPathWarning) as said:
+        loader = open_loader(tiny_graph, tmp_path / "plan", torch.device("cpu"))
+    words = sorted(str(each.message) for each in said)
+    assert len(words) == 2
+    assert words[0].startswith("batches are drawn by the host's processor, because the topology")
+    assert words[1].startswith("rows are gathered by the host's processor and copied, because 0.01")
+    host = host_loader(tiny_graph, tmp_path / "plan")
+    for found, expected in zip(loader.batches(2), host.batches(2), strict=True):
+        assert torch.equal(found.x, expected.x)
+        assert torch.equal(found.y, expected.y)
+
+
+def plan_capture(graph: Graph, folder: Path, **settings: Any) -> None:
+    """A plan that samples by a graph."""
+    plan = make_plan(graph, folder, **{"fanouts": [3, 2], "batch_size": 24, **settings})
+    arrays = {name: np.load(folder / ref.file) for name, ref in plan.arrays.items()}
+    threads = replace(plan.strategy.threads, capture=1)
+    save_plan(replace(plan, strategy=replace(plan.strategy, threads=threads)), arrays, folder)
+
+
+@pytest.mark.parametrize("threads", [0, 2])
+def test_a_plan_may_sample_by_one_graph(
+    threads: int, tiny_graph: Graph, tmp_path: Path, kernel_device: torch.device
+) -> None:
+    plan_capture(tiny_graph, tmp_path / "plan", sample_threads=threads)
+    loader = PlannedLoader(tmp_path / "plan", tiny_graph, device=kernel_device, on_device=True)
+    drawing = loader.topology
+    assert isinstance(drawing, loader_device_sample.DeviceSampleStage)
+    assert isinstance(drawing.sampler, CapturedNeighborSampler)
+    assert drawing.sampler.batch_size == 24
+    host = host_loader(tiny_graph, tmp_path / "plan")
+    for found, expected in zip(loader.batches(STEPS), host.batches(STEPS), strict=True):
+        assert_same(found, expected)
+    assert drawing.sampler.buffer_bytes > 0
+    loader.close()
+
+
+def test_what_no_graph_can_draw_is_sampled_kernel_by_kernel_with_one_warning(
+    tiny_graph: Graph, tmp_path: Path, kernel_device: torch.device
+) -> None:
+    plan_capture(
+        tiny_graph, tmp_path / "plan", sampler=Sampler(name="full"), fanouts=[-1, -1], batch_size=6
+    )
+    forget_warnings()
+
+    def open_device() -> PlannedLoader:
+        return PlannedLoader(tmp_path / "plan", tiny_graph, device=kernel_device, on_device=True)
+
+    with pytest.warns(SlowerPathWarning, match="kernel by kernel") as said:
+        loader = open_device()
+    assert len(said) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", SlowerPathWarning)
+        open_device().close()
+    host = host_loader(tiny_graph, tmp_path / "plan")
+    assert_same(next(iter(loader)), next(iter(host)))
+
+
+def test_batches_whose_rows_come_by_nccl_are_made_in_line_with_one_warning(
+    tiny_graph: Graph, tmp_path: Path
+) -> None:
+    class ByNccl(Communicator):
+        @property
+        def device(self) -> torch.device:
+            return torch.device("cuda", 0)
+
+    forget_warnings()
+    peers = make_plan(tiny_graph, tmp_path / "peers", ranks=2, peers=True, sample_threads=2)
+    alone = make_plan(tiny_graph, tmp_path / "alone", sample_threads=2)
+    store = host_loader(tiny_graph, tmp_path / "alone").store
+    threads_ahead = loader_device_place.threads_ahead
+    with pytest.warns(SlowerPathWarning, match="in line, because rows of other GPUs come by NCCL"):
+        assert threads_ahead(peers, store, ByNccl(), 2) == 0
+    assert threads_ahead(peers, store, Communicator(), 2) == 2
+    assert threads_ahead(peers, store, ByNccl(), 1) == 2
+    assert threads_ahead(alone, store, ByNccl(), 2) == 2
+
+
+def test_attention_over_weighted_blocks_is_refused_in_the_hosts_words(
+    tiny_graph: Graph, tmp_path: Path, kernel_device: torch.device
+) -> None:
+    plan = {"model": "gat", "sampler": Sampler(name="labor", dialect="every_hop")}
+    loader = open_loader(tiny_graph, tmp_path / "plan", kernel_device, **plan)
+    assert load_plan(tmp_path / "plan").strategy.sampler.name == "labor"
+    with pytest.raises(InputError, match="without edge weights"):
+        next(iter(loader))

@@ -1,0 +1,137 @@
+"""Typed batches carry the right rows, fan-outs by type, and HeteroData PyG can use."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch_geometric.nn import HeteroConv, SAGEConv
+
+from runtime.errors import DatasetError, InputError, PlanError
+from runtime.features.typed import TypedFeatureStore
+from runtime.graph.dataset import Graph
+from runtime.graph.generate_tasks import EDGE_TYPES, NODE_TYPES, generate_typed
+from runtime.graph.types import rows_within_types, types_of
+from runtime.loader.loader import PlannedLoader
+from runtime.sampling.pyg import HeteroView
+from runtime.sampling.typed import TypedSampler
+from tests.support.plans import make_plan
+
+
+@pytest.fixture(scope="module")
+def graph(tmp_path_factory: pytest.TempPathFactory) -> Graph:
+    return generate_typed(
+        tmp_path_factory.mktemp("typed") / "g", num_papers=900, num_authors=300, num_classes=4
+    )
+
+
+def loader_of(graph: Graph, folder: Path, **settings: Any) -> PlannedLoader:
+    blocks = settings.pop("blocks", True)
+    make_plan(graph, folder, **({"model": "rgcn", "batch_size": 64, "fanouts": [3, 2]} | settings))
+    return PlannedLoader(folder, graph, blocks=blocks)
+
+
+def test_rows_are_each_types_own_and_counted_so(graph: Graph, tmp_path: Path) -> None:
+    assert graph.node_type is not None
+    rows = rows_within_types(graph.node_type, 2)
+    for batch in loader_of(graph, tmp_path / "plan"):
+        read = 0
+        for number, name in enumerate(NODE_TYPES):
+            own = graph.node_type[batch.n_id] == number
+            table = graph.x_by_type[name]
+            found = batch.x.numpy()[own]
+            assert np.array_equal(found[:, : table.shape[1]], table[rows[batch.n_id[own]]])
+            assert not found[:, table.shape[1] :].any()
+            read += int(own.sum()) * table.shape[1] * 4
+        assert batch.rows_by_source == {"host": len(batch.n_id)}
+        assert batch.bytes_by_source == {"host": read}
+        assert np.array_equal(batch.y.numpy(), np.asarray(graph.y)[batch.seeds])
+
+
+def test_edge_types_may_have_fan_outs_of_their_own(graph: Graph, tmp_path: Path) -> None:
+    own = {"author__writes__paper": [-1, 1]}
+    (batch,) = loader_of(graph, tmp_path / "plan", type_fanouts=own, dialect="every_hop").batches(1)
+    most = [np.diff(b.relation_ptr).reshape(-1, 3).max(0).tolist() for b in batch.blocks[::-1]]
+    assert most[0][0] == 3
+    assert most[0][1] > 3  # all authors of a paper: up to 5
+    assert most[1] == [2, 1, 2]
+    with pytest.raises(InputError, match="expected edge types among paper__cites__paper"):
+        loader_of(graph, tmp_path / "other", type_fanouts={"cites": [1, 1]})
+
+
+def test_a_hetero_view_has_the_graphs_edges_and_rows(graph: Graph, tmp_path: Path) -> None:
+    assert graph.edge_type is not None
+    assert graph.node_type is not None
+    ids = [np.flatnonzero(graph.node_type == number) for number in range(2)]
+    for data in loader_of(graph, tmp_path / "plan", blocks=False).batches(2):
+        assert (data.node_types, data.edge_types) == (
+            list(NODE_TYPES),
+            [tuple(name.split("__")) for name in EDGE_TYPES],
+        )
+        paper = data["paper"]
+        seeds = graph.train_idx[paper.input_id.numpy()]
+        assert ids[0][paper.n_id[: paper.batch_size]].tolist() == seeds.tolist()
+        for number, name in enumerate(NODE_TYPES):
+            store = data[name]
+            assert sum(store.num_sampled_nodes) == store.num_nodes == len(store.n_id)
+            assert np.array_equal(store.x.numpy(), graph.x_by_type[name][store.n_id])
+            assert np.array_equal(store.y.numpy(), np.asarray(graph.y)[ids[number][store.n_id]])
+        for number, name in enumerate(EDGE_TYPES):
+            source, _, destination = name.split("__")
+            store = data[tuple(name.split("__"))]
+            e_id = store.e_id.numpy()
+            assert (graph.edge_type[e_id] == number).all()
+            u = ids[NODE_TYPES.index(source)][data[source].n_id[store.edge_index[0]]]
+            v = ids[NODE_TYPES.index(destination)][data[destination].n_id[store.edge_index[1]]]
+            assert np.array_equal(u, graph.indices[e_id])
+            assert np.array_equal(v, np.searchsorted(graph.indptr, e_id, side="right") - 1)
+            assert sum(store.num_sampled_edges) == len(e_id)
+
+
+def test_pygs_hetero_layers_run_on_the_view(graph: Graph, tmp_path: Path) -> None:
+    (data,) = loader_of(graph, tmp_path / "plan", blocks=False).batches(1)
+    convs: Any = {tuple(name.split("__")): SAGEConv((-1, -1), 8) for name in EDGE_TYPES}
+    layer: Any = HeteroConv(convs)
+    out = layer(data.x_dict, data.edge_index_dict)
+    assert out["paper"].shape == (data["paper"].num_nodes, 8)
+    assert torch.isfinite(out["paper"]).all()
+
+
+def test_what_cannot_be_loaded_is_refused(graph: Graph, small_graph: Graph, tmp_path: Path) -> None:
+    with pytest.raises(DatasetError, match="expected model rgcn for features by node type"):
+        loader_of(graph, tmp_path / "a", model="sage")
+    with pytest.raises(DatasetError, match="expected edge types"):
+        loader_of(small_graph, tmp_path / "b")
+    with pytest.raises(PlanError, match="placed on the host"):
+        loader_of(graph, tmp_path / "c", own_rows=10)
+    store = TypedFeatureStore(graph)
+    with pytest.raises(IndexError, match="from 0 to 1199"):
+        store.read(np.array([1200]), np.zeros((1, 32), np.float32))
+    with pytest.raises(DatasetError, match="a feature table per node type"):
+        TypedFeatureStore(small_graph)
+
+
+def test_a_share_of_one_seed_or_of_none_has_a_view_of_its_own_types(tmp_path: Path) -> None:
+    graph = generate_typed(tmp_path / "g", num_papers=60, num_authors=40, num_classes=2)
+    assert graph.node_type is not None
+    assert graph.edge_type is not None
+    sampler = TypedSampler(
+        graph.indptr, graph.indices, graph.edge_type, [[3, 2]] * 3, node_type=graph.node_type
+    )
+    view = HeteroView(graph, types_of(graph))
+    next_to_it = set[tuple[int, int]]()
+    for seed in range(graph.num_nodes):
+        batch = sampler.sample(np.array([seed]), epoch=0, step=0, input_id=np.array([7]))
+        data: Any = view(batch)
+        own = int(graph.node_type[seed])
+        seeds, others = (data[NODE_TYPES[number]] for number in (own, 1 - own))
+        assert (seeds.batch_size, seeds.input_id.tolist()) == (1, [7])
+        assert np.flatnonzero(graph.node_type == own)[seeds.n_id[0]] == seed
+        assert "batch_size" not in others
+        next_to_it |= {(own, int(kind)) for kind in graph.node_type[batch.n_id[1:2]]}
+    assert {(0, 1), (1, 0)} & next_to_it  # the second node is often of the other type
+    nothing: Any = view(sampler.sample(np.empty(0, np.int64), epoch=0, step=0))
+    assert [nothing[name].num_nodes for name in NODE_TYPES] == [0, 0]
+    assert all(nothing[tuple(name.split("__"))].edge_index.shape == (2, 0) for name in EDGE_TYPES)
+    assert not any("batch_size" in nothing[name] for name in NODE_TYPES)

@@ -1,0 +1,205 @@
+"""What a user's data keeps of edges is found by a batch's `e_id`, from the import to the batch."""
+
+import logging
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch_geometric.data import Data
+from torch_geometric.nn.models import GCN
+
+from runtime.errors import InputError
+from runtime.fallback import unused_weights
+from runtime.graph.dataset import Graph, open_graph
+from runtime.graph.generate_tasks import generate_links, generate_typed
+from runtime.graph.importing import ImportOptions, import_graph
+from runtime.loader.loader import PlannedLoader
+from runtime.models.planned import planned
+from runtime.plan.io import load_plan
+from runtime.plan.schema import Sampler, TopologyPlacement
+from tests.support.plans import make_plan
+
+NODES, EDGES = 200, 1500
+
+
+def users_data(seed: int = 0, **fields: Any) -> Any:
+    """A random multigraph in no order, with loops, and three numbers per edge that name it."""
+    generator = torch.Generator().manual_seed(seed)
+    edge_index = torch.randint(0, NODES, (2, EDGES), generator=generator)
+    edge_index = torch.cat([edge_index, edge_index[:, :50], edge_index[:, 50:90].flip(0)], dim=1)
+    number = torch.arange(edge_index.shape[1]).float()
+    return Data(
+        edge_index=edge_index,
+        x=torch.randn(NODES, 4, generator=generator),
+        y=torch.randint(0, 3, (NODES,), generator=generator),
+        edge_attr=torch.stack([number, *edge_index.float()], dim=1),
+        **fields,
+    )
+
+
+def imported(data: Data, folder: Path, **options: Any) -> Graph:
+    torch.save(data, folder / "saved.pt")
+    return import_graph(folder / "saved.pt", folder / "graph", options=ImportOptions(**options))
+
+
+def ends_of(batch: Any) -> Tensor:
+    """The batch's edges by their nodes' own numbers."""
+    return batch.n_id[batch.edge_index]
+
+
+SAMPLERS: dict[str, dict[str, Any]] = {
+    "neighbor": {},
+    "all neighbours": {"sampler": Sampler(name="full"), "fanouts": [-1, -1]},
+    "with replacement": {"sampler": Sampler(name="neighbor", parameters={"draws": "replacement"})},
+    "ahead": {"sample_threads": 2},
+    "own topology": {"topology": TopologyPlacement(policy="replicated")},
+}
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_edge_attr_by_e_id_are_the_rows_of_the_batchs_edges(name: str, tmp_path: Path) -> None:
+    data = users_data()
+    graph = imported(data, tmp_path)
+    settings: dict[str, Any] = {"fanouts": [4, 3], "batch_size": 32, **SAMPLERS[name]}
+    make_plan(graph, tmp_path / "plan", **settings)
+    loader = PlannedLoader(tmp_path / "plan", graph, blocks=False)
+    seen = 0
+    for batch in loader:
+        assert torch.equal(data.edge_index[:, batch.e_id], ends_of(batch))
+        rows = data.edge_attr[batch.e_id]
+        assert torch.equal(rows[:, 1:].long().t(), ends_of(batch))
+        seen += len(batch.e_id)
+    assert seen > 500
+    loader.close()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"symmetrise": True},
+        {"deduplicate": True},
+        {"self_loops": "remove"},
+        {"symmetrise": True, "deduplicate": True, "self_loops": "remove"},
+    ],
+)
+def test_so_are_those_of_a_graph_whose_edges_were_changed_on_import(
+    options: dict[str, Any], tmp_path: Path
+) -> None:
+    """A mirrored edge has the row of the edge that it mirrors."""
+    data = users_data(1)
+    graph = imported(data, tmp_path, **options)
+    make_plan(graph, tmp_path / "plan", batch_size=32, fanouts=[-1, -1])
+    mirrored = 0
+    for batch in PlannedLoader(tmp_path / "plan", graph, blocks=False):
+        own, found = ends_of(batch), data.edge_index[:, batch.e_id]
+        same = (own == found).all(0)
+        assert (same | (own == found.flip(0)).all(0)).all()
+        mirrored += int((~same).sum())
+    assert (mirrored > 0) == ("symmetrise" in options)
+
+
+def test_a_loop_that_import_added_has_no_row_and_no_other_edges_one(tmp_path: Path) -> None:
+    data = users_data(2)
+    graph = imported(data, tmp_path, self_loops="add")
+    make_plan(graph, tmp_path / "plan", batch_size=32, fanouts=[-1, -1])
+    batch = next(iter(PlannedLoader(tmp_path / "plan", graph, blocks=False)))
+    added, own = batch.e_id < 0, ends_of(batch)
+    assert added.any()
+    assert torch.equal(own[0, added], own[1, added])
+    assert torch.equal(data.edge_index[:, batch.e_id[~added]], own[:, ~added])
+    with pytest.raises(IndexError):
+        data.edge_attr[batch.e_id]
+
+
+def test_edges_of_links_and_of_a_dataset_in_its_own_order_are_places_in_indices(
+    tmp_path: Path,
+) -> None:
+    graph = generate_links(tmp_path / "links", num_nodes=400, seed=0)
+    assert graph.edge_id is None
+    make_plan(graph, tmp_path / "plan", batch_size=64, fanouts=[3, 3])
+    batch = next(iter(PlannedLoader(tmp_path / "plan", graph, blocks=False)))
+    source = torch.from_numpy(np.asarray(graph.indices, np.int64))
+    assert torch.equal(source[batch.e_id], ends_of(batch)[0])
+
+
+def test_edges_by_type_have_the_sources_places_and_weights(tmp_path: Path) -> None:
+    graph = generate_typed(tmp_path / "g", num_papers=300, num_authors=100, num_classes=4)
+    number = np.random.default_rng(0).permutation(graph.num_edges)
+    weight = number.astype(np.float32) / 7
+    graph = replace(graph, edge_id=number, edge_weight=weight)
+    make_plan(graph, tmp_path / "plan", model="rgcn", batch_size=64, fanouts=[3, 2])
+    loader = PlannedLoader(tmp_path / "plan", graph, blocks=False)
+    places = np.argsort(number)
+    for batch in loader:
+        for store in batch.edge_stores:
+            stored = places[store.e_id.numpy()]
+            np.testing.assert_array_equal(store.edge_weight.numpy(), weight[stored])
+            kind = np.asarray(graph.edge_type)[stored]
+            assert len(set(kind.tolist())) <= 1
+
+
+def test_stored_weights_are_in_the_batch_by_their_edges(tmp_path: Path) -> None:
+    data = users_data(3, edge_weight=torch.rand(EDGES + 90))
+    graph = imported(data, tmp_path)
+    make_plan(graph, tmp_path / "plan", batch_size=32, fanouts=[4, 3])
+    for batch in PlannedLoader(tmp_path / "plan", graph, blocks=False):
+        assert torch.equal(batch.edge_weight, data.edge_weight[batch.e_id])
+        assert not hasattr(batch, "weights_of_sampler")
+
+
+def test_weights_of_a_sampler_come_first_and_are_no_plain_models(tmp_path: Path) -> None:
+    data = users_data(3, edge_weight=torch.rand(EDGES + 90))
+    graph = imported(data, tmp_path)
+    sampler = Sampler(
+        name="neighbor",
+        parameters={
+            "draws": "poisson", "estimator": "horvitz-thompson", "weights": "graph"
+        },
+    )  # fmt: skip
+    make_plan(graph, tmp_path / "plan", batch_size=32, fanouts=[4, 3], sampler=sampler)
+    batch = next(iter(PlannedLoader(tmp_path / "plan", graph, blocks=False)))
+    assert batch.weights_of_sampler
+    assert not torch.equal(batch.edge_weight, data.edge_weight[batch.e_id])
+    assert not unused_weights(load_plan(tmp_path / "plan"), graph)
+    with pytest.raises(InputError, match="a sampler's weights"):
+        planned(GCN(4, 8, 2, 3))(batch)
+
+
+def test_what_does_not_use_the_weights_says_so_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    data = users_data(3, edge_weight=torch.rand(EDGES + 90))
+    graph = imported(data, tmp_path)
+    make_plan(graph, tmp_path / "plan", batch_size=32, fanouts=[4, 3])
+    with caplog.at_level(logging.WARNING):
+        PlannedLoader(tmp_path / "plan", graph).close()
+    assert "the edge weights are not used: neighbor takes all edges alike" in caplog.text
+    caplog.clear()
+    loader = PlannedLoader(tmp_path / "plan", graph, blocks=False)
+    assert not caplog.records
+    model = planned(GCN(4, 8, 2, 3))
+    with pytest.warns(UserWarning, match="edge_weight is not used") as said:
+        outputs = [model(batch) for batch in loader]
+    assert len(said) == 1
+    assert len(outputs) == len(loader)
+
+
+def test_edge_ids_are_read_for_batches_that_have_them_and_not_held_in_memory(
+    tmp_path: Path,
+) -> None:
+    graph = imported(users_data(), tmp_path)
+    make_plan(graph, tmp_path / "plan", batch_size=32, fanouts=[4, 3])
+
+    class Untouched(np.ndarray):
+        def __getitem__(self, key: Any) -> Any:
+            raise AssertionError("read")
+
+    assert graph.edge_id is not None
+    hidden = replace(graph, edge_id=np.asarray(graph.edge_id).view(Untouched))
+    assert len(list(PlannedLoader(tmp_path / "plan", hidden))) > 1
+    mapped = open_graph(graph.path).edge_id
+    assert isinstance(mapped, np.memmap) or isinstance(getattr(mapped, "base", None), np.memmap)

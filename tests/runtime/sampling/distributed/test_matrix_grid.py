@@ -1,0 +1,161 @@
+"""Sampling with the graph partitioned 1.5D gives the batches of one process, on every grid."""
+
+import itertools
+import os
+from datetime import timedelta
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+
+from runtime.comm.collectives import Communicator
+from runtime.comm.grid import open_grid
+from runtime.errors import BudgetExceeded, SamplerError
+from runtime.sampling.bulk.memory import Ledger
+from runtime.sampling.distributed.grid import GridSampler, empty_graph
+from runtime.sampling.distributed.grid_rows import Exchange, GridRows, Words, cut_shard
+from runtime.sampling.labor import LaborSampler
+from tests.support.batches import skewed_graph
+from tests.support.grids import CASES, Case, sample_alone, sample_on_grid
+from tests.support.inprocess import run_in_process
+from tests.support.ranks import free_port, run_on_ranks
+
+STEPS = [4, 5, 6]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "copies", "exchange"),
+    [
+        (8, 2, "one_shot"),
+        (6, 2, "staged"),
+        (9, 3, "one_shot"),
+        (4, 4, "staged"),
+        (1, 1, "one_shot"),
+    ],
+)
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_every_rank_gets_the_batches_of_the_single_process(
+    case: Case, ranks: int, copies: int, exchange: str
+) -> None:
+    graph = skewed_graph(601)  # 601 rows divide into no grid
+    found = run_in_process(
+        ranks,
+        lambda comm: sample_on_grid(open_grid(comm, copies), graph, case, STEPS, exchange=exchange),
+    )
+    for rank, (batches, _, _) in enumerate(found):
+        assert batches == sample_alone(graph, case, rank, STEPS)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "copies"),
+    [(1, 1), (4, 1), (4, 2), (8, 2), (9, 3), (6, 2), (16, 4), (6, 1), (12, 2)],
+)
+def test_m7_the_product_is_exact_on_any_grid(ranks: int, copies: int) -> None:
+    # [M7], formulas 4.6: n = 13, ten non-zeros of Q, also where c^2 does not divide p.
+    rng = np.random.default_rng(1)
+    dense = rng.random((13, 13)) < 0.3
+    indptr = np.concatenate([[0], np.cumsum(dense.sum(1))]).astype(np.int64)
+    indices = np.nonzero(dense)[1].astype(np.int32)
+    columns = rng.integers(0, 13, 10)
+
+    def body(comm: Communicator) -> None:
+        grid = open_grid(comm, copies)
+        shard = cut_shard(indptr, indices, None, grid)
+        nodes = columns[10 * grid.row // grid.num_rows : 10 * (grid.row + 1) // grid.num_rows]
+        for exchange in Exchange:
+            rows = GridRows(shard=shard, grid=grid, exchange=exchange, edge_ids=True)
+            found = rows.fetch(nodes, Ledger())
+            assert found.ids.tolist() == sorted(set(nodes.tolist()))
+            for i, node in enumerate(found.ids):
+                columns_of = found.cols[found.ptr[i] : found.ptr[i + 1]]
+                assert columns_of.tolist() == np.flatnonzero(dense[node]).tolist()
+            places = found.global_edges(np.arange(found.cols.shape[0]))
+            assert indices[places].tolist() == found.cols.tolist()
+            seen = rows.view(found)
+            assert [int(seen[v]) for v in found.ids] == found.ptr[:-1].tolist()
+            assert [int(seen[v + 1]) for v in found.ids] == found.ptr[1:].tolist()
+
+    run_in_process(ranks, body)
+
+
+@pytest.mark.parametrize("exchange", list(Exchange))
+def test_m8_words_on_a_ring(exchange: Exchange) -> None:
+    # [M8], formulas 4.7: p = 4, c = 2, ring of 8 (d = 2), kb = 8 spread evenly.
+    ring = np.array([[(v - 1) % 8, (v + 1) % 8] for v in range(8)], dtype=np.int32)
+    columns = np.array([[0, 4, 1, 5], [2, 6, 3, 7]])
+
+    def body(comm: Communicator) -> Words:
+        grid = open_grid(comm, 2)
+        shard = cut_shard(np.arange(0, 17, 2), ring.reshape(-1), None, grid)
+        rows = GridRows(shard=shard, grid=grid, exchange=exchange)
+        rows.fetch(columns[grid.row], Ledger())
+        return rows.words
+
+    for rank, words in enumerate(run_in_process(4, body)):
+        serves = rank // 2 == rank % 2  # column j handles stage j: R = c
+        assert words.ids == (4 if serves else 0)  # kbc/p
+        assert words.rows == (8 if serves else 0)  # ckbd/p = kbd/c
+        assert words.reduced == 8  # ckbd/p
+        assert words.link_rows == words.rows // 2
+        assert words.link_reduced == 4  # half of P_i, from the other column
+
+
+def test_a_budget_cuts_k_on_all_ranks_alike_and_changes_no_batch() -> None:
+    graph, case, steps = skewed_graph(601), CASES[0], list(range(12))
+
+    def sizes(budget: int) -> list[int]:
+        found = run_in_process(
+            4,
+            lambda comm: sample_on_grid(
+                open_grid(comm, 2), graph, case, steps, budget_bytes=budget
+            ),
+        )
+        for rank, (batches, stacks, _) in enumerate(found):
+            assert stacks == found[0][1]
+            assert batches == sample_alone(graph, case, rank, steps)
+        return found[0][1]
+
+    small, large = sizes(100_000), sizes(1 << 30)
+    assert large == [1, 11]
+    assert small[0] == 1
+    assert 1 < max(small) < 11
+    with pytest.raises(BudgetExceeded, match="one step to fit 1000 bytes on every rank, found"):
+        sizes(1000)
+
+
+def test_samplers_without_a_stack_are_refused() -> None:
+    def body(comm: Communicator) -> None:
+        graph = skewed_graph(50)
+        empty = empty_graph(50, graph[1].dtype)
+        grid = open_grid(comm, 1)
+        GridSampler(LaborSampler(*empty, [2]), cut_shard(*graph, None, grid), grid)
+
+    with pytest.raises(SamplerError, match=r"found LaborSampler; plan with bulk_batches 1"):
+        run_in_process(1, body)
+
+
+def _on_rank(rank: int, size: int, port: int, copies: int, folder: Path) -> None:
+    torch.set_num_threads(1)
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    dist.init_process_group("gloo", rank=rank, world_size=size, timeout=timedelta(seconds=300))
+    graph = skewed_graph(601)
+    grid = open_grid(Communicator(), copies)
+    for case, exchange in zip(CASES, itertools.cycle(Exchange), strict=False):
+        found = sample_on_grid(grid, graph, case, STEPS, exchange=exchange)
+        assert found[0] == sample_alone(graph, case, rank, STEPS)
+    (folder / f"done-{rank}").touch()
+    dist.destroy_process_group()
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize(
+    ("ranks", "copies"), [(1, 1), (2, 1), (4, 1), pytest.param(4, 2, marks=pytest.mark.slow)]
+)
+def test_real_processes_get_the_batches_of_the_single_process(
+    tmp_path: Path, ranks: int, copies: int
+) -> None:
+    port = free_port()
+    run_on_ranks(_on_rank, (ranks, port, copies, tmp_path), ranks)
+    assert len(list(tmp_path.glob("done-*"))) == ranks
