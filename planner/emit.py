@@ -1,6 +1,18 @@
 """What a scheduler must know of a plan: hosts, and the cores, GPUs and memory that each needs.
 
 Schedulers give every host the same, so each number is that of the host that needs most.
+
+A PyTorchJob for Kubernetes (kubeflow.org/v1): host 0 is the master, the others are workers.
+
+The operator gives each pod its number among the hosts as $RANK; the container runs gnnplan without
+a shell between. Plan, graph and script come from one volume claim whose folders mirror their
+absolute paths.
+
+A batch script for Slurm: one task per host, each starts the host's own ranks under torchrun.
+
+Everything of the user's that reaches the shell is quoted; directives hold only numbers and a name
+of letters, digits and hyphens. Time limit, partition and account are sbatch's own options, which
+win over a script's directives.
 """
 
 import re

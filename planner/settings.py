@@ -1,4 +1,10 @@
-"""What the user may ask of the planner; each knob is documented where it is declared."""
+"""What the user may ask of the planner; each knob is documented where it is declared.
+
+Which numbers a planning request may hold: the one table for command line, REST and Python.
+
+What no training can use is refused here, before anything is probed or profiled. Plans that were
+written before are read without these checks.
+"""
 
 import functools
 import math

@@ -3,6 +3,12 @@
 Facts only, no measured rates: two calls on an unchanged machine give the same fingerprint. Ask
 before pinning a process to cores, since the cores it may use are one of the facts. Neither torch
 nor NVML is imported with this module.
+
+Which GPUs CUDA shows a process: what $CUDA_VISIBLE_DEVICES names, and slices of GPUs under MIG.
+
+The driver's library (NVML) lists every GPU of the machine whatever the environment says; CUDA, and
+torch with it, does not. Ranks are placed by CUDA's numbers, so that a machine is described, planned
+for and recognised by what CUDA shows. Neither torch nor NVML is imported here.
 """
 
 import hashlib

@@ -6,6 +6,13 @@
 
 On Linux an earlier folder and the new one exchange their names (renameat2); elsewhere, and on file
 systems that cannot, two renames follow each other.
+
+Folders that are being written, and the removal of those whose writer is dead.
+
+A writer holds a lock (flock) on a file in its folder. The kernel drops the lock with the process,
+whatever ends it, so a folder whose lock is free has no writer: the next one beside it removes it.
+The file names the writer, for people and for file systems on which locks of one host do not hold
+on another: there only folders of this host are touched.
 """
 
 import ctypes

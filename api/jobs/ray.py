@@ -2,6 +2,12 @@
 
 Spoken over HTTP to the cluster's dashboard, so Ray need not be installed beside the service; the
 cluster's own Python has it, with gnnplan. Light imports only: the web process uses this too.
+
+What runs on the Ray cluster for no job of ours any more is stopped there.
+
+A run's process here ends before what it has started there: it is killed, its service is, or the run
+is cancelled while it waits to be taken up again. Whichever it was, the run's row says that it has
+ended, and that decides.
 """
 
 import logging

@@ -1,4 +1,10 @@
-"""From a request's headers to who asks, and from a route's scope to yes or no."""
+"""From a request's headers to who asks, and from a route's scope to yes or no.
+
+Who may end or remove what somebody made: the key that made it, and admins.
+
+Jobs, runs and plans belong to the key that asked for them. What was made while no key was asked
+for, or before owners were kept, belongs to none, and is left to admins.
+"""
 
 import asyncio
 from collections.abc import Callable

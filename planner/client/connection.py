@@ -2,6 +2,16 @@
 
 A request is sent again only where that changes nothing: reads always, POSTs because each carries an
 Idempotency-Key of its own, the same for all its tries.
+
+What can go wrong between a client and the service.
+
+GnnplanError (runtime.errors)
+  ServiceProblemError         the service refused: the RFC 9457 problem document, typed
+    RequestRefusedError       the request is wrong (also an InputError, exit code 2)
+    PlanRefusedError          no feasible plan (also a PlanDoesNotFit, exit code 3)
+    BudgetRefusedError        a memory budget would be passed (also a BudgetExceeded)
+  ServiceUnreachableError     no service answers there, or it is another one
+  JobCancelledError           the job was cancelled before it had a result
 """
 
 import ipaddress

@@ -1,4 +1,10 @@
-"""Jobs of the service: looked at, followed, waited for, cancelled."""
+"""Jobs of the service: looked at, followed, waited for, cancelled.
+
+Following a job over connections that may break: no event is missed, none comes twice.
+
+Each event's id says how far the service has read; whoever comes back with it in Last-Event-ID is
+given what comes behind it.
+"""
 
 import contextlib
 import json

@@ -17,6 +17,18 @@ which promises too little and never too much.
 
 Source: Denning, Schwartz, "Properties of the working-set model" (CACM 1972), with the batch as the
 unit of time; docs/formulas.md 8.7 [A7], 5.5.
+
+Requests that read from disk what an LRU cache misses, counted on successive batches.
+
+Rows that a cache misses lie neither as far apart as if each were missed by chance nor as near as
+a whole batch's do: which neighbours of a row were touched lately is told by the batches alone. On
+dblp-citation .62 requests a row were expected of rows missed by chance, corrected by how whole
+batches lie; counted on the batches .505, and .505 in a run.
+
+What one rank reads batch after batch: how soon rows come back, and what a cache lets through.
+
+Where batches were drawn both are counted on them; where none could be (links, typed graphs), how
+often each row is read tells the first and nothing tells the second.
 """
 
 import math

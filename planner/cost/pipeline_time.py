@@ -3,6 +3,10 @@
 A two-stage picture suffices for a rank: the loader's threads run ahead of the training thread by
 at most the prefetch depth. Three bounds hold together: each stage's own rate, the buffers between
 them, and the cores that all ranks share. Formula [A2].
+
+A step ends when its slowest rank ends: the expected maximum over ranks.
+
+Formula [A1]; the same integral gives the largest of many batches, which memory must hold [A10].
 """
 
 import functools

@@ -2,6 +2,14 @@
 
 Every cut (ranks, threads, partitioner) is partitioned once, and its parts are timed at once, one
 process each, as the ranks of a run would compute.
+
+What dropping boundary nodes adds to the variance, estimated on the input features.
+
+    V = mean_u sum_{v in N(u) outside} a_uv^2 |x_v|^2,   eps^2 = 0.1 mean_u |sum_v a_uv x_v|^2
+
+Only the first layer's inputs are known before training; hidden layers are taken to be alike.
+
+Source: docs/formulas.md 3.3 and 3.6.
 """
 
 import json

@@ -2,7 +2,12 @@
 
 `python -m planner.fullgraph.timing` speaks the lines of planner.profile.protocol. The part's edges
 are the graph's own, because where neighbours lie decides how caches serve them; features and labels
-are made up. The only module here that imports torch when it runs, beside `stand_in`.
+are made up. The only module here that imports torch when it runs.
+
+The ranks of a part, played by one process: what would arrive is rows of the right shape.
+
+The runtime's own model and loop run on it unchanged; nothing is sent, so what is timed is a rank's
+own work. How long a row is under way is priced from the machine's tables instead.
 """
 
 import functools

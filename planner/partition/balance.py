@@ -4,6 +4,21 @@ A part above a limit gives nodes that count towards that load to parts with room
 first whose move raises the edge cut least. Loads are taken in the order training nodes, edges,
 nodes: each may pass the limits of those after it, which are then repaired by nodes that weigh
 little in it, and no limit repaired before is broken again.
+
+Refine a partition for communication volume: what full-graph training sends per exchange.
+
+    volume = sum_v |{parts p != part(v) that hold an out-neighbour of v}|      (formulas 3.1)
+
+A cut edge costs a row only where it is the first between its source and that part, so the edge
+cut is the wrong measure (BNS-GCN asks METIS for `vol`). count[v, p], the out-neighbours of v in p,
+tells each move's gain exactly:
+
+    moving u from a to b changes the volume by
+        [count[u, a] > 0] - [count[u, b] > 0]                        u's own row, plus
+        sum over v -> u, v != u: [count[v, b] = 0 and part(v) != b]
+                               - [count[v, a] = 1 and part(v) != a]  rows that u reads
+
+Only moves of negative change are made, and none past a limit, so the volume never rises.
 """
 
 import typing

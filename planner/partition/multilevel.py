@@ -2,6 +2,11 @@
 
 Both take an undirected graph and one weight per node. Where several things are to be balanced the
 weight is their normalised sum, and `planner.partition.balance` repairs what that leaves.
+
+A stored graph as the undirected simple graph that multilevel partitioners need.
+
+Each edge in both directions, once, without self-loops, neighbours ascending. A graph that is like
+this already is handed through without a copy.
 """
 
 import tempfile

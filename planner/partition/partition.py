@@ -1,6 +1,10 @@
 """The one way to partition a graph: a name, a number of parts, a seed; parts as int32.
 
 parts = partition(graph.indptr, graph.indices, parts=4, training=graph.train_idx)
+
+Partitions that do not look at the edges: by hash and at random. The others are measured by them.
+
+Both spread every node's neighbours over all parts, so a row has 1 - 1/P of its readers elsewhere.
 """
 
 from collections.abc import Callable, Sequence

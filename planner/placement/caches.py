@@ -1,4 +1,11 @@
-"""A candidate's feature rows where ranks keep caches that fill themselves, and nothing else."""
+"""A candidate's feature rows where ranks keep caches that fill themselves, and nothing else.
+
+Caches that fill themselves as placements: their slots, and the reads that they save.
+
+A row comes from the cache unless the batches since its last touch filled it with others
+(`planner.cost.cache_model`); then it comes from where it would without a cache. Where the host
+does not hold every row, its memory goes to the caches or half to them and half to the hottest rows.
+"""
 
 from dataclasses import dataclass, replace
 

@@ -6,6 +6,16 @@ law (formulas 0). The step is the maximum over the rows of the objective (formul
     bytes[t, g, s] = read_bytes_t * sum_v heat_g(v) * [device g reads v from place s]
     link seconds   = sum over kinds, devices and places of bytes * seconds per byte on the link
     step           = max over rows k of constant_k + weights_k . bytes
+
+Expected cost of any placement of feature rows, counted as by the one evaluator.
+
+Every placement, published or our own, is a set of own rows per GPU, so a single function can score
+them all. A row is read from the GPU's own memory if it is there, else from a GPU of the same clique
+if that beats where it lies otherwise, else from the host, else from disk:
+
+    E[C_i] = sum_v p_i(v) * c_i(v)        (formulas 1.1; exact whatever the joint law of the p's)
+
+`planner.placement.location` makes the same choice row by row.
 """
 
 from collections.abc import Sequence

@@ -8,6 +8,16 @@ reads by itself: the slowest of the links on its way, or a measured rate.
     serial        z >= sum over places of bytes * alone, of every device, and every shared link
     transactions  z  = bytes from host and disk over all devices / bytes of a transaction
     stages        z >= sampling (topology), z >= features, each as `serial`, and shared links
+
+The network of a placement on a machine's GPUs: every link their reads cross, shared or not.
+
+    seconds per byte on link l = share of the route * moved_l(access) / (bandwidth_l * read_bytes)
+
+summed over a place's routes: half of a host's pages come over each NUMA node, peers serve equal
+shares. Links that several GPUs cross (PCIe switch, bridge between NUMA nodes, NVSwitch port, DRAM)
+are one link here, so that their reads add up on it.
+
+Source: docs/formulas.md 6.2 (t_sw, t_dram, t_nv) with lines per access [C7].
 """
 
 from collections.abc import Sequence

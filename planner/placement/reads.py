@@ -3,6 +3,11 @@
 A device reads an item from its own memory if it holds it, else from the place its clique reads the
 item from (`elsewhere`). Both scores of this package, seconds of feature rows (`evaluate`) and
 seconds on shared links (`score`), count with `count_reads`.
+
+Own lists of devices that hold the same rows: one array for all, gone over once.
+
+Devices whose memories hold everything, or everything hot, hold the same; of a graph of 100 M nodes
+a list is nearly a gigabyte.
 """
 
 import typing

@@ -1,4 +1,13 @@
-"""A box of GPUs as a preset describes it: which parts, and how they are joined."""
+"""A box of GPUs as a preset describes it: which parts, and how they are joined.
+
+From a box's description to a machine: every link, switch and memory with its number's source.
+
+    host0 -> numa<n> -> plx<s> -> gpu<g>.memory -> gpu<g>        reads of host memory by a GPU
+    gpu<a>.memory -> gpu<b>.memory, or through nvswitch0         reads of a peer
+    host0 -> nic<h> -> network0 -> nic<k>                        to another host
+
+Host memory is spread over the NUMA nodes, so a read takes equal shares of each node's channels.
+"""
 
 from dataclasses import dataclass, field
 from typing import Any, Literal

@@ -5,6 +5,23 @@ compute between calls, as a training loop without loader threads does (`stepped`
 seconds run from the entry of the last rank to the exit of the last (the clock is one for all
 processes of a host), so that waiting for a slow rank is not charged to the exchange. Core-seconds
 are all threads' CPU time, summed over ranks: gloo costs CPU (modelling rule 4).
+
+Exchanges as a training step has them, within a host and between hosts.
+
+    update, sample -> counts, ids -> gather -> rows -> compute -> gradients
+    the same with next to no rows    -> compute -> hidden rows, back -> gradients
+
+Counts, ids and rows are all-to-alls, gradients an all-reduce. The two steps take turns.
+
+Called again and again, an exchange finds its threads awake and its connections busy; between two
+stretches of compute it does not, and long ones have more than one speed: gloo's all-to-all runs
+both its directions side by side in some steps, one after the other in others. A point is therefore
+the mean of the middle half of many steps, which lies between the two (DEC-12). Between
+hosts rows go pair by pair, as the runtime sends them. One exchange's seconds run from the entry of
+the last rank to the exit of the last; how much earlier the mean rank leaves is kept apart, because
+it waits that long in the next one, and so is what the compute that follows takes longer.
+
+Each rank of a host has a core of its own while this is measured, as ranks have it in training.
 """
 
 import contextlib

@@ -1,4 +1,9 @@
-"""What every subject of the probe works with, and how its points become a table."""
+"""What every subject of the probe works with, and how its points become a table.
+
+How much the probe measures: sizes are data, the code is the same for quick and full.
+
+Lists are grids of the tables they feed. `fit_to` cuts them to the machine at hand.
+"""
 
 import time
 from collections.abc import Callable, Mapping, Sequence

@@ -1,6 +1,10 @@
 """`gnnplan doctor`: what this machine can do, what is missing, and what to change.
 
 Looks, never changes anything. Each finding is one line; a problem names its remedy.
+
+What `gnnplan doctor` says of the GPU's data path: its kernels, page-locked and shared memory.
+
+Each lack names the slower way that a plan takes then (`runtime.fallback` warns of the same).
 """
 
 import importlib.metadata

@@ -1,4 +1,10 @@
-"""The host: its memory, disk and load; and the first parts of the machine graph."""
+"""The host: its memory, disk and load; and the first parts of the machine graph.
+
+Where PCI devices hang: bridges above them and their NUMA node, as the system tells it.
+
+Two devices under one bridge share its upstream port. NVML says how far up two GPUs meet but not
+which bridge that is; the system's device tree does.
+"""
 
 import os
 import re

@@ -3,6 +3,12 @@
 Workers are started once (their start is itself measured), subjects run one after the other so that
 nothing disturbs what is being measured, and every table carries its spread. Read this page first;
 each subject is a file of this folder.
+
+The probe's total limit of time: how coarsely the rest is measured so that it is kept.
+
+On a busy machine the same points take many times as long. Before each subject the time that is left
+is held against what the rest would take at the pace so far; where it does not suffice, the rest has
+a coarser grid and fewer repeats, and its tables are marked uncertain.
 """
 
 import platform

@@ -1,6 +1,32 @@
 """Whether the machine is disturbed at this moment: cores far apart, shared with others, or slow.
 
 Timings that are compared must be taken in the same state, and `Patience` waits for the good one.
+
+Measure how far apart the cores are now: how long a cache line takes from one to another.
+
+The host of a virtual machine moves its cores for seconds or minutes: now they share a cache, now
+they do not. This shows as no load and no stolen time, yet steps on several threads take longer
+(DEC-17). Timings that are compared must be taken in the same state. Earlier looks are remembered,
+since cores that are always far apart look like any others.
+
+Measure whether others share the cores now: how long copies of rows within a cache take.
+
+A virtual core is one thread of a real core. A neighbour on the other thread takes part of the
+core's units: copies within a cache feel it, gathers from memory hardly (DEC-18). It comes and goes
+within a second, or stays for minutes. `pace.py` sees only changes while it looks; here the usual
+time is remembered.
+
+Measure whether all of a core is slower now: how long a small model's training step takes.
+
+Virtual cores share a chip with other machines' cores: its last cache, its way to memory, its heat.
+Training steps then take longer for minutes while copies within a core's own cache hardly change. A
+small model's step follows them best of all that was tried (DEC-19).
+
+What looks at something have found so far, kept between runs: to know what is usual.
+
+A machine that is as it is cannot be told from one that is disturbed all along, unless it has been
+seen otherwise. What a quarter of all looks found is as good as it gets for a time worth waiting
+for: one glimpse of something better does not make every other moment a bad one (DEC-20).
 """
 
 import contextlib

@@ -2,6 +2,11 @@
 
 A point whose spread is above the limit is measured again, up to `attempts` times in all and while
 time is left; the quietest attempt is kept, and marked uncertain if it is still too noisy.
+
+Timing while the machine is as good as it gets: waiting for that, and timing again what was not.
+
+Both are bounded, and whoever runs out of patience takes what there is: a machine that is never
+quiet is what its owner has.
 """
 
 import time

@@ -3,6 +3,12 @@
 A profile is a folder named by the hash of all that decided it. `GNNPLAN_CACHE` names the place;
 otherwise it is gnnplan/profiles in
 the user's cache folder.
+
+What a plan was made from, kept beside the cached profiles: settings and machine.
+
+A plan folder says what was decided; to price something else (`why-not`, `whatif`, `tune`) the
+request itself is needed. It lies in the cache under the plan's id, so that plan folders stay the
+same to the byte wherever they are made.
 """
 
 import shutil

@@ -2,6 +2,14 @@
 
 They come from an epoch that no training reaches, so that nothing is scored on the batches it was
 made from.
+
+One rank's part of batches that ranks sample together, drawn by this process alone.
+
+What a rank does in a hop depends on what the others ask of it: vertices that it numbers, expands in
+the next hop, and whose rows it sends. Some batches are therefore drawn by all ranks first, a thread
+each, and what rank 0 was sent is kept; rank 0 then draws them again whenever it is asked to, and
+its exchanges are answered from what was kept. They take no time, and are priced apart
+(DEC-41).
 """
 
 import functools

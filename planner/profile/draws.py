@@ -2,6 +2,11 @@
 
 All are kept in the cache folder, so a repeated plan draws nothing and stays the same to the byte.
 Where something cannot be drawn, the answer is a sentence that says why.
+
+What a few batches told, kept beside the profiles: a repeated plan reads it and draws nothing.
+
+Sizes are pure functions of graph and settings; seconds are not, and it is the file that makes a
+repeated plan the same to the byte.
 """
 
 import contextlib

@@ -3,7 +3,7 @@
 Parts of a step that are timed by themselves do not add up to it: one process starts all kernels,
 and its threads share the interpreter's lock (DEC-86). So each way in which plans make batches (in
 line or by a thread, kernel by kernel or by one CUDA graph) is run for some steps, in turns. Of its
-rounds the last of the quickest third is kept, as on cores (`quick_rounds`, DEC-87).
+rounds the last of the quickest third is kept, as on cores (`rounds`, DEC-87).
 """
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -11,6 +11,11 @@ Each part is timed from its start until the device is done. What the host alone 
 kernels and to wait for a device with nothing to do, is the same of a batch of a few seeds, whose
 kernels take no time. What the device alone takes of a step is timed behind work that holds the
 device back until all of the step is enqueued.
+
+One process that times sampling and the model on this machine's first GPU when told to.
+
+`python -m planner.profile.gpu_timing` speaks the lines of planner.profile.protocol. The
+planner itself never makes a CUDA context: that takes half a gigabyte and outlives what it is for.
 """
 
 import math

@@ -1,4 +1,10 @@
-"""The runtime's own training loop on synthetic batches: what every timing is made with."""
+"""The runtime's own training loop on synthetic batches: what every timing is made with.
+
+What a step takes besides its stages: the runtime's own loop, and a loader with nothing to do.
+
+A batch of the profiled sizes is ready; it passes the stages as a drawn one does, is handed to the
+training thread, and a step of the model is taken on it (DEC-35).
+"""
 
 import itertools
 from collections.abc import Iterator, Sequence

@@ -1,4 +1,11 @@
-"""Seconds of the model on blocks of the profiled sizes, as a table over scale and threads."""
+"""Seconds of the model on blocks of the profiled sizes, as a table over scale and threads.
+
+How much longer reading this graph's batches takes than the machine's tables say.
+
+The tables' reads are at random places, one after the other; a batch's rows recur, lie beside each
+other and come in order of id, and a disk that was given a pause, as between steps, reads faster
+than one that was not.
+"""
 
 from collections.abc import Sequence
 from dataclasses import replace

@@ -7,6 +7,16 @@ counted apart, so that a placement chosen on one can be scored on the other (for
 meet what the other half's seeds read. On other graphs they are even and odd steps, whose expected
 misses are a little too many (DEC-36). Vertices that no batch met are ordered by their analytic
 hotness: a memory with room for more rows than those takes the likelier.
+
+What a profile counts for ranks that share work: a batch over its owners, rows over a stack.
+
+Cooperative batches: P ranks deal the vertices of one global batch by a hash, and each asks the
+owners for what its own vertices drew. How much that is follows, for every P at once, from how many
+rows of the batch draw each vertex.
+
+    requests of a rank = (1 - 1/P) sum_t 1 - (1 - 1/P)^(m_t)
+
+1.5D topology: a process row fetches every adjacency row that a stack of batches expands once.
 """
 
 import itertools

@@ -1,4 +1,11 @@
-"""What a timing process is asked for, and what it answers."""
+"""What a timing process is asked for, and what it answers.
+
+What every timing process does: import, say so, then build and measure request after request.
+
+A process is started by `planner.profile.team` as `python -m MODULE`. It reads one JSON request a
+line, answers "ready" when what it asks for is built, measures on the next line, and answers with
+the result.
+"""
 
 import importlib
 import json

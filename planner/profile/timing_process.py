@@ -2,6 +2,24 @@
 
 `python -m planner.profile.timing_process` speaks the lines of planner.profile.protocol. What it
 builds imports torch, and only when asked to build.
+
+Times the model: steps of each batch size, with or without a loader's work before each.
+
+The sizes are timed on synthetic batches, whose edges are even and whose sources are random. A
+graph's own are neither: of its hubs' rows caches hold many, and the longest rows are another
+thread's wait. So all sizes are scaled by what steps take on batches that the loader draws, over
+steps on synthetic ones of as many vertices and edges (DEC-27).
+
+Times what else a loader does on the graph, between and beside the steps of the mean batch.
+
+Sampling and gathering in line are timed with the model; here they are what steps beside
+them, and steps after a wait for the disk, are held against.
+
+A loader's work by the thread that takes the steps, before each of them: done, and timed.
+
+So it is in a run without loader threads: a batch is sampled, its rows are gathered while the
+sampler's tables fill the caches, and a step computes on them. Timed where the model is, it meets
+the same neighbours: of rounds that were disturbed neither is kept.
 """
 
 import functools

@@ -1,4 +1,10 @@
-"""A profile's timings, in rounds: the model for every number of ranks and threads, and loading."""
+"""A profile's timings, in rounds: the model for every number of ranks and threads, and loading.
+
+What else a loader does in several rounds, the model's own rounds between them, as one answer.
+
+A virtual machine's disk has several speeds, each for some seconds (DEC-33): a single round would
+find one of them, and rounds that follow each other the same one.
+"""
 
 import math
 import statistics
@@ -87,7 +93,7 @@ def _middle_handing(found: Sequence[Handing]) -> Handing:
 
 ROUNDS = 3
 """Times that everything is timed, ranks, threads and loading in turn; of steps, with what is done
-in line before them, the last of the quickest third is kept (`quick_rounds`)."""
+in line before them, the last of the quickest third is kept (`rounds`)."""
 STEP_ROUNDS = 9
 """Rounds in which steps are timed, as far as `MORE_SECONDS` suffice (DEC-30)."""
 MOST_ROUNDS, MORE_SECONDS = 12, 40.0

@@ -2,6 +2,11 @@
 
 Measured means the median over at least 30 steps after at least 10 discarded, of the mean over the
 ranks; the error is relative to what was measured.
+
+Measured steps of plans that draw several batches at once.
+
+One step in `stack` then makes them all, so a step's median says nothing of that work: what a step
+takes is the median over windows of `stack` steps one after the other, each with one such step.
 """
 
 from collections.abc import Iterable, Sequence

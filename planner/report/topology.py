@@ -1,4 +1,10 @@
-"""The machine as a picture: what is joined to what, how fast, and how busy in the plan."""
+"""The machine as a picture: what is joined to what, how fast, and how busy in the plan.
+
+Where a machine's parts stand in its picture: hosts side by side, memory above, devices below.
+
+A host's rows from the top: disks, memory, cores and cards of the network; NUMA nodes; PCIe
+switches by their distance from the host; GPUs, each with its memory; NVLink switches.
+"""
 
 import math
 import re

@@ -1,6 +1,13 @@
 """The discrete choices: how many ranks, how their threads are split, how far to read ahead.
 
 Everything is enumerated, which is cheap: a machine of 64 cores has a few dozen ways.
+
+The discrete choices where ranks are GPUs: how many, which ones, in which cliques.
+
+The GPUs of a candidate are taken clique by clique (packed), or one from each PCIe switch before a
+second one shares its port (spread): peers near or host links unshared. Batches are made in line, or
+ahead on lanes of their own by one loader thread: what the lanes use together then binds the step
+(planner.cost.backends.gpu_lanes). More threads would only queue up for the same lanes.
 """
 
 import itertools

@@ -4,6 +4,12 @@ The placement changes only where rows are read from, so the candidates are first
 copy of rows; the placements are then tried on the few that are fastest, and on the fastest of those
 what the sampler may do otherwise. Which choices there are, what each changes and why one is not
 tried is the kinds' own (`planner.search.dimensions`): the search knows none of them by name.
+
+Choices that follow from a candidate's own price, and are not enumerated.
+
+threads.capture   a GPU samples by one CUDA graph, where launches cost more than its buffers
+threads.comm      the gradient is sent while the backward pass runs, where that saves more
+                  than the noise; why, or why not, stands in the stage's provenance
 """
 
 from collections.abc import Callable, Iterable

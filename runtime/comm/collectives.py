@@ -7,6 +7,16 @@ has nothing to send. With one rank nothing is sent and torch.distributed need no
 Beside the training thread, a thread with a `duplicate` of its own keeps its own order. On a GPU,
 calls go to the current stream (`with torch.cuda.stream(side)`), and their seconds are those of
 handing them over; bytes are exact everywhere.
+
+An all-to-all between hosts, message by message: both directions of a card at once.
+
+gloo sends data when the receiver's "ready" has come, and sends its own "ready" when a receive is
+begun. Its all-to-all begins each send before the receive, so that the rank that comes last answers
+with its data and lets its own "ready" wait behind them: the two directions then follow each other.
+With the receives begun first they run side by side (DEC-84; benchmark `tests.benchmarks.exchange`).
+
+Small messages begin with the send. Then nothing arrives while it is written, which would keep a
+rank's only core busy with asking for it.
 """
 
 import threading

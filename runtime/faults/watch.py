@@ -8,6 +8,12 @@ rank itself waits in a collective, it is a link (or another host's watcher names
 
 The watcher's clock advances by at most `MAX_TICK_SECONDS` per look: a pause of the whole machine,
 or a jump of its clock, is not held against anyone.
+
+What torchrun's process does beside starting ranks: watch them, end a hung one, say what ended.
+
+A hung rank is ended by SIGKILL, which turns it into a failed one: torchrun then ends the others
+and starts all again from the last checkpoint, as often as it may. What ended an attempt is written
+to the run folder at once. An error that starting again cannot cure uses up the restarts.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""A feature store with a cache in front that fills itself: `cache_slots` says what it keeps.
+"""A feature store with a cache in front that fills itself: its slots say what it keeps.
 
 It wraps another store. A read looks its rows up, reads what is missing (and this rank's own rows,
 which never enter the cache) from the store below in one call, and keeps the missing rows as far as
@@ -6,6 +6,19 @@ the policy has slots for them. The call below is made even when nothing is missi
 other ranks in the plan it is collective.
 
 Reads are serialised: which row a slot holds depends on their order, the rows returned never do.
+
+Which row lies in which slot of a dynamic cache, and who must leave: LRU and clock, per batch.
+
+A batch touches each of its distinct rows once (formulas 8.7 [A7]), all at the same moment: a row
+touched by a batch never leaves in favour of another row of it. So where a batch has more distinct
+rows than there are slots, the cache keeps its hits and fills up with the first misses.
+
+LRU evicts the row whose last batch is longest ago; rows of one batch leave in the order hits, then
+misses, each in the order of the batch. It keeps a log of touches, oldest first: an entry counts
+where it is the last one of its slot, which the slot remembers. A touch so writes two places, one of
+them beside the last; a list of neighbours in age would write six, all over memory
+(DEC-80). Clock (second chance) goes round the slots: a row that
+was hit since the hand last passed is spared once; a row just loaded is not yet hit.
 """
 
 import threading

@@ -1,4 +1,4 @@
-"""A dynamic cache of rows in a GPU's memory: the decisions of `cache_slots`, made by the device.
+"""A dynamic cache of rows in a GPU's memory: the decisions of `features.cache`, made by the device.
 
 The directory is the location table itself: a row that the cache holds is located there, under a
 source number of its own, so that one gather reads hits and misses alike. All decisions of a batch

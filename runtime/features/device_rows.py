@@ -2,6 +2,17 @@
 
 A row that begins at a multiple of 16 bytes is read and written in words of 16 bytes, whatever its
 length: the words at its end reach into a gap that belongs to nobody.
+
+Rows of other GPUs by all-to-all, where their memory is not mapped or many are wanted at once.
+
+Every rank takes part in every read. Ids are sorted by owner on the device, slots and rows travel
+by the communicator (nccl between GPUs; gloo, in tests and for two ranks on one GPU, by way of the
+host), and arrive where the batch wants them. The host waits once, for the numbers of rows.
+
+Rows that a GPU cannot address: fetched by the host into page-locked rows, then put in place.
+
+Disk, sparse features, rows behind another host: the tiers of the host's store read them. Which
+rows those are the host must know, so this waits for the ids; the copy back runs on the stream.
 """
 
 import threading

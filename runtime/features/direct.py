@@ -1,4 +1,16 @@
-"""Direct reads of a .npy file of rows: header, alignment, and the cutting of ids into requests."""
+"""Direct reads of a .npy file of rows: header, alignment, and the cutting of ids into requests.
+
+Many direct reads in a row without the interpreter: a reading thread holds no lock but its own.
+
+The disk tier has several threads wait for the disk at once. A request served by the interpreter
+costs it some microseconds under its global lock, as often as there are requests, and the thread
+that trains stands in the same queue; here a thread takes the lock once for all its requests.
+
+Memory that direct reads fill: aligned, side by side, in huge pages where it fills some.
+
+A disk writes to each page where that lies. Small pages of one request lie apart, differently in
+each process, which makes reads slower than into a huge page (DEC-78).
+"""
 
 import contextlib
 import errno

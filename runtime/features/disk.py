@@ -2,12 +2,19 @@
 
 Ids are taken in pieces that fit the budget, sorted, and coalesced into requests of aligned blocks;
 a bounded crew of threads reads them into aligned buffers and copies rows out, without the
-interpreter's lock (`crew`, `direct_read`). What the tier holds
+interpreter's lock (`crew`, `direct`). What the tier holds
 (buffers and index) is reserved in a `ByteBudget`, so it cannot grow with the batch. A mapped file
 is not a disk tier: after one pass the page cache has made it memory, and on nobody's budget.
 
 The reading threads run wherever the system puts them, beside training as well: kept to one core
 they would slow training down less, but read slower while it waits for them (DEC-77).
+
+Threads that read a disk together and are woken without the interpreter.
+
+Each sits in one kernel for as long as the crew lives, and waits there in `read(2)` on a pipe. A
+byte in it is a part of a batch to serve; another byte says that it is done. Woken by a thread pool,
+each thread would take the interpreter's lock first, one after the other (DEC-79). Pipes, as eventfd
+and futex are Linux's alone.
 """
 
 import os

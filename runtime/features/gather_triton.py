@@ -12,6 +12,10 @@ of 16 bytes whatever their length; others in the widest words that their address
 
 Rows of one dtype are one launch; sources of several dtypes take a launch each, and a row that no
 source holds keeps what the output held.
+
+The kernel of `gather_triton`: finds each id's row through the location table, copies and counts.
+
+Ids and codes are read two turns and one ahead of the rows, so that no turn waits for both.
 """
 
 from collections.abc import Mapping

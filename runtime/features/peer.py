@@ -5,6 +5,12 @@ nothing to ask: reads must come in the same order on every rank. The exchange ha
 its own, so a loader thread can read while the training thread reduces gradients. On one CPU host
 the shared mapping is never slower (measured); peers are for rows on other hosts, on GPUs, or where
 the host may not be shared.
+
+Which rows each host's copy of the dataset holds, and fetching own rows that this one lacks.
+
+A plan with several hosts may give arrays `host_rows_<h>`: the ids whose rows host h holds (in its
+x.npy, so in its shared mapping and on its disk). The file keeps its full length and its row
+numbers; the rows not held may be holes that take no space. Without the array a host holds all.
 """
 
 import threading

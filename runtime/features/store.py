@@ -4,6 +4,14 @@ A read looks each id up in the location table (one pass), copies the rows that l
 and host) in one prefetching pass over the batch, and hands the rest, partitioned by source in a
 stable order, to the tiers that must fetch them (peer, remote, disk, sparse). A dynamic cache wraps
 a store: it is an `AbstractFeatureStore` over another, and needs nothing else from this file.
+
+Re-used buffers for the feature rows of batches.
+
+A fresh 12 MB array costs page faults on every batch, a re-used one does not. The ring has a fixed
+number of buffers; one that was handed out is free again when nothing refers to its rows any more:
+no tensor on them, no view of such a tensor, no gradient graph that saved one. So a buffer can
+never be overwritten while in use, however long a caller keeps a batch; a caller that keeps more
+batches than the ring has buffers gets fresh memory instead (`overflows` counts it).
 """
 
 import threading

@@ -3,6 +3,15 @@
 With nodes sampled, sender and receiver draw the same numbers and no id is sent. With edges sampled,
 a node crosses if one of its edges into the part is kept; only the receiver holds those edges, so
 it tells the owner which nodes it needs: 8 bytes per node, and 8 per other rank for the counts.
+
+Which boundary nodes or edges an epoch of full-graph training keeps.
+
+A draw depends on the global id of the node or edge and on the receiving part alone, so the rank
+that sends a node and the rank that receives it agree without a word. Each ordered pair of parts
+has draws of its own.
+
+Source: BNS-GCN (Wan et al., MLSys 2022); with stochastic rounding in place of its fixed size
+int(p b), which never sends anything where p b < 1 (docs/formulas.md 3.3).
 """
 
 from abc import ABC, abstractmethod

@@ -1,4 +1,12 @@
-"""A model's forward pass over one part of the graph."""
+"""A model's forward pass over one part of the graph.
+
+The slice-based strategy: every rank's rows go to every other rank, one slice at a time.
+
+CAGNET's 1D algorithm (Tripathy, Yelick and Buluc, SC 2020): rank i holds block row A_i and rows
+H_i, and forms sum_q A_iq H_q. In stage t rank r gets the slice of rank r - t; the next slice is on
+its way while this one is added, so at most two are held. Backward, the partial gradients
+A_iq^T G_i go to their owners in the same order.
+"""
 
 from typing import Any
 

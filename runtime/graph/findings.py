@@ -4,6 +4,11 @@ A fault is something that no training can use (repeated training nodes, unusable
 dataset with one is never written, and planning refuses it. What may be meant is said with its count
 (nodes of two splits, held-out links among the stored edges, NaN features). Every array is read in
 blocks, once; of the topology only the lists of nodes that a held-out link ends in.
+
+What must hold in a dataset: checks that cost nothing, and checks that read the arrays once.
+
+The fast ones (dtypes, shapes, lengths, ends of indptr, the split) run on every open. The full ones
+(indptr never falls, indices, types and labels in range) stream through the arrays in chunks.
 """
 
 import itertools

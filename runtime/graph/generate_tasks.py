@@ -5,6 +5,19 @@ through noise. Its undirected edges are cut into three: those to validate and to
 stored at all, the rest is stored in both directions and a share of it is trained on. Two nodes of
 one community are likelier to be linked, so a model that finds communities ranks true destinations
 above random ones.
+
+A seeded synthetic typed dataset: papers that cite papers, and the authors who wrote them.
+
+Papers and authors live in communities, one per class, and edges mostly stay inside them. A paper's
+label is its community but for some noise; its own features hardly tell it, those of its authors
+(another table, of another width) tell more. So a model that reads both types through their
+relations beats one that reads papers alone.
+
+| number | edge type                    | edges                                          |
+|--------|------------------------------|------------------------------------------------|
+| 0      | paper__cites__paper          | block model, one direction each                |
+| 1      | author__writes__paper        | every paper has from 1 to 2 x mean - 1 authors |
+| 2      | paper__written_by__author    | the same, turned                               |
 """
 
 from pathlib import Path

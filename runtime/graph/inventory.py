@@ -2,6 +2,11 @@
 
 A reader says `meet` of every column, field, member or file it finds, then `use` or `leave`. What it
 says neither of is left all the same, by `lines`, as unknown to the format.
+
+What the names of columns and fields say of what they hold, in any of their usual spellings.
+
+Names are compared without case and without anything but letters and digits, so `Node ID`,
+`node_id` and `nodeId` are one.
 """
 
 import re

@@ -1,4 +1,11 @@
-"""Labels and splits of any source, brought to the dataset's form."""
+"""Labels and splits of any source, brought to the dataset's form.
+
+Masks and lists of node ids, told apart by name and values.
+
+A mask is an array of one 0/1 flag per node of any numeric type; a list holds node ids. What is
+named a mask must be one. Another array is a mask only if its values cannot be ids: one value per
+node, all 0 or 1, so that ids would be repeated.
+"""
 
 from collections.abc import Container
 from typing import Any

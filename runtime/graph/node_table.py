@@ -1,4 +1,16 @@
-"""A table of nodes: ids, labels, split and feature columns, told apart by name and type."""
+"""A table of nodes: ids, labels, split and feature columns, told apart by name and type.
+
+The tables of a folder: edges, nodes, features and labels, found by name and joined by id.
+
+    edges.csv     NAME_edges.*                 the edges
+    nodes.csv     NAME_nodes.*                 anything of nodes
+    features.csv  NAME_features.*              feature columns, or a row per entry: node, feature,
+                                               value
+    target.csv    labels.*, NAME_target.* ...  labels
+
+Each is .csv, .tsv, .txt, .edges (perhaps with .gz) or .parquet. Tables without a column of ids have
+a row per node, in order.
+"""
 
 import itertools
 from contextlib import ExitStack

@@ -1,6 +1,12 @@
 """Files written by torch.save, as NumPy arrays, without running code from the file.
 
 torch is imported here on use: the other formats must import without it.
+
+Arrays and SciPy matrices out of pickled .npy members, without running anything they name.
+
+A pickle is a programme that calls what it names. Here every name is answered by a recorder of ours
+that keeps its arguments, and only names that arrays and matrices consist of are answered at all;
+the arrays are then made from the recorded bytes. Object arrays inside stay unread.
 """
 
 import io

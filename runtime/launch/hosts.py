@@ -3,6 +3,15 @@
 Every host runs the same command with a `--node-rank` of its own. The plan's folder may be shared or
 a copy: each host writes its logs and failures to a folder of its own, and only host 0, which has
 rank 0, writes events, checkpoints and the plan's report.
+
+Before torchrun's rendezvous, the hosts of a job call the roll: who is there, and with what.
+
+Host 0 serves a small store at the endpoint; every host writes down its plan, its options and its
+number of ranks, and waits for all others. So a host that never comes is named, and two hosts that
+were started with different plans or options stop with one line instead of hanging in a collective.
+
+torchrun orders hosts by their addresses; a plan orders them by their numbers. `place_ranks` gives
+the ranks to the hosts as the plan does, also after a restart.
 """
 
 import json

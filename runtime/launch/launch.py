@@ -7,6 +7,11 @@ print goes to a log. A rank that fails or hangs ends the others, and torchrun st
 again from the last checkpoint, at most `max_restarts` times. Whatever ends the job (the last
 failure, Ctrl-C, this process being killed) ends every process of it: torchrun stops its ranks, the
 kernel stops torchrun and ranks without parents.
+
+torchrun with a host's ranks as one job: whatever ends the block ends every process of it.
+
+torchrun runs in a session of its own and on a leash (`torchrun.py`): it stops its ranks when it is
+asked to, and the kernel ends it, and ranks without parents, when the launcher is gone.
 """
 
 import json

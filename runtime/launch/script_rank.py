@@ -2,6 +2,14 @@
 
 Before the script's first line the rank gets the plan's cores and threads, a heartbeat that its
 watcher sees, and the promise that it does not outlive torchrun.
+
+Leaving process groups while everything that uses them is still whole.
+
+torch 2.13 notes Python's context in every collective that a backward pass starts, and gloo's thread
+keeps the last of them until the group is gone. DistributedDataParallel's reducer is freed with the
+interpreter's lock held. Where it is the group's last owner, since a script left the group first and
+dropped its model after, it joins gloo's thread, which waits for that lock: both wait for ever.
+Groups that Python itself drops last give the lock away first.
 """
 
 import gc

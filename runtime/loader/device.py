@@ -1,6 +1,6 @@
 """The loader's stages on a GPU behind sampling: rows and labels, under the same plan.
 
-`loader_device_place` says which stages the device takes over, `loader_device_sample` draws.
+`device_place` says which stages the device takes over.
 """
 
 import threading

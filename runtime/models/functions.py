@@ -3,6 +3,14 @@
 CPU tensors of float32 take the numba loops of `kernels`, a GPU's the kernels of `aggregate_triton`;
 anything else (float64, a GPU without Triton or asked for one order of all sums) takes the same
 formula in torch operations, which is also what the tests compare with.
+
+A layer that sums its neighbours' rows and multiplies once, with its gradients.
+
+    relu([agg(x), x_dst] [W, W_root]^T + b)
+
+One product forward, one for the weights back. Where the rows are summed, over a block on the host,
+over one on a GPU or over a part of the graph whose neighbours other ranks hold, is for a `Sums` to
+know.
 """
 
 import functools

@@ -8,6 +8,15 @@
 
 x is (num_src, in), the result (num_dst, out). The modules hold parameters and options only: their
 state dictionaries are PyG's, and so is the result up to rounding.
+
+R-GCN on typed blocks, with the parameters of PyG's RGCNConv.
+
+For destination i, with N_r(i) its drawn in-neighbours of relation r:
+
+    W_root x_i + b + sum_r 1/|N_r(i)| sum_{j in N_r(i)} W_r x_j
+
+Source: Schlichtkrull et al., arXiv:1703.06103, formula 2 with c_{i,r} = |N_r(i)|. Before the first
+layer every node type has a linear map of its own from its feature columns to the hidden width.
 """
 
 from collections.abc import Sequence

@@ -8,6 +8,10 @@ as the positive:
 
 The Q-negative objective of LINE and word2vec (arXiv:1503.03578, formula 7), with a mean over the
 negatives in the place of their sum.
+
+Scores that are no numbers: counted while a metric adds them up, refused before it has a value.
+
+A NaN is neither above nor below another score, so a metric of NaN looks like one of good scores.
 """
 
 import torch

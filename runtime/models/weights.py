@@ -11,6 +11,11 @@ GCN, full     D_i w_ij / sqrt(d_i d_j) and the self term 1 / d_i, where d counts
               Unbiased for the full-graph layer wherever w is unbiased for the mean.
 GCN, sampled  the same with degrees counted in the sampled subgraph: what PyG's GCNConv does to a
               sampled edge_index.
+
+Edge weights of blocks where they lie, in torch operations: `weights` for a GPU, bit for bit.
+
+Products are taken in the order of the loops there, and roots and quotients are correctly rounded
+on both, so the weights are the same numbers.
 """
 
 from typing import Any, no_type_check

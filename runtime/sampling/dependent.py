@@ -9,6 +9,17 @@ batches is correlated, so that consecutive ones share vertices and a cache sees 
   word drawn. r(0) is the word of z1 itself, so kappa = 1 is the plain generator.
 - frozen: all kappa batches of a segment (a mega-batch) draw the very same words.
 - kappa = infinity: one frozen stream for the whole run.
+
+The normal distribution and its inverse, to the same bits in numpy and in numba.
+
+Libraries differ in the last bit of `log`, `exp` and `erf`; a sampler that must draw the same on
+every machine cannot use them. Here only operations that IEEE 754 rounds exactly occur: + - * /,
+square root, and powers of two.
+
+- Inverse: Wichura's rational approximations (Algorithm AS 241, PPND16, Applied Statistics 37, 1988;
+  relative error 1e-16), its logarithm by the series of atanh.
+- Distribution: Hart's rational approximation (Computer Approximations, 1968, algorithm 5666) in the
+  form of G. West (Wilmott, 2005), error 1e-15, its exponential by a Taylor series after reduction.
 """
 
 import math

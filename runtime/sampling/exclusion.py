@@ -4,6 +4,11 @@ A model that may aggregate over the very edge it is asked for learns to look it 
 gives, bit for bit, the batch that `NeighborSampler` would give on the graph with those edges taken
 out (`reference_links`), and takes about 1.8 times as long for a batch: in a row of degree d with m
 edges out it chooses among d - m offsets and then passes over those that are out.
+
+The neighbour sampler's kernels for a graph without some edges; `exclusion` says what for.
+
+In a row of degree d with m edges out, Floyd's method chooses among d - m offsets, with the draws of
+`choose`, and each offset then passes over the edges that are out before it.
 """
 
 from enum import StrEnum

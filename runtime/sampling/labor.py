@@ -3,6 +3,11 @@
 Balin and Catalyurek, "Layer-Neighbor Sampling" (NeurIPS 2023). All rows of a hop share one random
 number r_t per vertex t, and t is drawn for s where r_t < pi_ts. LABOR-0 takes pi_ts = min(1, k /
 d_s); LABOR-i and LABOR-* move probability to vertices that many rows share, at equal variance.
+
+What samplers share that choose a whole hop first and relabel it afterwards.
+
+The choice of a hop needs the vertices known so far and nothing of the hop itself, so it is a step
+of its own: a subclass writes positions, this class turns them into blocks.
 """
 
 import threading

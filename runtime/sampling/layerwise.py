@@ -1,8 +1,13 @@
 """Layer-wise samplers batch by batch: LADIES, PLADIES and FastGCN.
 
 A hop draws a set of vertices for the whole batch and keeps the edges between it and the
-destinations, S^(l+1) = S^l united with the vertices drawn. The edges are those of `layerwise_law`'s
-probabilities, their weights estimate the mean over all in-neighbours.
+destinations, S^(l+1) = S^l united with the vertices drawn. The edges are those of
+`choose.layerwise`'s probabilities, their weights estimate the mean over all in-neighbours.
+
+Layers of k stacked batches, one after another: P = QA, NORM, SAMPLE, EXTRACT.
+
+A single batch is a stack of one, so that a bulk and its batches cannot differ in anything but how
+numbers are drawn.
 """
 
 import threading
@@ -106,7 +111,7 @@ class LayerwiseSampler:
 
     - Horvitz-Thompson: A / (sum A * pi). PLADIES knows pi. With replacement 1/pi is
       hits / (s p). LADIES and FastGCN without replacement condition on the next vertex in the race
-      (`matrix_its`), so the weights are unbiased, unlike 1 / (s p).
+      (`bulk.its`), so the weights are unbiased, unlike 1 / (s p).
     - Hajek: those weights over their sum in the row.
     - plain: no weights, the layer takes the mean of what was drawn.
 

@@ -8,6 +8,11 @@ smallest h with v in Loc^h.
 
 Drawn uncorrected, a mean over the neighbours becomes biased towards the local ones; `Correction`
 says what is done about it. Validation always samples with f = 1 (`for_validation`).
+
+How large the factor of locality-aware sampling may be: what it saves, what it costs, a schedule.
+
+Symbols (formulas 1.6): f the factor, h the local share of a row's d neighbours, k the fan-out,
+q_local = f / (d (1 + h (f - 1))). Messages have unit norm; m is the norm of their mean.
 """
 
 import copy

@@ -2,6 +2,15 @@
 
 The work is done by `kernels` without the GIL and without locks: every calling thread has its own
 workspace, and the batch handed out owns its arrays.
+
+The neighbour sampler's kernel: all hops of one batch in one call, without the GIL.
+
+A hop runs in chunks of rows. A chunk passes through three stages, choose, gather, relabel; each
+asks for the cache lines that the next one needs, and works on the chunk before while they arrive.
+What one stage leaves for the next lies in two chunks of scratch used in turns, so that it stays in
+the first-level cache; wide fan-outs and whole neighbourhoods, whose rows have any length, use the
+batch's buffers instead. When a buffer is too small the kernel says how much it needs
+and returns; called again with larger buffers it goes on with the hop where it stopped.
 """
 
 import threading

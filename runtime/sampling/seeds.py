@@ -2,6 +2,12 @@
 
 The order of an epoch is a pure function of (seed, epoch): positions in the training index sorted by
 their draw of the epoch's shuffle stream. Every rank computes the same order, so nothing is sent.
+
+Seeds of link prediction: which links a rank takes at each step, and the nodes they need.
+
+A link is a positive pair (source, destination) of the dataset's split; its global id is its
+position there. A batch's seeds are the distinct ends of its links and of their negatives, in
+ascending order; `links` says which of them a model has to score against each other.
 """
 
 import numpy as np

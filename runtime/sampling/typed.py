@@ -3,6 +3,11 @@
 A vertex draws, of each edge type apart, up to that type's fan-out of in-neighbours, uniformly and
 without replacement (`reference_typed`). Blocks list a destination's edges type after type, with
 `relation_ptr` telling them apart.
+
+Kernels of typed sampling: a row's edges by type, and one choice per vertex and type.
+
+With R edge types, the edges of type r of vertex v are a row of their own, v * R + r; that number is
+also the id that its draws are keyed by.
 """
 
 from collections.abc import Sequence

@@ -6,6 +6,12 @@
 
 The estimator is chosen apart: the plain mean over what was drawn (no weights in the block), or
 weights that estimate the mean over the row's edges of positive weight (Horvitz-Thompson, Hajek).
+
+Kernels of weighted neighbour sampling: a row's law, its draws, and the relabelling of a hop.
+
+The law of a row is w_e = A_e (f if the source is local else 1), A_e the edge's weight or 1. The
+three ways of drawing from it, and the inclusion probabilities they report, are defined in
+`reference_weighted`, which these equal bit for bit.
 """
 
 import copy

@@ -1,6 +1,11 @@
 """What one thread keeps between batches: buffers that only grow, and its relabelling table.
 
 All arrays come from numpy, which asks for huge pages where it helps.
+
+Room for a hop in the batch's buffers: what it may need, and whether the buffers hold it.
+
+A kernel that lacks room says how much it needs in the state vector that it shares with the
+workspace, and returns; called again with larger buffers it goes on with the hop where it stopped.
 """
 
 from typing import Any, no_type_check

@@ -2,6 +2,13 @@
 
 Exact inference splits each layer's vertices over the ranks by edges, and the ranks exchange the
 layer's output (`layer_table`).
+
+Memory that an evaluation may take beside what training keeps: by the plan's own sums.
+
+An evaluation comes between epochs: what steps held (activations) is free then, the rest stays where
+it is. With what the plan leaves free of its memories that is an evaluation's room, for chunks of
+rows on their way through a layer, and for the layers' outputs. So a plan that fills its budget is
+evaluated in smaller chunks, with outputs in a file, and not ended by its limit.
 """
 
 from collections.abc import Callable

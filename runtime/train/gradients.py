@@ -1,4 +1,13 @@
-"""All gradients of a model in one flat tensor."""
+"""All gradients of a model in one flat tensor.
+
+The gradient's all-reduce under way while the backward pass still runs.
+
+The flat buffer of gradients is cut into parts in the order in which the backward pass fills them,
+the last layer's first. A part is sent when all its gradients are there and the part before it was
+sent, so every rank sends the same parts in the same order, whatever its share of the batch. Sums
+are those of one all-reduce; where more than two ranks add, a backend may take them in another order
+for a smaller tensor, and the last bits differ.
+"""
 
 import functools
 

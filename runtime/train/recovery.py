@@ -2,6 +2,19 @@
 
 No generator's state is kept: every draw, dropout's too, comes from a stream that the seed, the
 epoch, the step and the rank give.
+
+Checkpoints: written as a whole or not at all, checked on reading, the last few kept.
+
+A file is named `checkpoint-<step>-<sha256, 12 digits>.pt`. The digits are of its content, so one
+that was cut short or altered is recognised and the one before it is used. Contents are tensors and
+plain values only: they load with torch's `weights_only`, which runs no code.
+
+Reports of the epochs so far, in one file beside the checkpoints.
+
+A line is appended per epoch, so that a checkpoint is as large after a thousand epochs as after one;
+it holds a mark: how much of the file was there when it was written, and the checksum of that part.
+Lines behind a mark are of epochs that an older checkpoint, gone on from, does not know: they are
+overwritten.
 """
 
 import hashlib

@@ -7,7 +7,8 @@
 with |S_p^l| = |S^l(P b)| / P of its own, S~ what they ask for, x the share of it owned elsewhere,
 rho the share of rows that the PE's cache lacks.
 
-Source: docs/formulas.md 5.6 [R11], [C20]; the rates are the machine's (gpu_reads), all PEs reading.
+Source: docs/formulas.md 5.6 [R11], [C20]; the rates are the machine's (`stages.gather_gpu`), all
+PEs reading.
 """
 
 from dataclasses import dataclass

@@ -1,4 +1,23 @@
-"""A candidate's ranks on GPUs: their stages, and what their rows move over each link."""
+"""A candidate's ranks on GPUs: their stages, and what their rows move over each link.
+
+Seconds of each stage of one GPU's rank for one batch; the GPU samples and gathers for itself.
+
+Of a GPU that is not here nothing was measured (derived); of one that is here the runtime's own
+loop was timed (timed). What ranks do together, and how much batches vary, is the same for both.
+
+Stages of a GPU's rank from rates alone, where nothing was timed on that GPU.
+
+Links carry what presets or a probe say of them, the model's time is its roofline
+(planner.profile.roofline), and each stage's provenance says so.
+
+Stages of a GPU's rank from the runtime's own loop, timed on a GPU here (`profile.gpu_loop`).
+
+The loop was run in each way of making batches, all rows on the GPU; its stages mean what a run
+meters. What a candidate does otherwise is added: reads of adjacency lists elsewhere than they lay
+then, and rows elsewhere, by the machine's rates. In a stack of batches the host starts fewer
+kernels for each. A gather takes the host's part or the device's, whichever is longer; in line the
+device also gathers while the host starts the model's kernels, of which it is not busy all the time.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -381,7 +400,7 @@ def gpu_ranks(
 ) -> list[RankSeconds]:
     """Every rank's stages; the all-reduce is the same for all.
 
-    `captured_bytes` are those of a graph's buffers (gpu_capture); the others as in
+    `captured_bytes` are those of a graph's buffers (`gpu_lanes`); the others as in
     `gpu_rank_seconds`.
 
     Raises:

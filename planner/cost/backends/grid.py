@@ -13,6 +13,12 @@ stages of a column go in one all-to-all, which is never slower than one after an
 (`matrix.probability_seconds`), so that is what plans do.
 
 Source: docs/formulas.md 4.6, 4.7 [M8], [C15].
+
+Matrix-based sampling on a 1.5D grid: words, seconds, and how many copies and batches fit.
+
+Grid of R = p/c process rows times c columns; k batches of b seeds in one bulk, d non-zeros per
+row of A. After Tripathy et al., MLSys 2024; restored and checked in docs/formulas.md 4.6 to 4.9. A
+word is one entry on the wire: a column id (the runtime sends no values of a graph without weights).
 """
 
 import math

@@ -2,6 +2,17 @@
 
 The probe's curve, measured while all ranks compute, is used where there is one; the ring formula
 stands in for machines known from a preset only. The wait for the slowest rank is in straggler.py.
+
+Stage `all_reduce` between GPUs: a ring over the machine's links, or rings inside hosts and out.
+
+The ring visits the ranks in order, cliques one after the other, so it leaves a clique as seldom as
+it can; its bandwidth is that of its slowest link with all who cross it.
+
+The gradient's all-reduce in parts, under way while the backward pass still runs.
+
+The last layer's gradients are ready first. Two thirds of forward_backward are the backward pass (of
+a layer's three products, two are its gradients'), and the parts are taken to be ready evenly over
+it; the runtime makes parts of at least 1 MiB (runtime.train.parts).
 """
 
 import functools

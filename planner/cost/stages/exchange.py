@@ -1,4 +1,18 @@
-"""Seconds of exchanging rows and gradients between ranks, of one host and of several."""
+"""Seconds of exchanging rows and gradients between ranks, of one host and of several.
+
+How much of an exchange compute hides: as measured, and nothing where it was not.
+
+A table holds for what it was measured on: `overlap_eta` for ranks on the cores of one host,
+`gpu_overlap_eta` for GPUs of one host. Between hosts neither does.
+
+An all-to-all of unequal messages: what any schedule needs, and what turns by shifts take.
+
+Symbols: P ranks, M_ij bytes from rank i to rank j (i != j), a seconds before a message moves, B
+bytes per second that a rank sends and, at once, receives. Links that several ranks share come on
+top of both: the most that crosses one of them, over what it carries.
+
+Source: docs/formulas.md 8.4 [A4].
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

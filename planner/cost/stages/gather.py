@@ -2,6 +2,12 @@
 
 Rates come from the probe's tables; where a preset has none, [A6] derives them from memory latency
 and bandwidth.
+
+What two readings of a disk at two times say, where its speed swings.
+
+Memory is as fast a minute later. A disk that others read too is not, so neither the probe's
+reading nor the profile's is the speed of a run; their geometric mean is nearest to it (DEC-49). A
+loader thread reads beside steps as fast as between them (DEC-50).
 """
 
 import functools

@@ -1,4 +1,17 @@
-"""Stage `sample`: drawing neighbours and relabelling them, elapsed seconds per batch."""
+"""Stage `sample`: drawing neighbours and relabelling them, elapsed seconds per batch.
+
+Kernels that a GPU's sampler starts for one batch, as counted in the runtime's own samplers.
+
+Each is a launch that the host makes; views and allocations are none. Over one to three hops L and
+stacks of one to eight batches k the counts follow
+
+    a batch by itself       a + b L
+    a batch of a stack      (c + d L) / k + e + f L + 7 min(k, p + 1) / k
+
+where p batches are made ahead: the last ones of a stack get tensors of their own. Counted again by
+tests/planner/cost/stages/test_gpu_launches.py. A stack also waits for the GPU at every hop, which
+a batch by itself does not; that costs the other lanes nothing and is not priced.
+"""
 
 from dataclasses import dataclass
 
@@ -57,7 +70,7 @@ def gpu_sample_seconds(
     Args:
         edges: E, edges drawn over all hops.
         expanded: X, vertices whose lists are read.
-        launches: K, of kernels (gpu_launches).
+        launches: K, of kernels (`batch_launches`).
         neighbour_seconds: c_n, a neighbour's id read at random from where the topology lies.
         offsets_seconds: c_o, a list's two offsets from there.
         hash_seconds: c_h, an access at random to the GPU's own memory.

@@ -4,6 +4,14 @@ Density is heat per byte. The bits of a float32 grow with its logarithm, so thei
 a bucket: 8, 4, 2 .. of them per factor of two, as many as the limit allows (formulas 6.1: ratio
 1.1 to 1.25). Where devices draw from several laws, the law that asks most for an item, and its
 share of the item's heat, split a bucket further. Few items are a bucket each.
+
+Devices that are alike: one set of variables serves them all.
+
+Two devices of a clique are alike if they draw from the same laws, have as many bytes and load the
+objective's rows alike; cliques of one group each that are alike share variables too. Averaging a
+placement over alike devices keeps every budget and lowers no row that is a maximum, so the smaller
+programme has the same optimum (formulas 6.4). Where laws differ inside a clique every device stands
+alone: the u/y form.
 """
 
 import typing

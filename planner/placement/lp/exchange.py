@@ -4,6 +4,11 @@ Rounding leaves gaps of less than an item per device and bucket, and uneven load
 for every device, the items that would gain most against the copies that are missed least, and keeps
 what lowers a sum of powers of the objective's rows, which comes ever closer to their maximum. Only
 moves that keep every budget are tried, and a result worse than the start is dropped.
+
+Moves of single copies, kept where they lower the loads; in place, compiled.
+
+Every move changes `loads` [rows of the objective] by what the clique's reads of its items weigh,
+and is taken back where a sum of the loads' powers does not fall.
 """
 
 import itertools

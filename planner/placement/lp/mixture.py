@@ -7,6 +7,14 @@ The multipliers of its rows weigh the objective, each clique's cheapest fill at 
 the programme, and the value of the Lagrangian there is a lower bound (formulas 6.4). Both meet at
 the optimum over fractions of single items, which no buckets blur. A mixture of fills is rounded
 item by item: one that some fills replicate and others deal goes to what is most behind its share.
+
+The cheapest fill of one clique at given prices of reading: thresholds on one order per kind.
+
+At given weights of the objective's rows the cliques no longer touch each other, and what a move of
+an item is worth per byte is its density (bytes read per byte held) times a factor of its kind
+(formulas 6.3 [C22]). So the order of a kind's items does not depend on the weights: it is sorted
+once, and a fill is two positions in it, up to which items are replicated and up to which they are
+held. Bytes and reads of a fill are prefix sums, and weights can be tried by the hundred.
 """
 
 import typing

@@ -1,6 +1,25 @@
 """The relaxation over buckets: one sort where that is proved exact, else the linear programme.
 
 A solver that fails or runs out of time leaves the density order, and the status says so.
+
+Placement by one sort of value per byte: exact where [C22] says so, else what a time-out gets.
+
+Each bucket has up to two moves, host to dealt and dealt to replicated; all of them, of all kinds,
+sorted by seconds saved per byte, fill a device's memory. With one clique of alike devices, an
+additive objective and one capacity that is the optimum of the linear programme, up to one bucket.
+Host memory, where it is short, is then filled by density too, which is exact nowhere.
+
+The placement problem of one clique, item by item, as a fractional knapsack.
+
+    minimise   sum_i cR_i x_i^R + cP_i x_i^P + cH_i x_i^H         mean cost per GPU
+    subject to x_i^R + x_i^P + x_i^H = 1,  x >= 0                 every item has a place
+               sum_i s_i (x_i^R + x_i^P / n) <= M                 bytes (or rows) of one GPU
+
+R is replicated on all n GPUs, P one copy dealt over them, H left on the host (or disk). Each item
+moves from H to P and from P to R, and each move has a value and a size; where the first move is
+worth less per byte than the second, P is off the lower hull and the item moves from H to R at once.
+With one capacity and an additive objective the moves sorted by value per byte solve the linear
+programme, up to one fractional move (formulas 6.3 [C22]).
 """
 
 import itertools

@@ -3,6 +3,13 @@
 Solvers report time-outs as optimal (PuLP gives status 1 for any incumbent), so only a proven
 optimum counts, and the point is checked against the constraints afterwards. Always a minimisation:
 the sign of multipliers differs between solvers otherwise.
+
+Solving in a child process with a hard limit: a solver that hangs or overruns is killed.
+
+The limit is on the child's processor seconds: on a busy machine a plan must not depend on how long
+others keep the processor. A wall clock limit, far above it, is left for a solver that only waits.
+
+One child serves all programmes of a search, since starting it takes longer than most of them.
 """
 
 import atexit

@@ -5,6 +5,13 @@ for rows nobody holds, as long as the threshold says that pays. The threshold al
 selfish (one GPU's view), alpha_star is exact for the mean, and neither is exact for the maximum, so
 the best of Algorithm 1 under both and of split_k is taken, scored by the one evaluator
 (formulas 1.2, 1.3).
+
+split_k: replicate the hottest rows, deal the next ones, leave the rest on the host.
+
+k of a GPU's b slots are dealt, R = b - k hold replicated rows. Each k is a placement on whole
+slots, a restriction that comes within n - 1 swaps of the optimum of the mean when b is large, and
+whose balanced deal often wins on the maximum (formulas 1.3). Everything here works on ranks, the
+positions of vertices in hot-to-cold order.
 """
 
 import typing

@@ -1,6 +1,11 @@
 """What the driver says of the GPUs that CUDA shows, and what a reader must know of them.
 
 Read by `nvml.py`; facts, no measured rate. None is unknown throughout.
+
+The inventory of the GPUs that CUDA shows: slices in the place of divided GPUs, and what to say.
+
+A divided GPU (MIG) is planned with its slice's own memory. Where the driver does not name the
+slices, the smallest one that there is stands for it: an eighth of the memory.
 """
 
 import os

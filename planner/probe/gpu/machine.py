@@ -6,6 +6,11 @@
 
 A kernel's reads move whole transactions: which size they have (32 to 128 bytes) is fitted to the
 seconds per row against row size (formulas 2.4, "calibrate").
+
+Which of the machine's GPUs torch measured: by UUID, never by number.
+
+torch and the driver number GPUs each in its own order, and torch shows what CUDA shows alone. Ranks
+are placed by torch's numbers, so that the machine's GPUs are put into its order.
 """
 
 import math

@@ -1,4 +1,25 @@
-"""The subject "GPUs" of the probe: measured by one process of the team, or a note says why not."""
+"""The subject "GPUs" of the probe: measured by one process of the team, or a note says why not.
+
+Measures GPUs: their memory, the bus, their peers, and what slows what.
+
+Medians of repeats with their spread; a point noisier than the limit after all its attempts is
+refused, as is all of a GPU that was throttled or shared meanwhile: what is refused is left out of
+the machine with a note, and stays what presets or the driver say.
+
+Reads by kernels and copies by engines are told apart, because a gather is a kernel (planners.md
+3d); both against size, kernels' reads of host memory also against the grid. Contention: one GPU is
+measured while all others do the same.
+
+What slows what on GPUs: compute beside a gather from the host, compute beside an all-reduce.
+
+- `gpu_beside`, `gpu_beside_gather`: slowdowns of the two beside each other, by the gather's grid
+- `gpu_overlap_eta`: share of an all-reduce that compute hides (modelling rule 5), by GPUs
+
+What the GPU probe asks of a device: seconds of pieces of work, alone or beside others.
+
+The measuring code knows nothing but this; on CUDA `torch_device` answers, in tests a
+law of seconds with noise.
+"""
 
 import time
 from collections.abc import Mapping, Sequence

@@ -4,6 +4,11 @@
                                                               <nvlink target count tclass> inside
 
 It has no sizes of memories and no measured rate; both are taken from another machine.
+
+A small XML tree without documents' own definitions: no DOCTYPE, no entities, bounded size.
+
+The standard tree builders expand entities that a file defines, which lets a few bytes become
+gigabytes; a topology needs none of that.
 """
 
 import re

@@ -1,4 +1,10 @@
-"""Fixed copies of rows in each rank, by any of the named policies or none."""
+"""Fixed copies of rows in each rank, by any of the named policies or none.
+
+A placement of vertices that stand for others, as one of all vertices.
+
+Every vertex lies where the one that stands for it was placed: the same memories are filled and the
+same reads are left, to a run of vertices. What the placement costs is evaluated anew over all.
+"""
 
 from collections.abc import Iterator
 from dataclasses import replace

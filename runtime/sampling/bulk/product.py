@@ -4,6 +4,15 @@ After Tripathy et al., MLSys 2024. Row b of the result belongs to row b of Q. Wh
 non-zero per row (GraphSAGE: a row per vertex) the product is a gather of rows of A. Where a row of
 Q has many (LADIES: a row per batch) rows of A are added up, Gustavson's way, with one accumulator
 for all k rows.
+
+EXTRACT: the bipartite blocks A_l = Q_R A Q_C of stacked batches, one launch for all k.
+
+Q_R has a row per destination, Q_C a column per vertex drawn. Neither is stored: the stack's Q_C
+would be k*n rows with k*s entries. A row of A is read once, and each of its columns is looked up in
+the relabelling table, which at that moment holds the vertices of the row's own batch.
+
+The destinations are the first sources, for the layer's self term. An edge to a destination is kept
+only where that vertex was drawn as well, so that its weight needs no other inclusion probability.
 """
 
 from dataclasses import dataclass

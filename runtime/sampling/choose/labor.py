@@ -2,6 +2,12 @@
 
 `chances` receives pi_ts of every chosen edge. Three rules give pi_ts: k/d (LABOR-0 without weights,
 compared in integers like the scan), c_s A_ts (LABOR-0 with weights), c_s p_t (after passes).
+
+The candidates of a hop: every vertex that a row of the hop may draw, numbered once.
+
+What LABOR-i needs beyond a scan: one random number and one probability per candidate, and for every
+edge of the hop the number of its candidate. Vertices known before the hop come first, whether they
+are candidates or not, so that new ones are told apart by their number.
 """
 
 from typing import no_type_check

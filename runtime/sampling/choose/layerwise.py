@@ -5,6 +5,16 @@ sum_{s in S} A_ts ("count2"); `size` vertices, with replacement or one after ano
 PLADIES: the same p, each vertex taken by itself, `size` of them on average.
 FastGCN: p_t proportional to sum_s A_ts^2 over the whole graph; vertices outside the neighbourhood
 may be drawn, and are then of no use.
+
+Choosing a layer's vertices by numbers of their own: the race (LADIES) and Poisson (PLADIES).
+
+Each vertex t has one number r_t, whatever else is in the batch: the word of `dependent` for t,
+which is draw(stream, t, 0) where batches are independent.
+
+- race: the s smallest of Exp(1)_t / p_t, successive sampling without replacement. Given the
+  (s+1)-th smallest key tau, t is among them with probability 1 - exp(-p_t tau); see `bulk.its`.
+- Poisson: t is taken iff r_t < pi_t, pi_t = min(1, c p_t) with sum pi = s (formulas 5.4). With
+  replacement t is taken as often as points of a Poisson process fall in [0, s p_t).
 """
 
 from dataclasses import dataclass

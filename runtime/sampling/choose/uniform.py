@@ -1,6 +1,13 @@
 """Choosing the edges of a row: Floyd's method on counter-based draws, as tests/reference has it.
 
 A chosen edge is a position in the graph's `indices`; its cache line is asked for at once.
+
+Choosing the edges of many rows side by side, in the processor's vector lanes.
+
+The draws and choices are those of `choose` (Floyd's method as tests/reference has it), worked out
+for up to `MAX_ROWS` rows at once: draw j of every row, then whether any row has taken it before,
+then draw j + 1. Inside a loop over rows nothing depends on the row before, so the compiler uses
+vector instructions, and no branch waits for a collision that no predictor guesses.
 """
 
 from typing import no_type_check
@@ -142,7 +149,7 @@ def rows_per_call(fanout):
 @kernel
 @no_type_check
 def make_lanes():
-    """Scratch of `choose_lanes`: keys, degrees, starts and ends of rows, draws, collisions."""
+    """Scratch of vector lanes: keys, degrees, starts and ends of rows, draws, collisions."""
     return (
         np.zeros(MAX_ROWS, np.uint64),
         np.ones(MAX_ROWS, np.uint64),

@@ -3,6 +3,11 @@
 A process row samples the batches of its c ranks for k steps as one stack; the rows of A that a
 layer needs come from the ranks that hold them. Each rank gets its own batches, equal bit for bit to
 those of the single-process sampler, whatever the grid and whatever k.
+
+Layers of the stack of a process row, hop after hop: fetch rows of A, then draw and extract.
+
+All c processes of a row hold the same stack, the batches of their c ranks, and draw the same
+numbers. The last hop draws for nobody but this rank: no later fetch needs to know the others'.
 """
 
 from collections.abc import Iterator, Sequence

@@ -1,6 +1,6 @@
 """One hop of GraphSAGE over k stacked batches, where rows of A come hop by hop.
 
-`matrix_sage` takes all hops of a batch in one launch, which needs all of A. On a grid the rows of a
+`bulk.sage` takes all hops of a batch in one launch, which needs all of A. On a grid the rows of a
 hop are fetched first, for all batches together, so here a launch is one hop of all batches. Edges
 are chosen by the same `choose_rows` with the same numbers: the blocks are the same.
 """

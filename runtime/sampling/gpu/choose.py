@@ -3,7 +3,7 @@
 `choose_some` is Floyd's method as tests/reference has it, a tile of rows at a time, all the offsets
 of a row in registers. `count_below` and `write_below` scan rows for LABOR-0's threshold test
 (`labor_scan`), or take rows whole; both passes draw the same words, so nothing is kept between
-them. A list is read at its row's address, in the device's memory or the host's (`device_topology`);
+them. A list is read at its row's address, in the device's memory or the host's (`gpu.topology`);
 streams and numbers of rows are read from the device, so that a captured graph can change them.
 """
 

@@ -1,9 +1,15 @@
 """LABOR on a GPU in all its forms: the batches of `LaborSampler`, seed for seed.
 
-LABOR-0 by threshold scans the rows in place (`choose_triton`). Everything else lays the hop's rows
+LABOR-0 by threshold scans the rows in place (`gpu.choose`). Everything else lays the hop's rows
 out: one candidate number, word and probability per vertex, the passes of the fixed point as kernels
-over rows (`segments_triton`), exactly-k by the k-th smallest key of a row. Weights are float32 of
+over rows (`gpu.segments`), exactly-k by the k-th smallest key of a row. Weights are float32 of
 sums whose order differs from the CPU's, so they agree to float32's last place.
+
+The probabilities of LABOR-i and LABOR-* on a GPU, pass by pass as `labor_solve` makes them.
+
+Rows are solved by a kernel each (`segments_triton.row_scales`), the maximum over a vertex's rows by
+an atomic maximum, which does not depend on the order. LABOR-* waits once per pass, to see whether
+the pass gained enough.
 """
 
 from collections.abc import Sequence

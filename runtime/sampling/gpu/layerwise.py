@@ -311,7 +311,7 @@ class DeviceLayerwiseSampler:
     def _weights(
         self, whole: WholeRows, weight: Tensor | None, factor: Tensor, kept: Tensor, ptr: Tensor
     ) -> Tensor | None:
-        """Of the kept edges, as `matrix_extract` weighs them."""
+        """Of the kept edges, as `bulk.product` weighs them."""
         if self.law.estimator is Estimator.PLAIN:
             return None
         raw = factor[kept] if weight is None else weight[kept] * factor[kept]

@@ -1,6 +1,6 @@
 """SAMPLE of layer-wise samplers on a GPU: the race, Poisson, and darts, over stacked rows.
 
-The laws are `layerwise_choose`'s (a number per vertex) and `matrix_its`'s (darts); what is drawn
+The laws are `choose.layerwise`'s (a number per vertex) and `bulk.its`'s (darts); what is drawn
 equals theirs, factors to the last places in which logarithms and sums differ.
 """
 

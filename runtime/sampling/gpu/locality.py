@@ -1,7 +1,7 @@
 """Neighbours by weight and locality-aware sampling on a GPU: `WeightedSampler`'s batches.
 
 A hop's rows are laid out with the law of every edge, A_e (f if the source is local else 1); then
-each way of drawing is a few passes over rows (`segments_triton`). What is drawn equals the CPU's
+each way of drawing is a few passes over rows (`gpu.segments`). What is drawn equals the CPU's
 edge for edge, its weights to float32's last place (logarithms and sums differ in theirs).
 """
 

@@ -1,8 +1,8 @@
 """Neighbour sampling and LABOR-0 on a GPU: the batches of the CPU samplers, seed for seed.
 
 The topology lies in the device's memory, in page-locked host memory, or its hot rows in the first
-and the rest in the second (`device_topology`). Dependent batches draw by a stream policy, as
-`DependentNeighborSampler` does. LABOR's other forms are `labor_device`'s.
+and the rest in the second (`gpu.topology`). Dependent batches draw by a stream policy, as
+`DependentNeighborSampler` does. LABOR's other forms are `gpu.labor`'s.
 """
 
 from collections.abc import Sequence

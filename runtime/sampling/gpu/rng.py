@@ -1,6 +1,13 @@
 """The draws of `rng` as Triton functions: the same bits on a GPU.
 
 Only modules of kernels import this one; the runtime goes without Triton where no GPU is.
+
+Random words on a device: plain draws, and those of dependent batches, as `dependent` has them.
+
+The smooth mixing of two streams takes the normal distribution and its inverse in the operations
+that IEEE 754 rounds exactly, one torch call each: no compiler joins a product and a sum here, so
+the bits are those of numpy and numba. Two of torch's shortcuts are avoided (`rounding.root`,
+`_constant`).
 """
 
 from collections.abc import Sequence
@@ -233,7 +240,7 @@ def _constant(value: float, like: Tensor) -> Tensor:
 
 
 def _logarithm(x: Tensor) -> Tensor:
-    """`dependent_normal`'s natural logarithm, of 0 < x < 1."""
+    """`dependent`'s natural logarithm, of 0 < x < 1."""
     mantissa, exponent = torch.frexp(x)
     low = (mantissa < shared._ROOT_HALF).to(torch.float64)
     mantissa = mantissa + mantissa * low

@@ -6,6 +6,10 @@ every sum is taken in a fixed order, so that results do not depend on the order 
 - n-th smallest: bits of the key from the highest down, ended as soon as a bound has exactly n keys
   below it; a row of d random keys takes about log2(d) scans.
 - scale and level: the rounds of `poisson.row_scale` and `layerwise_choose.water_level`.
+
+Sums over rows of numbers on a GPU: totals, counts, running sums, and searches in those.
+
+Every sum is taken in a fixed order, so that results do not depend on the order of programs.
 """
 
 from typing import Any, no_type_check

@@ -2,6 +2,11 @@
 
 A vertex of batch b is the key b N + v. Rows of a stack stand batch by batch, so new keys, which are
 numbered in order of first appearance, do too.
+
+Neighbour sampling of k batches at once on a GPU: `DeviceNeighborSampler`'s batches.
+
+One launch of every step per hop, whatever k is. Rows stand batch by batch; each draws from its own
+batch's stream, and one relabelling table numbers the keys of all batches.
 """
 
 from collections.abc import Iterator, Sequence
