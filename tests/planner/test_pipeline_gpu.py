@@ -241,7 +241,10 @@ def test_the_command_plans_for_a_preset(
     assert {d["kind"] for d in document["strategy"]["devices"]} == {"cuda"}
 
 
-@pytest.mark.parametrize("policy", ["auto", "song-jiang", "joint", "degree", "random"])
+@pytest.mark.parametrize(
+    "policy",
+    ["auto", "song-jiang", pytest.param("joint", marks=pytest.mark.slow), "degree", "random"],
+)
 def test_a_plan_made_on_vertices_that_stand_for_others_places_all_of_them(
     graph: Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, policy: str
 ):

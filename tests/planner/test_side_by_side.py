@@ -48,6 +48,7 @@ def test_an_error_of_a_part_is_the_callers(monkeypatch: pytest.MonkeyPatch) -> N
         side_by_side(refuse, [1, 2, 3], items=LONG)
 
 
+@pytest.mark.slow
 def test_placements_are_the_same_to_the_bit(monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(0)
     hotness = [rng.random(400).astype(np.float32) ** 4 for _ in range(3)]

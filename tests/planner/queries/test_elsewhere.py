@@ -12,6 +12,7 @@ from runtime.plan.io import load_plan
 from runtime.plan.schema import Workload
 
 
+@pytest.mark.slow
 def test_a_graph_is_planned_for_both_machines_with_whole_gpus_and_with_little_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

@@ -62,6 +62,7 @@ def never_worse(start, end):
             assert found.score.seconds <= named * (1 + 1e-9), (i, policy)
 
 
+@pytest.mark.slow
 def test_joint_alone_is_never_worse_than_a_named_policy_on_each_machine():
     never_worse(0, 24)
 
