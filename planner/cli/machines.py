@@ -116,7 +116,7 @@ def probe_command(
         return
     show(machine)
     used = "; plans that name no machine use it" if kept else ""
-    console().print(f"written to {output}{used}", markup=False)
+    console().print(f"written to {output}{used}", markup=False, soft_wrap=True)
 
 
 def own_machine(path: Path, hosts: int) -> MachineModel:
@@ -211,7 +211,7 @@ def import_command(
         emit_json(machine)
         return
     show(machine)
-    console().print(f"written to {output}", markup=False)
+    console().print(f"written to {output}", markup=False, soft_wrap=True)
 
 
 def show(machine: MachineModel) -> None:

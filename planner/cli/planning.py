@@ -264,7 +264,7 @@ def print_plan(result: Plan, output: Path, *, as_json: bool) -> None:
         emit_json(result)
         return
     print_explanation(output)
-    console().print(f"written to {output}", markup=False)
+    console().print(f"written to {output}", markup=False, soft_wrap=True)
 
 
 def machine_for_planning(name: str | None, graph: Path | None = None) -> MachineModel:
