@@ -12,6 +12,7 @@ from api.app import create_app
 from planner.cli.main import app
 from planner.probe.presets import load_preset
 from planner.settings import POLICIES, PlanSettings
+from runtime.sampling.parameters import PARAMETERS
 from runtime.stages import Stage
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -38,23 +39,24 @@ def verbs() -> dict[str, set[str]]:
     return found
 
 
-def test_every_verb_is_in_the_readme():
-    readme = page("README.md")
-    missing = [verb for verb in verbs() if f"gnnplan {verb}" not in readme]
+def test_every_verb_is_in_the_page_of_commands():
+    commands = page("docs/cli.md")
+    missing = [verb for verb in verbs() if f"gnnplan {verb}" not in commands]
     assert not missing
 
 
-def test_every_flag_is_in_the_readme():
-    readme = page("README.md")
+def test_every_flag_is_in_the_page_of_commands():
+    commands = page("docs/cli.md")
     known = {"--json", "--help"}
     flags = set().union(*verbs().values()) - known
-    missing = sorted(flag for flag in flags if f"`{flag}" not in readme)
+    missing = sorted(flag for flag in flags if f"`{flag}" not in commands)
     assert not missing
 
 
-def test_every_flag_and_verb_the_readme_names_exists():
+@pytest.mark.parametrize("name", ["README.md", "docs/cli.md"])
+def test_every_flag_a_page_names_exists(name: str):
     flags = set().union(*verbs().values()) | {"--debug", "--port", "--data-dir", "--host"}
-    named = set(re.findall(r"`(--[a-z-]+)", page("README.md")))
+    named = set(re.findall(r"`(--[a-z-]+)", page(name)))
     assert named <= flags | {"--no-shared-host", "--json", "--help"}
 
 
@@ -67,8 +69,20 @@ def test_every_stage_is_in_the_runtime_page():
     assert [s for s in Stage if f"`{s}`" not in page("runtime/README.md")] == []
 
 
-def test_every_policy_is_in_the_readme():
-    assert [p for p in POLICIES if p not in page("README.md")] == []
+def row(flag: str) -> str:
+    """What the page of commands says of a flag of `gnnplan plan`."""
+    (found,) = re.findall(rf"^\| `{flag}` \| (.*) \|$", page("docs/cli.md"), re.MULTILINE)
+    return found
+
+
+def test_every_policy_is_in_the_page_of_commands():
+    words = re.findall(r"[\w-]+", row("--policy"))
+    assert [p for p in POLICIES if p not in words] == []
+
+
+def test_every_sampler_is_in_the_page_of_commands():
+    words = re.findall(r"[\w-]+", row("--sampler"))
+    assert [name for name in PARAMETERS if name not in words] == []
 
 
 def test_every_setting_has_a_flag():
@@ -87,7 +101,8 @@ def test_every_table_of_a_machine_is_in_the_probe_page():
 
 
 PAGES = ["README.md", "DESIGN.md", "docs/decisions.md", "CONTRIBUTING.md", "planner/README.md"]
-PAGES += ["docs/formulas.md", "docs/modelling.md"]
+PAGES += [f"docs/{name}.md" for name in ("formulas", "modelling", "papers", "benchmarks", "cli")]
+PAGES += ["runtime/README.md", "CHANGELOG.md"]
 
 
 @pytest.mark.parametrize("name", PAGES)
@@ -98,10 +113,16 @@ def test_every_file_a_page_links_to_exists(name: str):
 
 
 def test_every_module_the_coverage_table_names_exists():
-    rows = re.findall(r"\| `([a-z_/]+\.py)` \|", page("planner/README.md"))
-    assert len(rows) >= 6
-    bases = (ROOT / "planner", ROOT)
-    assert [row for row in rows if not any((base / row).exists() for base in bases)] == []
+    text = page("docs/papers.md")
+    modules = re.findall(r"`([a-z_/]+(?:\.py|/))`", text)
+    assert len(set(modules)) >= 40
+    assert [module for module in modules if not (ROOT / module).exists()] == []
+    cells = [row.count("|") for row in text.splitlines() if row.startswith("|")]
+    assert set(cells) == {5}
+
+
+def test_the_readme_is_a_first_page():
+    assert len(page("README.md").splitlines()) <= 160
 
 
 def test_notebooks_are_listed_and_hold_no_outputs():

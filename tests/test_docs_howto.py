@@ -16,7 +16,12 @@ from tests.support.howto import Known, blocks, command_lines, unknown, verbs_of
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("runtime", "planner", "api")
 PAGES = sorted(p for package in PACKAGES for p in (ROOT / package).rglob("HOWTO_*.md"))
-PLAIN = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "api" / "README.md"]
+PLAIN = [
+    ROOT / "README.md",
+    ROOT / "docs" / "cli.md",
+    ROOT / "CONTRIBUTING.md",
+    ROOT / "api" / "README.md",
+]
 OWN = {"GNNPLAN_HEARTBEAT", "GNNPLAN_ROLL"}
 """Passed from a process of ours to another; no user sets them."""
 
@@ -68,7 +73,7 @@ def test_a_page_that_names_what_does_not_exist_is_found_out(text: str, words: st
 
 
 def test_every_flag_of_the_service_is_documented(known: Known):
-    pages = "".join((ROOT / name).read_text() for name in ("README.md", "api/README.md"))
+    pages = "".join((ROOT / name).read_text() for name in ("docs/cli.md", "api/README.md"))
     assert sorted(flag for flag in known.serve if flag not in pages) == []
 
 
@@ -90,7 +95,7 @@ def test_every_setting_of_the_environment_is_documented_and_exists():
     }
     in_code = settings_in((*PACKAGES, "tests"))
     units = "".join(p.read_text() for p in (ROOT / "api").rglob("*.service"))
-    tables = "".join((ROOT / name).read_text() for name in ("README.md", "CONTRIBUTING.md"))
+    tables = "".join((ROOT / name).read_text() for name in ("docs/cli.md", "CONTRIBUTING.md"))
     assert sorted(in_code - OWN - {n for n in in_code if n in tables}) == []
     assert sorted(n for n in documented - in_code if n not in units) == []
 
@@ -99,9 +104,8 @@ def test_the_readme_names_the_module_that_nvidia_ml_py_supplies():
     assert "`nvidia-ml-py` supplies the `pynvml` module" in (ROOT / "README.md").read_text()
 
 
-def test_the_shell_completes_commands_and_the_readme_says_how():
-    readme = (ROOT / "README.md").read_text()
-    assert "gnnplan --install-completion" in readme
+def test_the_shell_completes_commands_and_a_page_says_how():
+    assert "gnnplan --install-completion" in (ROOT / "docs" / "cli.md").read_text()
     program = [sys.executable, "-c", "import sys; sys.argv[0] = 'gnnplan'; "
                "from planner.cli.main import run; run()"]  # fmt: skip
     asked = {"_GNNPLAN_COMPLETE": "complete_bash", "COMP_WORDS": "gnnplan gra", "COMP_CWORD": "1"}

@@ -157,7 +157,23 @@ def device_place(
         return DevicePlace(device=device)
     dense = graph.x is not None and not graph.x_by_type
     gathers = dense and plan.strategy.batching == "independent"
-    return DevicePlace(device=device, gathers=gathers, samples=gathers and not refusal(plan, graph))
+    samples = gathers and not refusal(plan, graph) and _has_form(plan.strategy.sampler.name)
+    return DevicePlace(device=device, gathers=gathers, samples=samples)
+
+
+def _has_form(sampler: str) -> bool:
+    """Whether the plan's sampler can draw on a device; a warning says where it cannot."""
+    from runtime.sampling.build_device import has_device_form
+
+    found = has_device_form(sampler)
+    if not found:
+        warn_once(
+            f"sampler {sampler}",
+            f"batches are drawn by the host's processor, because sampler {sampler} has no form on "
+            "a GPU; plan with another --sampler, or add one "
+            "(runtime/sampling/HOWTO_add_a_sampler.md)",
+        )
+    return found
 
 
 def try_device_store(

@@ -240,6 +240,11 @@ def build_sampler(
         sampler, indptr, indices, fanouts, seed, edge_ids=edge_ids, edge_weight=edge_weight,
         local=local, steps_per_epoch=steps_per_epoch,
     )  # fmt: skip
+    if sampler.name not in _MAKERS:
+        raise SamplerError(
+            f"expected a sampler among {', '.join(_MAKERS)}, found {sampler.name!r}; choose one, "
+            "or add how it is made (runtime/sampling/HOWTO_add_a_sampler.md)"
+        )
     return _MAKERS[sampler.name](request)
 
 

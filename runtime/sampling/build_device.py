@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from runtime.errors import SamplerError
 from runtime.plan.schema import Sampler
 from runtime.sampling.build import (
     SamplerRequest,
@@ -77,7 +78,17 @@ def build_device_sampler(
         local=local, steps_per_epoch=steps_per_epoch,
     )  # fmt: skip
     common: dict[str, Any] = {"device": device, "edge_ids": edge_ids}
+    if not has_device_form(sampler.name):
+        raise SamplerError(
+            f"sampler {sampler.name}: expected one with a form on a GPU ({', '.join(_MAKERS)}), "
+            "found none; choose one of these, or plan for a machine without a GPU"
+        )
     return _MAKERS[sampler.name](request, topology, common)
+
+
+def has_device_form(sampler: str) -> bool:
+    """Whether a GPU can draw this sampler's batches itself."""
+    return sampler in _MAKERS
 
 
 def _make_full(r: SamplerRequest, topology: DeviceTopology, common: dict[str, Any]) -> Any:

@@ -1,4 +1,4 @@
-"""README's figures of predicted against measured, from the records of whole runs.
+"""docs/benchmarks.md's figures of predicted against measured, from the records of whole runs.
 
     python -m tests.benchmarks.prediction_table [RECORD.jsonl]
 
@@ -78,7 +78,7 @@ def table_row(title: str, pairs: Sequence[dict[str, Any]]) -> str:
 
 
 def table(pairs: Sequence[dict[str, Any]]) -> list[str]:
-    """The rows, in README's order; none of a kind that was not run."""
+    """The rows, in the page's order; none of a kind that was not run."""
     rows = list[str]()
     for kind, title in ROWS.items():
         found = [p for p in pairs if kind in ("all", kind_of(p["configuration"]))]

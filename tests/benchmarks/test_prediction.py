@@ -1,4 +1,4 @@
-"""How `prediction` reads what ranks measured, and README what it found."""
+"""How `prediction` reads what ranks measured, and the page of benchmarks what it found."""
 
 import re
 from pathlib import Path
@@ -29,7 +29,8 @@ from tests.benchmarks.prediction_table import (
     table,
 )
 
-README = (Path(__file__).parents[2] / "README.md").read_text()
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "benchmarks.md").read_text()
 
 
 def test_a_wait_for_each_other_is_seen_in_the_steps_though_each_rank_rarely_waits() -> None:
@@ -102,33 +103,44 @@ def test_medians_grow_surer_with_turns_and_what_rounds_share_is_no_doubt() -> No
     assert standard_error(steady.tolist(), [[1.0] * 400] * 2) == pytest.approx(0.0, abs=1e-12)
 
 
-def test_the_readmes_tables_and_figures_are_those_of_the_records() -> None:
+def test_the_pages_tables_and_figures_are_those_of_the_records() -> None:
     pairs = read_pairs(RECORD)
-    assert "\n".join([HEADER, *table(pairs)]) in README
-    assert "\n".join(figures(RECORD)) in README
-    assert "\n".join([HOURS_HEADER, *other_hours()]) in README
-    assert memory_figures() in README
+    assert "\n".join([HEADER, *table(pairs)]) in PAGE
+    assert "\n".join(figures(RECORD)) in PAGE
+    assert "\n".join([HOURS_HEADER, *other_hours()]) in PAGE
+    assert memory_figures() in PAGE
 
 
-def test_what_the_readme_says_of_how_it_was_measured_is_in_the_records() -> None:
+def test_what_the_page_says_of_how_it_was_measured_is_in_the_records() -> None:
     (how, *_), pairs = read_lines(RECORD), read_pairs(RECORD)
     candidates = sum(len(pair["candidates"]) for pair in pairs)
-    assert f"({len(pairs)} configurations, {candidates} candidates, {how['date']}, commit" in README
-    assert f"commit {how['commit']};" in README
+    assert f"({len(pairs)} configurations, {candidates} candidates, {how['date']}, commit" in PAGE
+    assert f"commit {how['commit']};" in PAGE
     for words in ("15 of 696", "9% of turns were disturbed"):
         assert words in how["note"]
-        assert words in README
+        assert words in PAGE
     (held, *lines) = read_lines(RECORDS / "memory_plans.jsonl")
-    assert f"({held['commit']}, {held['date']})" in README
+    assert f"({held['commit']}, {held['date']})" in PAGE
     steps = [line["steps"] for line in lines if line["name"] == "memory_plan"]
-    assert f"Most took {np.median(steps):.0f} steps,\nthe longest {max(steps)}" in README
+    assert f"Most took {np.median(steps):.0f} steps,\nthe longest {max(steps)}" in PAGE
     for work in (made.workload for case in CASES for made in case.settings()):
         assert (work.model, work.num_layers, work.hidden) == ("sage", 2, 128)
         assert (work.fanouts, work.batch_size) == ([10, 5], 512)
 
 
-def test_every_record_that_the_readme_names_is_there() -> None:
-    named = set(re.findall(r"`(?:tests/golden/benchmarks/)?(\w+\.jsonl|gpu_\w+\.json)`", README))
+def test_the_readmes_figures_are_those_of_the_records() -> None:
+    readme = " ".join((ROOT / "README.md").read_text().split())
+    cells = [cell.strip() for cell in table(read_pairs(RECORD))[-1].strip("|").split("|")]
+    configurations, _, (off, late), (mean, worst), _ = [
+        cell.split(" / ") if " / " in cell else cell for cell in cells[1:]
+    ]
+    assert f"over {configurations} configurations of eight graphs, predicted steps were" in readme
+    assert f"off by {off} at the median and {late} at the 90th percentile" in readme
+    assert f"cost {mean} more than the best measured one on average, {worst} at worst" in readme
+
+
+def test_every_record_that_the_page_names_is_there() -> None:
+    named = set(re.findall(r"`(?:tests/golden/benchmarks/)?(\w+\.jsonl|gpu_\w+\.json)`", PAGE))
     assert len(named) >= 8
     assert [name for name in sorted(named) if not (RECORDS / name).exists()] == []
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from planner.errors import SettingsError
 from planner.placement.costs import RowCosts
 from planner.placement.layout import Held, Instance, Kind, Layout, Reason, as_laws, read_nearest
 from planner.placement.network import network_of_costs
@@ -213,8 +214,13 @@ def place_named(policy: str, instance: Instance, know: Knowledge) -> Layout | Re
     """A named policy's layout, or why it has none.
 
     Raises:
-        KeyError: there is no such policy.
+        SettingsError: there is no such policy.
     """
+    if policy not in NAMED:
+        raise SettingsError(
+            f"expected a placement policy among {', '.join(NAMED)}, found {policy!r}; choose one, "
+            "or add its function to NAMED (planner/placement/HOWTO_add_a_placement_policy.md)"
+        )
     return NAMED[policy](instance, know)
 
 

@@ -34,6 +34,7 @@ from runtime.loader import (
     factory as loader_build,
 )
 from runtime.loader.device import DeviceMiniBatch
+from runtime.sampling import build_device
 from runtime.sampling.gpu.captured import CapturedNeighborSampler
 
 STEPS = 3
@@ -194,6 +195,21 @@ def test_a_plan_without_triton_runs_on_the_host_with_one_warning(
     monkeypatch.setattr(loader_device_place, "has_triton", lambda: False)
     forget_warnings()
     with pytest.warns(SlowerPathWarning, match="Triton is not installed; pip install"):
+        loader = open_loader(tiny_graph, tmp_path / "plan", torch.device("cpu"))
+    again = PlannedLoader(tmp_path / "plan", tiny_graph, on_device=True)  # warns no more
+    host = host_loader(tiny_graph, tmp_path / "plan")
+    for found, twin, expected in zip(loader, again, host, strict=True):
+        np.testing.assert_array_equal(found.n_id, expected.n_id)
+        assert torch.equal(found.x, expected.x)
+        assert torch.equal(twin.x, expected.x)
+
+
+def test_a_sampler_without_a_form_on_a_gpu_draws_on_the_host_with_one_warning(
+    tiny_graph: Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(build_device._MAKERS, "neighbor")
+    forget_warnings()
+    with pytest.warns(SlowerPathWarning, match="sampler neighbor has no form on a GPU; plan with"):
         loader = open_loader(tiny_graph, tmp_path / "plan", torch.device("cpu"))
     again = PlannedLoader(tmp_path / "plan", tiny_graph, on_device=True)  # warns no more
     host = host_loader(tiny_graph, tmp_path / "plan")

@@ -139,6 +139,15 @@ def test_what_cannot_be_built_is_refused_in_one_line(chosen: Sampler, message: s
     assert "\n" not in str(caught.value)
 
 
+def test_a_sampler_that_nobody_registered_how_to_make_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(PARAMETERS, "toy", {})
+    with pytest.raises(SamplerError, match=r"expected a sampler among .*, found 'toy'") as caught:
+        build(sampler("toy"))
+    assert "\n" not in str(caught.value)
+
+
 @pytest.mark.parametrize("name", list(PARAMETERS))
 def test_zero_fanouts_are_refused(name: str) -> None:
     if name == "full":

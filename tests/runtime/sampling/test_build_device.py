@@ -9,6 +9,7 @@ import torch
 from runtime.errors import SamplerError
 from runtime.plan.schema import Sampler
 from runtime.sampling.build import build_sampler
+from runtime.sampling.parameters import PARAMETERS
 from tests.runtime.sampling.device_cases import (
     assert_equal_batches,
     random_graph,
@@ -61,6 +62,14 @@ def test_a_plans_sampler_draws_the_hosts_batches(
     seeds = seeds_of(random_graph(1), 5)
     found = sampler.sample(seeds, epoch=1, step=2)
     assert_equal_batches(found, oracle.sample(seeds, epoch=1, step=2))
+
+
+def test_a_sampler_without_a_form_on_a_device_is_named(
+    kernel_device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(PARAMETERS, "toy", {})
+    with pytest.raises(SamplerError, match="sampler toy: expected one with a form on a GPU"):
+        both("toy", "first_seen", {}, kernel_device)
 
 
 @pytest.mark.parametrize("name", ["ladies", "las"])

@@ -1,0 +1,167 @@
+"""The recipes work: a toy placement policy and a toy sampler, added to a copy of the tree by them.
+
+Each is added by editing the files that its page numbers, and no others.
+"""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from runtime.graph.generate import generate_sbm
+
+ROOT = Path(__file__).resolve().parents[1]
+POLICY_PAGE = "planner/placement/HOWTO_add_a_placement_policy.md"
+SAMPLER_PAGE = "runtime/sampling/HOWTO_add_a_sampler.md"
+
+TOY_POLICY = '''
+def _toy(instance: Instance, know: Knowledge) -> Layout | Reason:
+    """The last rows of the table, the same on every device."""
+    del know
+    num = instance.kinds[0].num_items
+    own = [np.arange(max(0, num - rows), num) for rows in capacity(instance)]
+    return _rows_only(instance, "toy", own)
+
+
+NAMED:'''
+TOY_SAMPLER = '''
+"""One neighbour of each vertex: the first of its list."""
+
+import numpy as np
+
+from runtime.sampling.neighbor import NeighborSampler
+
+
+class ToySampler:
+    """Cuts every list to its first entry and takes all that is left."""
+
+    def __init__(self, r):
+        indptr = np.asarray(r.indptr)
+        has = indptr[1:] > indptr[:-1]
+        cut = np.concatenate([[0], np.cumsum(has)])
+        self._of = NeighborSampler(
+            cut, np.asarray(r.indices)[indptr[:-1][has]], [-1] * len(r.fanouts),
+            dialect=r.dialect, seed=r.seed, edge_ids=r.edge_ids,
+        )
+
+    def sample(self, seeds, **settings):
+        return self._of.sample(seeds, **settings)
+'''
+TOY_MAKER = """
+def _make_toy(r: SamplerRequest) -> BatchSampler:
+    from runtime.sampling.toy import ToySampler
+
+    return ToySampler(r)
+
+
+_MAKERS:"""
+
+POLICY_EDITS = {
+    "planner/placement/policies/published.py": [
+        ("\nNAMED:", TOY_POLICY),
+        ('    "naive": _naive,\n', '    "naive": _naive,\n    "toy": _toy,\n'),
+    ],
+    "planner/settings.py": [('    "naive",\n', '    "naive",\n    "toy",\n')],
+}
+SAMPLER_EDITS = {
+    "runtime/sampling/toy.py": [("", TOY_SAMPLER)],
+    "runtime/sampling/parameters.py": [('    "full": {},\n', '    "full": {},\n    "toy": {},\n')],
+    "runtime/sampling/statistics.py": [
+        (
+            '    "full": Draws.WITHOUT',
+            '    "toy": Draws.WITHOUT_REPLACEMENT,\n    "full": Draws.WITHOUT',
+        )
+    ],
+    "runtime/sampling/build.py": [
+        ("\n_MAKERS:", TOY_MAKER),
+        ('    "full": _make_full,\n', '    "full": _make_full,\n    "toy": _make_toy,\n'),
+    ],
+}
+DRAW = """
+from runtime.loader.loader import PlannedLoader
+loader = PlannedLoader("plan", force=True)
+sizes = [(len(b.n_id), [len(block.indices) for block in b.blocks]) for b in loader]
+loader.close()
+print(sizes)
+"""
+
+
+def numbered(page: str) -> set[str]:
+    """The files that a recipe's numbered list names."""
+    found = re.findall(r"^\d\. \*\*`([\w/.]+)`\*\*", (ROOT / page).read_text(), re.MULTILINE)
+    return {name.replace("NAME", "toy") for name in found}
+
+
+def furnish(folder: Path, edits: dict[str, list[tuple[str, str]]]) -> None:
+    """Copy the product and edit the copy."""
+    for package in ("api", "planner", "runtime"):
+        shutil.copytree(ROOT / package, folder / package)
+    for name, changes in edits.items():
+        path = folder / name
+        text = path.read_text() if path.exists() else ""
+        for old, new in changes:
+            assert not old or text.count(old) == 1, f"{name}: {old!r}"
+            text = text.replace(old, new) if old else new.lstrip()
+        path.write_text(text)
+
+
+def run(folder: Path, *words: str) -> str:
+    """What a program of the copy printed, run beside a small graph."""
+    environment = os.environ | {
+        "PYTHONPATH": str(folder),
+        "GNNPLAN_CACHE": str(folder / "cache"),
+        "OMP_NUM_THREADS": "1",
+    }
+    done = subprocess.run(
+        [sys.executable, *words], cwd=folder, env=environment, capture_output=True, text=True,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout
+
+
+def plan(folder: Path, *words: str) -> Path:
+    """A plan that the copy makes, by a preset machine."""
+    generate_sbm(folder / "graph", num_nodes=600, num_classes=4, feature_dim=8, seed=0)
+    settings = "--machine cpu-2core --devices 1 --fanouts 3,3 --hidden 8 --batch-size 64"
+    run(folder, "-m", "planner", "plan", "graph", "-o", "plan", *settings.split(), *words)
+    return folder / "plan"
+
+
+@pytest.mark.parametrize(
+    ("page", "edits"), [(POLICY_PAGE, POLICY_EDITS), (SAMPLER_PAGE, SAMPLER_EDITS)]
+)
+def test_a_recipe_numbers_the_files_that_its_toy_edits(
+    page: str, edits: dict[str, list[tuple[str, str]]]
+) -> None:
+    assert numbered(page) == set(edits)
+
+
+@pytest.mark.slow
+def test_a_policy_added_by_its_recipe_places_the_rows_of_a_plan(tmp_path: Path) -> None:
+    furnish(tmp_path, POLICY_EDITS)
+    made = plan(tmp_path, "--policy", "toy")
+    features = json.loads((made / "plan.json").read_text())["strategy"]["features"]
+    assert features["policy"] == "toy"
+    (own,) = [np.load(path) for path in made.rglob("*feature_own_ids_0*.npy")]
+    assert own.tolist() == list(range(600 - len(own), 600))
+
+
+@pytest.mark.slow
+def test_a_sampler_added_by_its_recipe_draws_the_batches_of_a_plan(tmp_path: Path) -> None:
+    furnish(tmp_path, SAMPLER_EDITS)
+    made = plan(tmp_path, "--sampler", "toy", "--allow", "approximate")
+    sampler = json.loads((made / "plan.json").read_text())["strategy"]["sampler"]
+    assert sampler["name"] == "toy"
+    (line,) = run(tmp_path, "-c", DRAW).splitlines()
+    assert line.startswith("[(")
+    for vertices, edges in eval(line):
+        # One neighbour each: a seed adds a vertex per hop, and no block has more edges than that.
+        assert 64 < vertices <= 64 * 3
+        assert all(0 < number <= vertices for number in edges)
