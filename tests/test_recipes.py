@@ -85,7 +85,7 @@ SAMPLER_EDITS = {
 }
 DRAW = """
 from runtime.loader.loader import PlannedLoader
-loader = PlannedLoader("plan", force=True)
+loader = PlannedLoader("plan")
 sizes = [(len(b.n_id), [len(block.indices) for block in b.blocks]) for b in loader]
 loader.close()
 print(sizes)
