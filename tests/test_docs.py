@@ -121,6 +121,13 @@ def test_every_module_the_coverage_table_names_exists():
     assert set(cells) == {5}
 
 
+@pytest.mark.parametrize("package", ["planner", "runtime"])
+def test_every_file_and_folder_that_a_packages_page_names_exists(package: str):
+    named = re.findall(r"`([\w/]+(?:\.py|/))`", page(f"{package}/README.md"))
+    assert len(named) >= 15
+    assert [name for name in named if not (ROOT / package / name).exists()] == []
+
+
 def test_the_readme_is_a_first_page():
     assert len(page("README.md").splitlines()) <= 160
 

@@ -19,7 +19,6 @@ from planner.placement.policies.song_jiang import as_variant, sort_key
 
 JOINT = "joint"
 NEEDS_DEGREE = ("degree", "quiver", "pagraph")
-NEEDS_PARTS = ("metis", "pagraph", "pagraph-plus")
 BY_HEAT = ("none", "song-jiang", JOINT, "legion", "gnnlab")
 """Placements that look at nothing but how hot a vertex is."""
 WARM = ("song-jiang", "legion")
