@@ -5,7 +5,6 @@ team is started once per probe (starting Python with torch costs seconds) and to
 """
 
 import contextlib
-import os
 import subprocess
 import sys
 import tempfile
@@ -15,6 +14,7 @@ from multiprocessing.connection import Connection
 from types import TracebackType
 from typing import IO, Any
 
+from runtime.children import child_environment
 from runtime.errors import WorkerFailed
 from runtime.faults.failure import last_error_line
 from runtime.models.memory import with_huge_pages
@@ -67,11 +67,10 @@ class Team:
     def _start(self, rank: int) -> None:
         ours, theirs = Pipe()
         descriptor = theirs.fileno()
-        environment = os.environ | {
+        environment = child_environment() | {
             "OMP_NUM_THREADS": "1",
             "OPENBLAS_NUM_THREADS": "1",
             "MKL_NUM_THREADS": "1",
-            "PYTHONPATH": os.pathsep.join(p for p in sys.path if p),
         }
         output = tempfile.TemporaryFile()  # noqa: SIM115  kept until the process has ended
         self._outputs.append(output)

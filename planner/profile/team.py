@@ -26,6 +26,7 @@ from planner.profile.loader_seconds import LoadingAnswer
 from planner.profile.protocol import TimingAnswer, TimingRequest
 from planner.workload import ProcessCost
 from runtime import codec
+from runtime.children import child_environment
 from runtime.comm.route import check_loopback
 from runtime.errors import WorkerFailed
 from runtime.faults.failure import last_error_line
@@ -42,7 +43,7 @@ class _Member:
     def __init__(self, module: str) -> None:
         # The profiler's own log would end up in the words of an error.
         environment = with_huge_pages(
-            {**os.environ, "PYTHONUNBUFFERED": "1", "KINETO_LOG_LEVEL": "99"}
+            child_environment() | {"PYTHONUNBUFFERED": "1", "KINETO_LOG_LEVEL": "99"}
         )
         self._process = subprocess.Popen(
             [sys.executable, "-m", module],
@@ -261,6 +262,7 @@ def _private_bytes_of(modules: tuple[str, ...]) -> int:
             stack.enter_context(
                 subprocess.Popen(
                     [sys.executable, "-c", _MEASURE, module],
+                    env=child_environment(),
                     stdout=subprocess.PIPE,
                     stderr=subprocess.PIPE,
                     text=True,

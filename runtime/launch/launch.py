@@ -27,6 +27,7 @@ from typing import Any
 
 from runtime import codec
 from runtime.cgroup import memory_group
+from runtime.children import child_environment
 from runtime.comm.route import check_loopback
 from runtime.device import machine_facts, usable_cores
 from runtime.errors import InputError
@@ -114,11 +115,8 @@ def running(
     """
     check_loopback()
     sweep_segments()
-    root = str(Path(__file__).resolve().parents[2])
-    paths = [root, os.environ.get("PYTHONPATH", "")]
-    env = os.environ | {
+    env = child_environment() | {
         "OMP_NUM_THREADS": str(plan.strategy.threads.compute),
-        "PYTHONPATH": os.pathsep.join(p for p in paths if p),
         "PYTHONUNBUFFERED": "1",
     }
     job = subprocess.Popen(

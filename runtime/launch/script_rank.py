@@ -24,6 +24,7 @@ from typing import Any
 
 import torch.distributed as dist
 
+from runtime.children import restore_path_rule
 from runtime.device import flush_denormals
 from runtime.faults.heartbeat import Heartbeat
 from runtime.launch.torchrun import die_with
@@ -70,7 +71,8 @@ def main(arguments: list[str]) -> None:
     heartbeat = Heartbeat.join()
     script = arguments[0]
     sys.argv = list(arguments)
-    sys.path[0] = str(Path(script).parent)  # as `python script.py` has it
+    sys.path.insert(0, str(Path(script).parent))  # as `python script.py` has it
+    restore_path_rule()
     with groups_left_last():
         runpy.run_path(script, run_name="__main__")
     heartbeat.close()

@@ -30,6 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.placement.lp.program import LinearProgram
+from runtime.children import child_environment
 
 TOLERANCE = 1e-6
 """Largest violation of a constraint (all are scaled to about 1) that is taken for rounding."""
@@ -267,12 +268,10 @@ class Child:
 
     def _start(self) -> Connection:
         ours, theirs = Pipe()
-        root = str(Path(__file__).resolve().parents[3])
-        paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
         self._process = subprocess.Popen(
             [sys.executable, "-m", "planner.placement.lp.child", str(theirs.fileno())],
             pass_fds=[theirs.fileno()],
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+            env=child_environment(),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
         )
