@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from planner.errors import SettingsError
+from planner.placement.policies.registry import PLACEMENT_POLICIES
 from runtime.plan.schema import Workload
 from runtime.sampling.parameters import LAYERWISE
 
@@ -169,24 +170,8 @@ def _check_fanouts(fanouts: list[int], option: str) -> None:
         )
 
 
-POLICIES = (
-    "auto",
-    "none",
-    "naive",
-    "random",
-    "metis",
-    "degree",
-    "gnnlab",
-    "quiver",
-    "pagraph",
-    "pagraph-plus",
-    "song-jiang",
-    "legion",
-    "joint",
-    "lru",
-    "clock",
-)
-"""Named placements that can be planned today."""
+POLICIES = ("auto", *(policy.name for policy in PLACEMENT_POLICIES))
+"""Placements that can be asked for by name."""
 
 MODELS = ("sage", "gcn", "gat", "rgcn")
 """Models that come with the runtime; others are given as module:factory."""

@@ -21,15 +21,26 @@ POLICY_PAGE = "planner/placement/HOWTO_add_a_placement_policy.md"
 SAMPLER_PAGE = "runtime/sampling/HOWTO_add_a_sampler.md"
 
 TOY_POLICY = '''
-def _toy(instance: Instance, know: Knowledge) -> Layout | Reason:
-    """The last rows of the table, the same on every device."""
+"""Rows by id, from the last down."""
+
+import numpy as np
+
+from planner.placement.layout import Instance
+from planner.placement.policies.copies import Copies, Knowledge, capacity
+
+
+def place_toy(instance: Instance, know: Knowledge) -> Copies:
+    """Keep the last rows of the table, the same on every device."""
     del know
     num = instance.kinds[0].num_items
-    own = [np.arange(max(0, num - rows), num) for rows in capacity(instance)]
-    return _rows_only(instance, "toy", own)
-
-
-NAMED:'''
+    return Copies(own={0: [np.arange(max(0, num - rows), num) for rows in capacity(instance)]})
+'''
+TOY_ENTRY = """    PlacementPolicy(
+        name="toy",
+        source="-",
+        copies="planner.placement.policies.toy:place_toy",
+    ),
+"""
 TOY_SAMPLER = '''
 """One neighbour of each vertex: the first of its list."""
 
@@ -62,12 +73,10 @@ def _make_toy(r: SamplerRequest) -> BatchSampler:
 
 _MAKERS:"""
 
+LAST_ENTRY = "    *(PlacementPolicy("
 POLICY_EDITS = {
-    "planner/placement/policies/published.py": [
-        ("\nNAMED:", TOY_POLICY),
-        ('    "naive": _naive,\n', '    "naive": _naive,\n    "toy": _toy,\n'),
-    ],
-    "planner/settings.py": [('    "naive",\n', '    "naive",\n    "toy",\n')],
+    "planner/placement/policies/toy.py": [("", TOY_POLICY)],
+    "planner/placement/policies/registry.py": [(LAST_ENTRY, TOY_ENTRY + LAST_ENTRY)],
 }
 SAMPLER_EDITS = {
     "runtime/sampling/toy.py": [("", TOY_SAMPLER)],

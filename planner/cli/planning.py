@@ -24,7 +24,7 @@ from planner.machine.model import MachineModel
 from planner.probe.gpu.inventory import gpu_notes
 from planner.probe.presets import find_machine
 from planner.request import check_machine_name, check_output, check_request
-from planner.settings import AUTO_SAMPLER, PlanSettings
+from planner.settings import AUTO_SAMPLER, POLICIES, PlanSettings
 from planner.units import parse_bytes
 from runtime.graph.dataset import open_graph
 from runtime.plan.io import load_plan
@@ -165,7 +165,7 @@ def plan_command(
             help="independent: ranks never share a batch, as PlannedLoader(blocks=False)."
         ),
     ] = Batching.AUTO,
-    policy: Annotated[str, typer.Option(help="Placement policy, or auto.")] = "auto",
+    policy: Annotated[str, typer.Option(help=f"Placement policy: {', '.join(POLICIES)}.")] = "auto",
     allow: Annotated[
         Allow, typer.Option(help="How far training statistics may change.")
     ] = Allow.EXACT,

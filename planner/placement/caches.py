@@ -20,8 +20,7 @@ from planner.cost.stages.gather import touched_rows
 from planner.errors import SettingsError
 from planner.placement.costs import RowCosts
 from planner.placement.place import KINDS, Memories, Placed, code_bytes, disk_requests, shares_of
-from planner.placement.policies.policy import Placement
-from planner.placement.policies.registry import place
+from planner.placement.policies.policy import Placement, place
 from planner.workload import Hotness
 
 LEVELS, DEEPEST = 64, 30

@@ -28,8 +28,7 @@ from planner.placement.costs import RowCosts
 from planner.placement.downsample import Spread, Spreading
 from planner.placement.evaluate import evaluate
 from planner.placement.network import contended_network
-from planner.placement.policies.policy import Parts, Placement
-from planner.placement.policies.registry import place
+from planner.placement.policies.policy import Parts, Placement, place
 from planner.placement.reads import first_alike
 from planner.workload import Hotness
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 from planner.candidate import PlacedRows
 from planner.placement.costs import RowCosts
 from planner.placement.lp.joint import bound_of
-from planner.placement.policies.published import rows_instance
+from planner.placement.policies.copies import rows_instance
 from planner.workload import Hotness
 
 

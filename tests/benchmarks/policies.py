@@ -26,7 +26,8 @@ import numpy as np
 from planner.placement.evaluate import Score, score
 from planner.placement.layout import Instance, Layout, Reason, check_layout
 from planner.placement.lp.joint import Joint, place_joint
-from planner.placement.policies.published import NAMED, Knowledge, place_named
+from planner.placement.policies.copies import Knowledge, place_named
+from planner.placement.policies.registry import PLACEMENT_POLICIES
 from tests.benchmarks import policies_cases as cases, policies_shapes as shapes
 from tests.benchmarks.common import record
 
@@ -102,7 +103,7 @@ def table(graph: str, preset: str, drawing: str) -> None:
 
 def everyone(name: str, instance: Instance, know: Knowledge, joint: Joint) -> None:
     """The named policies' lines."""
-    for policy in NAMED:
+    for policy in (p.name for p in PLACEMENT_POLICIES if p.copies):
         layout = place_named(policy, instance, know)
         if isinstance(layout, Reason):
             record(name, None, "s", policy=policy, reason=layout.why)

@@ -21,7 +21,7 @@ from planner.partition.hierarchical import hierarchical_parts
 from planner.partition.partition import partition
 from planner.placement.layout import Instance, Kind, Layout
 from planner.placement.network import Access, gpu_network
-from planner.placement.policies.published import Knowledge
+from planner.placement.policies.copies import Knowledge
 from planner.placement.reads import PLACES
 from planner.probe.presets import load_preset
 from runtime.plan.schema import Threads

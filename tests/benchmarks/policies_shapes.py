@@ -16,7 +16,7 @@ import numpy as np
 
 from planner.placement.evaluate import Score, score
 from planner.placement.layout import Instance, Layout, Reason
-from planner.placement.policies.published import place_named
+from planner.placement.policies.copies import place_named
 from planner.placement.reads import HOST
 from runtime.sampling.locality import Correction, LocalitySampler
 from runtime.sampling.seeds import SeedSchedule

@@ -17,7 +17,7 @@ from planner.placement.lp.program import Prices, build_program
 from planner.placement.lp.relaxation import Items, feature_items, relax
 from planner.placement.network import network_of_paths, objective_rows
 from planner.placement.order import hotness_order
-from planner.placement.policies.published import rows_instance
+from planner.placement.policies.copies import rows_instance
 from planner.placement.policies.song_jiang import algorithm1, best_of, split_ranks, whole_rounds
 from planner.placement.reads import HOST, OWN, PEER
 from tests.reference.relaxed_bound import certificate, lower_bound, relaxed_optimum

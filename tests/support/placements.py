@@ -6,7 +6,7 @@ import numpy as np
 
 from planner.placement.layout import Instance, Kind
 from planner.placement.network import Network, network_of_paths
-from planner.placement.policies.published import Knowledge
+from planner.placement.policies.copies import Knowledge
 
 GB = 1e9
 SHAPES: dict[str, tuple[tuple[tuple[int, ...], ...], float, float, int]] = {

@@ -1,8 +1,8 @@
-"""Named placements: one function from a policy's name to the rows each device holds."""
+"""Place feature rows by a named policy: the rows each device holds, and what that costs."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from types import MappingProxyType
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,23 +14,24 @@ from planner.placement.layout import Reason
 from planner.placement.location import hottest_on_host
 from planner.placement.network import Network
 from planner.placement.order import Probabilities, check_hotness
-from planner.placement.policies.published import (
-    WITHOUT_PEERS,
-    Knowledge,
-    place_named,
-    rows_instance,
-)
-from planner.placement.policies.song_jiang import (
-    CliquePlacement,
-    Objective,
-    Variant,
-    as_variant,
-    best_of,
-    sort_key,
-)
+from planner.placement.policies.copies import Knowledge, place_named, rows_instance
+from planner.placement.policies.registry import PlacementPolicy, find_policy, load_function
 
 Parts = Callable[[str, int], NDArray[np.int32]]
 """Device of each node, by a partitioner's name and the number of devices."""
+
+
+Objective = Literal["max", "mean"]
+"""What is minimised over devices: the slowest one's seconds, or their mean."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Variant:
+    """One placement that was tried, and its score."""
+
+    name: str
+    max_seconds: float
+    mean_seconds: float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,10 +71,6 @@ class Asked:
     network: Network | None
 
 
-Placer = Callable[[Asked], Placement]
-"""A policy of another module."""
-
-
 def place(
     policy: str,
     hotness: Probabilities,
@@ -88,26 +85,25 @@ def place(
     seed: int = 0,
     objective: Objective = "max",
     network: Network | None = None,
-    more: Mapping[str, Placer] = MappingProxyType({}),
 ) -> Placement:
     """Place feature rows by a named policy.
 
     Args:
-        policy: a name of `policies.NAMED` or of `more`; none leaves the devices empty.
+        policy: a name of the registry that places rows by a function; none leaves the devices
+            empty.
         hotness: p(v), shape [N] when all devices draw from the same law, else [G, N].
         costs: Seconds per row, gross.
         capacity_rows: Rows each of the G devices may hold.
         cliques: Devices that can read each other's rows; None: all of them.
         host_rows: Rows host memory may hold; the hottest it must serve are kept there and the rest
             stay on disk. None: all of them.
-        out_degree: Lists each vertex stands in, shape [N]; for degree, quiver and pagraph.
-        parts: Partitions of the graph; for metis, pagraph and pagraph-plus.
+        out_degree: Lists each vertex stands in, shape [N]; for policies that need them.
+        parts: Partitions of the graph; for policies that need them.
         row_bytes: Bytes per row.
         seed: For policy random.
         objective: What song-jiang minimises over the devices of a clique.
-        network: Seconds per row of each device, for policies of `more` that look at shared links.
+        network: Seconds per row of each device, for policies that look at shared links.
             None: `costs` hold for all.
-        more: policies that this module does not know (`planner.placement.policies.registry`).
 
     Returns:
         The placement and its score.
@@ -116,6 +112,9 @@ def place(
         SettingsError: the policy is unknown or lacks its input.
         InputError: hotness holds negative or non-finite values.
     """
+    found = find_policy(policy)
+    if not found.fixed:
+        raise SettingsError(f"expected a policy that places rows, found {policy!r}: a cache")
     check_hotness(hotness)
     asked = Asked(
         hotness=hotness,
@@ -130,85 +129,71 @@ def place(
         objective=objective,
         network=network,
     )
-    return more[policy](asked) if policy in more else place_published(policy, asked)
+    return place_by(found, asked)
 
 
-def place_published(policy: str, asked: Asked) -> Placement:
-    """Place rows by a policy of `policies.NAMED`.
+def place_by(policy: PlacementPolicy, asked: Asked) -> Placement:
+    """Place rows by a policy of the registry.
 
     Raises:
-        SettingsError: it is unknown or lacks its input.
+        SettingsError: it lacks its input.
     """
-    hotness, costs, groups = asked.hotness, asked.costs, asked.groups
-
-    def finish(own: list[NDArray[np.int64]], variants: tuple[Variant, ...] = ()) -> Placement:
-        on_host = hottest_on_host(hotness, own, groups, costs, asked.host_rows)
-        result = evaluate(
-            hotness, own, costs, cliques=groups, on_host=on_host, row_bytes=asked.row_bytes
-        )
-        return Placement(
-            policy=policy,
-            variant=variants[0].name if variants else policy,
-            own=own,
-            cliques=groups,
-            on_host=on_host,
-            evaluation=result,
-            variants=variants or (as_variant(policy, result),),
-        )
-
-    if policy != "song-jiang":
-        instance = rows_instance(hotness, costs, asked.capacity_rows, groups, asked.host_rows)
-        num, parts = len(asked.capacity_rows), asked.parts
-        know = Knowledge(
-            out_degree=asked.out_degree,
-            parts=None if parts is None else lambda name: parts(name, num),
-            seed=asked.seed,
-        )
-        found = place_named(policy, instance, know)
-        if isinstance(found, Reason):
-            raise SettingsError(f"policy {policy}: {found.why}")
-        if policy in WITHOUT_PEERS:
-            groups = [[g] for g in range(num)]
-        return finish(found.held[0].own)
-    tried = [
-        finish(*_song_jiang(hotness, miss, asked.capacity_rows, groups, asked.objective))
-        for miss in _costs_of_a_miss(costs, asked.host_rows, hotness.shape[-1])
-    ]
-    return min(tried, key=lambda placement: sort_key(placement.evaluation, asked.objective))
+    if policy.rows:
+        placed: Placement = load_function(policy.rows)(asked)
+        return placed
+    hotness, groups, num = asked.hotness, asked.groups, len(asked.capacity_rows)
+    parts = asked.parts
+    instance = rows_instance(hotness, asked.costs, asked.capacity_rows, groups, asked.host_rows)
+    know = Knowledge(
+        out_degree=asked.out_degree,
+        parts=None if parts is None else lambda name: parts(name, num),
+        seed=asked.seed,
+    )
+    found = place_named(policy.name, instance, know)
+    if isinstance(found, Reason):
+        raise SettingsError(f"policy {policy.name}: {found.why}")
+    readers = groups if policy.reads_peers else [[g] for g in range(num)]
+    return score_placement(policy.name, asked, found.held[0].own, readers)
 
 
-def _costs_of_a_miss(costs: RowCosts, host_rows: int | None, num_nodes: int) -> list[RowCosts]:
-    """Costs for the thresholds: Song-Jiang knows one place for what no device holds.
+def score_placement(
+    policy: str,
+    asked: Asked,
+    own: list[NDArray[np.int64]],
+    groups: list[list[int]],
+    variants: tuple[Variant, ...] = (),
+) -> Placement:
+    """Give the host the hottest rows that it must serve, and score what devices hold.
 
-    Where host memory holds only some rows, a miss may cost either; both readings are tried.
+    Args:
+        policy: whose placement it is.
+        asked: the problem.
+        own: ids that each device stores, by slot.
+        groups: devices that read each other's rows.
+        variants: what was tried, the chosen one first; none: there was one way.
     """
-    disk = replace(costs, host=costs.disk)
-    if host_rows is None or host_rows >= num_nodes:
-        return [costs]
-    return [disk] if host_rows == 0 else [costs, disk]
+    on_host = hottest_on_host(asked.hotness, own, groups, asked.costs, asked.host_rows)
+    result = evaluate(
+        asked.hotness, own, asked.costs, cliques=groups, on_host=on_host, row_bytes=asked.row_bytes
+    )
+    return Placement(
+        policy=policy,
+        variant=variants[0].name if variants else policy,
+        own=own,
+        cliques=groups,
+        on_host=on_host,
+        evaluation=result,
+        variants=variants or (as_variant(policy, result),),
+    )
 
 
-def _song_jiang(
-    hotness: Probabilities,
-    costs: RowCosts,
-    capacity_rows: Sequence[int],
-    cliques: list[list[int]],
-    objective: Objective,
-) -> tuple[list[NDArray[np.int64]], tuple[Variant, ...]]:
-    """The algorithm inside every clique (formulas 1.5), n = its size, BSIZE = its least capacity.
+def as_variant(name: str, result: Evaluation) -> Variant:
+    """A placement's name with its score."""
+    return Variant(name=name, max_seconds=result.max_seconds, mean_seconds=result.mean_seconds)
 
-    Where GPUs share one law, cliques of equal size and capacity hold the same rows.
-    """
-    own = [np.empty(0, np.int64) for _ in capacity_rows]
-    solved: dict[tuple[int, int], CliquePlacement] = {}
-    first: tuple[Variant, ...] = ()
-    for clique in cliques:
-        n, rows = len(clique), min(capacity_rows[g] for g in clique)
-        key = (n, rows)
-        if hotness.ndim == 2 or key not in solved:
-            p = hotness if hotness.ndim == 1 else hotness[clique]
-            solved[key] = best_of(p, costs, n, rows, objective=objective)
-        for position, g in enumerate(clique):
-            own[g] = solved[key].own[position]
-        first = first or solved[key].variants
-    return own, first
+
+def sort_key(scored: Variant | Evaluation, objective: Objective) -> tuple[float, float]:
+    """Ascending order of preference: the objective, then the other cost."""
+    if objective == "max":
+        return scored.max_seconds, scored.mean_seconds
+    return scored.mean_seconds, scored.max_seconds

@@ -1,112 +1,167 @@
-"""Every placement that can be asked for by name: the published ones, and `joint`.
+"""Every placement policy that can be asked for by name, in one table: a policy is one entry.
 
-`joint` is the programme's own placement, or a published one where that scores better: whole items
-and small budgets can favour a rule of thumb, and none of them is thrown away.
+The names that the command line, the service and the settings accept, what `auto` tries and what
+`joint` is held against are read from it. Functions stand as "module:function" and are imported
+when they are called, so that a request's names are checked before anything large is loaded.
 """
 
-import functools
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
 
-from planner.placement.evaluate import Score, evaluate, score
-from planner.placement.layout import Instance, Layout, Reason, read_nearest
-from planner.placement.lp.joint import Joint, place_joint
-from planner.placement.network import Goal
-from planner.placement.policies import policy as published
-from planner.placement.policies.policy import Asked, Placement, place_published
-from planner.placement.policies.published import NAMED, Knowledge, place_named, rows_instance
-from planner.placement.policies.song_jiang import as_variant, sort_key
+from planner.candidate import DYNAMIC
+from planner.errors import SettingsError
 
-JOINT = "joint"
-NEEDS_DEGREE = ("degree", "quiver", "pagraph")
-BY_HEAT = ("none", "song-jiang", JOINT, "legion", "gnnlab")
-"""Placements that look at nothing but how hot a vertex is."""
-WARM = ("song-jiang", "legion")
-"""Published placements that joint is held against; they need nothing but hotness."""
+Need = Literal["out_degree", "parts"]
+"""What a policy may look at besides hotness: lists each vertex stands in; a partition's parts."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Compared:
-    """All policies on one instance, by the one evaluator."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlacementPolicy:
+    """One policy: its name, its source, its functions and what follows from them."""
 
-    scores: dict[str, Score]
-    reasons: dict[str, str]
-    """Why a policy has no placement."""
-    joint: Joint
-    """The programme's own placement, before it is held against the others."""
-    best: Layout
+    name: str
+    """Name that `--policy` takes."""
+    source: str
+    """Publication that describes the policy; "-" for one of our own or of common practice."""
+    copies: str = ""
+    """Function from an `Instance` and what is known of the graph to the `Copies` of every device,
+    or to a `Reason` (`planner.placement.policies.copies`); empty: it places feature rows alone."""
+    rows: str = ""
+    """Function from an `Asked` to a `Placement` (`planner.placement.policies.policy`) that places
+    feature rows; empty: the copies are completed. Both empty: a cache that fills itself."""
+    needs: tuple[Need, ...] = ()
+    """What it looks at besides hotness; nothing else is computed or handed over."""
+    heat_alone: bool = False
+    """Whether vertices of equal hotness are equal to it, so that one can stand for many."""
+    reads_peers: bool = True
+    """Whether its devices read rows of each other."""
+    auto_turn: int | None = None
+    """Its turn among those that `auto` tries, counted from 1; None: `auto` does not try it."""
+    checks_joint: bool = False
+    """Whether `joint` takes its placement where that scores better; it may need nothing else."""
+
+    @property
+    def fixed(self) -> bool:
+        """Whether it places rows that stay while training, by a function."""
+        return bool(self.copies or self.rows)
 
 
-def compare_policies(
-    instance: Instance, know: Knowledge, goal: Goal = "pipelined", *, names: Sequence[str] = ()
-) -> Compared:
-    """Score every named policy and joint.
+PLACEMENT_POLICIES: tuple[PlacementPolicy, ...] = (
+    PlacementPolicy(
+        name="none",
+        source="-",
+        copies="planner.placement.policies.published:place_none",
+        heat_alone=True,
+    ),
+    PlacementPolicy(
+        name="naive",
+        source="Song and Jiang (ICS 2022), a baseline",
+        copies="planner.placement.policies.published:place_naive",
+        auto_turn=5,
+    ),
+    PlacementPolicy(
+        name="random",
+        source="Song and Jiang (ICS 2022), a baseline",
+        copies="planner.placement.policies.published:place_random",
+        auto_turn=4,
+    ),
+    PlacementPolicy(
+        name="metis",
+        source="Song and Jiang (ICS 2022), a baseline",
+        copies="planner.placement.policies.published:place_metis",
+        needs=("parts",),
+    ),
+    PlacementPolicy(
+        name="degree",
+        source="Song and Jiang (ICS 2022), a baseline",
+        copies="planner.placement.policies.published:place_by_degree",
+        needs=("out_degree",),
+        auto_turn=3,
+    ),
+    PlacementPolicy(
+        name="gnnlab",
+        source="GNNLab (EuroSys 2022)",
+        copies="planner.placement.policies.published:place_gnnlab",
+        heat_alone=True,
+        reads_peers=False,
+    ),
+    PlacementPolicy(
+        name="quiver",
+        source="Quiver (2023)",
+        copies="planner.placement.policies.published:place_quiver",
+        needs=("out_degree",),
+    ),
+    PlacementPolicy(
+        name="pagraph",
+        source="PaGraph (SoCC 2020)",
+        copies="planner.placement.policies.published:place_pagraph",
+        needs=("out_degree", "parts"),
+        reads_peers=False,
+    ),
+    PlacementPolicy(
+        name="pagraph-plus",
+        source="PaGraph (SoCC 2020), as Legion (ATC 2023) varies it",
+        copies="planner.placement.policies.published:place_pagraph_plus",
+        needs=("parts",),
+        reads_peers=False,
+    ),
+    PlacementPolicy(
+        name="song-jiang",
+        source="Song and Jiang (ICS 2022)",
+        copies="planner.placement.policies.song_jiang:place_cliques",
+        rows="planner.placement.policies.song_jiang:place_rows",
+        heat_alone=True,
+        auto_turn=1,
+        checks_joint=True,
+    ),
+    PlacementPolicy(
+        name="legion",
+        source="Legion (ATC 2023)",
+        copies="planner.placement.policies.legion:place_unified_cache",
+        heat_alone=True,
+        checks_joint=True,
+    ),
+    PlacementPolicy(
+        name="joint",
+        source="-",
+        rows="planner.placement.policies.joint:place_rows_jointly",
+        heat_alone=True,
+        auto_turn=2,
+    ),
+    *(PlacementPolicy(name=name, source="-") for name in DYNAMIC),
+)
+"""The table. Its order is the order in which names are listed."""
 
-    Args:
-        instance: the problem.
-        know: what some policies look at besides.
-        goal: objective.
-        names: policies; none: all.
+
+def find_policy(name: str) -> PlacementPolicy:
+    """Find a policy by its name.
+
+    Raises:
+        SettingsError: there is no such policy.
+
+    >>> find_policy("quiver").needs
+    ('out_degree',)
     """
-    joint = place_joint(instance, goal)
-    scores, reasons = {JOINT: joint.score}, dict[str, str]()
-    best = joint.layout
-    for name in names or NAMED:
-        found = place_named(name, instance, know)
-        if isinstance(found, Reason):
-            reasons[name] = found.why
-            continue
-        scores[name] = score(instance, found, goal)
-        if scores[name].seconds < scores[JOINT].seconds:
-            best = replace(found, policy=JOINT, variant=f"{found.policy}: {found.variant}")
-            scores[JOINT] = scores[name]
-    return Compared(scores=scores, reasons=reasons, joint=joint, best=best)
-
-
-def place_rows_jointly(asked: Asked) -> Placement:
-    """Feature rows by the programme, or by a published policy of `WARM` that scores better.
-
-    With a network the candidates are held against each other on it: devices that share a link with
-    more readers wait longer.
-    """
-    hotness, groups = asked.hotness, asked.groups
-    every = asked.host_rows is None or asked.host_rows >= hotness.shape[-1]
-    limit = None if every else asked.host_rows
-    instance = rows_instance(hotness, asked.costs, asked.capacity_rows, groups, limit)
-    if asked.network is not None:
-        instance = replace(instance, network=asked.network)
-    found = place_joint(instance, "serial")
-    held = found.layout.held[0]
-    result = evaluate(
-        hotness,
-        held.own,
-        asked.costs,
-        cliques=groups,
-        on_host=held.on_host,
-        row_bytes=asked.row_bytes,
+    for policy in PLACEMENT_POLICIES:
+        if policy.name == name:
+            return policy
+    known = ", ".join(policy.name for policy in PLACEMENT_POLICIES)
+    raise SettingsError(
+        f"expected a placement policy among {known}, found {name!r}; choose one, or add its entry "
+        "(planner/placement/HOWTO_add_a_placement_policy.md)"
     )
-    own = Placement(
-        policy=JOINT,
-        variant=found.relaxed.solver,
-        own=held.own,
-        cliques=groups,
-        on_host=held.on_host,
-        evaluation=result,
-        variants=(as_variant(found.relaxed.solver, result),),
-    )
-    tried = [own, *(place_published(name, asked) for name in WARM)]
-    best = min(tried, key=lambda each: _worth(instance, asked, each))
-    variants = tuple(as_variant(p.variant, p.evaluation) for p in tried)
-    return replace(best, policy=JOINT, variants=variants)
 
 
-place = functools.partial(published.place, more={JOINT: place_rows_jointly})
-"""`planner.placement.policies.policy.place` with joint among its policies."""
+def list_tried_by_auto() -> list[str]:
+    """List the policies that `auto` tries beside none, in their turn."""
+    turns = [(p.auto_turn, p.name) for p in PLACEMENT_POLICIES if p.auto_turn is not None]
+    return [name for _, name in sorted(turns)]
 
 
-def _worth(instance: Instance, asked: Asked, found: Placement) -> tuple[float, ...]:
-    """What placements are ranked by, least first."""
-    if asked.network is None:
-        return tuple(sort_key(found.evaluation, asked.objective))
-    held = read_nearest(instance, 0, found.own, found.on_host)
-    return (score(instance, Layout(policy="", held=(held,)), "serial", check=False).seconds,)
+def load_function(path: str) -> Callable[..., Any]:
+    """Import a function by its "module:function"."""
+    module, _, name = path.partition(":")
+    function: Callable[..., Any] = getattr(importlib.import_module(module), name)
+    return function

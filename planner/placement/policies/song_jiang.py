@@ -15,9 +15,8 @@ positions of vertices in hot-to-cold order.
 """
 
 import typing
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import numba
 import numpy as np
@@ -25,8 +24,19 @@ from numpy.typing import NDArray
 
 from planner.parallel import side_by_side
 from planner.placement.costs import Case, RowCosts, alpha, alpha_star
-from planner.placement.evaluate import Evaluation, evaluate
+from planner.placement.evaluate import evaluate
+from planner.placement.layout import Instance
 from planner.placement.order import Probabilities, hot_to_cold, hotness_order
+from planner.placement.policies.copies import Copies, Ids, Knowledge, capacity, clique_costs
+from planner.placement.policies.policy import (
+    Asked,
+    Objective,
+    Placement,
+    Variant,
+    as_variant,
+    score_placement,
+    sort_key,
+)
 from planner.placement.reads import repeated
 
 
@@ -154,20 +164,10 @@ def split_ranks(
     return ranks
 
 
-Objective = Literal["max", "mean"]
 PAIR = 2
 """Readings that are written and scored at once: each takes 8 bytes a slot and 3 a row."""
 Writer = Callable[[NDArray[np.int64]], object]
 """Writes a placement's ranks by GPU and slot to an array of shape [n, b]."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Variant:
-    """One placement that was tried, and its score."""
-
-    name: str
-    max_seconds: float
-    mean_seconds: float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -356,13 +356,71 @@ def _readings(q: NDArray[np.float64], n: int, b: int, costs: RowCosts) -> dict[s
     return found
 
 
-def as_variant(name: str, result: Evaluation) -> Variant:
-    """A placement's name with its score."""
-    return Variant(name=name, max_seconds=result.max_seconds, mean_seconds=result.mean_seconds)
+def place_cliques(instance: Instance, know: Knowledge) -> Copies:
+    """Take the best of Algorithm 1 with both thresholds and split_k, inside every clique."""
+    del know
+    rows, heat = capacity(instance), instance.kinds[0].heat
+    own = [np.zeros(0, np.int64) for _ in rows]
+    names: list[str] = []
+    solved: dict[tuple[object, ...], tuple[list[Ids], str]] = {}
+    for clique in instance.cliques:
+        laws = tuple(instance.kinds[0].laws[g] for g in clique)
+        least = min(rows[g] for g in clique)
+        key = (laws, least, len(clique), instance.network.alone[0, clique[0]].tobytes())
+        if key not in solved:
+            p = heat[laws[0]] if len(set(laws)) == 1 else heat[list(laws)]
+            found = best_of(p, clique_costs(instance, clique), len(clique), least)
+            solved[key] = (list(found.own), found.variants[0].name)
+        for g, ids in zip(clique, solved[key][0], strict=True):
+            own[g] = ids
+        names.append(solved[key][1])
+    return Copies(own={0: own}, variant=names[0])
 
 
-def sort_key(scored: Variant | Evaluation, objective: Objective) -> tuple[float, float]:
-    """Ascending order of preference: the objective, then the other cost."""
-    if objective == "max":
-        return scored.max_seconds, scored.mean_seconds
-    return scored.mean_seconds, scored.max_seconds
+def place_rows(asked: Asked) -> Placement:
+    """Place feature rows inside every clique, by the better reading of what a miss costs."""
+    hotness, groups = asked.hotness, asked.groups
+    tried: list[Placement] = []
+    for miss in _costs_of_a_miss(asked.costs, asked.host_rows, hotness.shape[-1]):
+        own, variants = _place_in_cliques(
+            hotness, miss, asked.capacity_rows, groups, asked.objective
+        )
+        tried.append(score_placement("song-jiang", asked, own, groups, variants))
+    return min(tried, key=lambda placement: sort_key(placement.evaluation, asked.objective))
+
+
+def _costs_of_a_miss(costs: RowCosts, host_rows: int | None, num_nodes: int) -> list[RowCosts]:
+    """Costs for the thresholds: Song-Jiang knows one place for what no device holds.
+
+    Where host memory holds only some rows, a miss may cost either; both readings are tried.
+    """
+    disk = replace(costs, host=costs.disk)
+    if host_rows is None or host_rows >= num_nodes:
+        return [costs]
+    return [disk] if host_rows == 0 else [costs, disk]
+
+
+def _place_in_cliques(
+    hotness: Probabilities,
+    costs: RowCosts,
+    capacity_rows: Sequence[int],
+    cliques: list[list[int]],
+    objective: Objective,
+) -> tuple[list[NDArray[np.int64]], tuple[Variant, ...]]:
+    """The algorithm inside every clique (formulas 1.5), n = its size, BSIZE = its least capacity.
+
+    Where GPUs share one law, cliques of equal size and capacity hold the same rows.
+    """
+    own = [np.empty(0, np.int64) for _ in capacity_rows]
+    solved: dict[tuple[int, int], CliquePlacement] = {}
+    first: tuple[Variant, ...] = ()
+    for clique in cliques:
+        n, rows = len(clique), min(capacity_rows[g] for g in clique)
+        key = (n, rows)
+        if hotness.ndim == 2 or key not in solved:
+            p = hotness if hotness.ndim == 1 else hotness[clique]
+            solved[key] = best_of(p, costs, n, rows, objective=objective)
+        for position, g in enumerate(clique):
+            own[g] = solved[key].own[position]
+        first = first or solved[key].variants
+    return own, first

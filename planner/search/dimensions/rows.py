@@ -28,7 +28,7 @@ from planner.placement.place import (
     rank_rows,
 )
 from planner.placement.policies.policy import Parts, Placement
-from planner.placement.policies.registry import BY_HEAT, NEEDS_DEGREE
+from planner.placement.policies.registry import find_policy, list_tried_by_auto
 from planner.placement.reads import first_alike
 from planner.search.dimensions.dimension import Ask, Kind, LeftOut, Question
 from planner.search.floor import reads_floor
@@ -73,10 +73,6 @@ def of_all(request: Request, placed: Placed, whole: Placement, hotness: Hotness)
     return Placed(placement=whole, memories=placed.memories, rows=replace(placed.rows, ranks=ranks))
 
 
-POLICIES = ("song-jiang", "joint", "degree", "random", "naive")
-"""Placements that auto tries beside none, the plain ones first: equal times keep the plainer."""
-
-
 class FixedRows(Kind):
     """Rows at places that stay while training."""
 
@@ -90,7 +86,7 @@ class FixedRows(Kind):
         """Every such policy on the same ranks."""
         del ask
         if base is not None and base.batching == "independent":
-            for policy in POLICIES:
+            for policy in list_tried_by_auto():
                 yield replace(base, policy=policy)
 
     def alike(self, candidate: Candidate) -> Candidate:
@@ -115,7 +111,7 @@ class FixedRows(Kind):
         """Where heat alone decides, each as the one that stands for it; else placed anew."""
         if hotness.stride == 1:
             return placed
-        if candidate.policy in BY_HEAT:
+        if find_policy(candidate.policy).heat_alone:
             whole = spread_placement(placed, hotness)
         else:
             every, shared_host = hotness.everything, ask.settings.shared_host
@@ -145,9 +141,10 @@ class _Known(TypedDict):
 
 
 def _known(ask: Question, candidate: Candidate) -> _Known:
+    needs = find_policy(candidate.policy).needs
     return _Known(
-        out_degree=ask.out_degree() if candidate.policy in NEEDS_DEGREE else None,
-        parts=ask.parts,
+        out_degree=ask.out_degree() if "out_degree" in needs else None,
+        parts=ask.parts if "parts" in needs else None,
     )
 
 

@@ -22,8 +22,8 @@ from planner.placement.network import (
     objective_rows,
     undominated,
 )
-from planner.placement.policies.published import rows_instance
-from planner.placement.policies.registry import place
+from planner.placement.policies.copies import rows_instance
+from planner.placement.policies.policy import place
 from planner.placement.reads import CROSS, DISK, HOST, OWN, PEER
 from planner.probe.presets import load_preset
 from runtime.plan.schema import Threads

@@ -6,7 +6,7 @@ import pytest
 from planner.candidate import Candidate, PlacedRows, RankRows
 from planner.placement.costs import RowCosts
 from planner.placement.place import Capacity, Memories, Placed
-from planner.placement.policies.registry import place
+from planner.placement.policies.policy import place
 from planner.search.choose import Priced, choose, why_it_lost
 from runtime.plan.schema import Interval, Prediction, Threads
 

@@ -18,9 +18,11 @@ from planner.placement.lp.relaxation import relax
 from planner.placement.lp.solver import Failure
 from planner.placement.network import Network, network_of_costs, objective_rows
 from planner.placement.order import hotness_order
+from planner.placement.policies.copies import Knowledge, place_named, rows_instance
+from planner.placement.policies.joint import compare_policies
 from planner.placement.policies.legion import fill_lists
-from planner.placement.policies.published import NAMED, Knowledge, place_named, rows_instance
-from planner.placement.policies.registry import compare_policies, place
+from planner.placement.policies.policy import place
+from planner.placement.policies.registry import PLACEMENT_POLICIES
 from tests.support.placements import SHAPES, random_instance
 
 GOALS = ("pipelined", "serial", "stages")
@@ -53,7 +55,7 @@ def never_worse(start, end):
         check_layout(instance, found.layout)
         assert found.score.seconds == score(instance, found.layout, goal).seconds
         assert found.bound <= found.score.seconds * (1 + 1e-9)
-        for policy in NAMED:
+        for policy in (p.name for p in PLACEMENT_POLICIES if p.copies):
             other = place_named(policy, instance, know)
             if isinstance(other, Reason):
                 continue

@@ -7,7 +7,7 @@ import pytest
 
 from planner.placement.costs import RowCosts
 from planner.placement.layout import Layout
-from planner.placement.policies.published import Knowledge, place_named, rows_instance
+from planner.placement.policies.copies import Knowledge, place_named, rows_instance
 
 COSTS = RowCosts(local=0.0, peer=0.3, host=1.0, disk=10.0)
 HEAT = np.array([0.1, 0.9, 0.2, 0.8, 0.3, 0.7])

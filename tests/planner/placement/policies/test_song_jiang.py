@@ -9,7 +9,7 @@ from planner.placement.costs import Case, RowCosts, alpha, alpha_star
 from planner.placement.evaluate import evaluate
 from planner.placement.lp.joint import bound_of
 from planner.placement.order import hotness_order
-from planner.placement.policies.published import rows_instance
+from planner.placement.policies.copies import rows_instance
 from planner.placement.policies.song_jiang import algorithm1, best_of, exchange_ranks
 
 
