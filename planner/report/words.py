@@ -134,9 +134,9 @@ def certificate_sentence(certificate: Certificate) -> str:
     """How good the plan is known to be, within its model."""
     objective, bound = time_text(certificate.objective), time_text(certificate.lower_bound)
     known = (
-        "As far as the model sees, nothing that is bounded is faster"
+        "As far as the model sees, nothing that was priced is faster"
         if certificate.gap <= 1e-9
-        else "As far as the model sees, nothing that is bounded is more than "
+        else "As far as the model sees, nothing that was priced is more than "
         f"{share_text(certificate.gap)} faster"
     )
     return (

@@ -215,11 +215,11 @@ def certificate(chosen: Priced, lower_bound: float, complete: bool, stride: int 
     objective = chosen.seconds
     bound = min(lower_bound, objective)
     gap = (objective - bound) / objective if objective > 0 else 0.0
-    tried = "optimal" if gap < 1e-9 else "feasible"
+    tried = "fastest of those priced" if gap < 1e-9 else "feasible"
     extent = "all candidates priced" if complete else "policies tried on the fastest candidates"
     extent += (
-        "; bounded: every candidate priced, and those with the user's own sampler and without a "
-        "cache that fills itself under any other placement of their rows"
+        "; below every candidate priced; for other placements of the rows of those with the user's "
+        "own sampler and no cache that fills itself an estimate, no proof"
     )
     if stride > 1:
         extent += f", on one of every {stride} vertices by heat"
