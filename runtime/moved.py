@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -30,7 +31,13 @@ class MovedModules(MetaPathFinder, Loader):
 
     def exec_module(self, module: ModuleType) -> None:
         """Put the module of the new name in the place of the empty one."""
-        sys.modules[module.__name__] = importlib.import_module(self.places[module.__name__])
+        present = importlib.import_module(self.places[module.__name__])
+        if not hasattr(present, "__path__") and self._was_package(module.__name__):
+            present.__path__ = []  # Python asks for it before it looks for modules within.
+        sys.modules[module.__name__] = present
+
+    def _was_package(self, name: str) -> bool:
+        return any(old.startswith(f"{name}.") for old in self.places)
 
 
 def read_places() -> dict[str, str]:
@@ -51,10 +58,14 @@ def names_of(module: str) -> Callable[[str], Any]:
     def __getattr__(name: str) -> Any:  # noqa: N807
         if name.startswith("__"):
             raise AttributeError(name)
+        package = module.rpartition(".")[0]
+        within = find_spec(f"{package}.{name}")
+        if within is not None and within.loader is not None:
+            # `from package import name` asks here first and imports the module after this.
+            raise AttributeError(name)
         try:
             return getattr(importlib.import_module(module), name)
         except AttributeError:
-            package = module.rpartition(".")[0]
             raise AttributeError(f"module {package!r} has no attribute {name!r}") from None
 
     return __getattr__

@@ -305,7 +305,7 @@ def import_command(
     as_json: JsonFlag = False,
 ) -> None:
     """Import a graph from another format; what of it is not used is said."""
-    from runtime.graph.importing import ImportOptions, import_graph
+    from runtime.graph.imports.importing import ImportOptions, import_graph
 
     options = ImportOptions(
         split_index=int(split) if split.isdecimal() else 0,

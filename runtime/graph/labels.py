@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from runtime.errors import DatasetError
 from runtime.graph.classes import number_classes, whole_numbers
 from runtime.graph.format import Task
-from runtime.graph.source import SPLIT_KEYS, ImportOptions, RawGraph
+from runtime.graph.imports.source import SPLIT_KEYS, ImportOptions, RawGraph
 
 
 def normalise_labels(

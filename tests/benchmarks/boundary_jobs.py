@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from planner.partition.partition import partition
 from runtime.graph.dataset import Graph, open_graph
 from runtime.graph.generate import generate_sbm
-from runtime.graph.importing import ImportOptions, import_graph
+from runtime.graph.imports.importing import ImportOptions, import_graph
 from runtime.plan.schema import FullGraph
 from tests.benchmarks.common import cache_folder
 from tests.hosts import Hosts

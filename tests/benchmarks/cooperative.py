@@ -32,7 +32,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runtime.graph.dataset import Graph, open_graph
-from runtime.graph.importing import ImportOptions, import_graph
+from runtime.graph.imports.importing import ImportOptions, import_graph
 from runtime.plan.schema import Sampler
 from runtime.sampling.build import build_sampler
 from runtime.sampling.distributed.cooperative import CooperativeSampler

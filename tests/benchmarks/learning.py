@@ -22,7 +22,7 @@ from torch_geometric.nn import SAGEConv
 
 from runtime import worker
 from runtime.graph.dataset import Graph
-from runtime.graph.importing import ImportOptions, import_graph
+from runtime.graph.imports.importing import ImportOptions, import_graph
 from runtime.launch.config import RunConfig
 from tests.benchmarks.common import record
 from tests.support.plans import make_plan

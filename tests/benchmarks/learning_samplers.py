@@ -35,7 +35,7 @@ import torch
 
 from runtime import worker
 from runtime.graph.dataset import Graph
-from runtime.graph.importing import ImportOptions, import_graph
+from runtime.graph.imports.importing import ImportOptions, import_graph
 from runtime.launch.config import RunConfig
 from runtime.plan.schema import Sampler
 from runtime.sampling.neighbor import NeighborSampler

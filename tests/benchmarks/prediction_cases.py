@@ -19,7 +19,7 @@ from typing import Literal
 from planner.settings import PlanSettings
 from runtime.graph.dataset import Graph, open_graph
 from runtime.graph.generate import generate_rmat, generate_sbm
-from runtime.graph.importing import ImportOptions, import_graph
+from runtime.graph.imports.importing import ImportOptions, import_graph
 from runtime.plan.schema import Workload
 
 Tier = Literal["ram", "samplers", "disk", "link"]

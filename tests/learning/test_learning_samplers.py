@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from runtime.graph.dataset import Graph
-from runtime.graph.importing import ImportOptions, import_graph
+from runtime.graph.imports.importing import ImportOptions, import_graph
 from tests.benchmarks.learning_samplers import (
     BAR,
     EPOCHS,

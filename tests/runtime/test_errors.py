@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from runtime.errors import DatasetError, InputError
-from runtime.graph.importing import ImportOptions, import_graph
+from runtime.graph.imports.importing import ImportOptions, import_graph
 
 
 def test_names_with_line_ends_and_escapes_stay_in_one_line(tmp_path: Path) -> None:

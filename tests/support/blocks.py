@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.comm.blocks import block_bounds
+from runtime.comm.grid import block_bounds
 from runtime.features.location import encode
 from runtime.plan.schema import FeaturePlacement, Source
 

@@ -23,9 +23,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from runtime.comm.blocks import stages_of_column
 from runtime.comm.collectives import Communicator
-from runtime.comm.grid import ProcessGrid
+from runtime.comm.grid import ProcessGrid, stages_of_column
 from runtime.sampling.bulk.memory import Ledger
 from runtime.sampling.checks import read_only
 from runtime.sampling.compiled import kernel

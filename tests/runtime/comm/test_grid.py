@@ -3,9 +3,8 @@
 import numpy as np
 import pytest
 
-from runtime.comm.blocks import block_bounds, stages_of_column
 from runtime.comm.collectives import Communicator
-from runtime.comm.grid import open_grid
+from runtime.comm.grid import block_bounds, open_grid, stages_of_column
 from runtime.errors import PlanError
 from tests.support.inprocess import run_in_process
 

@@ -10,7 +10,7 @@ from hypothesis import given, strategies as st
 from runtime.errors import DatasetError
 from runtime.graph.classes import is_sparse, number_classes, whole_numbers
 from runtime.graph.dataset import GraphWarning, open_graph, write_graph
-from runtime.graph.importing import import_graph
+from runtime.graph.imports.importing import import_graph
 from tests.support.fuzzing import fuzzed
 
 N = 20

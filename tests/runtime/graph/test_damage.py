@@ -9,7 +9,7 @@ import pytest
 
 from runtime.errors import DatasetError
 from runtime.graph.dataset import GraphWarning, open_graph
-from runtime.graph.importing import ImportOptions, import_graph
+from runtime.graph.imports.importing import ImportOptions, import_graph
 
 ROUNDS = 40
 

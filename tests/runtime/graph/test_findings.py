@@ -21,7 +21,7 @@ from runtime.graph.dataset import (
     write_graph,
 )
 from runtime.graph.findings import Finding, stored_links
-from runtime.graph.importing import ImportOptions, import_graph
+from runtime.graph.imports.importing import ImportOptions, import_graph
 from tests.support.fuzzing import fuzzed
 
 N = 12

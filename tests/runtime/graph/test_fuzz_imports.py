@@ -10,7 +10,7 @@ from hypothesis import given, strategies as st
 
 from runtime import codec
 from runtime.graph.dataset import Graph, open_graph
-from runtime.graph.importing import ImportOptions, import_graph
+from runtime.graph.imports.importing import ImportOptions, import_graph
 from tests.support.fuzzing import fuzzed, refused
 from tests.support.mutations import damaged, damaged_json
 

@@ -11,7 +11,7 @@ from hypothesis import given, strategies as st
 from torch_geometric.data import Data
 
 from runtime.graph.dataset import Graph
-from runtime.graph.importing import import_graph
+from runtime.graph.imports.importing import import_graph
 from tests.support.fuzzing import fuzzed, refused
 
 NODES = 9

@@ -12,12 +12,12 @@ import pytest
 import torch
 from torch_geometric.data import Data
 
-from runtime.graph import importing
-from runtime.graph.importing import import_graph
+from runtime.graph.imports import importing
+from runtime.graph.imports.importing import import_graph
 from runtime.graph.inventory import DST, SRC, Inventory, Role, plain_name
 from tests.runtime.graph.conftest import write_graphbolt, write_gz, write_ogb
 
-PAGE = Path(importing.__file__).parent / "IMPORTS.md"
+PAGE = Path(importing.__file__).parents[1] / "IMPORTS.md"
 N = 6
 EDGES = np.array([[0, 1, 2, 3, 4, 5, 1], [1, 2, 3, 4, 5, 0, 4]])
 E = EDGES.shape[1]

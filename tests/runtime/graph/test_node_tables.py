@@ -9,7 +9,7 @@ import pytest
 
 from runtime.errors import DatasetError
 from runtime.graph.dataset import Graph
-from runtime.graph.importing import import_graph
+from runtime.graph.imports.importing import import_graph
 from runtime.graph.inventory import looks_like
 
 RING = "src,dst\n0,1\n1,2\n2,3\n3,0\n"

@@ -9,7 +9,7 @@ import torch
 from torch_geometric.data import Data
 
 from runtime.errors import DatasetError
-from runtime.graph.importing import ImportOptions, import_graph
+from runtime.graph.imports.importing import ImportOptions, import_graph
 from runtime.graph.labels import split_ids
 
 N = 12

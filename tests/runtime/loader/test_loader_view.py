@@ -16,7 +16,7 @@ from runtime.errors import InputError
 from runtime.fallback import unused_weights
 from runtime.graph.dataset import Graph, open_graph
 from runtime.graph.generate_tasks import generate_links, generate_typed
-from runtime.graph.importing import ImportOptions, import_graph
+from runtime.graph.imports.importing import ImportOptions, import_graph
 from runtime.loader.loader import PlannedLoader
 from runtime.models.planned import planned
 from runtime.plan.io import load_plan

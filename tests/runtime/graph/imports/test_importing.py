@@ -7,7 +7,7 @@ import pytest
 
 from runtime.errors import DatasetError
 from runtime.graph.dataset import Graph, open_graph
-from runtime.graph.importing import ImportOptions, detect_format, import_graph
+from runtime.graph.imports.importing import ImportOptions, detect_format, import_graph
 
 
 def same_as_known(graph: Graph, known) -> None:

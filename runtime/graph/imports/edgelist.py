@@ -18,6 +18,10 @@ from numpy.typing import NDArray
 
 from runtime.errors import DatasetError
 from runtime.graph.csc import array_edges
+from runtime.graph.imports.node_ids import IdIndex, close_gaps, first_seen_ids
+from runtime.graph.imports.node_table import NodeTable, find_tables, read_tables
+from runtime.graph.imports.source import ImportOptions, RawGraph
+from runtime.graph.imports.tables import Chunk, as_numbers, as_text, table_chunks
 from runtime.graph.inventory import (
     DST,
     EDGE_DATA,
@@ -30,11 +34,7 @@ from runtime.graph.inventory import (
     column_named,
     plain_name,
 )
-from runtime.graph.node_ids import IdIndex, close_gaps, first_seen_ids
-from runtime.graph.node_table import NodeTable, find_tables, read_tables
-from runtime.graph.source import ImportOptions, RawGraph
 from runtime.graph.staging import ArrayWriter
-from runtime.graph.tables import Chunk, as_numbers, as_text, table_chunks
 
 TYPES = {"weight": np.float32, "type": np.int32, "third": np.float32}
 NAMES = {"weight": "edge_weight", "type": "edge_type"}

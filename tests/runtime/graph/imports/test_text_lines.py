@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from runtime.errors import DatasetError
-from runtime.graph import text_lines
 from runtime.graph.dataset import Graph
-from runtime.graph.importing import import_graph
+from runtime.graph.imports import text_lines
+from runtime.graph.imports.importing import import_graph
 
 RING = [(0, 1), (1, 2), (2, 0)]
 

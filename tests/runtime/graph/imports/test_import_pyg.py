@@ -14,7 +14,7 @@ from torch_geometric.transforms import RandomLinkSplit, ToSparseTensor
 
 from runtime.errors import DatasetError
 from runtime.graph.dataset import Graph
-from runtime.graph.importing import ImportOptions, import_graph
+from runtime.graph.imports.importing import ImportOptions, import_graph
 
 PAIRS = torch.tensor([[0, 1, 2, 2], [1, 2, 0, 2]])
 

@@ -18,13 +18,18 @@ from runtime.errors import DatasetError
 from runtime.graph.csc import EdgeSource, array_edges, csc_edges
 from runtime.graph.dataset import SparseFeatures
 from runtime.graph.findings import check_csc_ends, check_monotone, check_range
+from runtime.graph.imports.serialized import (
+    compressed_columns,
+    load_torch,
+    to_numpy,
+    torch_sparse_names,
+)
+from runtime.graph.imports.source import SPLIT_KEYS, ImportOptions, RawFeatures, RawGraph
+from runtime.graph.imports.tables import as_numbers
 from runtime.graph.inventory import EDGE_DATA, Inventory, Role, looks_like
 from runtime.graph.labels import split_fields, split_ids
 from runtime.graph.memory import check_num_nodes
 from runtime.graph.reading import reading
-from runtime.graph.serialized import compressed_columns, load_torch, to_numpy, torch_sparse_names
-from runtime.graph.source import SPLIT_KEYS, ImportOptions, RawFeatures, RawGraph
-from runtime.graph.tables import as_numbers
 
 LINKS = ("edge_label_index", "edge_label")
 REASONS = {

@@ -18,11 +18,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runtime.errors import DatasetError
-from runtime.graph.archive import plain_members
 from runtime.graph.csc import array_edges
+from runtime.graph.imports.archive import plain_members
+from runtime.graph.imports.source import ImportOptions, RawFeatures, RawGraph
+from runtime.graph.imports.tables import number_table
 from runtime.graph.inventory import EDGE_DATA, Inventory, Role
-from runtime.graph.source import ImportOptions, RawFeatures, RawGraph
-from runtime.graph.tables import number_table
 
 SPLIT_FILES = {"train": "train", "val": "valid", "test": "test"}
 COUNTS = ("num_nodes_list", "num_edges_list")

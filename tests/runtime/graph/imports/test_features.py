@@ -7,12 +7,12 @@ import pytest
 import scipy.sparse as sp
 
 from runtime.errors import DatasetError
-from runtime.graph import features
 from runtime.graph.csc import array_edges
 from runtime.graph.dataset import Graph, SparseFeatures, open_graph
-from runtime.graph.features import projection_matrix, write_features
-from runtime.graph.importing import ImportOptions, import_graph
-from runtime.graph.source import RawFeatures, RawGraph
+from runtime.graph.imports import features
+from runtime.graph.imports.features import projection_matrix, write_features
+from runtime.graph.imports.importing import ImportOptions, import_graph
+from runtime.graph.imports.source import RawFeatures, RawGraph
 from runtime.graph.staging import Staging
 
 DENSE = np.random.default_rng(2).standard_normal((50, 400)).astype(np.float32)

@@ -8,7 +8,7 @@ import pytest
 
 from runtime.errors import DatasetError
 from runtime.graph.dataset import GraphWarning
-from runtime.graph.importing import import_graph
+from runtime.graph.imports.importing import import_graph
 
 HOMOGENEOUS = """
 dataset_name: tiny

@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 
 from runtime.errors import DatasetError
 from runtime.graph.findings import check_range, count_overflows
+from runtime.graph.imports.text_lines import BLOCK_BYTES, PlainLines, TextLayout, sniff
 from runtime.graph.inventory import plain_name
 from runtime.graph.reading import reading
 from runtime.graph.staging import ArrayWriter
-from runtime.graph.text_lines import BLOCK_BYTES, PlainLines, TextLayout, sniff
 
 Chunk = dict[str, NDArray[Any]]
 """Columns by name: numbers [rows], lists of numbers [rows, width], words as Python objects (kind O;

@@ -21,16 +21,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runtime.errors import DatasetError
-from runtime.graph.archive import PICKLED, NpzArchive
 from runtime.graph.csc import EdgeSource, array_edges, csc_edges, csr_edges
 from runtime.graph.dataset import SparseFeatures
 from runtime.graph.findings import check_csc_ends, check_monotone, check_range
+from runtime.graph.imports.archive import PICKLED, NpzArchive
+from runtime.graph.imports.serialized import PickledArray, unpickle
+from runtime.graph.imports.source import ImportOptions, RawFeatures, RawGraph
+from runtime.graph.imports.tables import as_numbers
 from runtime.graph.inventory import Inventory, Role
 from runtime.graph.labels import split_fields, split_ids
 from runtime.graph.reading import reading
-from runtime.graph.serialized import PickledArray, unpickle
-from runtime.graph.source import ImportOptions, RawFeatures, RawGraph
-from runtime.graph.tables import as_numbers
 
 LABELS = ("y", "labels", "node_labels", "label", "node_label")
 FEATURES = ("x", "features", "node_features", "attr_matrix", "node_attr", "feat")

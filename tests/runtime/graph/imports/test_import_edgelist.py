@@ -8,7 +8,7 @@ import pytest
 
 from runtime.errors import DatasetError
 from runtime.graph.dataset import Graph
-from runtime.graph.importing import ImportOptions, import_graph
+from runtime.graph.imports.importing import ImportOptions, import_graph
 
 
 def load(tmp_path: Path, text: str, name: str = "edges.csv", **options) -> Graph:

@@ -14,9 +14,9 @@ from typing import Any, cast
 from numpy.typing import NDArray
 
 from runtime.errors import DatasetError
+from runtime.graph.imports.serialized import PickledArray
 from runtime.graph.inventory import Inventory
 from runtime.graph.reading import reading
-from runtime.graph.serialized import PickledArray
 from runtime.npy import map_npy, read_header
 
 PICKLED = "pickled objects are not read"

@@ -25,6 +25,9 @@ from numpy.typing import NDArray
 from runtime.errors import DatasetError
 from runtime.graph.dataset import SparseFeatures
 from runtime.graph.findings import check_range
+from runtime.graph.imports.node_ids import IdIndex
+from runtime.graph.imports.source import RawFeatures
+from runtime.graph.imports.tables import Chunk, as_numbers, as_text, table_chunks
 from runtime.graph.inventory import (
     FEATURE_ID,
     FEATURE_VALUE,
@@ -41,10 +44,7 @@ from runtime.graph.inventory import (
     plain_name,
 )
 from runtime.graph.labels import are_flags, split_ids
-from runtime.graph.node_ids import IdIndex
-from runtime.graph.source import RawFeatures
 from runtime.graph.staging import ArrayWriter
-from runtime.graph.tables import Chunk, as_numbers, as_text, table_chunks
 
 SPLIT_WORDS = {
     "train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val",

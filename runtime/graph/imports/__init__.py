@@ -1,0 +1,1 @@
+"""Graphs in other formats, made into dataset folders."""
