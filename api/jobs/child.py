@@ -1,4 +1,4 @@
-"""Entry of a job's process: main([FOLDER, ATTEMPT, MODULE]).
+"""Entry of a job's process: main([FOLDER, ATTEMPT, MODULE:FUNCTION]).
 
 It leads a process group of its own, ends with the service that started it, and works only while it
 holds the job's lock. The outcome is a file that appears whole, once: when it is there the work is
@@ -30,7 +30,7 @@ PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 def main(argv: list[str]) -> int:
     """Do a job's work and write its outcome; 0 where there is one."""
-    folder, attempt, module = Path(argv[0]), int(argv[1]), argv[2]
+    folder, attempt, work = Path(argv[0]), int(argv[1]), argv[2]
     os.umask(0o077)  # for everything that it and its processes write
     end_with_parent()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -42,8 +42,9 @@ def main(argv: list[str]) -> int:
     request: dict[str, Any] = json.loads((folder / REQUEST_FILE).read_text())
     job = JobContext(folder=folder, attempt=attempt)
     try:
-        work = importlib.import_module(f"api.jobs.work.{module}")
-        outcome: dict[str, Any] = {"result": work.run(request, job)}
+        module, _, function = work.partition(":")
+        do = getattr(importlib.import_module(module), function)
+        outcome: dict[str, Any] = {"result": do(request, job)}
     except KeyboardInterrupt:
         return 130
     except Exception as error:

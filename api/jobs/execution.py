@@ -76,12 +76,12 @@ class Execution:
 
     def _spawn(self) -> "subprocess.Popen[bytes]":
         job = self._job
-        module = KINDS[job.kind].module
+        work = KINDS[job.kind].work
         command = [sys.executable, "-c", ENTRY, str(self._folder)]
         paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
         with open_private(self._folder / LOG_FILE) as log:
             return subprocess.Popen(
-                [*command, str(job.attempt), module],
+                [*command, str(job.attempt), work],
                 stdin=subprocess.PIPE,  # the leash: it ends the job when this process is gone
                 stdout=log,
                 stderr=subprocess.STDOUT,

@@ -16,8 +16,8 @@ class Kind:
     """One kind of job."""
 
     lane: str
-    module: str
-    """Of api.jobs.work; imported by the job's process alone."""
+    work: str
+    """`module:function` that does it; imported by the job's process alone."""
     limit_seconds: float
     """Longest time an attempt may take, unless the request says less."""
     most_crashes: int = 3
@@ -27,11 +27,19 @@ class Kind:
 
 
 KINDS = {
-    "noop": Kind(lane=PLANNING, module="noop", limit_seconds=600.0, most_crashes=20),
-    "plan": Kind(lane=PLANNING, module="plan", limit_seconds=3600.0),
-    "profile": Kind(lane=PLANNING, module="profile", limit_seconds=3600.0),
-    "simulate": Kind(lane=PLANNING, module="simulate", limit_seconds=3600.0),
-    "why-not": Kind(lane=PLANNING, module="why_not", limit_seconds=3600.0),
-    "what-if": Kind(lane=PLANNING, module="what_if", limit_seconds=3600.0),
-    "train": Kind(lane=EXCLUSIVE, module="train", limit_seconds=7 * 86400.0, scope="run"),
+    "noop": Kind(
+        lane=PLANNING, work="api.jobs.work.noop:run", limit_seconds=600.0, most_crashes=20
+    ),
+    "plan": Kind(lane=PLANNING, work="api.jobs.work.planning:make_plan", limit_seconds=3600.0),
+    "profile": Kind(
+        lane=PLANNING, work="api.jobs.work.planning:profile_graph", limit_seconds=3600.0
+    ),
+    "simulate": Kind(
+        lane=PLANNING, work="api.jobs.work.planning:simulate_plan", limit_seconds=3600.0
+    ),
+    "why-not": Kind(lane=PLANNING, work="api.jobs.work.planning:hold_policy", limit_seconds=3600.0),
+    "what-if": Kind(lane=PLANNING, work="api.jobs.work.planning:change_plan", limit_seconds=3600.0),
+    "train": Kind(
+        lane=EXCLUSIVE, work="api.jobs.work.train:run", limit_seconds=7 * 86400.0, scope="run"
+    ),
 }

@@ -211,7 +211,7 @@ class _Walk:
         """Modules that a string names or that are handed on: their functions may be asked for by
         name."""
         self._prefixes: set[str] = set()
-        """Of module names, as in f"api.jobs.work.{name}"."""
+        """Of module names, as in f"planner.probe.{name}"."""
 
     def add(self, module: str, name: str) -> None:
         """Reach a name of a module, and the module's own statements."""

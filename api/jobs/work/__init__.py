@@ -1,1 +1,1 @@
-"""What job processes do, one module per kind: `run(request, job)` returns the outcome's result."""
+"""What job processes do: functions (request, job) that return the outcome's result."""

@@ -1,0 +1,97 @@
+"""Planning jobs, each a function (request, job) that returns the outcome's result."""
+
+from pathlib import Path
+from typing import Any
+
+from api.fingerprints import graph_fingerprint, request_key
+from api.jobs.events import JobContext
+from api.jobs.recording import PLAN_FOLDER
+from api.jobs.work.inputs import (
+    PROBED,
+    factors_of,
+    graph_of,
+    machine_of,
+    settings_of,
+    write_result,
+)
+from planner.pipeline import plan, searches_for
+from planner.profile.cache import load_record
+from planner.progress import portion
+from runtime import codec
+from runtime.graph.dataset import open_graph
+from runtime.plan.io import load_plan
+
+
+def make_plan(request: dict[str, Any], job: JobContext) -> dict[str, Any]:
+    """Plan into the job's folder."""
+    graph, settings = graph_of(request), settings_of(request)
+    job.progress("machine", 0.0)
+    machine = machine_of(request, portion(job.progress, 0.0, PROBED))
+    fingerprint = graph_fingerprint(graph)
+    factors = factors_of(request, machine, fingerprint)
+    made = plan(
+        graph,
+        settings,
+        machine=machine,
+        out=job.folder / PLAN_FOLDER,
+        progress=portion(job.progress, PROBED, 1.0),
+        calibrate=bool(request["calibrated"]),
+    )
+    key = request_key(fingerprint, machine, settings, factors)
+    return {"plan_id": made.plan_id, "request_key": key}
+
+
+def profile_graph(request: dict[str, Any], job: JobContext) -> dict[str, Any]:
+    """Draw batches and time the model, or read what was measured before."""
+    from planner.search.samplers import with_samplers
+
+    graph = open_graph(graph_of(request))
+    machine = machine_of(request, portion(job.progress, 0.0, PROBED))
+    each_sampler = with_samplers(graph, settings_of(request)).by_sampler()
+    search = searches_for(
+        graph, each_sampler, machine, progress=portion(job.progress, PROBED, 1.0)
+    )[0]
+    numbers = search.request.profile
+    write_result(job, numbers)
+    return {
+        "profile_id": codec.content_hash(numbers)[:32],
+        "graph": graph.name,
+        "graph_fingerprint": graph.fingerprint,
+        "machine": machine.name[:128],
+    }
+
+
+def simulate_plan(request: dict[str, Any], job: JobContext) -> dict[str, Any]:
+    """Count exactly what the batches read, and model their time."""
+    from planner.queries.simulate import simulate
+
+    folder = Path(request["plan_folder"])
+    if request["machine"] is None:
+        machine = load_record(load_plan(folder)).machine
+    else:
+        machine = machine_of(request, job.progress)
+    found = simulate(folder, machine, batches=request["batches"], progress=job.progress)
+    write_result(job, found)
+    return {}
+
+
+def change_plan(request: dict[str, Any], job: JobContext) -> dict[str, Any]:
+    """Plan again from the cached profile with something changed; nothing is measured."""
+    from planner.queries.inverse import cheapest_for
+    from planner.queries.whatif import whatif
+
+    made, changes = load_plan(Path(request["plan_folder"])), request["changes"]
+    target = request["target_epoch_seconds"]
+    if target is None:
+        write_result(job, whatif(made, changes))
+    else:
+        write_result(job, cheapest_for(made, target, changes))
+    return {}
+
+
+def hold_policy(request: dict[str, Any], job: JobContext) -> dict[str, Any]:
+    """Hold the policy against the plan, from the cached profile."""
+    from planner.queries.why_not import why_not
+
+    write_result(job, why_not(load_plan(Path(request["plan_folder"])), request["policy"]))
+    return {}
