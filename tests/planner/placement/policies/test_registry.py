@@ -1,5 +1,7 @@
 """The table of placement policies, and that what it says of each holds."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import typer.main
@@ -56,7 +58,8 @@ def test_names_and_turns_are_told_apart_and_every_function_can_be_imported():
 
 
 def test_the_help_names_every_policy():
-    options = typer.main.get_command(app).commands["plan"].params
+    command: Any = typer.main.get_command(app)
+    options = command.commands["plan"].params
     said = next(option.help for option in options if option.name == "policy")
     names = [policy.name for policy in PLACEMENT_POLICIES]
     assert said == f"Placement policy: {', '.join(['auto', *names])}."
