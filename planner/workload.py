@@ -65,37 +65,36 @@ class BatchProfile:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Beside:
-    """Measured seconds beside each other, over those alone."""
+class Interference:
+    """How much slower a loader thread and the model's steps are beside each other."""
 
     work: float
-    """Of a loader thread's work, over the training thread's when it does that between steps: below
-    1 for reads of a disk that then have a core to themselves, or whose speed swings."""
+    """Seconds of the thread's work over those of the same work between steps; below 1 where reads
+    of a disk have a core of their own, or the disk's speed swings."""
     step: float
-    """Of the model's steps, while such work goes on without a pause; at least 1."""
+    """Seconds of a step beside such work over those of a step alone; at least 1."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class AfterWait:
-    """What a step costs more after its thread has waited for reads: caches and threads are cold."""
+class ColdCachePenalty:
+    """How much longer a step is after its thread has waited for reads."""
 
     wait_seconds: float
-    """Of the wait that was measured."""
+    """Seconds of the wait before the step that was timed."""
     seconds: float
-    """By which the step after it is longer, at least 0."""
+    """Seconds by which that step was longer; at least 0."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Handing:
-    """What a step takes besides drawing, gathering and computing, of the runtime's own loop."""
+class LoopOverhead:
+    """Seconds of a step of the runtime's loop that are neither drawing, gathering nor computing."""
 
     seeds: float
     """Seconds of choosing a batch's seeds (stage seeds)."""
     labels: float
-    """Seconds of adding their labels, of the stage that also adds edge weights (batch)."""
+    """Seconds of adding labels (part of stage batch)."""
     between: float
-    """Seconds of a step that belong to no stage: a batch is handed from stage to stage and to the
-    training thread, stages are metered, what a step held is freed."""
+    """Seconds in no stage: handing a batch on, metering stages, freeing what a step held."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -176,10 +175,10 @@ class ModelTiming:
     """Seconds in which one thread of each rank samples a mean batch; 0: not measured."""
     sample_spread: float = 0.0
     """Relative half-width (90%) of `sample_seconds`."""
-    beside: dict[str, Beside] = field(default_factory=dict[str, Beside])
+    beside: dict[str, Interference] = field(default_factory=dict[str, Interference])
     """A loader thread and the model beside each other, by what the thread does (sample, gather,
     disk), on a core of its own; empty: not measured."""
-    after_wait: AfterWait | None = None
+    after_wait: ColdCachePenalty | None = None
     """A step after a batch's rows were read from disk; None: not measured."""
     gather_factors: dict[str, float] = field(default_factory=dict[str, float])
     """Measured seconds of gathering this graph's batches between steps, over those that the
@@ -187,7 +186,7 @@ class ModelTiming:
     how they lie in memory. disk_read: likewise, of reading them from disk. Empty: not measured."""
     disk_start_seconds: float = 0.0
     """Seconds of reading one row from disk between two steps; 0: not measured."""
-    handing: Handing | None = None
+    handing: LoopOverhead | None = None
     """What goes on between the stages; None: not measured, priced as nothing."""
     warmup_seconds: float = 0.0
     """What the first steps of a process cost above the steady ones, together."""

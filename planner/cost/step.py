@@ -21,7 +21,7 @@ from planner.cost.pipeline_time import (
 )
 from planner.cost.stages.gather import beyond
 from planner.machine.model import MachineModel
-from planner.workload import Beside
+from planner.workload import Interference
 from runtime.plan.schema import Interval
 from runtime.stages import Stage
 
@@ -192,13 +192,13 @@ def _slowdowns(
     crowd = max(1.0, candidate.busy_threads / max(1, machine.num_cores))
     own = _machine_beside(candidate, machine)
 
-    def of(kind: str) -> Beside:
+    def of(kind: str) -> Interference:
         found = rank.beside.get(kind)
         if found is None:
             return own
         # Only reads of a disk may be faster by a thread that has a core for itself.
         work = beyond(found.work) if kind == "disk" else max(1.0, found.work)
-        return Beside(work=work, step=found.step)
+        return Interference(work=work, step=found.step)
 
     sample, gather, disk = of("sample"), of("gather"), of("disk")
     from_disk = min(1.0, rank.disk / rank.gather) if rank.gather > 0 else 0.0
@@ -215,7 +215,7 @@ def _slowdowns(
     return {name: slower * crowd for name, slower in stages.items()}, step * crowd
 
 
-def _machine_beside(candidate: Candidate, machine: MachineModel) -> Beside:
+def _machine_beside(candidate: Candidate, machine: MachineModel) -> Interference:
     """The machine's slowdowns of a gather and of compute."""
     axes = {"ranks": float(candidate.num_ranks), "threads": float(candidate.threads.compute)}
 
@@ -225,7 +225,7 @@ def _machine_beside(candidate: Candidate, machine: MachineModel) -> Beside:
             return 1.0
         return max(1.0, table.at(**{axis: axes[axis] for axis in table.axes}))
 
-    return Beside(work=read("beside_loader"), step=read("beside"))
+    return Interference(work=read("beside_loader"), step=read("beside"))
 
 
 def _straggling(candidate: Candidate, ranks: Sequence[RankSeconds]) -> float:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
-from planner.workload import AfterWait, Beside, Handing
+from planner.workload import ColdCachePenalty, Interference, LoopOverhead
 from runtime.cores import keep_thread_to
 from runtime.plan.schema import Sampler
 
@@ -92,14 +92,14 @@ class InLine:
 class LoadingAnswer:
     """What else a loader does was timed at."""
 
-    after_wait: AfterWait | None
+    after_wait: ColdCachePenalty | None
     """The steps, where their thread has read rows from disk before each; None: it has none."""
-    beside: dict[str, Beside]
+    beside: dict[str, Interference]
     """By kind of work; empty: not asked for."""
     disk: TimedDisk | None = None
     """Reading batches from disk by that thread; None: no rows, or the file system refuses direct
     reads."""
-    handing: Handing | None = None
+    handing: LoopOverhead | None = None
     """What lies between the stages of a step."""
     disk_start_seconds: float = 0.0
     """Median of reading a single row by that thread; 0: no rows."""
@@ -142,14 +142,14 @@ def in_turns(
     return InTurns(work=statistics.median(works), step=statistics.median(steps))
 
 
-def after_wait(waited: InTurns, others: InTurns) -> AfterWait:
+def after_wait(waited: InTurns, others: InTurns) -> ColdCachePenalty:
     """By how much steps after a wait are longer than after other work.
 
     Args:
         waited: turns with what is waited for.
         others: turns with short work.
     """
-    return AfterWait(wait_seconds=waited.work, seconds=max(0.0, waited.step - others.step))
+    return ColdCachePenalty(wait_seconds=waited.work, seconds=max(0.0, waited.step - others.step))
 
 
 def all_beside(
@@ -160,7 +160,7 @@ def all_beside(
     alone: Mapping[str, float],
     unbroken: Collection[str] = (),
     before: Mapping[str, Callable[[], object]] | None = None,
-) -> dict[str, Beside]:
+) -> dict[str, Interference]:
     """Each kind of work, by a thread of its own, and the steps beside each other.
 
     A loader begins its batch with a step, as one does that has waited for training to take a batch:
@@ -175,7 +175,7 @@ def all_beside(
         unbroken: kinds that are longer than steps, as a rule.
         before: what a loader does before, by kind, where `alone` follows it as well; untimed.
     """
-    found, firsts = dict[str, Beside](), before or {}
+    found, firsts = dict[str, Interference](), before or {}
     for kind, work in works.items():
         kept = (cores.get(kind, ()),)
         with ThreadPoolExecutor(1, initializer=keep_thread_to, initargs=kept) as loader:
@@ -199,7 +199,7 @@ def _beside(
     alone: float,
     *,
     begun: Work | None,
-) -> Beside:
+) -> Interference:
     """Medians over rounds, in each of which steps are alone, and then are not.
 
     `begun` is the work as one does it that begins a batch with a step; None: without a pause.
@@ -211,7 +211,7 @@ def _beside(
     step_seconds = max(timed_step() for _ in range(WARM_TURNS))
     work_seconds = max(loader.submit(seconds_of, work).result() for _ in range(WARM_TURNS))
     stretch = max(STRETCH_SECONDS, 2 * step_seconds, 2 * work_seconds)
-    rounds: list[Beside] = []
+    rounds: list[Interference] = []
     until = time.perf_counter() + MOST_SECONDS
     while len(rounds) < LEAST_ROUNDS or (
         len(rounds) < ROUNDS and time.perf_counter() + 3 * stretch < until
@@ -226,8 +226,8 @@ def _beside(
         work_beside = working.result()
         if begun is not None:
             work_beside = _repeat(lambda: _begun_with(step, loader.submit(begun)), stretch)
-        rounds.append(Beside(work=work_beside / alone, step=steps / step_alone))
-    return Beside(
+        rounds.append(Interference(work=work_beside / alone, step=steps / step_alone))
+    return Interference(
         work=statistics.median(each.work for each in rounds),
         step=max(1.0, statistics.median(each.step for each in rounds)),
     )

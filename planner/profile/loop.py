@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from planner.profile.draw import moment, whole_steps
 from planner.profile.protocol import TimingRequest
 from planner.profile.timed_batches import on_rows, timed_batch
-from planner.workload import Handing
+from planner.workload import LoopOverhead
 from runtime.cores import batch_threads
 from runtime.graph.dataset import Graph
 from runtime.loader.pipeline import pass_through
@@ -132,7 +132,7 @@ def handing(
     num_ranks: int,
     batches: Sequence[MiniBatch],
     first: int,
-) -> Handing:
+) -> LoopOverhead:
     """Take `STEPS` steps; medians of what is not drawing, gathering or computing.
 
     Args:
@@ -154,7 +154,7 @@ def handing(
     for name, each in seconds.items():
         if name != STEP and each.size == counted:
             between -= each
-    return Handing(
+    return LoopOverhead(
         seeds=float(np.median(seconds[Stage.SEEDS])),
         labels=float(np.median(seconds[Stage.BATCH])),
         between=max(0.0, float(np.median(between))),

@@ -55,7 +55,7 @@ from planner.profile.loop import Bench
 from planner.profile.protocol import TimingAnswer, TimingRequest, half_width, serve_standard_streams
 from planner.profile.synthetic import synthetic_batch
 from planner.profile.timed_batches import drawn_batch, on_rows, rehearse, some_degrees, timed_batch
-from planner.workload import Beside
+from planner.workload import Interference
 from runtime import codec
 from runtime.cores import usable_core_ids
 from runtime.sampling.minibatch import MiniBatch
@@ -88,7 +88,7 @@ def time_loading(bench: Bench, asked: LoadingRequest, loader: Loader) -> Loading
     gathers = {k: each.work for k, each in reading.gathered.items() if k == "gather"}
     handed = handing(bench.loop, graph, work, asked.num_ranks, steady, bench.steps + 1)
     bench.steps += STEPS
-    beside = dict[str, Beside]()
+    beside = dict[str, Interference]()
     with disk_work(graph, loader.vertices, out) as read:
         between = dict[str, Work]()
         if asked.beside:

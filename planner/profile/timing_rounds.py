@@ -25,7 +25,14 @@ from planner.profile.rounds import calm_ones, is_apart, quick_in_line, quick_rou
 from planner.profile.team import Team
 from planner.progress import Progress
 from planner.settings import PlanSettings
-from planner.workload import AfterWait, BatchProfile, Beside, Combination, Handing, ModelTiming
+from planner.workload import (
+    BatchProfile,
+    ColdCachePenalty,
+    Combination,
+    Interference,
+    LoopOverhead,
+    ModelTiming,
+)
 from runtime.graph.dataset import Graph
 
 ALIKE = 1.005
@@ -52,39 +59,39 @@ def middle_loading(rounds: Sequence[LoadingAnswer]) -> LoadingAnswer:
     )
 
 
-def quieter(rounds: Sequence[dict[str, Beside]]) -> dict[str, Beside]:
+def quieter(rounds: Sequence[dict[str, Interference]]) -> dict[str, Interference]:
     """Of each kind of work, the rounds whose steps were slowed down least; of these the median.
 
     Now and then a round has steps three times as long as the run of the same graph, and longer
     work too (DEC-34). A disk's work slows no step down and scatters between rounds, so the first of
     several such rounds would be a random one.
 
-    >>> one, two, three = (Beside(work=w, step=s) for w, s in ((1.3, 3.5), (1.2, 1.0), (0.8, 1.0)))
+    >>> one, two, three = (Interference(work=w, step=s) for w, s in ((1.3, 3.5), (1.2, 1.0), (0.8, 1.0)))
     >>> quieter([{"disk": one}, {"disk": two}, {"disk": three}])
-    {'disk': Beside(work=1.0, step=1.0)}
+    {'disk': Interference(work=1.0, step=1.0)}
     """
-    found = dict[str, list[Beside]]()
+    found = dict[str, list[Interference]]()
     for each in rounds:
         for kind, times in each.items():
             found.setdefault(kind, []).append(times)
     return {kind: _least_slowed(times) for kind, times in found.items()}
 
 
-def _least_slowed(rounds: Sequence[Beside]) -> Beside:
+def _least_slowed(rounds: Sequence[Interference]) -> Interference:
     least = min(each.step for each in rounds)
     alike = [each.work for each in rounds if each.step <= ALIKE * least]
-    return Beside(work=statistics.median(alike), step=least)
+    return Interference(work=statistics.median(alike), step=least)
 
 
-def _middle_wait(found: Sequence[AfterWait]) -> AfterWait:
-    return AfterWait(
+def _middle_wait(found: Sequence[ColdCachePenalty]) -> ColdCachePenalty:
+    return ColdCachePenalty(
         wait_seconds=statistics.median(each.wait_seconds for each in found),
         seconds=statistics.median(each.seconds for each in found),
     )
 
 
-def _middle_handing(found: Sequence[Handing]) -> Handing:
-    return Handing(
+def _middle_handing(found: Sequence[LoopOverhead]) -> LoopOverhead:
+    return LoopOverhead(
         seeds=statistics.median(each.seeds for each in found),
         labels=statistics.median(each.labels for each in found),
         between=statistics.median(each.between for each in found),

@@ -4,13 +4,13 @@ from dataclasses import replace
 
 from planner.machine.model import Table
 from planner.workload import (
-    AfterWait,
     BatchProfile,
-    Beside,
+    ColdCachePenalty,
     GpuLoop,
     GpuSample,
     GpuTiming,
-    Handing,
+    Interference,
+    LoopOverhead,
     ModelTiming,
 )
 from runtime.stages import Stage
@@ -40,14 +40,14 @@ def whole_timing(batch: BatchProfile, ranks: int, threads: tuple[int, ...]) -> M
         sample_seconds=4e-8 * edges + 5e-8 * vertices,
         sample_spread=0.04,
         beside={
-            "sample": Beside(work=1.11, step=1.04),
-            "gather": Beside(work=1.23, step=1.09),
-            "disk": Beside(work=0.93, step=1.02),
+            "sample": Interference(work=1.11, step=1.04),
+            "gather": Interference(work=1.23, step=1.09),
+            "disk": Interference(work=0.93, step=1.02),
         },
-        after_wait=AfterWait(wait_seconds=0.003, seconds=2e-4),
+        after_wait=ColdCachePenalty(wait_seconds=0.003, seconds=2e-4),
         gather_factors={"gather": 0.81, "mapped_gather": 0.87, "disk_read": 1.07},
         disk_start_seconds=9e-5,
-        handing=Handing(seeds=2.1e-5, labels=1.7e-5, between=6.3e-5),
+        handing=LoopOverhead(seeds=2.1e-5, labels=1.7e-5, between=6.3e-5),
         warmup_seconds=0.31,
     )
 

@@ -24,7 +24,7 @@ from planner.cost.stages.gather import (
 )
 from planner.cost.stages.sample import sample_seconds
 from planner.machine.model import MachineModel
-from planner.workload import BatchProfile, Beside, Handing, ModelTiming
+from planner.workload import BatchProfile, Interference, LoopOverhead, ModelTiming
 from runtime.plan.schema import GraphRef
 
 
@@ -70,7 +70,7 @@ class RankSeconds:
     """Of all stages: seconds in which threads of this process start kernels, one at a time."""
     computing: float | None = None
     """Of forward_backward and optimizer: seconds that a GPU is busy; None: all of them."""
-    beside: dict[str, Beside] = field(default_factory=dict[str, Beside])
+    beside: dict[str, Interference] = field(default_factory=dict[str, Interference])
     """How a loader thread and the model slow each other down, by the thread's work; what was not
     measured is slowed down by the machine's rates of a gather."""
     wait_sigma: float | None = None
@@ -171,7 +171,7 @@ def rank_seconds(
     variation = _variation(batch)
     slope = seconds_per_scale(timing, ranks=ranks, threads=threads)
     reduced = _all_reduce(machine, timing, candidate)
-    handing = timing.handing or Handing(seeds=0.0, labels=0.0, between=0.0)
+    handing = timing.handing or LoopOverhead(seeds=0.0, labels=0.0, between=0.0)
     return RankSeconds(
         seeds=handing.seeds,
         between=handing.between,

@@ -8,7 +8,7 @@ from planner.cost.model import predict
 from planner.cost.request import Request
 from planner.cost.stages.gather import beyond
 from planner.machine.model import Table
-from planner.workload import Beside
+from planner.workload import Interference
 from tests.planner.cost.by_hand import candidate, price, request, rows
 from tests.planner.cost.terms import timed, with_tables
 from tests.support.machines import GATHER_AXES, constant, machine
@@ -43,7 +43,7 @@ def test_rows_of_a_small_batch_cost_more_each() -> None:
 
 def beside_each_other(asked: Request, **kinds: tuple[float, float]) -> Request:
     """The request, its profile with (work, step) slowdowns by kind of a loader's work."""
-    beside = {kind: Beside(work=work, step=step) for kind, (work, step) in kinds.items()}
+    beside = {kind: Interference(work=work, step=step) for kind, (work, step) in kinds.items()}
     timing = {k: replace(t, beside=beside) for k, t in asked.profile.timing.items()}
     return replace(asked, profile=replace(asked.profile, timing=timing))
 

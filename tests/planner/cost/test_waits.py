@@ -8,7 +8,7 @@ from planner.cost.backends.cpu import RankSeconds
 from planner.cost.model import predict
 from planner.cost.step import step_seconds
 from planner.machine.model import Table
-from planner.workload import AfterWait, Handing
+from planner.workload import ColdCachePenalty, LoopOverhead
 from tests.planner.cost.by_hand import candidate, price, request, rows
 from tests.planner.cost.terms import per_byte, timed, with_tables
 from tests.support.machines import constant, machine
@@ -53,7 +53,7 @@ def test_nobody_leaves_earlier_than_an_exchange_lasts() -> None:
 
 def test_a_step_that_follows_a_wait_for_the_disk_is_longer() -> None:
     asked = request(with_tables())
-    found = timed(asked, after_wait=AfterWait(wait_seconds=0.02, seconds=2e-3))
+    found = timed(asked, after_wait=ColdCachePenalty(wait_seconds=0.02, seconds=2e-3))
 
     def longer(*, loaders: int = 0, **by_source: float) -> float:
         before, after = (
@@ -71,7 +71,7 @@ def test_a_step_that_follows_a_wait_for_the_disk_is_longer() -> None:
 
 def test_a_step_that_follows_a_wait_for_other_ranks_is_longer_but_not_twice() -> None:
     # 1,000 rows that each rank sends are 2,000 exchanged, in 20 ms: the whole wait that was timed.
-    found = AfterWait(wait_seconds=0.02, seconds=2e-3)
+    found = ColdCachePenalty(wait_seconds=0.02, seconds=2e-3)
 
     def longer(after_exchange: float, *, wait: float = 0.02) -> float:
         each = constant("seconds", ["bytes", "ranks"], after_exchange)
@@ -97,7 +97,7 @@ def test_a_step_that_follows_a_wait_for_other_ranks_is_longer_but_not_twice() ->
 
 def test_what_no_stage_has_is_in_the_step_and_in_the_wait_for_its_batch() -> None:
     asked = request(with_tables())
-    found = timed(asked, handing=Handing(seeds=1e-4, labels=2e-4, between=4e-4))
+    found = timed(asked, handing=LoopOverhead(seeds=1e-4, labels=2e-4, between=4e-4))
 
     def longer(loaders: int) -> dict[str, float]:
         before, after = (
