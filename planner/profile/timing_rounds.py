@@ -66,7 +66,8 @@ def quieter(rounds: Sequence[dict[str, Interference]]) -> dict[str, Interference
     work too (DEC-34). A disk's work slows no step down and scatters between rounds, so the first of
     several such rounds would be a random one.
 
-    >>> one, two, three = (Interference(work=w, step=s) for w, s in ((1.3, 3.5), (1.2, 1.0), (0.8, 1.0)))
+    >>> pairs = ((1.3, 3.5), (1.2, 1.0), (0.8, 1.0))
+    >>> one, two, three = (Interference(work=work, step=step) for work, step in pairs)
     >>> quieter([{"disk": one}, {"disk": two}, {"disk": three}])
     {'disk': Interference(work=1.0, step=1.0)}
     """
