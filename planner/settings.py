@@ -6,128 +6,41 @@ What no training can use is refused here, before anything is probed or profiled.
 written before are read without these checks.
 """
 
-import functools
-import math
-import numbers
-import typing
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from planner.errors import SettingsError
 from planner.placement.policies.registry import PLACEMENT_POLICIES
-from runtime.plan.schema import Workload
-from runtime.sampling.parameters import LAYERWISE
+from runtime.plan.schema import MOST_FANOUT, Workload
+from runtime.plan.setting import Range, Setting, make_from, own_fields
+from runtime.sampling.parameters import LAYERWISE, PARAMETERS
 
-MOST_FANOUT = 1_000_000
-"""Neighbours per hop; -1 takes all, however many."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Range:
-    """Numbers that a setting may have."""
-
-    least: float
-    most: float
-    whole: bool = True
-    above_least: bool = False
-    """Whether the least is not one of them."""
-    below_most: bool = False
-    """Whether the largest is not one of them."""
-
-    def has(self, value: Any) -> bool:
-        """Whether a value is a number of this range; NaN is none."""
-        kind = numbers.Integral if self.whole else numbers.Real
-        if isinstance(value, bool) or not isinstance(value, kind) or not math.isfinite(value):
-            return False
-        number: Any = value
-        low = number > self.least if self.above_least else number >= self.least
-        return bool(low and (number < self.most if self.below_most else number <= self.most))
-
-    def __str__(self) -> str:
-        number = "a whole number" if self.whole else "a number"
-        low = "above" if self.above_least else "of at least"
-        high = "below" if self.below_most else "at most"
-        return f"{number} {low} {self.least:,} and {high} {self.most:,}"
+Settings = TypeVar("Settings", bound="PlanSettings")
 
 
-_SHARE = Range(least=0, most=1, whole=False, below_most=True)
-WORKLOAD = {
-    "num_layers": Range(least=1, most=16),
-    "hidden": Range(least=1, most=65_536),
-    "heads": Range(least=1, most=1024),
-    "dropout": _SHARE,
-    "batch_size": Range(least=1, most=2**31 - 1),
-    "learning_rate": Range(least=0, most=1000, whole=False, above_least=True),
-    "weight_decay": Range(least=0, most=1000, whole=False),
-    "seed": Range(least=0, most=2**63 - 1),
-}
-LINKS = {
-    "num_negatives": Range(least=1, most=10_000),
-    "eval_negatives": Range(least=1, most=100_000),
-}
-LIMITS = {
-    "devices": Range(least=1, most=4096),
-    "hosts": Range(least=1, most=4096),
-    "device_memory_bytes": Range(least=1, most=2**60),
-    "host_memory_bytes": Range(least=1, most=2**60),
-}
-"""Of `PlanSettings` itself; None is none."""
-OPTIONS = {
-    "num_layers": "layers",
-    "device_memory_bytes": "device-memory",
-    "host_memory_bytes": "host-memory",
-}
-"""Options of the command line that are named otherwise than their setting."""
+def check_values(owner: object) -> None:
+    """Refuse a number outside its range, or a word that is none of those its field takes.
 
-
-def option_of(name: str) -> str:
-    """The option of the command line that sets it.
-
-    >>> option_of("weight_decay"), option_of("num_layers")
-    ('--weight-decay', '--layers')
-    """
-    return f"--{OPTIONS.get(name, name).replace('_', '-')}"
-
-
-def check_numbers(owner: object, ranges: dict[str, Range]) -> None:
-    """Refuse a number outside its range.
-
-    Args:
-        owner: settings with those attributes; None is let through.
-        ranges: by attribute.
+    Fields of nested dataclasses are not looked at; None is let through.
 
     Raises:
         SettingsError: one line with what was expected, found, and which option says it.
     """
-    for name, wanted in ranges.items():
-        found = getattr(owner, name)
-        if found is not None and not wanted.has(found):
-            raise SettingsError(
-                f"{name.replace('_', ' ')}: expected {wanted}, found {found!r}; correct "
-                f"{option_of(name)}"
-            )
-
-
-def check_choices(owner: object) -> None:
-    """Refuse a word that is none of those its field is declared with.
-
-    Raises:
-        SettingsError: as `check_numbers`.
-    """
-    for name, words in _choices(type(owner)).items():
-        found = getattr(owner, name)
-        if found not in words:
-            raise SettingsError(
-                f"{name.replace('_', ' ')}: expected one of {', '.join(words)}, found {found!r}; "
-                f"correct {option_of(name)}"
-            )
-
-
-@functools.cache
-def _choices(kind: type) -> dict[str, tuple[str, ...]]:
-    """Fields of a dataclass that are one of a few words."""
-    hints = typing.get_type_hints(kind)
-    return {n: typing.get_args(h) for n, h in hints.items() if typing.get_origin(h) is Literal}
+    for each in own_fields(type(owner)):
+        found, wanted = getattr(owner, each.name), each.setting.range
+        if each.choices:
+            if found in each.choices:
+                continue
+            expected = f"one of {', '.join(each.choices)}"
+        elif wanted is None or found is None or isinstance(found, list | dict) or wanted.has(found):
+            continue
+        else:
+            expected = str(wanted)
+        raise SettingsError(
+            f"{each.name.replace('_', ' ')}: expected {expected}, found {found!r}; correct "
+            f"{each.flag}"
+        )
 
 
 def check_workload(work: Workload) -> None:
@@ -136,10 +49,8 @@ def check_workload(work: Workload) -> None:
     Raises:
         SettingsError: one line with what was expected, what was found and what to do.
     """
-    check_numbers(work, WORKLOAD)
-    check_numbers(work.links, LINKS)
-    check_choices(work)
-    check_choices(work.links)
+    check_values(work)
+    check_values(work.links)
     if work.model == "gat" and work.num_layers > 1 and work.hidden % work.heads:
         raise SettingsError(
             f"model gat: expected hidden ({work.hidden}) divisible by heads ({work.heads}); change "
@@ -190,45 +101,114 @@ class SamplerChoice:
     """What differs from its defaults."""
 
 
+_COUNT, _BYTES = Range(least=1, most=4096), Range(least=1, most=2**60)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlanSettings:
     """One planning request."""
 
+    devices: Annotated[
+        int | None,
+        Setting(
+            help="Number of ranks.",
+            unset="the fastest, from 1 to the cores or GPUs",
+            range=_COUNT,
+            label="Ranks",
+        ),
+    ] = None
+    hosts: Annotated[
+        int | None,
+        Setting(help="Hosts to spread the ranks over.", unset="the fastest number", range=_COUNT),
+    ] = None
+    device_memory_bytes: Annotated[
+        int | None,
+        Setting(
+            help="Memory each device may use, for its copies of rows and all else.",
+            how="such as 8GiB",
+            unset="measured",
+            range=_BYTES,
+            label="Memory of each device",
+        ),
+    ] = None
+    host_memory_bytes: Annotated[
+        int | None,
+        Setting(
+            help="Memory of a host that may be used.",
+            how="such as 64GiB",
+            unset="measured",
+            range=_BYTES,
+            label="Memory of the host",
+        ),
+    ] = None
     workload: Workload = field(default_factory=Workload)
     """What is to be trained; the planner never changes it."""
-    devices: int | None = None
-    """Number of ranks; None lets the planner choose from 1 to the cores (or GPUs)."""
-    hosts: int | None = None
-    """Number of hosts that ranks are spread over; None: whatever is fastest."""
-    device_memory_bytes: int | None = None
-    """Bytes each device may use for its own copies of rows and everything else; None: measured."""
-    host_memory_bytes: int | None = None
-    """Bytes of host memory that may be used; None: measured."""
-    mode: Literal["auto", "minibatch", "full-graph"] = "auto"
-    """Full-graph takes one step per epoch; auto keeps the user's mini-batches, since the two are
-    not comparable by epoch time."""
-    sampler: str = "neighbor"
-    """A name of runtime.sampling.parameters.PARAMETERS, or auto: neighbor and maybe labor."""
-    sampler_parameters: dict[str, float | str] = field(default_factory=dict[str, float | str])
-    """What differs from that sampler's defaults."""
-    other_samplers: list[SamplerChoice] = field(default_factory=list[SamplerChoice])
-    """Planned beside `sampler`, in the same sitting; the fastest is kept. The statistics of each
-    must be allowed."""
-    dialect: Literal["first_seen", "every_hop"] = "first_seen"
-    batching: Literal["auto", "independent"] = "auto"
-    """Independent leaves out batches that ranks make together: `PlannedLoader(blocks=False)`, hence
-    a model with forward(x, edge_index), needs each rank's own subgraph."""
-    policy: str = "auto"
-    """Placement policy; auto scores all and keeps the best."""
-    shared_host: bool = True
-    """False: the host's shared mapping of features is not used (rows live in ranks or on disk)."""
-    oversubscribe: bool = False
-    """True: ranks x threads may exceed the cores (slower and less predictable)."""
+    mode: Annotated[
+        Literal["auto", "minibatch", "full-graph"],
+        Setting(
+            help="Kind of training; full-graph takes one step per epoch over all nodes. auto: "
+            "minibatch, since the two train differently.",
+            more="See [BNS-GCN](papers.md#bns-gcn-mlsys-2022).",
+            label="Training",
+        ),
+    ] = "auto"
+    sampler: Annotated[
+        str,
+        Setting(
+            help=f"{', '.join(PARAMETERS)}, or auto: neighbor and, where statistics may be "
+            "unbiased, labor.",
+            how="parameters follow as in labor:variant=star,kappa=16; repeat it to have the "
+            "fastest of several",
+            more="[Parameters](../runtime/sampling/parameters.py) of each. Several are profiled in "
+            "one sitting, which takes as many times as long.",
+            default=AUTO_SAMPLER,
+        ),
+    ] = "neighbor"
+    sampler_parameters: Annotated[
+        dict[str, float | str],
+        Setting(help="What differs from that sampler's defaults.", surface="service"),
+    ] = field(default_factory=dict[str, float | str])
+    other_samplers: Annotated[
+        list[SamplerChoice],
+        Setting(
+            help="Planned beside `sampler`, in the same sitting; the fastest is kept. The "
+            "statistics of each must be allowed.",
+            surface="service",
+        ),
+    ] = field(default_factory=list[SamplerChoice])
+    dialect: Annotated[
+        Literal["first_seen", "every_hop"],
+        Setting(
+            help="Which nodes a hop expands: those met first (as PyG), or every one again (as DGL)."
+        ),
+    ] = "first_seen"
+    batching: Annotated[
+        Literal["auto", "independent"],
+        Setting(
+            help="independent: ranks never share a batch, as PlannedLoader(blocks=False) and "
+            "models with forward(x, edge_index) need.",
+            label="Batches",
+        ),
+    ] = "auto"
+    policy: Annotated[
+        str,
+        Setting(
+            help=f"Placement policy: {', '.join(POLICIES)}; auto scores all and keeps the best.",
+            more="none reads all from the host; joint is a linear programme over features and "
+            "topology; lru and clock are caches that fill themselves.",
+            label="Rows placed by",
+        ),
+    ] = "auto"
+    shared_host: Annotated[
+        bool, Setting(help="Use the host's shared mapping of features; else ranks or the disk.")
+    ] = True
+    oversubscribe: Annotated[
+        bool, Setting(help="Allow more threads than cores (slower, less predictable).")
+    ] = False
 
     def __post_init__(self) -> None:
         check_workload(self.workload)
-        check_numbers(self, LIMITS)
-        check_choices(self)
+        check_values(self)
         model = self.workload.model
         if model not in MODELS and ":" not in model:
             raise SettingsError(
@@ -263,3 +243,15 @@ class PlanSettings:
             for each in self.other_samplers
         ]
         return [replace(self, other_samplers=[]), *others]
+
+
+def make_settings(values: Mapping[str, Any], kind: type[Settings]) -> Settings:
+    """A request from its fields by name, those of the workload among them.
+
+    Without `num_layers` there is one layer for each fan-out.
+
+    Raises:
+        SettingsError: as `PlanSettings`.
+    """
+    fanouts = values.get("fanouts", Workload().fanouts)
+    return make_from(kind, {"num_layers": len(fanouts)} | dict(values))

@@ -2,7 +2,6 @@
 
 import json
 import re
-from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -11,9 +10,10 @@ import typer.main
 from api.app import create_app
 from planner.cli.main import app
 from planner.probe.presets import load_preset
-from planner.settings import POLICIES, PlanSettings
+from planner.settings import POLICIES
 from runtime.sampling.parameters import PARAMETERS
 from runtime.stages import Stage
+from tests.support import flag_table
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -69,30 +69,11 @@ def test_every_stage_is_in_the_runtime_page():
     assert [s for s in Stage if f"`{s}`" not in page("runtime/README.md")] == []
 
 
-def row(flag: str) -> str:
-    """What the page of commands says of a flag of `gnnplan plan`."""
-    (found,) = re.findall(rf"^\| `{flag}` \| (.*) \|$", page("docs/cli.md"), re.MULTILINE)
-    return found
-
-
-def test_every_policy_is_in_the_page_of_commands():
-    words = re.findall(r"[\w-]+", re.sub(r"\(.*?\)", "", row("--policy")))
-    assert set(words) - {"or", "a", "placement", "and"} == set(POLICIES)
-
-
-def test_every_sampler_is_in_the_page_of_commands():
-    words = re.findall(r"[\w-]+", row("--sampler"))
-    assert [name for name in PARAMETERS if name not in words] == []
-
-
-def test_every_setting_has_a_flag():
-    flags = verbs()["plan"]
-    renamed = {"workload": None, "device_memory_bytes": "--device-memory"}
-    renamed["sampler_parameters"] = renamed["other_samplers"] = "--sampler"
-    renamed["host_memory_bytes"] = "--host-memory"
-    for spec in fields(PlanSettings):
-        flag = renamed.get(spec.name, f"--{spec.name.replace('_', '-')}")
-        assert flag is None or flag in flags, spec.name
+def test_the_table_of_flags_is_made_of_the_settings():
+    found = flag_table.committed()
+    assert found == flag_table.made(), "write it anew: python -m tests.support.flag_table"
+    names = [*POLICIES, *PARAMETERS]
+    assert [name for name in names if not re.search(rf"(?<![\w-]){name}(?![\w-])", found)] == []
 
 
 def test_every_table_of_a_machine_is_in_the_probe_page():

@@ -1,4 +1,4 @@
-"""The form that makes a plan: fields of the REST request, checked by the same schema."""
+"""The form that makes a plan: the settings of a request, checked by the REST request's schema."""
 
 from typing import Any
 
@@ -13,34 +13,21 @@ from api.schemas.requests import PlanRequest
 from api.security.auth import Planner
 from api.service import graphs, machines, planning
 from api.service.context import Service
-from planner.errors import SettingsError
-from planner.settings import POLICIES
-from planner.units import parse_bytes
+from planner.options import YES_NO, default_text, read_texts
+from planner.settings import MODELS, POLICIES, PlanSettings
+from runtime import codec
 from runtime.errors import InputError
+from runtime.plan.setting import SettingField, setting_fields
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
-WHOLE = ("devices", "hidden", "batch_size", "seed")
-SIZES = {"device_memory": "device_memory_bytes", "host_memory": "host_memory_bytes"}
-WORDS = ("graph", "machine", "model", "policy", "allow", "mode", "batching", "sampler")
-MODELS = ("sage", "gcn", "gat", "rgcn")
-DEFAULTS = {
-    "model": "sage",
-    "hidden": "256",
-    "fanouts": "15,10",
-    "batch_size": "1024",
-    "policy": "auto",
-    "allow": "exact",
-    "mode": "auto",
-    "batching": "auto",
-    "sampler": "auto",
-    "seed": "0",
-}
+FIRST = ("devices", "model", "hidden", "fanouts", "batch_size")
+"""Settings that the form shows at once; the others stand under "More"."""
 
 
 @router.get("/plans/new")
 def show_form(request: Request, service: ServiceIn, _who: Planner) -> Response:
     """The form."""
-    return _form(request, service, DEFAULTS)
+    return _form(request, service, {_key(each): default_text(each) for each in form_fields()})
 
 
 @router.post("/plans/new")
@@ -69,25 +56,30 @@ def request_fields(fields: dict[str, str]) -> dict[str, Any]:
     Raises:
         SettingsError: a field is no number or size.
     """
-    wanted: dict[str, Any] = {name: fields[name] for name in WORDS if name in fields}
-    for name in WHOLE:
-        if name in fields:
-            wanted[name] = _whole(name, fields[name])
-    if "fanouts" in fields:
-        wanted["fanouts"] = [_whole("fanouts", part) for part in fields["fanouts"].split(",")]
-    for name, field in SIZES.items():
-        if name in fields:
-            wanted[field] = parse_bytes(fields[name], name.replace("_", " "))
-    return wanted
+    wanted: dict[str, Any] = {name: fields[name] for name in ("graph", "machine") if name in fields}
+    given = {each.name: fields[_key(each)] for each in form_fields() if _key(each) in fields}
+    return wanted | codec.to_plain(read_texts(PlanSettings, given, name_of=_label))
 
 
-def _whole(name: str, text: str) -> int:
-    try:
-        return int(text.strip())
-    except ValueError:
-        raise SettingsError(
-            f"{name.replace('_', ' ')}: expected a whole number, found {text[:40]!r}"
-        ) from None
+def form_fields(kind: type = PlanSettings) -> list[SettingField]:
+    """Settings that the form has, in the order of the flags."""
+    return [each for each in setting_fields(kind) if each.setting.surface == "all"]
+
+
+def _key(field: SettingField) -> str:
+    """Name of a setting's field in the form."""
+    return field.flag.removeprefix("--").replace("-", "_")
+
+
+def _label(field: SettingField) -> str:
+    return field.setting.label or _key(field).replace("_", " ").capitalize()
+
+
+def _choices(field: SettingField, models: list[str]) -> tuple[str, ...]:
+    """Words that the form offers of a setting; empty where it takes a text."""
+    open_names = {"policy": POLICIES, "model": tuple(models)}
+    yes_no = YES_NO if field.hint is bool else ()
+    return field.choices or yes_no or open_names.get(field.name, ())
 
 
 def _form(
@@ -97,14 +89,26 @@ def _form(
     told: list[str] | None = None,
     status: int = 200,
 ) -> Response:
+    models = sorted({*MODELS, *service.settings.allowed_models})
+    shown = {
+        each.name: {
+            "key": _key(each),
+            "label": _label(each),
+            "choices": _choices(each, models),
+            "hint": each.setting.unset or each.setting.how,
+            "value": fields.get(_key(each), ""),
+            "changed": fields.get(_key(each), "") not in ("", default_text(each)),
+        }
+        for each in form_fields()
+    }
     return page(
         request,
         "new_plan.html",
         status=status,
-        fields={**dict.fromkeys((*WORDS, *WHOLE, *SIZES, "fanouts"), ""), **fields},
+        fields={"graph": "", "machine": "", **fields},
+        first=[shown[name] for name in FIRST],
+        more=[each for name, each in shown.items() if name not in FIRST],
         told=told or [],
         graphs=graphs.list_graphs(service),
         machines=machines.list_machines(service, limit=200).items,
-        models=sorted({*MODELS, *service.settings.allowed_models}),
-        policies=["auto", *[name for name in POLICIES if name != "auto"]],
     )

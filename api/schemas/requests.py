@@ -1,18 +1,19 @@
 """Bodies of requests; fields mirror the flags of the command line."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, create_model
 
 from api.schemas.resources import Strict
-from planner.settings import AUTO_SAMPLER, PlanSettings, SamplerChoice
-from runtime.plan.schema import Links, Workload
+from planner.settings import PlanSettings, SamplerChoice, make_settings
+from runtime.plan.schema import MOST_FANOUT
+from runtime.plan.setting import SettingField, setting_fields
+
+Request = TypeVar("Request", bound=BaseModel)
 
 Fanouts = Annotated[
-    list[Annotated[int, Field(ge=-1, le=1_000_000)]], Field(min_length=1, max_length=16)
+    list[Annotated[int, Field(ge=-1, le=MOST_FANOUT)]], Field(min_length=1, max_length=16)
 ]
-Columns = Annotated[int, Field(ge=1, le=65_536)]
-Bytes = Annotated[int, Field(ge=1, le=2**60)]
 Seconds = Annotated[float, Field(gt=0.0, le=30 * 86400.0)]
 Name = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[^\x00-\x1f]+$")]
 
@@ -36,8 +37,57 @@ class SamplerRequest(Strict):
     name: Name
     parameters: Parameters = Field(default_factory=dict[str, float | str])
 
+    def choice(self) -> SamplerChoice:
+        """The planner's own of it."""
+        return SamplerChoice(name=self.name, parameters=dict(self.parameters))
 
-class WorkloadRequest(Limited):
+
+Samplers = Annotated[
+    list[Annotated[SamplerRequest, AfterValidator(SamplerRequest.choice)]], Field(max_length=16)
+]
+BY_TYPE: list[tuple[Any, Any]] = [
+    (str, Name),
+    (list[int], Fanouts),
+    (dict[str, list[int]], Annotated[dict[str, Fanouts], Field(max_length=1000)]),
+    (dict[str, float | str], Parameters),
+    (list[SamplerChoice], Samplers),
+]
+"""Settings' types that a request holds within limits of its own."""
+
+
+def with_settings(base: type[Request], settings: type) -> type[Request]:
+    """A request that holds every setting of a dataclass beside its own fields."""
+    fields: dict[str, Any] = {
+        each.name: (_type_of(each), _field(each))
+        for each in setting_fields(settings)
+        if each.setting.surface != "flag"
+    }
+    return create_model(base.__name__, __base__=base, **fields)
+
+
+def _type_of(field: SettingField) -> Any:
+    limited = next((limited for hint, limited in BY_TYPE if hint == field.hint), field.hint)
+    wanted = field.setting.range
+    if limited is not field.hint or wanted is None:
+        return limited
+    limits: dict[str, Any] = {
+        "gt" if wanted.above_least else "ge": wanted.least,
+        "lt" if wanted.below_most else "le": wanted.most,
+    }
+    return Annotated[field.hint, Field(**limits)]
+
+
+def _field(field: SettingField) -> Any:
+    said, unset = field.setting.help, field.setting.unset
+    words = f"{said.rstrip('.')}; null: {unset}." if unset else said
+    if field.default == []:
+        return Field(default_factory=list[Any], description=words)
+    if field.default == {}:
+        return Field(default_factory=dict[str, Any], description=words)
+    return Field(default=field.default, description=words)
+
+
+class GraphRequest(Limited):
     """A graph, a machine, and what is to be trained."""
 
     graph: str = Field(
@@ -48,47 +98,6 @@ class WorkloadRequest(Limited):
     machine: Name | None = Field(
         default=None, description="Preset, or id of an uploaded machine; null: the server itself."
     )
-    devices: int | None = Field(default=None, ge=1, le=4096, description="Ranks; null: auto.")
-    hosts: int | None = Field(
-        default=None, ge=1, le=4096, description="Hosts to spread them over; null: the fastest."
-    )
-    device_memory_bytes: Bytes | None = None
-    host_memory_bytes: Bytes | None = None
-    model: Name = Field(default="sage", description="sage, gcn, gat, rgcn or module:factory.")
-    hidden: Columns = 256
-    heads: Annotated[int, Field(ge=1, le=1024)] = 4
-    dropout: float = Field(default=0.0, ge=0.0, lt=1.0)
-    fanouts: Fanouts = Field(default=[15, 10])
-    type_fanouts: dict[str, Fanouts] = Field(default_factory=dict, max_length=1000)
-    batch_size: int = Field(default=1024, ge=1, le=2**31 - 1, description="Global batch.")
-    learning_rate: float = Field(default=3e-3, gt=0.0, le=1e3)
-    weight_decay: float = Field(default=0.0, ge=0.0, le=1e3)
-    gcn_norm: Literal["full", "sampled"] = "full"
-    precision: Literal["float32", "bfloat16", "float16"] = "float32"
-    negatives: Literal["uniform", "in-batch"] = "uniform"
-    num_negatives: int = Field(default=1, ge=1, le=10_000)
-    exclude: Literal["none", "forward", "both"] = "both"
-    eval_negatives: int = Field(default=100, ge=1, le=100_000)
-    sampler: Name = Field(
-        default=AUTO_SAMPLER,
-        description="A sampler's name, or auto: neighbor and, where `allow` lets it, labor.",
-    )
-    sampler_parameters: Parameters = Field(default_factory=dict[str, float | str])
-    other_samplers: list[SamplerRequest] = Field(
-        default_factory=list[SamplerRequest],
-        max_length=16,
-        description="Planned beside `sampler`, in the same sitting; the fastest is kept.",
-    )
-    dialect: Literal["first_seen", "every_hop"] = "first_seen"
-    mode: Literal["auto", "minibatch", "full-graph"] = "auto"
-    batching: Literal["auto", "independent"] = Field(
-        default="auto", description="independent: ranks never make a batch together."
-    )
-    policy: Name = "auto"
-    allow: Literal["exact", "unbiased", "approximate"] = "exact"
-    seed: int = Field(default=0, ge=0, le=2**63 - 1)
-    shared_host: bool = True
-    oversubscribe: bool = False
 
     def settings(self) -> PlanSettings:
         """The planner's settings for this request.
@@ -96,46 +105,12 @@ class WorkloadRequest(Limited):
         Raises:
             SettingsError: the fields contradict each other.
         """
-        return PlanSettings(
-            workload=Workload(
-                model=self.model,
-                num_layers=len(self.fanouts),
-                hidden=self.hidden,
-                heads=self.heads,
-                dropout=self.dropout,
-                fanouts=list(self.fanouts),
-                type_fanouts={name: list(f) for name, f in self.type_fanouts.items()},
-                batch_size=self.batch_size,
-                learning_rate=self.learning_rate,
-                weight_decay=self.weight_decay,
-                gcn_norm=self.gcn_norm,
-                precision=self.precision,
-                seed=self.seed,
-                allow=self.allow,
-                links=Links(
-                    negatives=self.negatives,
-                    num_negatives=self.num_negatives,
-                    exclude=self.exclude,
-                    eval_negatives=self.eval_negatives,
-                ),
-            ),
-            devices=self.devices,
-            hosts=self.hosts,
-            device_memory_bytes=self.device_memory_bytes,
-            host_memory_bytes=self.host_memory_bytes,
-            mode=self.mode,
-            sampler=self.sampler,
-            sampler_parameters=dict(self.sampler_parameters),
-            other_samplers=[
-                SamplerChoice(name=each.name, parameters=dict(each.parameters))
-                for each in self.other_samplers
-            ],
-            dialect=self.dialect,
-            batching=self.batching,
-            policy=self.policy,
-            shared_host=self.shared_host,
-            oversubscribe=self.oversubscribe,
-        )
+        names = {each.name for each in setting_fields(PlanSettings)} & set(type(self).model_fields)
+        return make_settings({name: getattr(self, name) for name in names}, PlanSettings)
+
+
+class WorkloadRequest(with_settings(GraphRequest, PlanSettings)):
+    """A graph, a machine, and what is to be trained."""
 
 
 class PlanRequest(WorkloadRequest):

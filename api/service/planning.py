@@ -79,7 +79,7 @@ def _checked(
 ) -> dict[str, Any]:
     """What the job is told, once all of it may be used."""
     settings = request.settings()
-    check_model(request.model, service.settings.allowed_models)
+    check_model(settings.workload.model, service.settings.allowed_models)
     machine = machine_reference(service, request.machine)
     graph = _opened(service, request.graph)
     check_graph(graph, settings, calibrate=calibrated)

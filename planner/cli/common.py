@@ -12,8 +12,6 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from planner.cost.memory import GIB
-from planner.errors import SettingsError
-from planner.settings import SamplerChoice
 from runtime import codec
 
 ProgressCallback = Callable[[str, float], None]
@@ -77,62 +75,6 @@ def emit_json(value: Any) -> None:
     """Print one JSON document on stdout."""
     sys.stdout.write(codec.dumps(value))
     sys.stdout.flush()
-
-
-def parse_integers(text: str, option: str) -> list[int]:
-    """Comma-separated integers, such as fan-outs 15,10,5.
-
-    Raises:
-        SettingsError: something else stands there.
-    """
-    try:
-        return [int(part) for part in text.split(",")]
-    except ValueError:
-        raise SettingsError(
-            f"{option}: expected integers separated by commas, such as 15,10, found {text!r}"
-        ) from None
-
-
-def parse_type_fanouts(texts: list[str]) -> dict[str, list[int]]:
-    """Fan-outs of edge types from NAME=5,3.
-
-    Raises:
-        SettingsError: no name, no integers, or a name twice.
-    """
-    found: dict[str, list[int]] = {}
-    for text in texts:
-        name, equals, numbers = text.partition("=")
-        if not equals or not name or name in found:
-            raise SettingsError(
-                f"--type-fanouts: expected NAME=5,3 once per edge type, found {text!r}"
-            )
-        found[name] = parse_integers(numbers, "--type-fanouts")
-    return found
-
-
-def parse_sampler(text: str) -> SamplerChoice:
-    """A sampler's name and parameters from NAME or NAME:key=value,key=value.
-
-    Raises:
-        SettingsError: a parameter is not key=value.
-    """
-    name, _, rest = text.partition(":")
-    parameters: dict[str, float | str] = {}
-    for part in rest.split(",") if rest else []:
-        key, equals, value = part.partition("=")
-        if not equals or not key or not value:
-            raise SettingsError(
-                f"--sampler: expected NAME or NAME:key=value,key=value, found {text!r}"
-            )
-        parameters[key.strip()] = _number_or_text(value.strip())
-    return SamplerChoice(name=name, parameters=parameters)
-
-
-def _number_or_text(text: str) -> float | str:
-    try:
-        return float(text)
-    except ValueError:
-        return text
 
 
 @contextmanager

@@ -17,13 +17,13 @@ from planner.cli.common import (
     RendezvousTimeout,
     console,
     emit_json,
-    parse_integers,
     print_text,
     progress_bar,
     seconds_text,
 )
 from planner.cli.remote import ServerOption
 from planner.emit import JobSpec, kubernetes_job, slurm_script
+from planner.options import parse_integers
 from planner.queries.compare import Comparison, compare
 from runtime.codec import write_text_atomically
 from runtime.plan.io import load_plan

@@ -8,6 +8,7 @@ from planner.client.connection import Problem, ServiceUnreachableError
 from planner.errors import SettingsError
 from planner.settings import PlanSettings
 from runtime import codec
+from runtime.plan.setting import flat_values, setting_fields
 
 T = TypeVar("T")
 State = Literal["queued", "running", "succeeded", "failed", "cancelled"]
@@ -207,10 +208,6 @@ def _known(cls: type[Any], document: Any) -> Any:
     return found
 
 
-_OF_LINKS = ("negatives", "num_negatives", "exclude", "eval_negatives")
-_DERIVED = ("num_layers", "links")
-
-
 def plan_body(
     graph: str, settings: PlanSettings, *, machine: str | None = None, calibrated: bool = False
 ) -> dict[str, Any]:
@@ -231,16 +228,7 @@ def profile_body(
     """Body of `POST /v1/profiles`; as `plan_body`."""
     if not graph:
         raise SettingsError("expected the name of a graph of the service, found none")
-    found: dict[str, Any] = codec.to_plain(settings)
-    work: dict[str, Any] = found.pop("workload")
-    links: dict[str, Any] = work["links"]
-    flat = {name: value for name, value in work.items() if name not in _DERIVED}
-    return (
-        found
-        | flat
-        | {name: links[name] for name in _OF_LINKS}
-        | {
-            "graph": graph,
-            "machine": machine,
-        }
-    )
+    values = flat_values(settings)
+    shown = [f.name for f in setting_fields(type(settings)) if f.setting.surface != "flag"]
+    settable = {name: codec.to_plain(values[name]) for name in shown}
+    return settable | {"graph": graph, "machine": machine}

@@ -10,32 +10,23 @@ from pydantic.fields import FieldInfo
 
 from api.schemas.requests import WorkloadRequest
 from planner.errors import SettingsError
-from planner.settings import (
-    LIMITS,
-    LINKS,
-    MOST_FANOUT,
-    WORKLOAD,
-    PlanSettings,
-    Range,
-    check_workload,
-)
+from planner.settings import PlanSettings, check_workload, make_settings
 from runtime import codec
-from runtime.plan.schema import Links, Workload
+from runtime.plan.schema import MOST_FANOUT, Links, Workload
+from runtime.plan.setting import Range, setting_fields
 
 NOT_FINITE = [math.nan, math.inf, -math.inf]
-BASE = PlanSettings()
+RANGES = {
+    each.name: each.setting.range
+    for each in setting_fields(PlanSettings)
+    if each.setting.range is not None and not each.name.endswith("fanouts")
+}
 
 
 def changed(name: str, value: Any) -> PlanSettings:
     """A request with that one setting."""
-    if name in WORKLOAD:
-        hops = value if name == "num_layers" and isinstance(value, int) and value > 0 else 2
-        work = replace(BASE.workload, **{name: value}, fanouts=[5] * min(hops, 99))
-        return replace(BASE, workload=work)
-    if name in LINKS:
-        work = replace(BASE.workload, links=replace(Links(), **{name: value}))
-        return replace(BASE, workload=work)
-    return replace(BASE, **{name: value})
+    hops = value if name == "num_layers" and isinstance(value, int) and value > 0 else 2
+    return make_settings({"fanouts": [5] * min(hops, 99), name: value}, PlanSettings)
 
 
 def outside(wanted: Range) -> list[Any]:
@@ -54,9 +45,9 @@ def inside(wanted: Range) -> list[Any]:
     return [low, high]
 
 
-@pytest.mark.parametrize("name", [*WORKLOAD, *LINKS, *LIMITS])
+@pytest.mark.parametrize("name", RANGES)
 def test_a_setting_outside_its_range_is_refused_with_its_option(name: str):
-    wanted = (WORKLOAD | LINKS | LIMITS)[name]
+    wanted = RANGES[name]
     for value in outside(wanted):
         with pytest.raises(SettingsError, match=r"expected .*, found .*; correct --") as caught:
             changed(name, value)
@@ -121,9 +112,9 @@ def bounds(field: FieldInfo) -> dict[str, float]:
     return found
 
 
-@pytest.mark.parametrize("name", [n for n in (WORKLOAD | LINKS | LIMITS) if n != "num_layers"])
+@pytest.mark.parametrize("name", [n for n in RANGES if n != "num_layers"])
 def test_the_service_takes_what_the_command_line_takes(name: str):
-    wanted = (WORKLOAD | LINKS | LIMITS)[name]
+    wanted = RANGES[name]
     low = "gt" if wanted.above_least else "ge"
     high = "lt" if wanted.below_most else "le"
     field = WorkloadRequest.model_fields[name]

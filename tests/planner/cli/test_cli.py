@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 from planner.cli import main as cli, planning
-from planner.cli.common import parse_integers, parse_sampler, print_text
+from planner.cli.common import print_text
 from planner.cli.main import main
 from planner.errors import SettingsError
+from planner.options import parse_integers, parse_sampler
 from planner.settings import SamplerChoice
 from planner.units import parse_bytes
 from runtime.graph.dataset import Graph
@@ -56,7 +57,7 @@ def one_line(capsys: pytest.CaptureFixture[str]) -> str:
         (["frobnicate"], "frobnicate"),
         (["plan", "G", "-o", "P", "--policy", "astrology"], "expected a policy"),
         (["plan", "G", "-o", "P", "--fanouts", "5,5", "--layers", "3"], "expected 3 fan-outs"),
-        (["plan", "G", "-o", "P", "--fanouts", "5,x"], "expected integers"),
+        (["plan", "G", "-o", "P", "--fanouts", "5,x"], "expected whole numbers"),
         (["plan", "G", "-o", "P", "--fanouts", "0,5"], "fan-outs of at least 1"),
         (["plan", "G", "-o", "P", "--sampler", "labor", *PRESET], "add --allow"),
         (
@@ -77,7 +78,7 @@ def one_line(capsys: pytest.CaptureFixture[str]) -> str:
             ["plan", "G", "-o", "P", "--devices", "0"],
             "devices: expected a whole number of at least 1",
         ),
-        (["plan", "G", "-o", "P", "--devices", "many"], "expected a number or auto"),
+        (["plan", "G", "-o", "P", "--devices", "many"], "expected a whole number or auto"),
         (["plan", "G", "-o", "P", "--device-memory", "lots"], "expected a size"),
         (["plan", "G", "-o", "P", "--batch-size", "0"], "batch size"),
         (["plan", "G", "-o", "P", "--machine", "no-such-machine"], "no-such-machine"),
@@ -188,12 +189,12 @@ def test_sizes_are_read_as_written(text: str, value: int):
 
 
 def test_a_sampler_takes_parameters():
-    assert parse_sampler("neighbor") == SamplerChoice(name="neighbor")
-    assert parse_sampler("labor:variant=star,kappa=4") == SamplerChoice(
+    assert parse_sampler("neighbor", "--sampler") == SamplerChoice(name="neighbor")
+    assert parse_sampler("labor:variant=star,kappa=4", "--sampler") == SamplerChoice(
         name="labor", parameters={"variant": "star", "kappa": 4.0}
     )
     with pytest.raises(SettingsError, match="--sampler"):
-        parse_sampler("labor:variant")
+        parse_sampler("labor:variant", "--sampler")
 
 
 def test_fanouts_are_integers():

@@ -1,0 +1,170 @@
+"""How a field that users set is declared once: its words, its range, the name of its flag.
+
+A dataclass's field carries a `Setting` in its annotation:
+
+    hidden: Annotated[int, Setting(help="Hidden columns.", range=Range(least=1, most=9))] = 256
+
+Flags of the command line, bodies of the service, the client, the dashboard's form and the page of
+commands are made of these fields.
+"""
+
+import dataclasses
+import functools
+import math
+import numbers
+import types
+import typing
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Range:
+    """Numbers that a setting may have."""
+
+    least: float
+    most: float
+    whole: bool = True
+    above_least: bool = False
+    """Whether the least is not one of them."""
+    below_most: bool = False
+    """Whether the largest is not one of them."""
+
+    def has(self, value: Any) -> bool:
+        """Whether a value is a number of this range; NaN is none."""
+        kind = numbers.Integral if self.whole else numbers.Real
+        if isinstance(value, bool) or not isinstance(value, kind) or not math.isfinite(value):
+            return False
+        number: Any = value
+        low = number > self.least if self.above_least else number >= self.least
+        return bool(low and (number < self.most if self.below_most else number <= self.most))
+
+    def __str__(self) -> str:
+        number = "a whole number" if self.whole else "a number"
+        low = "above" if self.above_least else "of at least"
+        high = "below" if self.below_most else "at most"
+        return f"{number} {low} {self.least:,} and {high} {self.most:,}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Setting:
+    """What every surface says of one field that users set."""
+
+    help: str
+    """What it is, in a sentence."""
+    how: str = ""
+    """How a flag spells its value, where its type does not say it."""
+    more: str = ""
+    """What the page of commands adds."""
+    range: Range | None = None
+    """Of its number, or of each number of its lists."""
+    flag: str = ""
+    """Its flag without dashes; empty: made of the field's name."""
+    label: str = ""
+    """Its name in the dashboard's form; empty: made of the flag."""
+    unset: str = ""
+    """What is done where it is None."""
+    default: Any = ...
+    """What flags and requests have without it, where that is not the field's own default."""
+    surface: Literal["all", "flag", "service"] = "all"
+    """Where it can be set: everywhere, as a flag alone, or by the service's requests alone."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SettingField:
+    """A field with its setting, and where it stands in the dataclass that was asked for."""
+
+    name: str
+    hint: Any
+    """Its type, without the setting."""
+    default: Any
+    """Of flags and requests."""
+    path: tuple[str, ...]
+    """Fields that lead to the dataclass which declares it."""
+    setting: Setting
+
+    @property
+    def flag(self) -> str:
+        """Its option of the command line.
+
+        >>> found = {each.name: each.flag for each in setting_fields(_Example)}
+        >>> found
+        {'memory_bytes': '--memory', 'num_hops': '--hops'}
+        """
+        name = self.setting.flag or self.name.removesuffix("_bytes").replace("_", "-")
+        return f"--{name}"
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """Words that it is one of; empty where it is something else."""
+        return typing.get_args(self.hint) if typing.get_origin(self.hint) is Literal else ()
+
+    @property
+    def optional(self) -> bool:
+        """Whether it may be None."""
+        return isinstance(self.hint, types.UnionType) and type(None) in typing.get_args(self.hint)
+
+
+@functools.cache
+def setting_fields(kind: type) -> tuple[SettingField, ...]:
+    """The fields that users set, in order, those of nested dataclasses among them."""
+    return tuple(_fields(kind, ()))
+
+
+def own_fields(kind: type) -> Iterator[SettingField]:
+    """The fields that users set and the class itself declares."""
+    return (each for each in setting_fields(kind) if not each.path)
+
+
+def flat_values(owner: Any) -> dict[str, Any]:
+    """Values of the fields that users set, by name."""
+    kind: type = type(owner)
+    return {
+        each.name: getattr(functools.reduce(getattr, each.path, owner), each.name)
+        for each in setting_fields(kind)
+    }
+
+
+def make_from(kind: type[T], values: Mapping[str, Any]) -> T:
+    """An object from values by name, the inverse of `flat_values`; what is missing has its default.
+
+    >>> make_from(_Example, {"num_hops": 3})
+    _Example(memory_bytes=None, num_hops=3)
+    """
+    return _made(kind, values)
+
+
+def _made(kind: Any, values: Mapping[str, Any]) -> Any:
+    fields, hints = setting_fields(kind), typing.get_type_hints(kind)
+    own = {each.name: values[each.name] for each in fields if not each.path and each.name in values}
+    nested = {each.path[0] for each in fields if each.path}
+    return kind(**own, **{name: _made(hints[name], values) for name in nested})
+
+
+def _fields(kind: type, path: tuple[str, ...]) -> Iterator[SettingField]:
+    hints = typing.get_type_hints(kind, include_extras=True)
+    for spec in dataclasses.fields(kind):
+        hint = hints[spec.name]
+        marks = [m for m in getattr(hint, "__metadata__", ()) if isinstance(m, Setting)]
+        if marks:
+            default: Any = spec.default
+            if spec.default_factory is not dataclasses.MISSING:
+                default = spec.default_factory()
+            yield SettingField(
+                name=spec.name,
+                hint=hint.__origin__,
+                default=default if marks[0].default is ... else marks[0].default,
+                path=path,
+                setting=marks[0],
+            )
+        elif dataclasses.is_dataclass(hint) and isinstance(hint, type):
+            yield from _fields(hint, (*path, spec.name))
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Example:
+    memory_bytes: typing.Annotated[int | None, Setting(help="Bytes.")] = None
+    num_hops: typing.Annotated[int, Setting(help="Hops.", flag="hops")] = 2
