@@ -90,9 +90,9 @@ class SettingField:
     def flag(self) -> str:
         """Its option of the command line.
 
-        >>> found = {each.name: each.flag for each in setting_fields(_Example)}
-        >>> found
-        {'memory_bytes': '--memory', 'num_hops': '--hops'}
+        >>> from runtime.plan.schema import Links
+        >>> [each.flag for each in setting_fields(Links)][1:3]
+        ['--num-negatives', '--exclude']
         """
         name = self.setting.flag or self.name.removesuffix("_bytes").replace("_", "-")
         return f"--{name}"
@@ -131,8 +131,9 @@ def flat_values(owner: Any) -> dict[str, Any]:
 def make_from(kind: type[T], values: Mapping[str, Any]) -> T:
     """An object from values by name, the inverse of `flat_values`; what is missing has its default.
 
-    >>> make_from(_Example, {"num_hops": 3})
-    _Example(memory_bytes=None, num_hops=3)
+    >>> from runtime.plan.schema import Workload
+    >>> make_from(Workload, {"hidden": 8, "exclude": "none"}).links.exclude
+    'none'
     """
     return _made(kind, values)
 
@@ -162,9 +163,3 @@ def _fields(kind: type, path: tuple[str, ...]) -> Iterator[SettingField]:
             )
         elif dataclasses.is_dataclass(hint) and isinstance(hint, type):
             yield from _fields(hint, (*path, spec.name))
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Example:
-    memory_bytes: typing.Annotated[int | None, Setting(help="Bytes.")] = None
-    num_hops: typing.Annotated[int, Setting(help="Hops.", flag="hops")] = 2
