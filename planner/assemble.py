@@ -8,12 +8,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.candidate import Candidate
+from planner.candidate import Candidate, make_candidate
 from planner.cost.backends.gpu_lanes import has_lanes
 from planner.cost.request import row_bytes
 from planner.cost.stages.gather_gpu import gather_programs, peer_way
-from planner.machine.hosts import prefix_of
-from planner.machine.model import MachineModel
 from planner.placement.location import build_locations, check_locations, sources
 from planner.placement.place import Placed
 from planner.search.choose import Priced, alternatives, certificate
@@ -22,14 +20,13 @@ from planner.search.search import Explored, Search
 from planner.settings import PlanSettings
 from runtime.features.location import Codes, LocationTable, renumber
 from runtime.plan.schema import (
-    Device,
     DynamicCache,
     FeaturePlacement,
     Plan,
+    Sampler,
     Source,
     Strategy,
     Threads,
-    TopologyPlacement,
 )
 
 PIPELINES = {
@@ -37,46 +34,6 @@ PIPELINES = {
     "cuda": ("seeds", "sample", "gather", "copy", "batch"),
 }
 """The loader's stages by what the ranks compute on."""
-
-
-def planned_topology(candidate: Candidate, num_nodes: int) -> TopologyPlacement:
-    """Where adjacency lists live."""
-    own = num_nodes if candidate.topology == "replicated" else 0
-    return TopologyPlacement(
-        policy=candidate.topology,
-        own_rows=[own] * candidate.num_ranks,
-        replication=candidate.replication,
-    )
-
-
-def planned_devices(candidate: Candidate, machine: MachineModel) -> list[Device]:
-    """Every rank's place: a process on cores, or a GPU of its host and clique."""
-    if candidate.kind == "cpu":
-        return [_on_cores(r, candidate) for r in range(candidate.num_ranks)]
-    known = {gpu.name: gpu for gpu in machine.gpus}
-    first = {
-        h: [g.name for g in machine.gpus if g.host == h] for h in {g.host for g in machine.gpus}
-    }
-    clique = {r: number for number, ranks in enumerate(candidate.groups) for r in ranks}
-    return [
-        Device(
-            rank=r,
-            kind="cuda",
-            host=known[name].host,
-            clique=clique[r],
-            memory=known[name].memory,
-            index=first[known[name].host].index(name),
-        )
-        for r, name in enumerate(candidate.gpus)
-    ]
-
-
-def _on_cores(rank: int, candidate: Candidate) -> Device:
-    """A process on the cores of its host; hosts hold equal numbers of ranks, one after another."""
-    here = candidate.num_ranks // candidate.hosts
-    host = rank // here
-    memory = f"{prefix_of(host)}host0"
-    return Device(rank=rank, kind="cpu", host=host, clique=host, memory=memory, index=rank % here)
 
 
 def planned_pipeline(candidate: Candidate) -> list[str]:
@@ -178,30 +135,27 @@ def assemble(
 
 
 def _strategy(search: Search, chosen: Priced, listed: list[Source]) -> Strategy:
-    """The chosen candidate as the runtime reads it."""
+    """Return the chosen candidate with what its placement and the user's sampler add."""
     candidate, placement = chosen.candidate, chosen.placed.placement
-    request, settings = search.request, search.settings
-    on_disk = chosen.placed.rows.host_rows < request.graph.num_nodes
+    graph = search.request.graph
+    on_disk = chosen.placed.rows.host_rows < graph.num_nodes
     gpus = candidate.kind == "cuda"
-    return Strategy(
-        sampler=plan_sampler(settings, candidate),
-        batching=candidate.batching,
-        bulk_batches=candidate.bulk,
-        bulk_bytes=candidate.bulk_bytes,
+    own_lists = graph.num_nodes if candidate.topology.policy == "replicated" else 0
+    return replace(
+        candidate,
+        sampler=plan_sampler(search.settings, candidate),
         features=FeaturePlacement(
             policy=candidate.policy,
             sources=listed,
             own_rows=[len(ids) for ids in placement.own],
-            row_bytes=row_bytes(request.graph),
-            storage_dtype=request.graph.feature_dtype,
+            row_bytes=row_bytes(graph),
+            storage_dtype=graph.feature_dtype,
             disk_budget_bytes=DISK_BUDGET_BYTES if on_disk else 0,
             cache=_cache(chosen),
             peer_way="exchange" if gpus and _peer_way(search, chosen) == "exchange" else "mapped",
         ),
-        topology=planned_topology(candidate, request.graph.num_nodes),
+        topology=replace(candidate.topology, own_rows=[own_lists] * candidate.num_ranks),
         pipeline=planned_pipeline(candidate),
-        prefetch_depth=candidate.prefetch_depth,
-        devices=planned_devices(candidate, request.machine),
         threads=_threads(search, chosen) if gpus else candidate.threads,
     )
 
@@ -230,36 +184,26 @@ def _cache(chosen: Priced) -> DynamicCache:
 
 
 def candidate_of(plan: Plan, settings: PlanSettings) -> Candidate:
-    """The candidate that `assemble` made a plan of.
+    """Return the candidate that a plan was assembled from.
 
     Args:
         plan: of mini-batches.
         settings: the request; what it fixes of the sampler is no choice of the candidate.
     """
-    strategy = plan.strategy
-    gpus = strategy.devices[0].kind == "cuda"
-    hosts = 1 if gpus else len({d.host for d in strategy.devices})
-    cliques: dict[int, list[int]] = {}
-    for device in strategy.devices:
-        cliques.setdefault(device.clique, []).append(device.rank)
-    sampler, asked = strategy.sampler, settings.sampler_parameters
-    kappa, factor = sampler.parameters.get("kappa"), sampler.parameters.get("factor")
-    local = sampler.name == "las" and (settings.sampler != "las" or "factor" not in asked)
-    return Candidate(
-        num_ranks=plan.num_ranks,
+    strategy, asked = plan.strategy, settings.sampler_parameters
+    chosen = {name: v for name, v in strategy.sampler.parameters.items() if name not in asked}
+    local = strategy.las is not None and "factor" in chosen
+    plain = make_candidate(
+        strategy.devices,
         threads=strategy.threads,
         prefetch_depth=strategy.prefetch_depth,
-        policy=strategy.features.policy,
-        # A memory `gpu0.memory` is that of gpu0.
-        gpus=tuple(d.memory.removesuffix(".memory") for d in strategy.devices) if gpus else (),
-        cliques=tuple(map(tuple, cliques.values())) if gpus or hosts > 1 else (),
-        topology="partitioned" if strategy.topology.policy == "partitioned" else
-        "replicated" if strategy.topology.policy == "replicated" else "host",
-        replication=strategy.topology.replication,
-        bulk=strategy.bulk_batches,
-        bulk_bytes=strategy.bulk_bytes,
-        kappa=None if kappa is None or "kappa" in asked else int(kappa),
-        las=float(factor) if local and factor is not None else None,
+        policy=strategy.policy,
+        sampler=Sampler(name="las" if local else "neighbor", parameters=chosen),
+    )
+    return replace(
+        plain,
         batching=strategy.batching,
-        hosts=hosts,
-    )  # fmt: skip
+        bulk_batches=strategy.bulk_batches,
+        bulk_bytes=strategy.bulk_bytes,
+        topology=replace(strategy.topology, own_rows=[]),
+    )

@@ -1,82 +1,92 @@
-"""A candidate plan before it is priced: the discrete choices, and what a placement leaves to read.
+"""Candidates: strategies before their rows are placed, and what a placement leaves to read."""
 
-The nouns that the solver enumerates, placement fills and the cost model prices.
-"""
-
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeGuard
 
-from runtime.plan.schema import Threads
+from planner.machine.hosts import prefix_of
+from planner.machine.model import MachineModel
+from runtime.plan.schema import Device, FeaturePlacement, Sampler, Strategy, Threads, is_dynamic
 
-DynamicPolicy = Literal["lru", "clock"]
-DYNAMIC: tuple[DynamicPolicy, ...] = ("lru", "clock")
-"""Placements that keep no fixed rows but a cache that fills itself while training."""
+Candidate = Strategy
+"""A strategy before its rows are placed: what the search makes, compares and prices."""
 
 
-def is_dynamic(policy: str) -> TypeGuard[DynamicPolicy]:
-    """Whether a placement is a cache that fills itself.
+def make_candidate(
+    devices: list[Device],
+    *,
+    threads: Threads | None = None,
+    prefetch_depth: int = 2,
+    policy: str = "none",
+    sampler: Sampler | None = None,
+) -> Candidate:
+    """Return a strategy that draws by the user's sampler and whose rows are not placed yet.
 
-    >>> is_dynamic("lru"), is_dynamic("joint")
-    (True, False)
+    Args:
+        devices: one per rank.
+        threads: of each rank.
+        prefetch_depth: batches that may be ready ahead of the training thread.
+        policy: name of the placement policy.
+        sampler: parameters that the planner chooses; None: all are the user's.
     """
-    return policy in DYNAMIC
+    return Strategy(
+        sampler=sampler or Sampler(),
+        features=FeaturePlacement(
+            policy=policy, sources=[], own_rows=[], row_bytes=0, storage_dtype=""
+        ),
+        prefetch_depth=prefetch_depth,
+        devices=devices,
+        threads=threads or Threads(),
+    )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Candidate:
-    """The discrete choices of one way to run the same workload."""
+def list_cores(num_ranks: int, hosts: int = 1) -> list[Device]:
+    """Return the devices of ranks on cores, equally many on each host, one host after another."""
+    here = num_ranks // hosts
+    return [
+        Device(
+            rank=rank,
+            kind="cpu",
+            host=rank // here,
+            clique=rank // here,
+            memory=f"{prefix_of(rank // here)}host0",
+            index=rank % here,
+        )
+        for rank in range(num_ranks)
+    ]
 
-    num_ranks: int
-    threads: Threads
-    prefetch_depth: int
-    policy: str
-    """Placement policy, e.g. naive (nothing is copied)."""
-    gpus: tuple[str, ...] = ()
-    """The GPU of each rank, by its name in the machine; empty: ranks are processes on cores."""
-    cliques: tuple[tuple[int, ...], ...] = ()
-    """Ranks that can read each other's rows; empty: all of them."""
-    topology: Literal["host", "replicated", "partitioned"] = "host"
-    """Where adjacency lists are read: in host memory, in a copy of every GPU's own, or in parts."""
-    replication: int = 1
-    """Copies of a partitioned topology."""
-    bulk: int = 1
-    """Batches that one call of the sampler draws together."""
-    bulk_bytes: int = 0
-    """Most bytes that those may take on a rank; 0: one batch at a time."""
-    kappa: int | None = None
-    """Batches over which draws hang together; None: as the user's sampler says."""
-    las: float | None = None
-    """Factor of locality-aware sampling; None: the user's own sampler."""
-    batching: Literal["independent", "cooperative"] = "independent"
-    """Whether ranks sample their own batches, or share the work of one."""
-    hosts: int = 1
-    """Machines that the ranks are spread over."""
 
-    @property
-    def cache(self) -> DynamicPolicy | None:
-        """The cache that fills itself while training, where the placement is one."""
-        return self.policy if is_dynamic(self.policy) else None
+def list_gpus(
+    machine: MachineModel, names: Sequence[str], cliques: Sequence[Sequence[int]]
+) -> list[Device]:
+    """Return the devices of ranks on GPUs.
 
-    @property
-    def kind(self) -> Literal["cpu", "cuda"]:
-        """What the ranks compute on."""
-        return "cuda" if self.gpus else "cpu"
-
-    @property
-    def groups(self) -> list[list[int]]:
-        """The cliques, as placement takes them: every rank once."""
-        return [list(c) for c in self.cliques] or [list(range(self.num_ranks))]
-
-    @property
-    def busy_threads(self) -> int:
-        """Threads over all ranks that want a core at once."""
-        return self.num_ranks * (self.threads.compute + self.threads.sample)
+    Args:
+        machine: its GPUs are numbered per host, in its order.
+        names: GPU of each rank.
+        cliques: ranks that can read each other's rows, every rank once.
+    """
+    known = {gpu.name: gpu for gpu in machine.gpus}
+    first = {
+        h: [g.name for g in machine.gpus if g.host == h] for h in {g.host for g in machine.gpus}
+    }
+    clique = {rank: number for number, ranks in enumerate(cliques) for rank in ranks}
+    return [
+        Device(
+            rank=rank,
+            kind="cuda",
+            host=known[name].host,
+            clique=clique[rank],
+            memory=known[name].memory,
+            index=first[known[name].host].index(name),
+        )
+        for rank, name in enumerate(names)
+    ]
 
 
 def plain_words(candidate: Candidate) -> str:
     """Ranks, threads and placement; the other choices are told by the solver's kinds.
 
-    >>> plain_words(Candidate(num_ranks=2, threads=Threads(), prefetch_depth=2, policy="naive"))
+    >>> plain_words(make_candidate(list_cores(2), policy="naive"))
     '2 ranks x (1 compute + 0 loader) threads, naive'
     """
     t = candidate.threads
@@ -92,12 +102,14 @@ def plain_words(candidate: Candidate) -> str:
 def gpu_words(candidate: Candidate) -> str:
     """Which GPUs, in which cliques, with which topology.
 
-    >>> gpu_words(Candidate(num_ranks=2, threads=Threads(), prefetch_depth=2, policy="none",
-    ...     gpus=("gpu0", "gpu2"), cliques=((0,), (1,))))
+    >>> two = [Device(rank=0, kind="cuda", memory="gpu0.memory"),
+    ...     Device(rank=1, kind="cuda", memory="gpu2.memory", clique=1)]
+    >>> gpu_words(make_candidate(two))
     '2 GPUs (gpu0; gpu2), topology on the host'
     """
-    cliques = "; ".join("+".join(candidate.gpus[r] for r in c) for c in candidate.groups)
-    where = "on the host" if candidate.topology == "host" else "copied to every GPU"
+    names = candidate.gpus
+    cliques = "; ".join("+".join(names[r] for r in c) for c in candidate.cliques)
+    where = "on the host" if candidate.topology.policy == "host" else "copied to every GPU"
     count = f"{candidate.num_ranks} GPU{'s' if candidate.num_ranks > 1 else ''}"
     return f"{count} ({cliques}), topology {where}"
 

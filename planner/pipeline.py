@@ -79,7 +79,7 @@ def combinations_of(tried: Iterable[Candidate]) -> list[Combination]:
     for c in tried:
         shared = c.batching == "cooperative"
         key = (c.num_ranks // c.hosts, c.threads.compute, c.hosts, shared)
-        found[key] = found.get(key, False) or c.topology == "partitioned"
+        found[key] = found.get(key, False) or c.topology.policy == "partitioned"
     return [
         Combination(ranks=ranks, threads=threads, hosts=hosts, shared=shared, parts=parts)
         for (ranks, threads, hosts, shared), parts in sorted(found.items())

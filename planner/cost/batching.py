@@ -57,7 +57,7 @@ def choice_parts(
 ) -> dict[str, int]:
     """Private bytes that the choices take before a cache keeps any row."""
     found: dict[str, int] = {}
-    if candidate.bulk > 1:
+    if candidate.bulk_batches > 1:
         found["stack of batches"] = candidate.bulk_bytes
     if candidate.cache is not None:
         rows = memory.tail(batch.vertices[-1], batch.num_batches, TRAINING_BATCHES)
@@ -75,7 +75,7 @@ def with_choices(
     row_bytes: int,
 ) -> RankSeconds:
     """A rank's seconds with its stacks and its cache."""
-    if candidate.bulk > 1:
+    if candidate.bulk_batches > 1:
         rank = _stacked(rank, candidate, machine)
     if candidate.kappa is not None and candidate.kappa > 1:
         rank = _dependent(rank, candidate.kappa, machine)
@@ -89,7 +89,7 @@ def _stacked(rank: RankSeconds, candidate: Candidate, machine: MachineModel) -> 
     if "bulk_sample" not in machine.tables:
         words["sample"] = f"derived: stacks priced as single batches; {words['sample']}"
         return replace(rank, provenance=words)
-    rate = lookup(machine, "bulk_sample", batches=candidate.bulk)
+    rate = lookup(machine, "bulk_sample", batches=candidate.bulk_batches)
     words["sample"] = f"{rate.provenance} x ({words['sample']})"
     spreads = {**rank.spreads, "sample": rank.spreads["sample"] + rate.spread}
     sample = rank.sample * rate.seconds
@@ -159,10 +159,10 @@ def ordered_seconds(
         loader: seconds of each loader stage; s is sample, g all others.
         trainer_seconds: t.
 
+    >>> from planner.candidate import list_cores, make_candidate
     >>> from runtime.plan import Threads
-    >>> one = Candidate(num_ranks=1, threads=Threads(sample=1), prefetch_depth=2, policy="none",
-    ...     bulk=4)
-    >>> ordered_seconds(one, {"sample": 1.0, "gather": 0.0}, 1.0)
+    >>> one = make_candidate(list_cores(1), threads=Threads(sample=1))
+    >>> ordered_seconds(replace(one, bulk_batches=4), {"sample": 1.0, "gather": 0.0}, 1.0)
     1.5
     """
     if candidate.threads.sample == 0:
@@ -172,8 +172,8 @@ def ordered_seconds(
     least = 0.0
     if candidate.cache is not None:
         least = loader.get("gather", 0.0)
-    if candidate.bulk > 1:
+    if candidate.bulk_batches > 1:
         ahead = candidate.prefetch_depth * trainer_seconds
-        waits = max(0.0, candidate.bulk * sample + rest - ahead) / candidate.bulk
+        waits = max(0.0, candidate.bulk_batches * sample + rest - ahead) / candidate.bulk_batches
         least = max(least, sample, trainer_seconds + waits)
     return least

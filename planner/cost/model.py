@@ -67,7 +67,7 @@ def hosts_memory_use(
             one_host(machine, host),
             budgets,
             launcher_bytes=launcher_bytes,
-            mapped_topology=candidate.topology != "partitioned",
+            mapped_topology=candidate.topology.policy != "partitioned",
         )
         for rank in range(here):
             found[f"rank{first + rank}"] = mine.pop(f"rank{rank}")

@@ -183,12 +183,13 @@ def place_behind_caches(
     room, costs = memories.room, memories.costs
     nodes, stored = request.graph.num_nodes, row_bytes(request.graph)
     total = float(hotness.features.sum(dtype=np.float64))
+    groups = [list(clique) for clique in candidate.cliques]
     tried: list[tuple[Placement, RankRows, int, float]] = []
     for split in splits(room.own_bytes, room.host_rows, nodes, candidate.num_ranks, stored):
 
         def choose(p: NDArray[np.float32], kept: int | None = split.host_rows) -> Placement:
             nothing = [0] * candidate.num_ranks
-            return place("none", p, costs, nothing, cliques=candidate.groups, host_rows=kept)
+            return place("none", p, costs, nothing, cliques=groups, host_rows=kept)
 
         placement = choose(hotness.features)
         mask = placement.on_host

@@ -274,7 +274,7 @@ def contended_network(machine: MachineModel, candidate: Candidate, row_bytes: in
 def _across(machine: MachineModel, candidate: Candidate) -> tuple[Reader, ...]:
     """Ways to the GPUs of other cliques on the same host, over NVLink or from slot to slot."""
     gpus = {p.name: p for p in machine.gpus}
-    clique_of = {rank: c for c, clique in enumerate(candidate.groups) for rank in clique}
+    clique_of = {rank: c for c, clique in enumerate(candidate.cliques) for rank in clique}
     found: list[Reader] = []
     for rank, name in enumerate(candidate.gpus):
         others = [

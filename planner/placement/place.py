@@ -134,7 +134,7 @@ def capacity(request: Request, candidate: Candidate, *, shared_host: bool) -> Ca
     host = least_host_bytes(request.machine)
     if request.budgets.host_bytes is not None:
         host = min(host, request.budgets.host_bytes)
-    mapped = 0 if candidate.topology == "partitioned" else topology_bytes(request.graph)
+    mapped = 0 if candidate.topology.policy == "partitioned" else topology_bytes(request.graph)
     left = max(0, host - mapped - launcher_bytes(request) - here * private)
     host_rows = min(nodes, left // stored) if shared_host else 0
     own_bytes = (left - host_rows * stored) // here
@@ -224,7 +224,7 @@ def chooser(
         candidate.policy,
         costs=memories.costs,
         capacity_rows=[hotness.places(room.own_rows)] * candidate.num_ranks,
-        cliques=candidate.groups,
+        cliques=[list(clique) for clique in candidate.cliques],
         host_rows=None if room.host_rows is None else hotness.places(room.host_rows),
         out_degree=degrees,
         parts=None if parts is None else parts_here,

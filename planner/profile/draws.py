@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.candidate import Candidate
+from planner.candidate import Candidate, list_cores, make_candidate
 from planner.machine.model import Table
 from planner.profile import cache
 from planner.profile.draw import PROFILE_EPOCH
@@ -415,11 +415,10 @@ def _length(named: Sampler) -> int:
 
 def _with(*, las: float | None, kappa: int | None) -> Candidate:
     """A candidate with these choices of the sampler and nothing else to say."""
-    from runtime.plan.schema import Threads
-
-    return Candidate(
-        num_ranks=1, threads=Threads(), prefetch_depth=2, policy="none", las=las, kappa=kappa
-    )
+    factor = {} if las is None else {"factor": las}
+    shared = {} if kappa is None else {"kappa": float(kappa)}
+    sampler = Sampler(name="neighbor" if las is None else "las", parameters={**factor, **shared})
+    return make_candidate(list_cores(1), sampler=sampler)
 
 
 def _draw(

@@ -38,7 +38,7 @@ from planner.machine.model import MachineModel
 from planner.profile.roofline import KNOWN_MODELS, roofline_timing
 from planner.queries.simulate_time import BatchWork, StepTimes, movement, served, widths
 from planner.workload import BatchProfile, ModelTiming, Spread
-from runtime.plan.schema import Plan
+from runtime.plan.schema import Plan, TopologyPlacement
 
 _LEAST = 1e-12
 """The recursion wants positive seconds."""
@@ -307,19 +307,14 @@ def _ahead(
 
 def _candidate(plan: Plan, ways: Ways) -> Candidate:
     """The plan's ranks on the machine's GPUs."""
-    cliques: dict[int, list[int]] = {}
-    for device in plan.strategy.devices:
-        cliques.setdefault(device.clique, []).append(device.rank)
-    return Candidate(
-        num_ranks=plan.num_ranks,
-        threads=plan.strategy.threads,
-        prefetch_depth=plan.strategy.prefetch_depth,
-        policy=plan.strategy.features.policy,
-        gpus=tuple(ways.processors),
-        cliques=tuple(tuple(clique) for clique in cliques.values()),
-        topology="replicated" if plan.strategy.topology.policy == COPIED else "host",
-        bulk=plan.strategy.bulk_batches,
-    )
+    strategy = plan.strategy
+    devices = [
+        replace(device, kind="cuda", memory=f"{name}.memory")
+        for device, name in zip(strategy.devices, ways.processors, strict=True)
+    ]
+    copied = strategy.topology.policy == COPIED
+    topology = TopologyPlacement(policy="replicated" if copied else "host")
+    return replace(strategy, devices=devices, topology=topology)
 
 
 def _topology_shares(plan: Plan, batch: BatchWork) -> dict[str, float]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.candidate import Candidate, RankRows
+from planner.candidate import RankRows, list_cores, make_candidate
 from planner.cost.link_use import LinkUse, Ways
 from planner.cost.pipeline_time import finish_times
 from planner.cost.rates import edge_rate, vertex_rate
@@ -130,11 +130,11 @@ def widths(batch: BatchWork) -> dict[str, float]:
 def _loader_seconds(plan: Plan, machine: MachineModel, batch: BatchWork) -> list[float]:
     """Sample, gather, exchange of ids and of rows, batch."""
     strategy = plan.strategy
-    candidate = Candidate(
-        num_ranks=plan.num_ranks,
+    candidate = make_candidate(
+        list_cores(plan.num_ranks),
         threads=strategy.threads,
         prefetch_depth=strategy.prefetch_depth,
-        policy=strategy.features.policy,
+        policy=strategy.policy,
     )
     edge = edge_rate(machine, plan.graph, candidate).seconds
     vertex = vertex_rate(machine, plan.graph, candidate).seconds

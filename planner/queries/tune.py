@@ -99,7 +99,8 @@ def _shape(priced: Priced) -> tuple[Candidate, bytes]:
     if placement.on_host is not None:
         rows.update(placement.on_host.tobytes())
     depth = candidate.prefetch_depth if candidate.threads.sample else 0
-    return replace(candidate, policy=candidate.cache or "", prefetch_depth=depth), rows.digest()
+    shape = replace(candidate, prefetch_depth=depth).with_policy(candidate.cache or "")
+    return shape, rows.digest()
 
 
 def statistics_key(settings: PlanSettings, candidate: Candidate) -> str:

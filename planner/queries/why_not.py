@@ -42,7 +42,7 @@ def why_not(plan: Plan, policy: str) -> WhyNot:
     noise = search.request.machine.noise
     explored = search.explore()
     chosen = choose(explored.priced, noise)
-    here = search.price(replace(chosen.candidate, policy=policy))
+    here = search.price(chosen.candidate.with_policy(policy))
     try:
         best: Priced | None = choose(named.run(), noise)
     except PlanDoesNotFit:

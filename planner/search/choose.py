@@ -10,7 +10,7 @@ from planner.errors import PlanDoesNotFit
 from planner.placement.place import Placed
 from planner.search.dimensions.dimension import LeftOut
 from planner.search.dimensions.registry import changes_of, family_of, idle_words, name_of
-from runtime.plan.schema import Alternative, Certificate, Prediction
+from runtime.plan.schema import Alternative, Certificate, Prediction, TopologyPlacement
 
 MOST_ALTERNATIVES = 12
 
@@ -124,7 +124,7 @@ def choose(priced: Sequence[Priced], noise: float) -> Priced:
 
 def _where_it_runs(p: Priced) -> Candidate:
     """The candidate without the places of its rows and lists."""
-    return replace(p.candidate, policy="", topology="host")
+    return replace(p.candidate.with_policy(""), topology=TopologyPlacement())
 
 
 def alternatives(
@@ -139,11 +139,11 @@ def alternatives(
     kept, seen = list[Priced](), set[Candidate]()
     kinds, firsts = {family_of(chosen.candidate)}, list[Priced]()
     for p in others:
-        shape, kind = replace(p.candidate, policy=""), family_of(p.candidate)
+        shape, kind = p.candidate.with_policy(""), family_of(p.candidate)
         if kind not in kinds:
             firsts.append(p)
         # The same ranks and threads once, but every policy on the chosen ones.
-        elif shape not in seen or shape == replace(chosen.candidate, policy=""):
+        elif shape not in seen or shape == chosen.candidate.with_policy(""):
             kept.append(p)
         kinds.add(kind)
         seen.add(shape)

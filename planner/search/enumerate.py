@@ -12,13 +12,14 @@ ahead on lanes of their own by one loader thread: what the lanes use together th
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 
-from planner.candidate import Candidate
+from planner.candidate import Candidate, list_cores, list_gpus, make_candidate
 from planner.errors import SettingsError
 from planner.machine.model import MachineModel
 from planner.machine.routes import routes
 from planner.settings import PlanSettings
-from runtime.plan.schema import Threads
+from runtime.plan.schema import Threads, TopologyPlacement
 
 DEPTHS = (2, 4)
 """Prefetch depths worth trying: 2 removes the regular stall, 4 most of the random one [A2]."""
@@ -88,13 +89,14 @@ def candidates(
         )
     found: list[Candidate] = []
     for ranks in rank_counts(num_cores, asked, batch):
+        devices = list_cores(ranks)
         splits = thread_splits(num_cores // ranks, oversubscribe=settings.oversubscribe)
         for threads in splits:
             for depth in DEPTHS if threads.sample else DEPTHS[:1]:
                 for policy in policies:
                     found.append(
-                        Candidate(
-                            num_ranks=ranks, threads=threads, prefetch_depth=depth, policy=policy
+                        make_candidate(
+                            devices, threads=threads, prefetch_depth=depth, policy=policy
                         )
                     )
     return found
@@ -126,19 +128,16 @@ def machine_candidates(
     found: list[Candidate] = []
     for count in gpu_counts(machine, settings.devices, settings.workload.batch_size):
         for gpus, cliques in _choices(machine, count):
+            devices = list_gpus(machine, gpus, cliques)
             for topology in ("host", "replicated"):
                 for (loaders, depth), policy in itertools.product(AHEAD, policies):
-                    found.append(
-                        Candidate(
-                            num_ranks=count,
-                            threads=Threads(compute=1, sample=loaders, gather=1),
-                            prefetch_depth=depth,
-                            policy=policy,
-                            gpus=gpus,
-                            cliques=cliques,
-                            topology=topology,
-                        )
+                    plain = make_candidate(
+                        devices,
+                        threads=Threads(compute=1, sample=loaders, gather=1),
+                        prefetch_depth=depth,
+                        policy=policy,
                     )
+                    found.append(replace(plain, topology=TopologyPlacement(policy=topology)))
     return found
 
 

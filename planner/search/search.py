@@ -48,7 +48,7 @@ def with_capture(settings: PlanSettings, request: Request, candidate: Candidate)
     """The candidate, sampling by a graph where its GPUs gain from that."""
     threads = replace(candidate.threads, capture=0, comm=0)
     plain = settings.sampler == "neighbor" and not settings.sampler_parameters
-    node = request.graph.task != "link" and candidate.las is None and candidate.bulk == 1
+    node = request.graph.task != "link" and candidate.las is None and candidate.bulk_batches == 1
     if candidate.kind == "cuda" and plain and node:
         size = buffer_bytes(request, candidate)
         room = min(
@@ -238,8 +238,9 @@ class Search(Question):
         kinds = list(kinds_of(candidate))
         own = [k for kind in kinds if (k := kind.placement_key(candidate)) is not None]
         rooms = tuple(dict.fromkeys(kind.placement_room(memories.room) for kind in kinds))
-        return (candidate.policy, candidate.cliques, candidate.hosts, rooms, memories.costs,
-                candidate.num_ranks, candidate.batching, id(hotness), *own)  # fmt: skip
+        ranks = (candidate.num_ranks, candidate.hosts, candidate.cliques)
+        return (candidate.policy, candidate.batching, *ranks, rooms, memories.costs,
+                id(hotness), *own)  # fmt: skip
 
     def run(self) -> list[Priced]:
         """Every candidate priced, in order of preference where times are equal."""

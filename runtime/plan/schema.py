@@ -4,12 +4,15 @@
 must load anywhere.
 """
 
-from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Literal, TypeGuard
 
 from runtime.plan.setting import Range, Setting
 
 SCHEMA_VERSION = 1
+DynamicPolicy = Literal["lru", "clock"]
+DYNAMIC: tuple[DynamicPolicy, ...] = ("lru", "clock")
+"""Placements that keep no fixed rows but a cache that fills itself while training."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -294,7 +297,12 @@ class Threads:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Strategy:
-    """How the training runs."""
+    """How the training runs.
+
+    The search makes and prices strategies whose rows are not placed yet, and calls them candidates:
+    their `features` name the policy alone, and their `sampler` holds only what the planner chose
+    itself. `planner.assemble` fills in the rest. Nobody changes the lists after it is made.
+    """
 
     mode: Literal["minibatch", "full-graph"] = "minibatch"
     sampler: Sampler = field(default_factory=Sampler)
@@ -317,6 +325,82 @@ class Strategy:
     """Batches that may be ready or under way ahead of the training thread."""
     devices: list[Device]
     threads: Threads = field(default_factory=Threads)
+
+    def __hash__(self) -> int:
+        first, last, threads = self.devices[0], self.devices[-1], self.threads
+        drawn = (self.sampler.name, *self.sampler.parameters.items(), self.bulk_batches)
+        lists = (self.topology.policy, self.topology.replication, self.batching)
+        return hash((len(self.devices), first, last, threads, self.policy, *drawn, *lists))
+
+    @property
+    def num_ranks(self) -> int:
+        """Number of ranks (processes)."""
+        return len(self.devices)
+
+    @property
+    def kind(self) -> Literal["cpu", "cuda"]:
+        """What the ranks compute on."""
+        return self.devices[0].kind
+
+    @property
+    def gpus(self) -> tuple[str, ...]:
+        """Name of each rank's GPU in the machine model; empty for ranks on cores."""
+        if self.kind == "cpu":
+            return ()
+        return tuple(device.memory.removesuffix(".memory") for device in self.devices)
+
+    @property
+    def hosts(self) -> int:
+        """Number of hosts that ranks on cores are spread over; 1 for GPUs, wherever they are."""
+        return 1 if self.kind == "cuda" else len({device.host for device in self.devices})
+
+    @property
+    def cliques(self) -> tuple[tuple[int, ...], ...]:
+        """Ranks of each clique, which can read each other's rows; every rank once."""
+        found: dict[int, list[int]] = {}
+        for device in self.devices:
+            found.setdefault(device.clique, []).append(device.rank)
+        return tuple(tuple(found[clique]) for clique in sorted(found))
+
+    @property
+    def busy_threads(self) -> int:
+        """Number of threads over all ranks that want a core at once."""
+        return self.num_ranks * (self.threads.compute + self.threads.sample)
+
+    @property
+    def policy(self) -> str:
+        """Name of the placement policy; `none` keeps no copies of rows."""
+        return self.features.policy
+
+    @property
+    def cache(self) -> DynamicPolicy | None:
+        """The cache that fills itself while training, where the placement is one."""
+        return self.policy if is_dynamic(self.policy) else None
+
+    @property
+    def kappa(self) -> int | None:
+        """Number of batches that share random draws; None where the sampler does not say."""
+        found = self.sampler.parameters.get("kappa")
+        return None if found is None else int(found)
+
+    @property
+    def las(self) -> float | None:
+        """Factor by which locality-aware sampling prefers a rank's own rows; else None."""
+        found = self.sampler.parameters.get("factor") if self.sampler.name == "las" else None
+        return None if found is None else float(found)
+
+    def with_policy(self, policy: str) -> "Strategy":
+        """Return the same strategy under another placement policy."""
+        return replace(self, features=replace(self.features, policy=policy))
+
+
+def is_dynamic(policy: str) -> TypeGuard[DynamicPolicy]:
+    """Return whether a placement is a cache that fills itself.
+
+    >>> is_dynamic("lru"), is_dynamic("joint")
+    (True, False)
+    """
+    return policy in DYNAMIC
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -214,8 +214,8 @@ def _steps_to_peak(search: Search, priced: Priced) -> int:
     Of rows met with probability p by a batch, T batches meet sum (1 - (1 - p)^T).
     """
     candidate, least = priced.candidate, LEAST_STEPS
-    if candidate.bulk > 1:
-        least = 2 * candidate.bulk
+    if candidate.bulk_batches > 1:
+        least = 2 * candidate.bulk_batches
     slots = max(rank.cache_rows for rank in priced.placed.rows.ranks)
     if slots == 0:
         return least
@@ -231,7 +231,7 @@ def _any(priced: Sequence[Priced], rng: np.random.Generator) -> Priced | None:
     kinds: dict[Any, list[Priced]] = {}
     for each in priced:
         c = each.candidate
-        key = (c.policy, c.batching, c.topology, c.bulk, c.kappa, c.las)
+        key = (c.policy, c.batching, c.topology.policy, c.bulk_batches, c.kappa, c.las)
         kinds.setdefault(key, []).append(each)
     if not kinds:
         return None

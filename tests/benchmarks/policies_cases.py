@@ -29,6 +29,7 @@ from runtime.sampling.locality import FAR, rings
 from runtime.sampling.neighbor import NeighborSampler
 from runtime.sampling.seeds import SeedSchedule
 from tests.benchmarks.common import bench_graph, bench_seeds, cache_folder
+from tests.support.candidates import candidate_of_ranks
 
 FANOUTS, SEEDS, BATCHES = (25, 10), 256, 64
 ROW_BYTES = 512
@@ -190,7 +191,7 @@ def all_gpus(preset: str, num: int | None = None) -> Candidate:
     names = tuple(gpu.name for gpu in machine.gpus)[:num]
     rank = {name: r for r, name in enumerate(names)}
     cliques = [tuple(rank[g] for g in clique if g in rank) for clique in machine.cliques]
-    return Candidate(
+    return candidate_of_ranks(
         num_ranks=len(names),
         threads=Threads(compute=1, sample=0, gather=1),
         prefetch_depth=0,

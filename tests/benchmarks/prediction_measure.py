@@ -159,8 +159,8 @@ def run(
         str(i): {
             "plan": str(folder / str(i)),
             "ranks": option.priced.candidate.num_ranks,
-            "stack": option.priced.candidate.bulk,
-            "steps": steps_of(option.priced.seconds, effort, option.priced.candidate.bulk),
+            "stack": option.priced.candidate.bulk_batches,
+            "steps": steps_of(option.priced.seconds, effort, option.priced.candidate.bulk_batches),
         }
         for i, option in enumerate(options)
     }

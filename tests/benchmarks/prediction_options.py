@@ -50,7 +50,7 @@ class Option:
             "loaders": candidate.threads.sample,
             "ahead": candidate.prefetch_depth,
             "sampler": self.search.settings.sampler,
-            "stack": candidate.bulk,
+            "stack": candidate.bulk_batches,
             "batching": candidate.batching,
         }
 

@@ -30,6 +30,7 @@ from tests.benchmarks.published_tables import (
     INPUT_VERTICES,
 )
 from tests.reference.cache_hits import dependent_hit_rate, lru_hit_rate
+from tests.support.candidates import candidate_of_ranks
 
 MACHINES = {4: "a100x4", 8: "a100x8", 16: "v100x16"}
 GRAPHS = {"papers100M": "papers100m-both", "mag240M": "mag240m-all"}
@@ -86,7 +87,7 @@ def classes_of(name: str) -> DegreeClasses:
 def candidate_of(machine: MachineModel) -> Candidate:
     """All of a machine's GPUs as one clique."""
     names = tuple(gpu.name for gpu in machine.gpus)
-    return Candidate(
+    return candidate_of_ranks(
         num_ranks=len(names),
         threads=Threads(compute=1, sample=0, gather=1),
         prefetch_depth=2,

@@ -19,6 +19,7 @@ from planner.profile.roofline import LayerShape, layer_operations
 from runtime.plan.schema import Threads
 from tests.benchmarks.published_cooperative import classes_of
 from tests.benchmarks.published_tables import BNS_MODELS
+from tests.support.candidates import candidate_of_ranks
 
 BNS_MACHINE = "rtx-2080ti-x10"
 FLOAT_BYTES, ID_BYTES = 4, 8
@@ -26,7 +27,7 @@ FLOAT_BYTES, ID_BYTES = 4, 8
 
 def chosen(machine: MachineModel, count: int) -> Candidate:
     """The first GPUs of a machine, as one clique."""
-    return Candidate(
+    return candidate_of_ranks(
         num_ranks=count,
         threads=Threads(compute=1, sample=0, gather=1),
         prefetch_depth=2,

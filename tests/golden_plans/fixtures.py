@@ -31,7 +31,7 @@ RATES = {"stack rate": 0.6, "dependent rate": 1.3}
 SIZES = {"stack rate": "batches", "dependent rate": "kappa"}
 JOINED: dict[str, Callable[[Any], bool]] = {
     "cooperative": lambda candidate: candidate.batching == "cooperative",
-    "grid": lambda candidate: candidate.topology == "partitioned",
+    "grid": lambda candidate: candidate.topology.policy == "partitioned",
 }
 """Candidates among which cases of that mode choose."""
 FIELDS: dict[str, str] = {}

@@ -86,7 +86,7 @@ def with_own_rows(opened, policy: str, num_rows: int) -> tuple[Search, Explored]
 
 def test_fixed_rows_and_local_neighbours(opened, small_graph: Graph, tmp_path: Path) -> None:
     search, explored = with_own_rows(opened, "degree", 1000)
-    found = {p.candidate.las: p for p in reversed(explored.priced) if p.candidate.bulk == 1}
+    found = {p.candidate.las: p for p in reversed(explored.priced) if p.candidate.bulk_batches == 1}
     assert set(found) == {None, *FACTORS}
     measured: dict[float | None, dict[str, float]] = {}
     for factor in (None, FACTORS[-1]):
@@ -103,14 +103,14 @@ def test_fixed_rows_and_local_neighbours(opened, small_graph: Graph, tmp_path: P
 
 def test_stacks_read_what_single_batches_do(opened, small_graph: Graph, tmp_path: Path) -> None:
     search, explored = opened(policy="naive")
-    stack = next(p for p in explored.priced if p.candidate.bulk > 1)
+    stack = next(p for p in explored.priced if p.candidate.bulk_batches > 1)
     alone = next(p for p in explored.priced if p.candidate == replace(
-        stack.candidate, bulk=1, bulk_bytes=0
+        stack.candidate, bulk_batches=1, bulk_bytes=0
     ))  # fmt: skip
     plan, rows = run(search, explored, stack, small_graph, tmp_path / "stack")
     _, single = run(search, explored, alone, small_graph, tmp_path / "alone")
     assert rows == single  # the batches are identical
-    assert plan.strategy.bulk_batches == stack.candidate.bulk
+    assert plan.strategy.bulk_batches == stack.candidate.bulk_batches
     assert plan.strategy.bulk_bytes == stack.candidate.bulk_bytes > 0
     assert plan.statistics_class == "exact"
     parts = plan.prediction.memory_bytes["rank0"].parts
@@ -126,7 +126,7 @@ def test_stacks_are_as_large_as_planned(
     from runtime.loader.bulk import BulkSampleStage
 
     search, explored = opened(policy="none")
-    stack = next(p for p in explored.priced if p.candidate.bulk == BULKS[0])
+    stack = next(p for p in explored.priced if p.candidate.bulk_batches == BULKS[0])
     sizes: list[int] = []
     fill = BulkSampleStage._fill
 
@@ -212,7 +212,7 @@ def test_nothing_is_proposed_that_the_user_does_not_allow(opened, small_graph: G
     strict = replace(WORK, allow="exact")
     _, explored = opened(machine(), policy="naive", workload=strict)
     assert all(p.candidate.kappa is None and p.candidate.las is None for p in explored.priced)
-    assert any(p.candidate.bulk > 1 for p in explored.priced)
+    assert any(p.candidate.bulk_batches > 1 for p in explored.priced)
     reasons = {each.name: each.why for each in explored.left_out}
     assert "--allow is exact" in reasons["local neighbours"]
     assert "draws each batch afresh" in reasons["dependent batches"]

@@ -67,15 +67,17 @@ def test_kinds_are_proposed_where_the_runtime_can_carry_them_out() -> None:
     one = joined_candidates(SETTINGS, machine(), ("none",), task="multiclass")
     assert {c.batching for c in one} == {"independent", "cooperative"}
     assert all(c.num_ranks > 1 for c in one if c.batching == "cooperative")
-    assert all(c.hosts == 1 and c.topology == "host" for c in one)
+    assert all(c.hosts == 1 and c.topology.policy == "host" for c in one)
     two = joined_candidates(SETTINGS, hosts_machine(), ("none",), task="multiclass")
-    grids = {(c.num_ranks, c.replication) for c in two if c.topology == "partitioned"}
+    grids = {
+        (c.num_ranks, c.topology.replication) for c in two if c.topology.policy == "partitioned"
+    }
     assert grids == {(2, 1), (4, 1), (4, 2)}
     assert {c.hosts for c in two if c.batching == "cooperative"} == {1, 2}
     for c in two:
         assert c.num_ranks % c.hosts == 0
         assert c.num_ranks // c.hosts * (c.threads.compute + c.threads.sample) <= 2
-        assert sorted(r for clique in c.groups for r in clique) == list(range(c.num_ranks))
+        assert sorted(r for clique in c.cliques for r in clique) == list(range(c.num_ranks))
 
 
 @pytest.mark.parametrize(
@@ -142,7 +144,7 @@ def test_a_shared_batch_reads_each_row_once_and_pays_for_exchanges(
         if p.candidate.num_ranks == 2
         and p.candidate.policy == "none"
         and p.candidate.threads.sample == 0
-        and p.candidate.bulk == 1
+        and p.candidate.bulk_batches == 1
     }
     alone, shared = by_kind["independent"], by_kind["cooperative"]
     assert {"exchange_ids", "exchange_rows", "halo_exchange"} <= set(shared.prediction.stages)
@@ -176,7 +178,7 @@ def test_owned_rows_are_the_hottest_of_the_owner(
     found = search(small_graph, slow, monkeypatch, devices=2)
     searched, explored = found
     base = next(p.candidate for p in explored.priced if cooperative(p.candidate))
-    plain, kept = (searched.price(replace(base, policy=p)) for p in ("none", OWNED))
+    plain, kept = (searched.price(base.with_policy(p)) for p in ("none", OWNED))
     assert kept.seconds < plain.seconds
     owner = owners_of(small_graph.num_nodes, 2)
     plan = save_plan(*assemble(searched, explored, kept), tmp_path / "p")
@@ -244,8 +246,8 @@ def test_parts_of_the_topology_take_less_of_every_host(
 ) -> None:
     found = search(small_graph, hosts_machine(), monkeypatch)
     two = [p for p in found[1].priced if p.candidate.num_ranks == 2 and p.candidate.hosts == 2]
-    grid = next(p for p in two if p.candidate.topology == "partitioned")
-    whole = next(p for p in two if p.candidate.topology == "host")
+    grid = next(p for p in two if p.candidate.topology.policy == "partitioned")
+    whole = next(p for p in two if p.candidate.topology.policy == "host")
     assert grid.prediction.memory_bytes["host0"].parts["topology"] == 0
     part = grid.prediction.memory_bytes["rank0"].parts["topology"]
     directory = 8 * (small_graph.num_nodes + 1)
@@ -288,9 +290,9 @@ def train_on(hosts: Hosts, folder: Path, **options: Any) -> None:
 
 
 KINDS: dict[str, Pick] = {
-    "hosts": lambda c: c.batching == "independent" and c.topology == "host",
+    "hosts": lambda c: c.batching == "independent" and c.topology.policy == "host",
     "batch": lambda c: c.batching == "cooperative",
-    "parts": lambda c: c.topology == "partitioned" and c.bulk > 1,
+    "parts": lambda c: c.topology.policy == "partitioned" and c.bulk_batches > 1,
 }
 
 

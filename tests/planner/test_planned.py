@@ -16,7 +16,7 @@ from tests.planner.test_choices_run import opened as opened  # the search as tho
 def test_every_kind_of_candidate_is_read_back_from_its_plan(opened):
     search, explored = opened()
     kinds = {
-        (p.candidate.bulk > 1, p.candidate.kappa, p.candidate.las, p.candidate.cache): p
+        (p.candidate.bulk_batches > 1, p.candidate.kappa, p.candidate.las, p.candidate.cache): p
         for p in explored.priced
     }
     assert len(kinds) > 5
@@ -36,14 +36,14 @@ def test_what_if_names_the_plans_own_choices(
     opened, small_graph: Graph, tmp_path, monkeypatch: pytest.MonkeyPatch
 ):
     search, explored = opened()
-    stack = next(p for p in explored.priced if p.candidate.bulk > 1)
+    stack = next(p for p in explored.priced if p.candidate.bulk_batches > 1)
     made = save_plan(*assemble(search, explored, stack), tmp_path / "p")
     monkeypatch.setattr("planner.queries.whatif.reopen", lambda *_: search)
     record = type("Record", (), {"settings": search.settings})
     monkeypatch.setattr("planner.queries.whatif.load_record", lambda _: record)
     found = whatif(made, [])
     assert found.before.name == stack.name
-    assert f"{stack.candidate.bulk} batches sampled at once" in found.before.name
+    assert f"{stack.candidate.bulk_batches} batches sampled at once" in found.before.name
 
 
 def test_rank_10_comes_after_rank_2_with_its_own_rows(opened):

@@ -85,7 +85,7 @@ def on_cores(
     found = rank_seconds(
         candidate, request.graph, batch, timing, machine, rows, stored, sampler=request.sampler
     )
-    if candidate.topology == "partitioned":
+    if candidate.topology.policy == "partitioned":
         fetches = fetched_for(request, candidate)
         return grid_rank(found, candidate, request.graph, batch, fetches, machine)
     return with_choices(found, candidate, machine, rows, batch, request.graph.num_nodes, stored)
@@ -116,16 +116,16 @@ def exchanged_bytes(request: Request, candidate: Candidate) -> float:
         rows = feature_bytes(part, row_bytes(request.graph))
         rows += hidden_bytes(part, request.workload.hidden)
         return ranks * (id_bytes(part, ranks) + rows)
-    if candidate.topology == "partitioned":
+    if candidate.topology.policy == "partitioned":
         found = fetched_for(request, candidate)
-        return ranks * sent_bytes(found, ranks, candidate.replication) / found.steps
+        return ranks * sent_bytes(found, ranks, candidate.topology.replication) / found.steps
     return 0.0
 
 
 def joined_parts(request: Request, candidate: Candidate) -> dict[str, int]:
     """Private bytes of a rank for what it shares with others: a batch, or the topology."""
     graph, found = request.graph, dict[str, int]()
-    if candidate.topology == "partitioned":
+    if candidate.topology.policy == "partitioned":
         found |= grid_parts(candidate, graph, fetched_for(request, candidate))
     if candidate.batching == "cooperative":
         part = part_for(request, candidate)

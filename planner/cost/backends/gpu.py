@@ -121,7 +121,7 @@ class GpuWork:
     def kernels_alone(self) -> float:
         """Likewise for one that is drawn by itself, kernel by kernel."""
         threads = replace(self.candidate.threads, capture=0)
-        return self._kernels(replace(self.candidate, bulk=1, bulk_bytes=0, threads=threads))
+        return self._kernels(replace(self.candidate, bulk_batches=1, bulk_bytes=0, threads=threads))
 
     def _kernels(self, candidate: Candidate) -> float:
         return batch_launches(
@@ -181,7 +181,7 @@ def derived_stages(work: GpuWork, timing: ModelTiming) -> GpuStages:
     Raises:
         MachineError: the machine lacks a link or a rate that the candidate needs.
     """
-    place, swept = WHERE[work.candidate.topology], work.captured_bytes * work.in_memory
+    place, swept = WHERE[work.candidate.topology.policy], work.captured_bytes * work.in_memory
     kernel = work.machine.table("gpu_kernel")
     gather, near = work.gathering()
     near += timing.batch_seconds
@@ -216,7 +216,7 @@ def _words(work: GpuWork) -> dict[str, str]:
     shared = "the preset's links, shared by all who read"
     return {
         "sample": f"derived: profiled edges x transactions over {shared}; topology "
-        f"{'in host memory' if work.candidate.topology == 'host' else 'in GPU memory'}"
+        f"{'in host memory' if work.candidate.topology.policy == 'host' else 'in GPU memory'}"
         f"; {launch_words(work.candidate, work.sampler)}",
         "gather": f"derived: rows ({work.sources}) x lines per row over {shared}",
         "copy": f"derived: seeds and labels over {shared}",
@@ -244,17 +244,17 @@ def timed_stages(work: GpuWork, timed: GpuTiming, *, step_host_seconds: float) -
     candidate, relabelling = work.candidate, work.drawing(None)
     reads = {name: work.drawing(place) - relabelling for name, place in WHERE.items()}
     moving, near = work.gathering()
-    far_lists = reads["host"] if candidate.topology == "host" else 0.0
+    far_lists = reads["host"] if candidate.topology.policy == "host" else 0.0
     captured, ahead = work.captured_bytes > 0, has_lanes(candidate)
     chosen = timed.captured if captured and timed.captured is not None else timed.sample
     loop = timed.loop(captured=captured, ahead=ahead)
     # Of the host's part of sampling, what a stack's batches start each.
-    kept = work.kernels / work.kernels_alone if candidate.bulk > 1 else 1.0
+    kept = work.kernels / work.kernels_alone if candidate.bulk_batches > 1 else 1.0
     saved = chosen.host_seconds * (1.0 - kept)
     alone = chosen.host_seconds + timed.handing_seconds + step_host_seconds
-    elsewhere = reads[candidate.topology] - reads[timed.topology]
+    elsewhere = reads[candidate.topology.policy] - reads[timed.topology]
     drawing = relabelling
-    if candidate.topology == "replicated":
+    if candidate.topology.policy == "replicated":
         device = max(0.0, chosen.seconds - chosen.host_seconds + elsewhere)
         drawing = max(drawing + reads["replicated"], device)
     stages = {name: loop.stages.get(name, 0.0) for name in Stage}

@@ -51,7 +51,11 @@ def gpu_parts(
     scale = vertices / batch.vertices[-1].mean if batch.vertices[-1].mean > 0 else 1.0
     ahead = candidate.prefetch_depth if candidate.threads.sample else 0
     buffers = memory.live_batches(ahead, steps_per_epoch)
-    stack = {"stack of batches": candidate.bulk_bytes} if candidate.bulk > 1 else dict[str, int]()
+    stack = (
+        {"stack of batches": candidate.bulk_bytes}
+        if candidate.bulk_batches > 1
+        else dict[str, int]()
+    )
     return stack | {
         "context": int(machine.table("gpu_context").at(ranks=float(candidate.num_ranks))),
         "reserve": round(RESERVE * gpu_capacity(machine, candidate, rank, budgets)),
@@ -60,7 +64,7 @@ def gpu_parts(
         "sampling": captured_bytes + round(2 * ID_BYTES * edges + 2 * 2 * ID_BYTES * vertices),
         "batches": memory.batch_bytes(vertices, edges, batch_row_bytes, buffers),
         "location table": memory.location_bytes(graph.num_nodes, code_bytes),
-        "topology": topology_bytes(graph) if candidate.topology == "replicated" else 0,
+        "topology": topology_bytes(graph) if candidate.topology.policy == "replicated" else 0,
     }
 
 

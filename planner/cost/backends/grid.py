@@ -71,8 +71,8 @@ def fetched(stack: StackProfile, candidate: Candidate, steps_per_epoch: int) -> 
         candidate: c and k.
         steps_per_epoch: a stack ends with its epoch.
     """
-    steps = float(min(candidate.bulk, steps_per_epoch))
-    batches = steps * candidate.replication
+    steps = float(min(candidate.bulk_batches, steps_per_epoch))
+    batches = steps * candidate.topology.replication
     return Fetched(
         rows=[_at(stack.sizes, each, batches) for each in stack.rows],
         entries=[_at(stack.sizes, each, batches) for each in stack.entries],
@@ -129,7 +129,7 @@ def grid_rank(
         MachineError: a rate was not measured.
     """
     edge, vertex = edge_rate(machine, graph, candidate), vertex_rate(machine, graph, candidate)
-    copies = candidate.replication
+    copies = candidate.topology.replication
     # All ranks of a process row draw the same inner hops for all c of them.
     inner = sum(e.mean for e in batch.edges[:-1]) * edge.seconds
     inner += batch.vertices[-2].mean * vertex.seconds
@@ -152,7 +152,7 @@ def grid_rank(
 
 def _exchange(machine: MachineModel, candidate: Candidate, found: Fetched) -> Rate:
     """All exchanges of one stack."""
-    copies = candidate.replication
+    copies = candidate.topology.replication
     rows = candidate.num_ranks // copies
     counts = all_to_all(machine, candidate, float(ID_BYTES * rows))
     total = 0.0
@@ -167,7 +167,7 @@ def _exchange(machine: MachineModel, candidate: Candidate, found: Fetched) -> Ra
 def _in_row(machine: MachineModel, candidate: Candidate, each_bytes: float) -> float:
     """An exchange within process rows: inside a host where its ranks are whole rows."""
     here = ranks_here(candidate)
-    if here % candidate.replication:
+    if here % candidate.topology.replication:
         return all_to_all(machine, candidate, each_bytes).seconds
     name = collective_table(machine, "all_to_all", candidate)
     return lookup(machine, name, bytes=each_bytes, ranks=here).seconds
@@ -181,7 +181,7 @@ def grid_parts(candidate: Candidate, graph: GraphRef, found: Fetched) -> dict[st
 
     Source: docs/formulas.md 4.9.
     """
-    share = topology_bytes(graph) * candidate.replication / candidate.num_ranks
+    share = topology_bytes(graph) * candidate.topology.replication / candidate.num_ranks
     hops = zip(found.rows, found.entries, strict=True)
     largest = max(INDPTR_BYTES * n + INDEX_BYTES * e for n, e in hops)
     return {

@@ -110,7 +110,7 @@ def _ground(machine: MachineModel, candidate: Candidate) -> _Ground:
         switches=tuple(machine.switches),
         name=machine.name,
         gpus=candidate.gpus,
-        cliques=candidate.cliques or (tuple(range(candidate.num_ranks)),),
+        cliques=candidate.cliques,
     )
 
 

@@ -128,15 +128,15 @@ def batch_launches(
         sampler: by its name.
         every_hop: the dialect.
 
-    >>> from runtime.plan import Threads
-    >>> one = Candidate(num_ranks=1, threads=Threads(), prefetch_depth=2, policy="none")
+    >>> from planner.candidate import list_cores, make_candidate
+    >>> one = make_candidate(list_cores(1))
     >>> batch_launches(one, 2)
     38.0
     """
-    if candidate.threads.capture and candidate.bulk == 1:
+    if candidate.threads.capture and candidate.bulk_batches == 1:
         return 1.0
     law = launch_law(sampler, every_hop=every_hop)
-    k = candidate.bulk
+    k = candidate.bulk_batches
     if k == 1:
         return float(law.alone[0] + law.alone[1] * hops)
     common = law.stack[0] + law.stack[1] * hops + OWN_TENSORS * min(k, candidate.prefetch_depth + 1)
@@ -145,10 +145,10 @@ def batch_launches(
 
 def launch_words(candidate: Candidate, sampler: str) -> str:
     """What stands behind the number of kernels."""
-    if candidate.threads.capture and candidate.bulk == 1:
+    if candidate.threads.capture and candidate.bulk_batches == 1:
         return "by one CUDA graph"
     known = sampler in ("neighbor", "full", *LAYERWISE)
     words = COUNTED if known else f"{COUNTED} for neighbours, not for {sampler}"
-    if candidate.bulk > 1:
-        words += f", {candidate.bulk} batches to a stack"
+    if candidate.bulk_batches > 1:
+        words += f", {candidate.bulk_batches} batches to a stack"
     return words

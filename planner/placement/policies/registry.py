@@ -10,8 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from planner.candidate import DYNAMIC
 from planner.errors import SettingsError
+from runtime.plan.schema import DYNAMIC
 
 Need = Literal["out_degree", "parts"]
 """What a policy may look at besides hotness: lists each vertex stands in; a partition's parts."""

@@ -1,12 +1,11 @@
 """Caches that fill themselves while training: LRU and CLOCK in each rank on one host's cores."""
 
 from collections.abc import Hashable, Iterator
-from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.candidate import DYNAMIC, Candidate
+from planner.candidate import Candidate
 from planner.cost.batching import look_up_seconds
 from planner.cost.cache_model import DrawnReads, ExpectedReads, SuccessiveReads
 from planner.cost.request import Request
@@ -14,6 +13,7 @@ from planner.placement.caches import place_behind_caches
 from planner.placement.place import Capacity, Memories, Placed
 from planner.search.dimensions.dimension import Ask, Kind, LeftOut, Question
 from planner.workload import Hotness
+from runtime.plan.schema import DYNAMIC
 
 
 class Caches(Kind):
@@ -45,7 +45,7 @@ class Caches(Kind):
         if base is None or base.kind != "cpu" or base.hosts > 1 or base.batching == "cooperative":
             return
         for policy in DYNAMIC:
-            yield replace(base, policy=policy)
+            yield base.with_policy(policy)
 
     def placement_key(self, candidate: Candidate) -> Hashable:
         """Batches that hang together find more of their rows again."""

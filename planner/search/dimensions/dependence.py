@@ -3,16 +3,29 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
-from planner.candidate import DYNAMIC, Candidate
+from planner.candidate import Candidate
 from planner.cost.request import Request
 from planner.search.dimensions.dimension import Ask, Kind, LeftOut
 from planner.search.dimensions.stacks import at_dependent_rate
 from planner.search.drawn import Draws
 from planner.search.samplers import forbidden
+from runtime.plan.schema import DYNAMIC
 from runtime.sampling.parameters import PARAMETERS
 
 KAPPAS = (4, 16, 64, 256)
 """Batches that hang together, beside 1: the user's own."""
+
+
+def share_draws(base: Candidate, kappa: int | None) -> Candidate:
+    """Return a candidate whose sampler draws kappa batches with the same random numbers.
+
+    Args:
+        base: any candidate.
+        kappa: number of batches; None: as the user's sampler says.
+    """
+    others = {k: v for k, v in base.sampler.parameters.items() if k != "kappa"}
+    chosen = others if kappa is None else {**others, "kappa": float(kappa)}
+    return replace(base, sampler=replace(base.sampler, parameters=chosen))
 
 
 class Dependence(Kind):
@@ -49,13 +62,13 @@ class Dependence(Kind):
             yield LeftOut(name=self.name, why=why)
             return
         for kappa in KAPPAS:
-            dependent = replace(base, kappa=kappa)
+            dependent = share_draws(base, kappa)
             why = forbidden(ask.settings, dependent) or _undrawn(ask, base.num_ranks, kappa)
             if why:
                 yield LeftOut(name=self.name, why=why)
                 return
             for policy in dict.fromkeys((base.policy, *DYNAMIC)):
-                yield replace(dependent, policy=policy)
+                yield dependent.with_policy(policy)
 
     def request(self, request: Request, candidate: Candidate, draws: Draws | None) -> Request:
         """The machine with the rate that such batches were timed at."""
@@ -63,7 +76,7 @@ class Dependence(Kind):
 
     def shape(self, candidate: Candidate) -> Candidate:
         """Rows at fixed places are read as often."""
-        return replace(candidate, kappa=None)
+        return share_draws(candidate, None)
 
     def _refused(self, ask: Ask, base: Candidate) -> str:
         """Why nothing is proposed; empty where something may be."""

@@ -7,6 +7,7 @@ from planner.candidate import Candidate
 from planner.search.dimensions.dimension import Ask, Kind, LeftOut
 from planner.search.dimensions.shared_batch import SHARED_MODELS
 from planner.settings import PlanSettings
+from runtime.plan.schema import TopologyPlacement
 
 GRID_BULKS = (1, 8)
 """Batches of each rank that a grid samples at once."""
@@ -19,12 +20,12 @@ class Grids(Kind):
 
     def taken(self, candidate: Candidate) -> bool:
         """Whether the topology is in parts."""
-        return candidate.topology == "partitioned"
+        return candidate.topology.policy == "partitioned"
 
     def words(self, candidate: Candidate) -> str:
         """How many copies there are of the lists."""
-        copies = "copy" if candidate.replication == 1 else "copies"
-        return f"{self.name}, {candidate.replication} {copies}"
+        copies = "copy" if candidate.topology.replication == 1 else "copies"
+        return f"{self.name}, {candidate.topology.replication} {copies}"
 
     def changes(self, candidate: Candidate) -> int:
         """One."""
@@ -47,7 +48,8 @@ class Grids(Kind):
             for copies in range(1, base.num_ranks):
                 if base.num_ranks % copies == 0:
                     for bulk in GRID_BULKS:
-                        yield replace(base, topology="partitioned", replication=copies, bulk=bulk)
+                        topology = TopologyPlacement(policy="partitioned", replication=copies)
+                        yield replace(base, topology=topology, bulk_batches=bulk)
 
 
 def shares_topology(settings: PlanSettings, task: str) -> bool:

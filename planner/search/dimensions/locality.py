@@ -10,6 +10,7 @@ from planner.search.dimensions.dimension import Ask, Kind, LeftOut
 from planner.search.drawn import Draws, LocalBatches
 from planner.search.samplers import forbidden
 from planner.workload import BatchProfile
+from runtime.plan.schema import Sampler
 
 
 def preferring_local(
@@ -68,6 +69,12 @@ FACTORS = (2.0, 4.0, 8.0, 16.0)
 """Preferences for local neighbours."""
 
 
+def prefer_local(base: Candidate, factor: float) -> Candidate:
+    """Return a candidate whose sampler prefers a rank's own rows by a factor."""
+    shared = {k: v for k, v in base.sampler.parameters.items() if k == "kappa"}
+    return replace(base, sampler=Sampler(name="las", parameters={**shared, "factor": factor}))
+
+
 class LocalNeighbours(Kind):
     """Fewer rows from elsewhere, for a little more variance."""
 
@@ -96,7 +103,7 @@ class LocalNeighbours(Kind):
             yield LeftOut(name=self.name, why=why)
             return
         for factor in FACTORS:
-            yield replace(base, las=factor)
+            yield prefer_local(base, factor)
 
     def adjusted(
         self, request: Request, candidate: Candidate, placed: Placed, draws: Draws | None
@@ -120,7 +127,7 @@ def _refused(ask: Ask, base: Candidate) -> str:
         return f"sampler {sampler} has no form that prefers local neighbours"
     if sampler == "neighbor" and parameters:
         return "the sampler's parameters are the user's own"
-    why = forbidden(ask.settings, replace(base, las=FACTORS[0]))
+    why = forbidden(ask.settings, prefer_local(base, FACTORS[0]))
     if why:
         return why
     if base.kind == "cuda":

@@ -3,7 +3,7 @@
 from collections.abc import Hashable, Iterator
 from dataclasses import replace
 
-from planner.candidate import Candidate
+from planner.candidate import Candidate, list_cores
 from planner.cost.memory import host_memory
 from planner.cost.model import link_of
 from planner.cost.request import Request
@@ -126,12 +126,8 @@ def _spread(
 
 
 def _on_hosts(candidate: Candidate, hosts: int) -> Candidate:
-    """A candidate of one host on each of several; ranks of a host are a clique."""
-    if hosts == 1:
-        return candidate
-    here = candidate.num_ranks
-    cliques = tuple(tuple(range(h * here, (h + 1) * here)) for h in range(hosts))
-    return replace(candidate, num_ranks=here * hosts, hosts=hosts, cliques=cliques)
+    """Return a candidate of one host on each of several; ranks of a host are a clique."""
+    return replace(candidate, devices=list_cores(candidate.num_ranks * hosts, hosts))
 
 
 class Gpus(Kind):

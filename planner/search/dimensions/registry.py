@@ -58,7 +58,7 @@ def more_choices(ask: Ask, bases: Iterable[Candidate]) -> Proposed:
     alone = [
         b
         for b in bases
-        if b.batching == "independent" and b.topology != "partitioned" and b.hosts == 1
+        if b.batching == "independent" and b.topology.policy != "partitioned" and b.hosts == 1
     ]
     return proposed(CHOICES, ask, alone)
 
@@ -87,9 +87,10 @@ TOLD = (*JOINS, *PLACEMENTS, *CHOICES, *STARTS)
 def name_of(candidate: Candidate) -> str:
     """What a reader sees, e.g. "2 ranks x (1 compute + 0 loader) threads, naive".
 
-    >>> from runtime.plan import Threads
-    >>> name_of(Candidate(num_ranks=1, threads=Threads(), prefetch_depth=2, policy="lru",
-    ...     bulk=8, kappa=64))
+    >>> from planner.candidate import list_cores, make_candidate
+    >>> drawn = Sampler(parameters={"kappa": 64.0})
+    >>> lru = make_candidate(list_cores(1), policy="lru", sampler=drawn)
+    >>> name_of(replace(lru, bulk_batches=8))
     '1 rank x (1 compute + 0 loader) threads, lru cache, 8 batches sampled at once, \
 64 batches hang together'
     """

@@ -87,15 +87,15 @@ class FixedRows(Kind):
         del ask
         if base is not None and base.batching == "independent":
             for policy in list_tried_by_auto():
-                yield replace(base, policy=policy)
+                yield base.with_policy(policy)
 
     def alike(self, candidate: Candidate) -> Candidate:
         """Of the ways to place rows on the same ranks the best stands for all."""
-        return replace(candidate, policy="")
+        return candidate.with_policy("")
 
     def shape(self, candidate: Candidate) -> Candidate:
         """One bound holds for all policies."""
-        return replace(candidate, policy="")
+        return candidate.with_policy("")
 
     def place(
         self, ask: Question, request: Request, candidate: Candidate, hotness: Hotness,
@@ -161,11 +161,11 @@ class OwnedRows(Kind):
         """The hottest of every owner."""
         del ask
         if base is not None and self.taken(base):
-            yield replace(base, policy=OWNED)
+            yield base.with_policy(OWNED)
 
     def shape(self, candidate: Candidate) -> Candidate:
         """One bound holds for keeping rows and for none."""
-        return replace(candidate, policy="")
+        return candidate.with_policy("")
 
     def looks_at(self, hotness: Hotness) -> Hotness:
         """Every vertex: owners are dealt by id."""

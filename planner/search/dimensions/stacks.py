@@ -24,7 +24,7 @@ def at_stack_rate(request: Request, candidate: Candidate, draws: Draws | None) -
     Unchanged where nothing is stacked and where ranks draw stacks together (`cost.partitioned`
     prices those).
     """
-    if candidate.bulk == 1 or candidate.topology == "partitioned" or draws is None:
+    if candidate.bulk_batches == 1 or candidate.topology.policy == "partitioned" or draws is None:
         return request
     return _with_rate(request, TABLE, lambda: draws.stack_rate(candidate.num_ranks))
 
@@ -65,11 +65,11 @@ class Stacks(Kind):
 
     def taken(self, candidate: Candidate) -> bool:
         """Whether more than one batch is sampled at once."""
-        return candidate.bulk > 1
+        return candidate.bulk_batches > 1
 
     def words(self, candidate: Candidate) -> str:
         """How many batches."""
-        return f"{candidate.bulk} batches sampled at once"
+        return f"{candidate.bulk_batches} batches sampled at once"
 
     def changes(self, candidate: Candidate) -> int:
         """One."""
@@ -94,11 +94,11 @@ class Stacks(Kind):
             return
         for k in sizes:
             if k > 1:
-                yield replace(base, bulk=k, bulk_bytes=room(k))
+                yield replace(base, bulk_batches=k, bulk_bytes=room(k))
 
     def shape(self, candidate: Candidate) -> Candidate:
         """Stacked batches read what single ones do."""
-        return replace(candidate, bulk=1, bulk_bytes=0)
+        return replace(candidate, bulk_batches=1, bulk_bytes=0)
 
     def request(self, request: Request, candidate: Candidate, draws: Draws | None) -> Request:
         """The machine with the rate that stacks were timed at."""

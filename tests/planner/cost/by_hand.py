@@ -6,6 +6,7 @@ from planner.cost.model import predict
 from planner.cost.request import Request
 from planner.machine.model import MachineModel
 from runtime.plan.schema import GraphRef, Prediction, Threads, Workload
+from tests.support.candidates import candidate_of_ranks
 from tests.support.machines import machine
 from tests.support.profiles import profile
 
@@ -37,7 +38,7 @@ def request(model: MachineModel | None = None, budgets: Budgets | None = None) -
 
 def candidate(ranks: int = 1, compute: int = 1, loaders: int = 0) -> Candidate:
     threads = Threads(compute=compute, sample=loaders, gather=1)
-    return Candidate(num_ranks=ranks, threads=threads, prefetch_depth=2, policy="none")
+    return candidate_of_ranks(num_ranks=ranks, threads=threads, prefetch_depth=2, policy="none")
 
 
 def rows(ranks: int = 1, **by_source: float) -> PlacedRows:

@@ -14,6 +14,7 @@ from planner.cost.stages.gather_gpu import copy_seconds_per_byte, read_seconds
 from planner.machine.model import MachineModel, Memory
 from planner.probe.presets import load_preset
 from runtime.plan.schema import GraphRef, Threads
+from tests.support.candidates import candidate_of_ranks
 from tests.support.profiles import batch_profile, timing
 
 ROW = 512
@@ -36,7 +37,7 @@ def candidate(machine: MachineModel, count: int, *, topology: str = "host") -> C
     names = tuple(g.name for g in machine.gpus[:count])
     rank = {name: r for r, name in enumerate(names)}
     cliques = [tuple(rank[g] for g in c if g in rank) for c in machine.cliques]
-    return Candidate(
+    return candidate_of_ranks(
         num_ranks=count,
         threads=Threads(),
         prefetch_depth=2,

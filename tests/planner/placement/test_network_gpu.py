@@ -27,6 +27,7 @@ from planner.placement.policies.policy import place
 from planner.placement.reads import CROSS, DISK, HOST, OWN, PEER
 from planner.probe.presets import load_preset
 from runtime.plan.schema import Threads
+from tests.support.candidates import candidate_of_ranks
 
 ROW = Access(bytes=512, counted=512.0)
 
@@ -35,7 +36,7 @@ def all_gpus(name: str) -> Candidate:
     machine = load_preset(name)
     names = tuple(gpu.name for gpu in machine.gpus)
     rank = {gpu: r for r, gpu in enumerate(names)}
-    return Candidate(
+    return candidate_of_ranks(
         num_ranks=len(names),
         threads=Threads(),
         prefetch_depth=0,
@@ -142,7 +143,7 @@ def test_joint_is_within_a_hundredth_of_its_bound_on_a_machines_links():
 def test_gpus_that_share_a_slot_wait_longer_and_joint_knows():
     # GPUs 0 and 1 share a PCIe switch, GPU 2 has one to itself
     machine = load_preset("dgx-a100")
-    candidate = Candidate(
+    candidate = candidate_of_ranks(
         num_ranks=3,
         threads=Threads(),
         prefetch_depth=0,

@@ -19,7 +19,7 @@ from tests.support.profiles import hotness
 
 def left_to_the_disk(requests: float, moved: float) -> RankRows:
     """Of a rank without room for all rows and no host copy, whose batches took so many requests."""
-    one = replace(candidate(), policy="naive")
+    one = candidate().with_policy("naive")
     beside = sum(fixed_parts(request(), one, 0, code_bytes(NODES)).values())
     asked = request(budgets=Budgets(device_bytes=beside + 10_000_000))
     batches = [replace(b, disk_requests=requests, disk_bytes=moved) for b in asked.profile.batches]
@@ -40,7 +40,7 @@ def test_requests_and_bytes_of_the_disk_are_those_that_whole_batches_were_counte
 
 def shared_rows(p: NDArray[np.float32]) -> list[RankRows]:
     """Of two ranks that share a batch and have room for nothing but their own state."""
-    two = replace(candidate(ranks=2), policy="none", batching="cooperative")
+    two = replace(candidate(ranks=2), batching="cooperative")
     asked = request(budgets=Budgets(device_bytes=1))
     room = Capacity(own_rows=0, host_rows=0)
     memories = memories_of(asked, replace(two, batching="independent"), hotness(1000, p),
@@ -70,18 +70,18 @@ def test_a_placement_is_scored_on_the_half_that_it_was_not_chosen_on() -> None:
     law = {"first_half": (0.9, 0.0, 0.1, 0.0), "second_half": (0.0, 0.9, 0.1, 0.0)}
     halves = {name: np.array(p, np.float32)[at] for name, p in law.items()}
     hot = replace(hotness(1000, np.full(NODES, 0.2)), **halves)
-    one = replace(candidate(), policy="degree")
+    one = candidate().with_policy("degree")
     asked = request()
     memories = replace(memories_of(asked, one, hot, shared_host=True), room=room)
     for policy, share in (("song-jiang", 0.0), ("degree", 0.1)):
         # In-degrees say the same in both halves: the third quarter, a tenth of the reads of each.
         degrees = np.array([0, 0, 9, 0])[at]
-        found = place_rows(asked, replace(one, policy=policy), hot, memories, out_degree=degrees)
+        found = place_rows(asked, one.with_policy(policy), hot, memories, out_degree=degrees)
         assert found.rows.ranks[0].shares.get("own", 0.0) == pytest.approx(share)
 
 
 def test_buffers_for_the_rows_of_peers_come_out_of_a_ranks_own() -> None:
-    two = replace(candidate(ranks=2), policy="random")
+    two = candidate(ranks=2).with_policy("random")
     beside = sum(fixed_parts(request(), two, 0, code_bytes(NODES)).values())
     budget = beside + 10_000_000
     asked = request(budgets=Budgets(device_bytes=budget))

@@ -37,7 +37,7 @@ def test_a_cache_that_saves_nothing_or_everything() -> None:
 
 def behind_a_cache(p: NDArray[np.float32], batches: Sequence[NDArray[np.int32]] = ()) -> RankRows:
     """Of one rank whose cache has few slots; the host maps none."""
-    one = replace(candidate(), policy="lru")
+    one = candidate().with_policy("lru")
     asked = request(budgets=Budgets(device_bytes=1))
     found = memories_of(asked, candidate(), hotness(1000, p), shared_host=False)
     slots = 300 * (row_bytes(GRAPH) + SLOT_BYTES)

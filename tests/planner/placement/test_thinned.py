@@ -1,7 +1,5 @@
 """Vertices that stand for others: sums over them are those over all, and every place comes back."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
@@ -88,7 +86,7 @@ def everywhere(asked: Request, found: Placed, hotness: Hotness) -> Placed:
 
 
 def placed_on(hotness: Hotness, policy: str, *, host: bool, share: float) -> Placed:
-    two: Candidate = replace(candidate(ranks=2), policy=policy)
+    two: Candidate = candidate(ranks=2).with_policy(policy)
     beside = sum(fixed_parts(request(), two, 0, code_bytes(NODES)).values())
     rows = round(share * NODES)
     asked = request(budgets=Budgets(device_bytes=beside + rows * 400))
@@ -118,7 +116,7 @@ def test_reads_and_places_are_those_of_a_placement_of_all(policy: str, *, host: 
 
 def test_predictions_of_few_are_those_of_all() -> None:
     whole = drawn(7)
-    two = replace(candidate(ranks=2), policy="song-jiang")
+    two = candidate(ranks=2).with_policy("song-jiang")
     seconds: list[float] = []
     for hotness in (whole, few_of(whole)):
         rows = rows_placed(request(), two, hotness, host=True).rows
@@ -129,7 +127,7 @@ def test_predictions_of_few_are_those_of_all() -> None:
 def test_a_placement_says_which_vertices_its_ids_stand_for() -> None:
     whole = drawn(9)
     few = few_of(whole)
-    two = replace(candidate(ranks=2), policy="song-jiang")
+    two = candidate(ranks=2).with_policy("song-jiang")
     for hotness in (whole, few):
         found = rows_placed(request(), two, hotness, host=True)
         spread = everywhere(request(), found, hotness)
@@ -140,7 +138,7 @@ def test_a_placement_says_which_vertices_its_ids_stand_for() -> None:
 
 def test_what_a_policy_looks_at_besides_is_that_of_the_vertices_that_stand_for_all() -> None:
     few = few_of(drawn(8))
-    two = replace(candidate(ranks=2), policy="degree")
+    two = candidate(ranks=2).with_policy("degree")
     beside = sum(fixed_parts(request(), two, 0, code_bytes(NODES)).values())
     asked = request(budgets=Budgets(device_bytes=beside + 10_000_000))
     degrees = np.arange(NODES, dtype=np.int64)[::-1].copy()

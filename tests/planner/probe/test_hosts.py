@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from planner.candidate import Candidate
+from planner.candidate import list_cores, make_candidate
 from planner.cost.stages.exchange import (
     early_seconds,
     exchange_rates,
@@ -31,6 +31,7 @@ from dataclasses import replace
 from planner.probe.hosts import measure_hosts
 from planner.probe.hosts import HostTeam, Meeting
 from planner.probe.context import QUICK
+from tests.support.candidates import candidate_of_ranks
 
 node_rank, num_hosts, endpoint, out = sys.argv[1:]
 largest = 2**22 if num_hosts == "2" else 2**18
@@ -214,7 +215,7 @@ def test_what_was_measured_between_compute_is_what_steps_are_priced_by() -> None
     )
     model = joined(rates)
     threads = Threads(compute=1, sample=0, gather=1)
-    two = Candidate(num_ranks=2, hosts=2, threads=threads, prefetch_depth=2, policy="none")
+    two = make_candidate(list_cores(2, hosts=2), threads=threads)
     asked, sent = exchange_rates(model, 100.0, 400, two)
     assert asked.seconds == pytest.approx(2e-3)
     assert sent.seconds == pytest.approx(5e-3)

@@ -9,6 +9,7 @@ import pytest
 from planner.machine.model import Table
 from planner.profile import draws as draws_module, draws as pilots
 from planner.profile.draws import GraphDraws
+from planner.search.dimensions.dependence import share_draws
 from planner.search.dimensions.stacks import DEPENDENT, TABLE
 from planner.settings import PlanSettings
 from runtime.graph.dataset import Graph
@@ -114,7 +115,7 @@ def test_dependent_batches_are_priced_at_their_own_rate(opened):
     timed = replace(profile, timing=timing)
     search = replace(search, request=replace(search.request, profile=timed))
     dependent = search.price(found.candidate)
-    plain = search.price(replace(found.candidate, kappa=None))
+    plain = search.price(share_draws(found.candidate, None))
     rate = search.draws.dependent_rate(1).at(kappa=16)
     mine, theirs = (p.prediction.stages["sample"] for p in (dependent, plain))
     assert rate > 0.0  # measured: on a graph this small it may fall on either side of 1
@@ -127,15 +128,15 @@ def test_dependent_batches_are_priced_at_their_own_rate(opened):
 
 def test_a_stack_is_priced_at_its_own_rate_where_the_sampler_was_timed(opened):
     search, explored = opened()
-    found = next(p for p in explored.priced if p.candidate.bulk > 1)
+    found = next(p for p in explored.priced if p.candidate.bulk_batches > 1)
     assert "as single batches" in found.prediction.provenance["sample"]
     profile = search.request.profile
     timing = {k: replace(t, sample_seconds=2e-3) for k, t in profile.timing.items()}
     timed = replace(profile, timing=timing)
     search = replace(search, request=replace(search.request, profile=timed))
     stack = search.price(found.candidate)
-    single = search.price(replace(found.candidate, bulk=1, bulk_bytes=0))
-    rate = search.draws.stack_rate(1).at(batches=found.candidate.bulk)
+    single = search.price(replace(found.candidate, bulk_batches=1, bulk_bytes=0))
+    rate = search.draws.stack_rate(1).at(batches=found.candidate.bulk_batches)
     mine, theirs = (p.prediction.stages["sample"] for p in (stack, single))
     assert mine == pytest.approx(rate * theirs)
     assert TABLE in stack.prediction.provenance["sample"]

@@ -29,6 +29,7 @@ from planner.queries.tune_measure import (
 )
 from planner.queries.whatif import reopen
 from planner.search.choose import choose
+from planner.search.dimensions.dependence import share_draws
 from planner.settings import PlanSettings
 from runtime.device import machine_fingerprint
 from runtime.errors import GnnplanError, WorkerFailed
@@ -222,7 +223,7 @@ def test_candidates_whose_rows_lie_in_the_same_places_are_measured_once(folder: 
     lean = [p for p in priced if all(len(own) == 0 for own in p.placed.placement.own)]
     names = {p.candidate.policy for p in lean}
     assert names  # at least `none`
-    renamed = [replace(p, candidate=replace(p.candidate, policy="renamed")) for p in lean[:1]]
+    renamed = [replace(p, candidate=p.candidate.with_policy("renamed")) for p in lean[:1]]
     assert len(distinct([*lean[:1], *renamed])) == 1
     moved = replace(lean[0].placed.placement, own=[np.arange(3)])
     other = replace(lean[0], placed=replace(lean[0].placed, placement=moved))
@@ -237,7 +238,7 @@ def test_the_shortlist_has_the_models_choice_first_and_the_best_of_each_statisti
     choice = choose(priced, search.request.machine.noise)
     # The same candidate with batches that hang together: other statistics, and slower.
     slower = replace(choice.prediction, step_seconds=Interval(value=9.0, low=8.0, high=10.0))
-    dependent = replace(choice, candidate=replace(choice.candidate, kappa=64), prediction=slower)
+    dependent = replace(choice, candidate=share_draws(choice.candidate, 64), prediction=slower)
     settings = replace(search.settings, sampler="labor")
     by_time = shortlist([*priced, dependent], choice, 2)
     assert by_time[0] is choice

@@ -3,12 +3,13 @@
 import numpy as np
 import pytest
 
-from planner.candidate import Candidate, PlacedRows, RankRows
+from planner.candidate import PlacedRows, RankRows
 from planner.placement.costs import RowCosts
 from planner.placement.place import Capacity, Memories, Placed
 from planner.placement.policies.policy import place
 from planner.search.choose import Priced, choose, why_it_lost
 from runtime.plan.schema import Interval, Prediction, Threads
+from tests.support.candidates import candidate_of_ranks
 
 NOISE = 0.05
 
@@ -18,7 +19,7 @@ def priced(
     host: float = 0.0,
 ) -> Priced:  # fmt: skip
     """Two ranks with a placement, a step and a gather of so many milliseconds."""
-    candidate = Candidate(
+    candidate = candidate_of_ranks(
         num_ranks=2,
         threads=Threads(compute=1, sample=loaders, gather=1),
         prefetch_depth=2,

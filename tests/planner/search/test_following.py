@@ -18,6 +18,7 @@ from planner.settings import PlanSettings
 from runtime.plan.schema import GraphRef, Prediction, Threads, Workload
 from runtime.train.parts import PART_BYTES
 from tests.planner.cost.by_hand import GRAPH, NODES
+from tests.support.candidates import candidate_of_ranks
 from tests.support.machines import constant, machine
 from tests.support.profiles import profile
 
@@ -39,14 +40,14 @@ def request(found: MachineModel, parameters: int = LARGE, **workload: object) ->
 
 
 def on_gpus(found: MachineModel, ranks: int) -> Candidate:
-    return Candidate(
+    return candidate_of_ranks(
         num_ranks=ranks, threads=Threads(sample=1), prefetch_depth=2, policy="none",
         gpus=tuple(gpu.name for gpu in found.gpus[:ranks]),
     )  # fmt: skip
 
 
 def on_cores(ranks: int) -> Candidate:
-    return Candidate(num_ranks=ranks, threads=Threads(), prefetch_depth=2, policy="none")
+    return candidate_of_ranks(num_ranks=ranks, threads=Threads(), prefetch_depth=2, policy="none")
 
 
 def rows(ranks: int) -> PlacedRows:

@@ -14,9 +14,12 @@ from planner.machine.model import MachineModel, Table
 from planner.probe.presets import load_preset
 from runtime.plan.schema import Threads
 from tests.planner.cost.test_gpu import ROW, candidate, rows
+from tests.support.candidates import candidate_of_ranks, list_devices
 from tests.support.profiles import batch_profile, timing
 
-LINE = Candidate(num_ranks=1, threads=Threads(), prefetch_depth=2, policy="none", gpus=("gpu0",))
+LINE = candidate_of_ranks(
+    num_ranks=1, threads=Threads(), prefetch_depth=2, policy="none", gpus=("gpu0",)
+)
 AHEAD = replace(LINE, threads=Threads(sample=1))
 
 
@@ -101,7 +104,7 @@ def test_an_exchange_hides_what_was_measured_and_else_nothing(machine: MachineMo
     eta = Table(unit="ratio", axes=["ranks"], points=[[2.0]], values=[0.75], spread=0.0)
     probed = machine.with_tables({"gpu_overlap_eta": eta})
     assert lanes_of(AHEAD, probed, both).on_gpu == pytest.approx(7.5e-3)
-    two = replace(AHEAD, num_ranks=2)
+    two = replace(AHEAD, devices=list_devices(["gpu0", "gpu1"]))
     assert "of an exchange compute hides nothing, which was not" in lanes_words(machine, two)
     assert "compute hides 75%, as measured" in lanes_words(probed, two)
     assert "how that slows either was not measured" in lanes_words(machine, AHEAD)

@@ -119,7 +119,7 @@ def test_one_graph_has_the_loop_of_its_own(machine: MachineModel) -> None:
 
 def test_a_stacks_batches_share_the_hosts_part(machine: MachineModel) -> None:
     alone = price(machine, on_device(machine), own=1.0)
-    stacked = price(machine, replace(on_device(machine), bulk=8, bulk_bytes=10**6), own=1.0)
+    stacked = price(machine, replace(on_device(machine), bulk_batches=8, bulk_bytes=10**6), own=1.0)
     # 38 kernels alone (2 hops); (30 + 46.7 x 2 + 7 x 3) / 8 + 3.3 + 2.3 x 2 in a stack of 8.
     kernels = (30 + 46.7 * 2 + 7 * 3) / 8 + 3.3 + 2.3 * 2
     saved = 1.9e-3 * (1 - kernels / 38)

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from planner.candidate import Candidate
+from planner.candidate import Candidate, list_cores
 from planner.cost.backends.cpu import RankSeconds
 from planner.cost.backends.grid import (
     Fetched,
@@ -31,6 +31,7 @@ from runtime.sampling.neighbor import NeighborSampler
 from runtime.sampling.seeds import SeedSchedule
 from runtime.stages import Stage
 from tests.planner.cost.by_hand import GRAPH
+from tests.support.candidates import candidate_of_ranks
 from tests.support.inprocess import run_in_process
 from tests.support.machines import machine
 from tests.support.profiles import batch_profile, exactly
@@ -63,7 +64,7 @@ def counted(graph: Graph, ranks: int, copies: int, steps: int) -> list[float]:
 
 
 def candidate(ranks: int, copies: int, bulk: int) -> Candidate:
-    return Candidate(
+    return candidate_of_ranks(
         num_ranks=ranks, threads=Threads(), prefetch_depth=2, policy="none", hosts=2,
         topology="partitioned", replication=copies, bulk=bulk,
     )  # fmt: skip
@@ -131,7 +132,7 @@ def test_stages_one_after_another_are_never_faster_so_plans_take_one_shot(ranks:
 def grid_sample(copies: int, batch: BatchProfile) -> float:
     """Seconds of `sample` on 4 ranks of one host, of a rank that samples alone in 10 ms."""
     found = Fetched(rows=[40.0, 80.0], entries=[400.0, 900.0], batches=float(copies), steps=1.0)
-    one = replace(candidate(4, copies, 1), hosts=1)
+    one = replace(candidate(4, copies, 1), devices=list_cores(4))
     stages = [f.name for f in fields(RankSeconds) if f.type is float and f.default is MISSING]
     seconds: dict[str, Any] = {**dict.fromkeys(stages, 0.0), "sample": 10e-3}
     base = RankSeconds(**seconds, spreads={"sample": 0.0}, provenance={"sample": "measured"})

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from planner.candidate import Candidate
+from planner.candidate import Candidate, list_cores
 from planner.cost.stages.exchange import (
     after_seconds,
     all_to_all,
@@ -27,7 +27,7 @@ BESIDE = [f"all_to_all_{name}" for name in ("after", "early", "around_rows", "ar
 
 
 def spread_over(hosts: int, ranks: int) -> Candidate:
-    return replace(candidate(ranks=ranks), hosts=hosts)
+    return replace(candidate(ranks=ranks), devices=list_cores(ranks, hosts))
 
 
 def hosts_per_byte(seconds: float, hosts: int) -> Table:

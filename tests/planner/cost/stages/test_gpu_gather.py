@@ -16,6 +16,7 @@ from planner.cost.stages.gather_gpu import (
 from planner.machine.model import Table
 from planner.probe.presets import load_preset
 from runtime.plan.schema import Threads
+from tests.support.candidates import candidate_of_ranks
 
 
 def placed(**rows: float) -> PlacedRows:
@@ -25,7 +26,7 @@ def placed(**rows: float) -> PlacedRows:
 
 def candidate(preset: Any) -> Candidate:
     gpus = tuple(gpu.name for gpu in preset.gpus[:2])
-    return Candidate(
+    return candidate_of_ranks(
         num_ranks=2, threads=Threads(), prefetch_depth=2, policy="test", gpus=gpus,
         cliques=((0, 1),),
     )  # fmt: skip

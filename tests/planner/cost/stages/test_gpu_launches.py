@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from planner.candidate import Candidate
 from planner.cost.backends.gpu_memory import HELD, gpu_batch_bytes, gpu_stack_bytes
 from planner.cost.stages.sample import OWN_TENSORS, batch_launches, launch_words
 from planner.workload import BatchProfile, Spread
@@ -24,8 +23,11 @@ from runtime.sampling.gpu import stack as device_stack
 from runtime.sampling.gpu.layerwise import DeviceLayerwiseSampler
 from runtime.sampling.gpu.neighbor import DeviceNeighborSampler
 from runtime.sampling.gpu.stack import batch_bytes, stack_of, with_own_tensors
+from tests.support.candidates import candidate_of_ranks
 
-ONE = Candidate(num_ranks=1, threads=Threads(), prefetch_depth=2, policy="none", gpus=("gpu0",))
+ONE = candidate_of_ranks(
+    num_ranks=1, threads=Threads(), prefetch_depth=2, policy="none", gpus=("gpu0",)
+)
 FREE = """
 empty empty_like empty_strided new_empty view _unsafe_view view_as reshape _reshape_alias slice
 select narrow alias detach t transpose permute unsqueeze squeeze expand as_strided split
@@ -101,7 +103,7 @@ def test_neighbours_start_as_many_kernels_as_the_law_says(
     for k in (4, 8):
         requests = requests_of(graph, k)
         together = count(lambda r=requests: stack_of(sampler).sample_stack(r))
-        stacked = replace(ONE, bulk=k, prefetch_depth=0)
+        stacked = replace(ONE, bulk_batches=k, prefetch_depth=0)
         law = batch_launches(stacked, hops, every_hop=every_hop) - OWN_TENSORS / k
         assert law * k == pytest.approx(together, rel=0.1)
 
@@ -114,16 +116,18 @@ def test_layers_start_as_many_kernels_as_the_law_says(
     for k in (1, 4):
         requests = requests_of(graph, k)
         together = count(lambda r=requests: sampler.sample_stack(r))
-        stacked = replace(ONE, bulk=k, prefetch_depth=0)
+        stacked = replace(ONE, bulk_batches=k, prefetch_depth=0)
         law = batch_launches(stacked, 1, sampler="ladies") - (OWN_TENSORS / k if k > 1 else 0)
         assert law * k == pytest.approx(together, rel=0.1)
 
 
 def test_large_stacks_start_fewer_kernels_per_batch_small_ones_more_and_a_graph_one() -> None:
-    alone, four, sixteen, many = (batch_launches(replace(ONE, bulk=k), 2) for k in (1, 4, 16, 64))
+    alone, four, sixteen, many = (
+        batch_launches(replace(ONE, bulk_batches=k), 2) for k in (1, 4, 16, 64)
+    )
     assert many < sixteen < alone < four
     assert batch_launches(replace(ONE, threads=Threads(capture=1)), 2) == 1
-    assert "16 batches to a stack" in launch_words(replace(ONE, bulk=16), "neighbor")
+    assert "16 batches to a stack" in launch_words(replace(ONE, bulk_batches=16), "neighbor")
     assert "for neighbours, not for labor" in launch_words(ONE, "labor")
     assert launch_words(replace(ONE, threads=Threads(capture=1)), "neighbor") == "by one CUDA graph"
 

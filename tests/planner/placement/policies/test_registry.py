@@ -7,7 +7,6 @@ import pytest
 import typer.main
 from numpy.typing import NDArray
 
-from planner.candidate import DYNAMIC
 from planner.cli.main import app
 from planner.errors import SettingsError
 from planner.placement.costs import RowCosts
@@ -20,6 +19,7 @@ from planner.placement.policies.registry import (
     load_function,
 )
 from runtime.features.cache import POLICIES as CACHES
+from runtime.plan.schema import DYNAMIC
 
 COSTS = RowCosts(local=0.0, peer=0.3, host=1.0, disk=10.0)
 NODES, DEVICES = 40, 4

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from planner.candidate import Candidate
 from planner.cost.stages.gather_gpu import memory_seconds_per_byte, read_seconds
 from planner.machine.model import Link, MachineModel, Memory, Processor, Switch
 from planner.probe.context import QUICK as PROBE, ProbeContext
@@ -30,6 +29,7 @@ from runtime.errors import WorkerFailed
 from runtime.plan.schema import Threads
 from tests.planner.probe import fake_gpu as law
 from tests.planner.probe.fake_gpu import SIZES, FakeGpus
+from tests.support.candidates import candidate_of_ranks
 
 
 def measured(device: FakeGpus) -> list[GpuFindings]:
@@ -147,7 +147,7 @@ def test_an_exchange_that_stops_compute_hides_nothing_and_noise_is_refused() -> 
 
 def test_a_probed_gpu_is_priced_as_its_law_says() -> None:
     machine = with_gpus(machine_of(1), measured(FakeGpus()))
-    candidate = Candidate(
+    candidate = candidate_of_ranks(
         num_ranks=1,
         threads=Threads(compute=1, sample=0),
         prefetch_depth=1,

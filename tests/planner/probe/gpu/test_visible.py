@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from planner.assemble import planned_devices
-from planner.candidate import Candidate
+from planner.candidate import list_gpus
 from planner.cli.main import main
 from planner.cli.planning import machine_for_planning
 from planner.machine.model import MachineModel, check_machine, save_machine
@@ -19,7 +18,6 @@ from planner.probe.gpu.nvml import Inventory
 from planner.probe.timing import summarize
 from planner.probe.topology import faults, with_free_memory
 from runtime.device import VARIABLE
-from runtime.plan.schema import Threads
 from tests.support.recordings import divide, look, machine_of, recorded, rename, slice_uuid
 
 GIB = 2**30
@@ -114,10 +112,7 @@ def test_the_machine_has_the_visible_gpus_alone_in_cudas_order() -> None:
     assert "gpu0" not in ends
     assert f"{VARIABLE}=6,1: 2 of 8 GPUs are visible" in found.notes[0]
     # Rank r runs on torch's GPU `index`.
-    two = Candidate(
-        num_ranks=2, threads=Threads(), prefetch_depth=2, policy="none", gpus=("gpu6", "gpu1")
-    )
-    devices = planned_devices(two, machine)
+    devices = list_gpus(machine, ("gpu6", "gpu1"), [(0, 1)])
     assert [(each.memory, each.index) for each in devices] == [
         ("gpu6.memory", 0),
         ("gpu1.memory", 1),

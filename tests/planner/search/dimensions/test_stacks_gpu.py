@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-from planner.candidate import Candidate
 from planner.cost.stages.sample import batch_launches
 from planner.pipeline import plan
 from planner.probe.presets import load_preset
@@ -20,12 +19,11 @@ from runtime.graph.dataset import Graph
 from runtime.graph.generate import generate_rmat
 from runtime.plan.io import save_plan
 from runtime.plan.schema import Plan, Threads, Workload
+from tests.support.candidates import candidate_of_ranks
 
 SIZES = {"sizes": "30,20"}
 WORK = Workload(batch_size=16, hidden=8, fanouts=[3, 2], allow="approximate")
-BASE = Candidate(
-    num_ranks=1, threads=Threads(sample=1), prefetch_depth=2, policy="none", gpus=("gpu0",)
-)
+BASE = candidate_of_ranks(threads=Threads(sample=1), gpus=("gpu0",))
 
 
 @pytest.fixture
@@ -110,5 +108,5 @@ def test_a_chosen_stack_is_what_the_device_draws(
 
 
 def test_fewer_kernels_shorten_what_the_sampling_lane_takes() -> None:
-    one, stacked = BASE, replace(BASE, bulk=16)
+    one, stacked = BASE, replace(BASE, bulk_batches=16)
     assert batch_launches(stacked, 2) < batch_launches(one, 2) / 2
