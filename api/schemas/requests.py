@@ -6,14 +6,14 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, create_model
 
 from api.schemas.resources import Strict
 from planner.settings import PlanSettings, SamplerChoice, make_settings
+from runtime.launch.config import TrainOptions
 from runtime.plan.schema import MOST_FANOUT
 from runtime.plan.setting import SettingField, setting_fields
 
 Request = TypeVar("Request", bound=BaseModel)
 
-Fanouts = Annotated[
-    list[Annotated[int, Field(ge=-1, le=MOST_FANOUT)]], Field(min_length=1, max_length=16)
-]
+Fanout = Annotated[int, Field(ge=-1, le=MOST_FANOUT)]
+Fanouts = Annotated[list[Fanout], Field(min_length=1, max_length=16)]
 Seconds = Annotated[float, Field(gt=0.0, le=30 * 86400.0)]
 Name = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[^\x00-\x1f]+$")]
 
@@ -48,6 +48,7 @@ Samplers = Annotated[
 BY_TYPE: list[tuple[Any, Any]] = [
     (str, Name),
     (list[int], Fanouts),
+    (list[int] | None, Annotated[list[Fanout] | None, Field(min_length=1, max_length=16)]),
     (dict[str, list[int]], Annotated[dict[str, Fanouts], Field(max_length=1000)]),
     (dict[str, float | str], Parameters),
     (list[SamplerChoice], Samplers),
@@ -158,23 +159,18 @@ class SimulationRequest(Limited):
     )
 
 
-class RunRequest(Limited):
-    """Body of `POST /v1/runs`: train under a plan on this machine."""
+class PlanOfRun(Limited):
+    """The plan that a run trains under."""
 
     plan: Name = Field(description="Id of the plan.")
-    epochs: int = Field(default=10, ge=1, le=1_000_000)
-    eval_every: int = Field(default=1, ge=0, le=1_000_000)
-    eval_fanouts: Fanouts | None = None
-    max_steps: int | None = Field(default=None, ge=1, le=10**12)
-    checkpoint_every_steps: int = Field(default=0, ge=0, le=10**12)
-    max_restarts: int = Field(default=3, ge=0, le=100)
-    hang_seconds: float = Field(default=20.0, gt=0.0, le=86400.0)
-    verify: bool = False
-    force: bool = Field(default=False, description="Run although graph or machine changed.")
 
     def options(self) -> dict[str, Any]:
         """Arguments of runtime.launch.launch.train."""
         return self.model_dump(exclude={"plan", "time_limit_seconds"})
+
+
+class RunRequest(with_settings(PlanOfRun, TrainOptions)):
+    """Body of `POST /v1/runs`: train under a plan on this machine."""
 
 
 class NoopRequest(Limited):

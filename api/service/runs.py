@@ -32,7 +32,7 @@ def start_run(service: Service, caller: Caller, request: RunRequest) -> JobRow:
     """
     plan = get_plan(service, request.plan)
     if service.settings.ray_address is None:  # else it is the cluster's machines that count
-        check_can_begin(plan, force=request.force)
+        check_can_begin(plan, force=request.options()["force"])
     folder = service.storage.catalogue.plan_folder(request.plan).resolve()
     # The job's own id names the run; it is known only once the job is accepted.
     wanted: dict[str, Any] = {

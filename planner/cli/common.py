@@ -5,7 +5,8 @@ import sys
 import textwrap
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from typing import Annotated, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -14,6 +15,9 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from planner.cost.memory import GIB
 from runtime import codec
 
+if TYPE_CHECKING:
+    from runtime.launch.hosts import Place
+
 ProgressCallback = Callable[[str, float], None]
 """Called with what is being done and the share of it that is done, 0 to 1."""
 
@@ -21,16 +25,29 @@ JsonFlag = Annotated[
     bool, typer.Option("--json", help="Print one JSON document on stdout, all else on stderr.")
 ]
 
-NodeRank = Annotated[
-    int, typer.Option(help="Number of this host, from 0, where several take part.")
-]
-RendezvousEndpoint = Annotated[
-    str,
-    typer.Option(help="HOST:PORT on host 0 where the hosts meet; the same text on every host."),
-]
-RendezvousTimeout = Annotated[
-    float, typer.Option(help="Longest wait for the other hosts, in seconds.")
-]
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HostOptions:
+    """Flags of a command that several hosts run together."""
+
+    node_rank: Annotated[
+        int, typer.Option(help="Number of this host, from 0, where several take part.")
+    ] = 0
+    rdzv_endpoint: Annotated[
+        str,
+        typer.Option(help="HOST:PORT on host 0 where the hosts meet; the same text on every host."),
+    ] = ""
+    rdzv_timeout: Annotated[
+        float, typer.Option(help="Longest wait for the other hosts, in seconds.")
+    ] = 300.0
+
+    def place(self) -> "Place":
+        """This host's place in a job."""
+        from runtime.launch.hosts import Place
+
+        return Place(
+            node_rank=self.node_rank, endpoint=self.rdzv_endpoint, wait_seconds=self.rdzv_timeout
+        )
 
 
 def console(as_json: bool = False) -> Console:

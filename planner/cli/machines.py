@@ -8,16 +8,15 @@ from rich.table import Table as Grid
 
 from planner.cli import remote
 from planner.cli.common import (
+    HostOptions,
     JsonFlag,
-    NodeRank,
-    RendezvousEndpoint,
-    RendezvousTimeout,
     bytes_text,
     console,
     emit_json,
     progress_bar,
     seconds_text,
 )
+from planner.cli.options import with_options
 from planner.cli.remote import ServerOption
 from planner.errors import MachineError
 from planner.machine.model import MachineModel, load_machine, save_machine
@@ -58,7 +57,9 @@ def doctor(
     console().print(grid)
 
 
+@with_options(place=None)
 def probe_command(
+    *,
     output: Annotated[Path, typer.Option("--output", "-o", help="Machine file to write.")] = Path(
         "machine.json"
     ),
@@ -77,9 +78,7 @@ def probe_command(
     hosts: Annotated[
         int, typer.Option(min=1, help="Hosts to probe together; run this on each of them.")
     ] = 1,
-    node_rank: NodeRank = 0,
-    rdzv_endpoint: RendezvousEndpoint = "",
-    rdzv_timeout: RendezvousTimeout = 300.0,
+    place: HostOptions,
     as_json: JsonFlag = False,
 ) -> None:
     """Measure this machine: memory, disk, exchange between ranks, sampling.
@@ -104,9 +103,9 @@ def probe_command(
         elif hosts == 1:
             machine = probe(quick=quick, progress=progress, **limit)
         else:
-            meeting = meeting_of(hosts, node_rank, rdzv_endpoint, rdzv_timeout)
+            meeting = meeting_of(hosts, place)
             machine = probe_hosts(meeting, quick=quick, progress=progress, **limit)
-    if hosts > 1 and node_rank > 0:
+    if hosts > 1 and place.node_rank > 0:
         console(as_json).print(f"host 0 writes the machine of {hosts} hosts")
         return
     save_machine(machine, output)
@@ -137,7 +136,7 @@ def own_machine(path: Path, hosts: int) -> MachineModel:
     return machine
 
 
-def meeting_of(hosts: int, node_rank: int, endpoint: str, wait_seconds: float) -> "Meeting":
+def meeting_of(hosts: int, place: HostOptions) -> "Meeting":
     """This host among those that are probed together.
 
     Raises:
@@ -146,13 +145,17 @@ def meeting_of(hosts: int, node_rank: int, endpoint: str, wait_seconds: float) -
     from planner.probe.hosts import Meeting
     from runtime.comm.route import split_endpoint
 
-    if not 0 <= node_rank < hosts:
+    if not 0 <= place.node_rank < hosts:
         raise InputError(
-            f"expected a --node-rank from 0 to {hosts - 1} (--hosts {hosts}), found {node_rank}"
+            f"expected a --node-rank from 0 to {hosts - 1} (--hosts {hosts}), found "
+            f"{place.node_rank}"
         )
-    split_endpoint(endpoint)
+    split_endpoint(place.rdzv_endpoint)
     return Meeting(
-        node_rank=node_rank, num_hosts=hosts, endpoint=endpoint, wait_seconds=wait_seconds
+        node_rank=place.node_rank,
+        num_hosts=hosts,
+        endpoint=place.rdzv_endpoint,
+        wait_seconds=place.rdzv_timeout,
     )
 
 

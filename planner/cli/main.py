@@ -21,7 +21,6 @@ from planner.cli import (
     demo,
     explaining,
     graphs,
-    launching,
     machines,
     planning,
     report,
@@ -42,7 +41,7 @@ app = typer.Typer(
 )
 app.add_typer(graphs.app, name="graph")
 app.add_typer(machines.app, name="machine")
-for module in (machines, planning, explaining, training, tuning, launching, report, demo):
+for module in (machines, planning, explaining, training, tuning, report, demo):
     module.register(app)
 
 

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Generator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from planner.queries.compare import Comparison
     from planner.queries.explain import Explanation
     from planner.settings import PlanSettings
+    from runtime.launch.config import TrainOptions
     from runtime.report import RunReport
 
 ServerOption = Annotated[
@@ -109,13 +111,13 @@ def explain(server: str, plan: Path) -> "Explanation":
         return client.plans.explain(plan_id(plan))
 
 
-def train(server: str, plan: Path, options: dict[str, Any], on_event: Any) -> "RunReport":
+def train(server: str, plan: Path, options: "TrainOptions", on_event: Any) -> "RunReport":
     """Let the service train; its report is written into the plan's folder where there is one.
 
     Args:
         server: address of the service.
         plan: folder or id of the plan.
-        options: as of `runtime.launch.launch.train`.
+        options: of the run; it does not go on from a checkpoint.
         on_event: called with each event as the ranks wrote it.
     """
     from runtime.report import REPORT_FILE
@@ -124,9 +126,8 @@ def train(server: str, plan: Path, options: dict[str, Any], on_event: Any) -> "R
         if event.name not in ("log", "state", "end"):
             on_event({"event": event.name, **event.data})
 
-    wanted = {name: value for name, value in options.items() if name != "resume"}
     with service(server) as client:
-        job = client.runs.start(plan_id(plan), **wanted)
+        job = client.runs.start(plan_id(plan), **asdict(options))
         report = client.runs.wait(job, on_event=relay, cancel_on_interrupt=True)
     if (plan / PLAN_FILE).is_file():
         codec.write_text_atomically(plan / REPORT_FILE, codec.dumps(report))

@@ -1,158 +1,127 @@
-"""`gnnplan train` and `gnnplan compare`."""
+"""`gnnplan train`, `gnnplan launch` (a user's own script) and `gnnplan compare`."""
 
 import sys
-from dataclasses import dataclass, replace
-from enum import StrEnum
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.table import Table as Grid
+from typer.core import TyperCommand
 
 from planner.cli import remote
 from planner.cli.common import (
+    HostOptions,
     JsonFlag,
-    NodeRank,
-    RendezvousEndpoint,
-    RendezvousTimeout,
     console,
     emit_json,
     print_text,
     progress_bar,
     seconds_text,
 )
+from planner.cli.options import flag_words, with_options
 from planner.cli.remote import ServerOption
 from planner.emit import JobSpec, kubernetes_job, slurm_script
-from planner.options import parse_integers
 from planner.queries.compare import Comparison, compare
 from runtime.codec import write_text_atomically
+from runtime.launch.config import TrainOptions
 from runtime.plan.io import load_plan
 from runtime.plan.schema import Plan
+from runtime.plan.setting import Setting
 from runtime.report import REPORT_FILE, RunReport, load_report
 
 
-class Scheduler(StrEnum):
-    """Schedulers that a job can be written for."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EmitOptions:
+    """Flags of a job file that is written instead of running."""
 
-    SLURM = "slurm"
-    KUBERNETES = "kubernetes"
+    emit: Annotated[
+        Literal["slurm", "kubernetes"] | None,
+        typer.Option("--emit", help="Write a job file for this scheduler instead of running."),
+    ] = None
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="File for --emit; default: stdout.")
+    ] = None
+    image: Annotated[
+        str, typer.Option(help="Container image with gnnplan, for --emit kubernetes.")
+    ] = "gnnplan:latest"
+    claim: Annotated[
+        str,
+        typer.Option(help="Volume claim that holds the job's folders, for --emit kubernetes."),
+    ] = "gnnplan-data"
 
+    def write(
+        self, plan: Plan, folder: Path, *, verb: str, before: list[str], script: list[str]
+    ) -> None:
+        """Write the job that runs `gnnplan VERB [before] PLAN [script]` on the plan's hosts.
 
-EmitOption = Annotated[
-    Scheduler | None,
-    typer.Option("--emit", help="Write a job file for this scheduler instead of running."),
-]
-EmitOutput = Annotated[
-    Path | None, typer.Option("--output", "-o", help="File for --emit; default: stdout.")
-]
-Image = Annotated[str, typer.Option(help="Container image with gnnplan, for --emit kubernetes.")]
-Claim = Annotated[
-    str,
-    typer.Option(help="Volume claim that holds the job's folders, for --emit kubernetes."),
-]
-DEFAULT_IMAGE = "gnnplan:latest"
-DEFAULT_CLAIM = "gnnplan-data"
+        Args:
+            plan: what stands in `folder`.
+            folder: of the plan.
+            verb: train or launch.
+            before: options of the command.
+            script: a user's script and its arguments; empty for `train`.
+        """
+        folder = folder.resolve()
+        folders = [folder, Path(plan.graph.path)]
+        if script:
+            path = Path(script[0]).resolve()
+            folders.append(path.parent)
+            script = [str(path), *script[1:]]
+        job = JobSpec(
+            plan=plan,
+            name=folder.name,
+            verb=verb,
+            arguments=[*before, str(folder), *script],
+            resumes=verb == "train",
+            folders=sorted(set(folders)),
+        )
+        if self.emit == "slurm":
+            text = slurm_script(job)
+        else:
+            text = kubernetes_job(job, image=self.image, claim=self.claim)
+        if self.output is None:
+            sys.stdout.write(text)
+        else:
+            write_text_atomically(self.output, text)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class EmitTo:
-    """Which file to write, and where."""
+class LaunchOptions:
+    """Flags of `gnnplan launch` that its job file repeats."""
 
-    scheduler: Scheduler
-    output: Path | None
-    image: str
-    claim: str
-
-
-def emit_job(
-    to: EmitTo, plan: Plan, folder: Path, *, verb: str, before: list[str], script: list[str]
-) -> None:
-    """Write the job that runs `gnnplan VERB [before] PLAN [script]` on the plan's hosts.
-
-    Args:
-        to: which file.
-        plan: what stands in `folder`.
-        folder: of the plan.
-        verb: train or launch.
-        before: options of the command.
-        script: a user's script and its arguments; empty for `train`.
-    """
-    folder = folder.resolve()
-    folders = [folder, Path(plan.graph.path)]
-    if script:
-        path = Path(script[0]).resolve()
-        folders.append(path.parent)
-        script = [str(path), *script[1:]]
-    job = JobSpec(
-        plan=plan,
-        name=folder.name,
-        verb=verb,
-        arguments=[*before, str(folder), *script],
-        resumes=verb == "train",
-        folders=sorted(set(folders)),
-    )
-    if to.scheduler is Scheduler.SLURM:
-        text = slurm_script(job)
-    else:
-        text = kubernetes_job(job, image=to.image, claim=to.claim)
-    if to.output is None:
-        sys.stdout.write(text)
-    else:
-        write_text_atomically(to.output, text)
-
-
-class Executor(StrEnum):
-    """What starts the ranks."""
-
-    TORCHRUN = "torchrun"
-    RAY = "ray"
+    max_restarts: Annotated[
+        int, Setting(help="Times that all ranks are started again after one failed.")
+    ] = 0
+    hang_seconds: Annotated[
+        float, Setting(help="End a rank without a sign of life for this long; 0: never.")
+    ] = 60.0
+    force: Annotated[bool, Setting(help="Run although graph or machine changed.")] = False
+    oversubscribe: Annotated[bool, Setting(help="Start more ranks than there are cores.")] = False
 
 
 def register(parent: typer.Typer) -> None:
     """Add the verbs to the top level."""
     parent.command("train")(train_command)
     parent.command("compare")(compare_command)
+    parent.command("launch", cls=_ScriptCommand)(launch_command)
 
 
+@with_options(options=None, hosts=None, job=None)
 def train_command(
     plan: Annotated[Path, typer.Argument(help="Plan folder (with --server also an id).")],
-    epochs: Annotated[int, typer.Option(help="Epochs to train.")] = 10,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoint.")] = (
-        False
-    ),
-    verify: Annotated[
-        bool, typer.Option("--verify", help="Re-hash the plan's arrays and check gathered rows.")
-    ] = False,
-    force: Annotated[
-        bool, typer.Option("--force", help="Run although graph or machine changed.")
-    ] = False,
-    eval_fanouts: Annotated[
-        str | None,
-        typer.Option(help="Evaluate by sampling with these fan-outs instead of all neighbours."),
-    ] = None,
-    eval_every: Annotated[int, typer.Option(help="Epochs between evaluations.")] = 1,
-    checkpoint_every: Annotated[
-        int, typer.Option(help="Steps between checkpoints; 0: at the ends of epochs only.")
-    ] = 0,
-    max_restarts: Annotated[
-        int, typer.Option(help="Times that failed or hung ranks are started again.")
-    ] = 3,
-    hang_seconds: Annotated[
-        float, typer.Option(help="A rank without a sign of life for this long is ended and named.")
-    ] = 20.0,
-    node_rank: NodeRank = 0,
-    rdzv_endpoint: RendezvousEndpoint = "",
-    rdzv_timeout: RendezvousTimeout = 300.0,
+    *,
+    options: TrainOptions,
+    hosts: HostOptions,
     executor: Annotated[
-        Executor, typer.Option(help="What starts the ranks; ray needs the extra gnnplan[ray].")
-    ] = Executor.TORCHRUN,
+        Literal["torchrun", "ray"],
+        typer.Option(help="What starts the ranks; ray needs the extra gnnplan[ray]."),
+    ] = "torchrun",
     address: Annotated[
         str | None, typer.Option(help="Ray cluster for --executor ray; default: a local one.")
     ] = None,
-    emit: EmitOption = None,
-    output: EmitOutput = None,
-    image: Image = DEFAULT_IMAGE,
-    claim: Claim = DEFAULT_CLAIM,
+    job: EmitOptions,
     server: ServerOption = None,
     as_json: JsonFlag = False,
 ) -> None:
@@ -160,34 +129,19 @@ def train_command(
 
     For a plan of several hosts, run the same command on each with its own --node-rank.
     """
-    options: dict[str, Any] = {
-        "epochs": epochs,
-        "resume": resume,
-        "verify": verify,
-        "force": force,
-        "eval_every": eval_every,
-        "eval_fanouts": None
-        if eval_fanouts is None
-        else parse_integers(eval_fanouts, "--eval-fanouts"),
-        "checkpoint_every_steps": checkpoint_every,
-        "max_restarts": max_restarts,
-        "hang_seconds": hang_seconds,
-    }
     if server is not None:
         of_this_machine = {
-            "--resume": resume,
-            "--emit": emit is not None,
-            "--executor": executor is not Executor.TORCHRUN,
+            "--resume": options.resume,
+            "--emit": job.emit is not None,
+            "--executor": executor != "torchrun",
             "--address": address is not None,
-            "--node-rank": node_rank != 0,
-            "--rdzv-endpoint": bool(rdzv_endpoint),
+            "--node-rank": hosts.node_rank != 0,
+            "--rdzv-endpoint": bool(hosts.rdzv_endpoint),
         }
         remote.refuse_local(server, of_this_machine)
-    elif emit is not None:
-        found = load_plan(plan)
-        to = EmitTo(scheduler=emit, output=output, image=image, claim=claim)
-        before = [*train_words(options), f"--rdzv-timeout={rdzv_timeout:g}"]
-        emit_job(to, found, plan, verb="train", before=before, script=[])
+    elif job.emit is not None:
+        before = [*flag_words(options), f"--rdzv-timeout={hosts.rdzv_timeout:g}"]
+        job.write(load_plan(plan), plan, verb="train", before=before, script=[])
         return
     else:
         load_plan(plan)  # what is none is refused before anything heavy is imported
@@ -204,39 +158,19 @@ def train_command(
 
         if server is not None:
             report = remote.train(server, plan, options, on_event)
-        elif executor is Executor.RAY:
+        elif executor == "ray":
             from runtime.launch.ray import train_on_ray
 
-            report = train_on_ray(plan, address=address, progress=on_event, **options)
+            report = train_on_ray(plan, address=address, progress=on_event, **asdict(options))
         else:
-            from runtime.launch.hosts import Place
             from runtime.launch.launch import train
 
-            place = Place(node_rank=node_rank, endpoint=rdzv_endpoint, wait_seconds=rdzv_timeout)
-            report = train(plan, place=place, progress=on_event, **options)
+            report = train(plan, place=hosts.place(), progress=on_event, **asdict(options))
     if as_json:
         emit_json(report)
         return
     place = f"report in {plan}" if (plan / REPORT_FILE).is_file() else f"run of plan {plan}"
     screen.print(f"measured step {seconds_text(report.step_seconds.median)}; {place}")
-
-
-def train_words(options: dict[str, Any]) -> list[str]:
-    """The flags that mean these options; what is left at its default needs none.
-
-    >>> train_words({"epochs": 3, "resume": True, "verify": False, "eval_fanouts": [5, 3]})
-    ['--epochs=3', '--resume', '--eval-fanouts=5,3']
-    """
-    words: list[str] = []
-    for name, value in options.items():
-        flag = "--" + name.removesuffix("_steps").replace("_", "-")
-        if isinstance(value, bool):
-            words += [flag] * value
-        elif isinstance(value, list):
-            words.append(f"{flag}={','.join(map(str, cast(list[int], value)))}")
-        elif value is not None:
-            words.append(f"{flag}={value}")
-    return words
 
 
 def event_line(event: dict[str, object]) -> str:
@@ -251,6 +185,56 @@ def event_line(event: dict[str, object]) -> str:
         if isinstance(value, float):
             parts.append(f"{name} {value:.4f}" if name != "seconds" else seconds_text(value))
     return "  ".join(parts)
+
+
+class _ScriptCommand(TyperCommand):
+    """Leaves every word after the script's name to the script, options too."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        place = self._script_at(args)
+        return super().parse_args(ctx, [*args[:place], "--", *args[place:]])
+
+    def _script_at(self, args: Sequence[str]) -> int:
+        """Position of the second word that is neither an option nor an option's value."""
+        flags = {name for p in self.params if getattr(p, "is_flag", False) for name in p.opts}
+        words, takes_value = 0, False
+        for place, word in enumerate(args):
+            if takes_value:
+                takes_value = False
+            elif word.startswith("-") and word != "-":
+                takes_value = word not in flags and "=" not in word and word != "--help"
+            elif words:
+                return place
+            else:
+                words += 1
+        return len(args)
+
+
+@with_options(options=None, hosts=None, job=None)
+def launch_command(
+    plan: Annotated[Path, typer.Argument(help="Plan folder.")],
+    script: Annotated[Path, typer.Argument(help="Training script, Python.")],
+    arguments: Annotated[
+        list[str] | None, typer.Argument(help="Passed on to the script as they are.")
+    ] = None,
+    *,
+    options: LaunchOptions,
+    hosts: HostOptions,
+    job: EmitOptions,
+) -> int:
+    """Run a training script on the plan's ranks; options come before the script's name.
+
+    In the script, PlannedLoader() reads the plan. The exit code is that of the rank that failed
+    first.
+    """
+    found, words = load_plan(plan), arguments or []
+    if job.emit is not None:
+        before = [*flag_words(options), f"--rdzv-timeout={hosts.rdzv_timeout:g}"]
+        job.write(found, plan, verb="launch", before=before, script=[str(script), *words])
+        return 0
+    from runtime.launch.script import launch_script
+
+    return launch_script(plan, script, words, place=hosts.place(), **asdict(options))
 
 
 def compare_command(

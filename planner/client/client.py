@@ -21,12 +21,14 @@ from planner.client.resources import (
     Run,
     decoded,
     profile_body,
+    request_values,
     resource,
 )
 from planner.machine.model import MachineModel
 from planner.settings import PlanSettings
 from planner.workload import WorkloadProfile
 from runtime import codec
+from runtime.launch.config import TrainOptions
 from runtime.report import RunReport
 
 if TYPE_CHECKING:
@@ -126,32 +128,23 @@ class Runs:
         self,
         plan: str,
         *,
-        epochs: int = 10,
-        eval_every: int = 1,
         eval_fanouts: Sequence[int] | None = None,
-        max_steps: int | None = None,
-        checkpoint_every_steps: int = 0,
-        max_restarts: int = 3,
-        hang_seconds: float = 20.0,
-        verify: bool = False,
-        force: bool = False,
         time_limit_seconds: float | None = None,
         idempotency_key: str | None = None,
+        **options: Any,
     ) -> Job:
-        """Start training; the run has the id of its job. Options as of `gnnplan train`."""
-        body: dict[str, Any] = {
-            "plan": plan,
-            "epochs": epochs,
-            "eval_every": eval_every,
-            "eval_fanouts": None if eval_fanouts is None else [*eval_fanouts],
-            "max_steps": max_steps,
-            "checkpoint_every_steps": checkpoint_every_steps,
-            "max_restarts": max_restarts,
-            "hang_seconds": hang_seconds,
-            "verify": verify,
-            "force": force,
-            "time_limit_seconds": time_limit_seconds,
-        }
+        """Start training; the run has the id of its job.
+
+        Args:
+            plan: id of the plan.
+            eval_fanouts: evaluate by sampling with these; None: with all neighbours.
+            time_limit_seconds: longest time of an attempt; None: the service's own limit.
+            idempotency_key: makes repeated calls one.
+            **options: other fields of `TrainOptions`, as the flags of `gnnplan train`.
+        """
+        hops = None if eval_fanouts is None else [*eval_fanouts]
+        body = request_values(TrainOptions(eval_fanouts=hops, **options))
+        body |= {"plan": plan, "time_limit_seconds": time_limit_seconds}
         return self._jobs.start("/v1/runs", body, idempotency_key=idempotency_key)
 
     def follow(self, run: str, *, after: str | None = None) -> Iterator[Event]:

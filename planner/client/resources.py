@@ -228,7 +228,11 @@ def profile_body(
     """Body of `POST /v1/profiles`; as `plan_body`."""
     if not graph:
         raise SettingsError("expected the name of a graph of the service, found none")
-    values = flat_values(settings)
-    shown = [f.name for f in setting_fields(type(settings)) if f.setting.surface != "flag"]
-    settable = {name: codec.to_plain(values[name]) for name in shown}
-    return settable | {"graph": graph, "machine": machine}
+    return request_values(settings) | {"graph": graph, "machine": machine}
+
+
+def request_values(settings: object) -> dict[str, Any]:
+    """Settings that a request holds, by name."""
+    values, kind = flat_values(settings), type(settings)
+    shown = [f.name for f in setting_fields(kind) if f.setting.surface != "flag"]
+    return {name: codec.to_plain(values[name]) for name in shown}

@@ -6,8 +6,64 @@ runs of one plan.
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 from runtime.errors import InputError
+from runtime.plan.setting import Range, Setting
+
+_EPOCHS, _STEPS = Range(least=0, most=1_000_000), Range(least=0, most=10**12)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainOptions:
+    """What a user asks of a run: flags of `gnnplan train`, bodies of the service's runs."""
+
+    epochs: Annotated[
+        int, Setting(help="Epochs to train.", range=Range(least=1, most=1_000_000))
+    ] = 10
+    resume: Annotated[bool, Setting(help="Go on from the last checkpoint.", surface="flag")] = False
+    verify: Annotated[bool, Setting(help="Re-hash the plan's arrays and check gathered rows.")] = (
+        False
+    )
+    force: Annotated[bool, Setting(help="Run although graph or machine changed.")] = False
+    eval_fanouts: Annotated[
+        list[int] | None,
+        Setting(help="Evaluate by sampling with these fan-outs.", unset="with all neighbours"),
+    ] = None
+    eval_every: Annotated[
+        int, Setting(help="Epochs between evaluations; 0: none.", range=_EPOCHS)
+    ] = 1
+    checkpoint_every_steps: Annotated[
+        int,
+        Setting(
+            help="Steps between checkpoints; 0: at the ends of epochs only.",
+            range=_STEPS,
+            flag="checkpoint-every",
+        ),
+    ] = 0
+    max_steps: Annotated[
+        int | None,
+        Setting(
+            help="Most steps of the run.",
+            unset="no limit",
+            range=Range(least=1, most=10**12),
+            surface="service",
+        ),
+    ] = None
+    max_restarts: Annotated[
+        int,
+        Setting(
+            help="Times that failed or hung ranks are started again.",
+            range=Range(least=0, most=100),
+        ),
+    ] = 3
+    hang_seconds: Annotated[
+        float,
+        Setting(
+            help="A rank without a sign of life for this long is ended and named.",
+            range=Range(least=0, most=86400, whole=False, above_least=True),
+        ),
+    ] = 20.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -13,8 +13,9 @@ import pytest
 import yaml
 
 from planner.cli.main import main
-from planner.cli.training import train_words
+from planner.cli.options import flag_words
 from runtime.graph.dataset import Graph
+from runtime.launch.config import TrainOptions
 from runtime.plan.io import load_plan, save_plan
 from runtime.plan.schema import MemoryUse
 from tests.support.plans import make_plan
@@ -207,13 +208,10 @@ def test_a_path_that_kubernetes_cannot_mount_is_refused(
 
 
 def test_flags_are_the_options_they_came_from() -> None:
-    options: dict[str, Any] = {
-        "epochs": 3,
-        "resume": True,
-        "verify": False,
-        "eval_fanouts": [5, -1],
-    }
-    options |= {"checkpoint_every_steps": 7, "hang_seconds": 20.0}
-    assert shlex.join(train_words(options)) == (
-        "--epochs=3 --resume --eval-fanouts=5,-1 --checkpoint-every=7 --hang-seconds=20.0"
+    options = TrainOptions(
+        epochs=3, resume=True, eval_fanouts=[5, -1], checkpoint_every_steps=7, hang_seconds=20.0
+    )
+    assert shlex.join(flag_words(options)) == (
+        "--epochs=3 --resume --eval-fanouts=5,-1 --eval-every=1 --checkpoint-every=7 "
+        "--max-restarts=3 --hang-seconds=20"
     )
