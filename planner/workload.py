@@ -191,6 +191,28 @@ class ModelTiming:
     warmup_seconds: float = 0.0
     """What the first steps of a process cost above the steady ones, together."""
 
+    def compute_seconds(self, *, ranks: int, threads: int, scale: float = 1.0) -> float:
+        """Seconds of one forward and backward while so many ranks compute.
+
+        Args:
+            ranks: processes that compute at once.
+            threads: compute threads of each.
+            scale: size of the batch over the mean batch.
+
+        Source: measured (planner.profile.timing_process); docs/modelling.md 1, 3, 12.
+        """
+        return self.forward_backward.at(scale=scale, ranks=ranks, threads=threads)
+
+    def slope_seconds(self, *, ranks: int, threads: int) -> float:
+        """Slope of the compute seconds in the batch's relative size, at the mean batch.
+
+        d T / d scale by a central difference over 0.8 and 1.25: what a larger batch than the mean
+        costs a rank, for the straggler term.
+        """
+        low = self.compute_seconds(ranks=ranks, threads=threads, scale=0.8)
+        high = self.compute_seconds(ranks=ranks, threads=threads, scale=1.25)
+        return max(0.0, (high - low) / (1.25 - 0.8))
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProcessCost:

@@ -1,4 +1,4 @@
-"""The recipes work: a toy placement policy and a toy sampler, added to a copy of the tree by them.
+"""The recipes work: a toy policy, sampler and cost term, added to a copy of the tree by them.
 
 Each is added by editing the files that its page numbers, and no others.
 """
@@ -19,6 +19,7 @@ from runtime.graph.generate import generate_sbm
 ROOT = Path(__file__).resolve().parents[1]
 POLICY_PAGE = "planner/placement/HOWTO_add_a_placement_policy.md"
 SAMPLER_PAGE = "runtime/sampling/HOWTO_add_a_sampler.md"
+TERM_PAGE = "planner/cost/HOWTO_add_a_cost_term.md"
 
 TOY_POLICY = '''
 """Rows by id, from the last down."""
@@ -73,6 +74,33 @@ def _make_toy(r: SamplerRequest) -> BatchSampler:
 
 _MAKERS:"""
 
+TOY_TERM = '''
+"""Labels that are looked up by a slow clerk."""
+
+from dataclasses import replace
+
+from planner.cost.rank_times import RankTimes, RankWork
+from runtime.stages import Stage
+
+
+def clerk_seconds(seeds: float) -> float:
+    """Seconds of looking up labels: 1 ms a seed.
+
+    >>> clerk_seconds(2.0)
+    0.002
+    """
+    return 1e-3 * seeds
+
+
+def add_toy(work: RankWork, times: RankTimes) -> RankTimes:
+    """Add the clerk to the stage that adds labels."""
+    batch = times.stages[Stage.BATCH]
+    more = clerk_seconds(work.batch.vertices[0].mean)
+    words = f"{batch.provenance} + a clerk"
+    slower = replace(batch, seconds=batch.seconds + more, provenance=words)
+    return times.with_stages({Stage.BATCH: slower})
+'''
+
 LAST_ENTRY = "    *(PlacementPolicy("
 POLICY_EDITS = {
     "planner/placement/policies/toy.py": [("", TOY_POLICY)],
@@ -90,6 +118,16 @@ SAMPLER_EDITS = {
     "runtime/sampling/build.py": [
         ("\n_MAKERS:", TOY_MAKER),
         ('    "full": _make_full,\n', '    "full": _make_full,\n    "toy": _make_toy,\n'),
+    ],
+}
+TERM_EDITS = {
+    "planner/cost/stages/toy.py": [("", TOY_TERM)],
+    "planner/cost/terms.py": [
+        ("    add_cache_upkeep,\n", "    add_cache_upkeep,\n    add_toy,\n"),
+        (
+            "from planner.machine.model",
+            "from planner.cost.stages.toy import add_toy\nfrom planner.machine.model",
+        ),
     ],
 }
 DRAW = """
@@ -144,7 +182,8 @@ def plan(folder: Path, *words: str) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("page", "edits"), [(POLICY_PAGE, POLICY_EDITS), (SAMPLER_PAGE, SAMPLER_EDITS)]
+    ("page", "edits"),
+    [(POLICY_PAGE, POLICY_EDITS), (SAMPLER_PAGE, SAMPLER_EDITS), (TERM_PAGE, TERM_EDITS)],
 )
 def test_a_recipe_numbers_the_files_that_its_toy_edits(
     page: str, edits: dict[str, list[tuple[str, str]]]
@@ -174,3 +213,15 @@ def test_a_sampler_added_by_its_recipe_draws_the_batches_of_a_plan(tmp_path: Pat
         # One neighbour each: a seed adds a vertex per hop, and no block has more edges than that.
         assert 64 < vertices <= 64 * 3
         assert all(0 < number <= vertices for number in edges)
+
+
+@pytest.mark.slow
+def test_a_cost_term_added_by_its_recipe_is_in_the_stage_and_the_words_of_a_plan(
+    tmp_path: Path,
+) -> None:
+    furnish(tmp_path, TERM_EDITS)
+    prediction = json.loads((plan(tmp_path) / "plan.json").read_text())["prediction"]
+    # All 60 training nodes, 1 ms each; labels and edge weights take less than one of them does.
+    assert 60e-3 <= prediction["stages"]["batch"] < 61e-3
+    assert prediction["provenance"]["batch"].endswith(" + a clerk")
+    assert prediction["step_seconds"]["value"] > 60e-3

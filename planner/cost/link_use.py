@@ -3,11 +3,29 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from planner.cost.model import link_of
 from planner.errors import SettingsError
 from planner.machine.model import Link, MachineModel, Memory, Processor
 from planner.machine.routes import Route, gather_bandwidth, lines, moved_bytes, routes
 from runtime.plan.schema import Device, Plan
+
+
+def link_of(machine: MachineModel, kind: str) -> str:
+    """Name of the link that a kind of traffic crosses; the kind itself where none is known."""
+    kinds = {m.name: m.kind for m in machine.memories}
+    cpus = {p.name for p in machine.processors if p.kind == "cpu"}
+    for link in machine.links:
+        source = kinds.get(link.source)
+        crossed = {
+            "own": source == "host" and link.target in cpus,
+            "cache": source == "host" and link.target in cpus,
+            "host": source == "host" and link.target in cpus,
+            "disk": source == "disk",
+            "peer": source == "host" and link.target == link.source,
+            "all_reduce": source == "host" and link.target == link.source,
+        }
+        if crossed.get(kind, False):
+            return link.name
+    return kind
 
 
 @dataclass(slots=True)

@@ -8,11 +8,13 @@ from dataclasses import dataclass
 
 from planner.candidate import Candidate, PlacedRows
 from planner.cost.pipeline_time import kappa
-from planner.cost.rates import topology_bytes
-from planner.errors import PlanDoesNotFit
-from planner.machine.model import MachineModel
+from planner.cost.rates import MachineTable, rate_per_rank, topology_bytes
+from planner.errors import MachineError, PlanDoesNotFit
+from planner.machine.hosts import prefix_of
+from planner.machine.model import MachineModel, Memory
 from planner.workload import BatchProfile, ModelTiming, ProcessCost, Spread
 from runtime.plan.schema import GraphRef, MemoryUse
+from runtime.sampling.bulk.memory import HEADROOM, BulkBytes
 
 GIB = 2**30
 ADAM_COPIES = 4
@@ -187,9 +189,16 @@ def size_text(size_bytes: float | int) -> str:
 
 
 SLOT_BYTES = 24
-"""Of each slot of a dynamic cache beside its row: the node, its last touch, and the log of them."""
+"""Bytes of a dynamic cache's slot beside its row: the node, its last touch, and the log of them."""
+DIRECTORY_BYTES = 4
+"""Bytes of a cache's directory per node: the slot its row is in."""
+STAGING = 1.25
+"""Rows of the buffer that misses are read into, over a batch's."""
 TRAINING_BATCHES = 10_000
 """Batches times ranks that the memory of a batch must hold out for."""
+ID_BYTES = 8
+RESERVE = 0.05
+"""Share of a GPU's usable memory that is left to the allocator's slack."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -213,45 +222,112 @@ def least_host_bytes(machine: MachineModel) -> int:
     return min((m.capacity_bytes for m in machine.memories if m.kind == "host"), default=0)
 
 
-def rank_parts(
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BatchTail:
+    """The largest batch that memory must hold."""
+
+    vertices: float
+    """Input vertices."""
+    edges: float
+    """Edges of the outermost block."""
+    scale: float
+    """Vertices over the mean batch's."""
+
+    @staticmethod
+    def of(batch: BatchProfile) -> "BatchTail":
+        """Take the tail of a profiled batch size."""
+        vertices = tail(batch.vertices[-1], batch.num_batches, TRAINING_BATCHES)
+        mean = batch.vertices[-1].mean
+        return BatchTail(
+            vertices=vertices,
+            edges=tail(batch.block_edges[0], batch.num_batches, TRAINING_BATCHES),
+            scale=vertices / mean if mean > 0 else 1.0,
+        )
+
+
+def common_parts(
     candidate: Candidate,
     graph: GraphRef,
     batch: BatchProfile,
     timing: ModelTiming,
-    process: ProcessCost,
-    batch_row_bytes: int,
     code_bytes: int,
     steps_per_epoch: int,
 ) -> dict[str, int]:
-    """Private bytes of one rank before it copies any feature row.
+    """Bytes of a rank on any processor, beside its context and its sampler's buffers.
 
     Args:
         candidate: threads and prefetch depth set how many batches live at once.
-        graph: number of nodes.
+        graph: nodes, and columns of a feature row, which a batch holds as float32.
         batch: sizes and their tail.
         timing: parameters and activations.
-        process: what importing the libraries costs.
-        batch_row_bytes: bytes of one feature row in a batch (float32).
-        code_bytes: bytes of one entry of the rank's location table.
+        code_bytes: of an entry of the rank's location table.
         steps_per_epoch: batches of a rank in an epoch.
     """
-    vertices = tail(batch.vertices[-1], batch.num_batches, TRAINING_BATCHES)
-    edges = tail(batch.block_edges[0], batch.num_batches, TRAINING_BATCHES)
-    scale = vertices / batch.vertices[-1].mean if batch.vertices[-1].mean > 0 else 1.0
+    largest = BatchTail.of(batch)
     ahead = candidate.prefetch_depth if candidate.threads.sample else 0
     buffers = live_batches(ahead, steps_per_epoch)
+    row_bytes = 4 * graph.feature_dim
     return {
-        "context": process.resident_bytes,
         "model and optimizer": model_bytes(timing.num_parameters),
-        "activations": activation_bytes(timing.activation_bytes, scale),
-        "sampling": sampling_bytes(vertices, edges, graph.num_nodes, candidate.threads.sample),
-        "batches": batch_bytes(vertices, edges, batch_row_bytes, buffers),
+        "activations": activation_bytes(timing.activation_bytes, largest.scale),
+        "batches": batch_bytes(largest.vertices, largest.edges, row_bytes, buffers),
         "location table": location_bytes(graph.num_nodes, code_bytes),
+    } | ({"stack of batches": candidate.bulk_bytes} if candidate.bulk_batches > 1 else {})
+
+
+def core_parts(
+    candidate: Candidate, graph: GraphRef, batch: BatchProfile, process: ProcessCost
+) -> dict[str, int]:
+    """Bytes of a rank on cores: what importing the libraries costs, its sampler, its cache."""
+    largest, nodes = BatchTail.of(batch), graph.num_nodes
+    parts = {
+        "context": process.resident_bytes,
+        "sampling": sampling_bytes(
+            largest.vertices, largest.edges, nodes, candidate.threads.sample
+        ),
+    }
+    if candidate.cache is not None:
+        staged = round(STAGING * largest.vertices * 4 * graph.feature_dim)
+        parts["cache directory"] = DIRECTORY_BYTES * nodes + staged
+    return parts
+
+
+def gpu_parts(
+    candidate: Candidate,
+    graph: GraphRef,
+    batch: BatchProfile,
+    machine: MachineModel,
+    rank: int,
+    budgets: Budgets,
+    *,
+    captured_bytes: int = 0,
+) -> dict[str, int]:
+    """Bytes of a rank on a GPU: its context, the allocator's slack, its sampler, its topology.
+
+    Args:
+        candidate: where the topology lies.
+        graph: sizes of the dataset.
+        batch: sizes and their tail.
+        machine: the GPU's memory, and table `gpu_context`.
+        rank: which GPU.
+        budgets: the user's limits; the reserve is a share of what may be used.
+        captured_bytes: of the buffers of the graph that samples.
+
+    Source: docs/formulas.md 8.10 [A10]; two ids of 8 bytes per drawn edge while a batch is drawn,
+    and a relabelling table of two ids per vertex at half load.
+    """
+    largest = BatchTail.of(batch)
+    drawn = round(2 * ID_BYTES * largest.edges + 2 * 2 * ID_BYTES * largest.vertices)
+    return {
+        "context": int(rate_per_rank(machine, MachineTable.GPU_CONTEXT, candidate)),
+        "reserve": round(RESERVE * gpu_capacity(machine, candidate, rank, budgets)),
+        "sampling": captured_bytes + drawn,
+        "topology": topology_bytes(graph) if candidate.topology.policy == "replicated" else 0,
     }
 
 
 def peer_bytes(candidate: Candidate, batch: BatchProfile, row_bytes: int) -> int:
-    """Buffers of a rank for rows that ranks read of each other: received, and sent.
+    """Bytes of a rank's buffers for rows that ranks read of each other: received, and sent.
 
     2 (R - 1) / R V rows: a rank's share of all rows is its own, and as many are asked of it as it
     asks for. Ranks that share a batch have their own (`exchange_parts`).
@@ -264,8 +340,7 @@ def peer_bytes(candidate: Candidate, batch: BatchProfile, row_bytes: int) -> int
     ranks = candidate.num_ranks
     if candidate.batching == "cooperative":
         return 0
-    vertices = tail(batch.vertices[-1], batch.num_batches, TRAINING_BATCHES)
-    return round(2 * (ranks - 1) / ranks * vertices * row_bytes)
+    return round(2 * (ranks - 1) / ranks * BatchTail.of(batch).vertices * row_bytes)
 
 
 def memory_use(
@@ -313,3 +388,152 @@ def memory_use(
     }
     found[host] = use(shared, capacity)
     return found
+
+
+def host_memory_of(machine: MachineModel, host: int, kind: str = "host") -> Memory | None:
+    """Find the memory (or disk) of a host; the disk may be missing.
+
+    Raises:
+        MachineError: the machine has no such host memory.
+    """
+    name = f"{prefix_of(host)}{kind}0"
+    for memory in machine.memories:
+        if memory.kind == kind and memory.name == name:
+            return memory
+    if kind == "disk":
+        return None
+    raise MachineError(f"machine {machine.name}: expected a memory {name}, found none")
+
+
+def gpu_capacity(
+    machine: MachineModel, candidate: Candidate, rank: int, budgets: Budgets | None = None
+) -> int:
+    """Bytes of a rank's GPU, or the user's limit where that is less."""
+    names = {p.name: p.memory for p in machine.gpus}
+    size = machine.memory(names[candidate.gpus[rank]]).capacity_bytes
+    limit = None if budgets is None else budgets.device_bytes
+    return size if limit is None else min(size, limit)
+
+
+def ranks_by_host(machine: MachineModel, candidate: Candidate) -> dict[int, list[int]]:
+    """Ranks of each host whose GPUs take part."""
+    hosts = {p.name: p.host for p in machine.gpus}
+    found: dict[int, list[int]] = {}
+    for rank, name in enumerate(candidate.gpus):
+        found.setdefault(hosts[name], []).append(rank)
+    return found
+
+
+def host_bytes(machine: MachineModel, host: int, budgets: Budgets) -> tuple[str, int]:
+    """Name and usable bytes of a host's memory."""
+    found = host_memory_of(machine, host)
+    assert found is not None  # only a disk may be missing
+    limit = budgets.host_bytes
+    size = found.capacity_bytes if limit is None else min(limit, found.capacity_bytes)
+    return found.name, size
+
+
+def gpu_memory_use(
+    parts: list[dict[str, int]],
+    candidate: Candidate,
+    graph: GraphRef,
+    placed: PlacedRows,
+    row_bytes: int,
+    machine: MachineModel,
+    budgets: Budgets,
+) -> dict[str, MemoryUse]:
+    """Hold every GPU's and host's parts against its capacity.
+
+    Args:
+        parts: each GPU's bytes without own rows.
+        candidate: which GPUs.
+        graph: its adjacency is mapped once per host.
+        placed: own rows of each GPU, and rows that each host's mapping must hold.
+        row_bytes: of a stored row.
+        machine: capacities, and table `gpu_process`.
+        budgets: the user's limits.
+
+    Returns:
+        By memory: rank0, rank1, ... for the GPUs, then the hosts.
+    """
+    found: dict[str, MemoryUse] = {}
+    for g, (part, rows) in enumerate(zip(parts, placed.ranks, strict=True)):
+        whole = {**part, "own rows": rows.own_rows * row_bytes}
+        found[f"rank{g}"] = use(whole, gpu_capacity(machine, candidate, g, budgets))
+    process = int(rate_per_rank(machine, MachineTable.GPU_PROCESS, candidate))
+    for host, ranks in ranks_by_host(machine, candidate).items():
+        name, size = host_bytes(machine, host, budgets)
+        shared = {
+            "ranks": process * len(ranks),
+            "features": placed.host_rows * row_bytes,
+            "topology": topology_bytes(graph),
+        }
+        found[name] = use(shared, size)
+    return found
+
+
+SPARE = 1.05
+"""Bytes of a stack over those of its pilot: batches vary."""
+IN_USE = 1
+"""Batches in use beside those ready ahead."""
+
+
+def stack_bytes(pilot: BulkBytes, bulk: int, depth: int) -> int:
+    """Bytes that let the runtime stack k batches on cores while earlier ones are still in use.
+
+    B = table + max_m (1.15 (k + 2 (d + 1)) batch_m + scratch_m), and 5% for batches that vary
+
+    Args:
+        pilot: bytes at each moment of sampling a stack.
+        bulk: k.
+        depth: d, batches ready ahead; each stack gives d + 1 batches arrays of their own, and as
+            many may be left of the stack before (`runtime.loader.bulk`).
+
+    Source: `runtime.sampling.bulk.memory`, solved for the budget.
+
+    >>> stack_bytes(BulkBytes(table_bytes=1000, moments=((100.0, 50),)), 4, 2)
+    2310
+    """
+    held = HEADROOM * (bulk + 2 * (depth + IN_USE))
+    peak = max(held * batch + scratch for batch, scratch in pilot.moments)
+    return int(SPARE * (pilot.table_bytes + peak))
+
+
+HELD = 4
+"""Bytes on a GPU while a stack is drawn, over those of its batches."""
+VERTEX_BYTES, LIST_BYTES, EDGE_BYTES = 8, 8, 12
+"""A vertex's id; the end of its list; an edge's end (int32) and position (int64)."""
+
+
+def gpu_batch_bytes(batch: BatchProfile, *, every_hop: bool) -> int:
+    """Bytes of a large batch's tensors; blocks that are parts of the outermost count once.
+
+    Source: docs/formulas.md 8.10 [A10] for how large batches become.
+    """
+
+    def most(spread: Spread) -> float:
+        return tail(spread, batch.num_batches, TRAINING_BATCHES)
+
+    hops = len(batch.block_edges)
+    # Block i, outermost first, has the vertices up to hop L - 1 - i as destinations.
+    blocks = range(hops) if every_hop else range(1)
+    edges = sum(most(batch.block_edges[i]) for i in blocks)
+    lists = sum(most(batch.vertices[hops - 1 - i]) + 1 for i in blocks)
+    return round(
+        VERTEX_BYTES * most(batch.vertices[hops]) + LIST_BYTES * lists + EDGE_BYTES * edges
+    )
+
+
+def gpu_stack_bytes(batch: BatchProfile, bulk: int, depth: int, *, every_hop: bool) -> int:
+    """Bytes that let the runtime stack k batches on a GPU while earlier ones are still in use.
+
+    B = 1.05 x 4 batch (k + 2 (d + 1))
+
+    Args:
+        batch: sizes and their tail.
+        bulk: k.
+        depth: d, batches ready ahead, as in `stack_bytes`.
+        every_hop: whether a hop expands every vertex again.
+    """
+    each = HELD * gpu_batch_bytes(batch, every_hop=every_hop)
+    return int(SPARE * each * (bulk + 2 * (depth + IN_USE)))

@@ -1,9 +1,12 @@
-"""Looking up the machine's measured rates for one candidate: seconds per row, edge and message.
+"""What the cost model needs of a machine: its tables by name, and look-ups for one candidate.
 
-Where the machine has no such table this raises rather than inventing a number.
+Where a machine lacks a table, a look-up raises rather than inventing a number. Units, axes and how
+each table is measured: planner/probe/README.md.
 """
 
 from dataclasses import dataclass
+from enum import StrEnum
+from typing import Literal
 
 from planner.candidate import Candidate
 from planner.machine.model import MachineModel
@@ -12,7 +15,113 @@ from runtime.plan.schema import GraphRef
 INDPTR_BYTES = 8
 INDEX_BYTES = 4
 RELABEL_BYTES = 8
-"""A stamp and a local id for each node."""
+"""Bytes of a relabelling table per node: a stamp and a local id."""
+
+
+class MachineTable(StrEnum):
+    """A measured table that a price reads: its name, its unit, and the processor that it is of."""
+
+    unit: str
+    processor: Literal["cpu", "cuda"]
+
+    def __new__(
+        cls, name: str, unit: str = "seconds", processor: Literal["cpu", "cuda"] = "cpu"
+    ) -> "MachineTable":
+        """Make a member that is its name."""
+        member = str.__new__(cls, name)
+        member._value_ = name
+        member.unit, member.processor = unit, processor
+        return member
+
+    COPY = "copy", "bytes_per_second"
+    """Copies of one reader while so many read."""
+    GATHER = "gather", "seconds_per_row"
+    """Random rows of a reader's own memory."""
+    MAPPED_GATHER = "mapped_gather", "seconds_per_row"
+    """Random rows of a mapping that all readers share."""
+    DISK_READ = "disk_read", "seconds_per_read"
+    """Aligned direct reads of a disk."""
+    DISK_APART = "disk_apart", "share"
+    """How much earlier than the last reader the mean one is done."""
+    SAMPLE_EDGE = "sample_edge", "seconds_per_edge"
+    """Drawing an edge."""
+    SAMPLE_VERTEX = "sample_vertex", "seconds_per_vertex"
+    """Relabelling a vertex."""
+    BULK_SAMPLE = "bulk_sample", "ratio"
+    """A batch of a stack over one alone; made with the profile."""
+    DEPENDENT_SAMPLE = "dependent_sample", "ratio"
+    """A dependent batch over an independent one; made with the profile."""
+    ALL_REDUCE = "all_reduce"
+    """Sum over ranks of one host while all compute."""
+    ALL_REDUCE_STEPPED = "all_reduce_stepped"
+    """The same within the loop of a step that loads in line."""
+    ALL_REDUCE_CORE_SECONDS = "all_reduce_core_seconds", "core_seconds"
+    """Processor time of all ranks' threads."""
+    ALL_TO_ALL = "all_to_all"
+    """Exchange in equal shares between ranks of one host while all compute."""
+    ALL_TO_ALL_STEPPED = "all_to_all_stepped"
+    """The same within the loop of a step that loads in line."""
+    ALL_TO_ALL_ASKED = "all_to_all_asked"
+    """In that loop: counts and ids, which go ahead of rows."""
+    ALL_TO_ALL_EARLY = "all_to_all_early"
+    """How much before the last rank the mean one leaves the exchange of rows."""
+    ALL_TO_ALL_AFTER = "all_to_all_after"
+    """How much longer the compute after an exchange of rows is."""
+    ALL_TO_ALL_AROUND_IDS = "all_to_all_around_ids"
+    """Around an exchange of ids, beside what its stage meters."""
+    ALL_TO_ALL_AROUND_ROWS = "all_to_all_around_rows"
+    """Around an exchange of rows, likewise."""
+    ALL_TO_ALL_HIDDEN = "all_to_all_hidden"
+    """Two exchanges: long after the ranks met, and soon after that."""
+    HOSTS_ALL_REDUCE = "hosts_all_reduce"
+    """As without `hosts_`, between hosts, one process each; likewise the following."""
+    HOSTS_ALL_REDUCE_STEPPED = "hosts_all_reduce_stepped"
+    HOSTS_ALL_TO_ALL = "hosts_all_to_all"
+    HOSTS_ALL_TO_ALL_STEPPED = "hosts_all_to_all_stepped"
+    HOSTS_ALL_TO_ALL_ASKED = "hosts_all_to_all_asked"
+    HOSTS_ALL_TO_ALL_EARLY = "hosts_all_to_all_early"
+    HOSTS_ALL_TO_ALL_AFTER = "hosts_all_to_all_after"
+    HOSTS_ALL_TO_ALL_AROUND_IDS = "hosts_all_to_all_around_ids"
+    HOSTS_ALL_TO_ALL_AROUND_ROWS = "hosts_all_to_all_around_rows"
+    HOSTS_ALL_TO_ALL_HIDDEN = "hosts_all_to_all_hidden"
+    STEP_JITTER = "step_jitter", "ratio"
+    """Deviation of ranks' equal work from step to step."""
+    OVERLAP_ETA = "overlap_eta", "ratio"
+    """Share of an all-reduce that compute hides."""
+    BESIDE = "beside", "ratio"
+    """Slowdown of compute while a loader thread gathers."""
+    BESIDE_LOADER = "beside_loader", "ratio"
+    """Slowdown of that loader thread."""
+    PROCESS_START = "process_start"
+    """From no process to all ranks joined."""
+    GPU_KERNEL = "gpu_kernel", "seconds", "cuda"
+    """Starting one kernel."""
+    GPU_MESSAGE = "gpu_message", "seconds", "cuda"
+    """Latency of a message between GPUs of a host."""
+    HOST_MESSAGE = "host_message", "seconds", "cuda"
+    """Latency of a message between hosts of GPUs."""
+    GPU_CONTEXT = "gpu_context", "bytes", "cuda"
+    """GPU memory of a process before any data."""
+    GPU_PROCESS = "gpu_process", "bytes", "cuda"
+    """Host memory of a process with CUDA."""
+    GPU_UVA_PROGRAMS = "gpu_uva_programs", "programs", "cuda"
+    """Least grid that gathers from the host at its best rate."""
+    GPU_BESIDE = "gpu_beside", "ratio", "cuda"
+    """Slowdown of compute beside such a gather."""
+    GPU_BESIDE_GATHER = "gpu_beside_gather", "ratio", "cuda"
+    """Slowdown of that gather."""
+    GPU_OVERLAP_ETA = "gpu_overlap_eta", "ratio", "cuda"
+    """Share of an all-reduce between GPUs that compute hides."""
+
+    @property
+    def between_hosts(self) -> "MachineTable":
+        """The same measurement between hosts."""
+        return MachineTable(f"hosts_{self}")
+
+    @property
+    def stepped(self) -> "MachineTable":
+        """The same measurement within the loop of a step."""
+        return MachineTable(f"{self}_stepped")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,7 +134,7 @@ class Rate:
 
 
 def together(first: Rate, second: Rate) -> Rate:
-    """One after the other."""
+    """Add rates of what is done one after the other."""
     return Rate(
         seconds=first.seconds + second.seconds,
         spread=max(first.spread, second.spread),
@@ -34,10 +143,7 @@ def together(first: Rate, second: Rate) -> Rate:
 
 
 def topology_bytes(graph: GraphRef) -> int:
-    """Bytes of the CSC arrays; 32-bit indices unless the ids need more.
-
-    8 (N + 1) + 4 E
-    """
+    """Bytes of the CSC arrays: 8 (N + 1) + 4 E; 8 E where ids need 64 bits."""
     index_bytes = INDEX_BYTES if graph.num_nodes < 2**31 else 8
     return INDPTR_BYTES * (graph.num_nodes + 1) + index_bytes * graph.num_edges
 
@@ -48,14 +154,18 @@ def ranks_here(candidate: Candidate) -> int:
 
 
 def readers(candidate: Candidate) -> int:
-    """Threads that sample or gather at once over all ranks of a host."""
+    """Threads of all ranks of a host that sample or gather at once."""
     return ranks_here(candidate) * max(1, candidate.threads.sample)
 
 
 def lookup(
-    machine: MachineModel, name: str, *, rows: float | None = None, **coordinates: float | int
+    machine: MachineModel,
+    name: MachineTable,
+    *,
+    rows: float | None = None,
+    **coordinates: float | int,
 ) -> Rate:
-    """One value of one table, with its spread and provenance.
+    """Look up one value of one table.
 
     Args:
         machine: holds the table.
@@ -76,28 +186,23 @@ def lookup(
         widths = table.points[table.axes.index("row_bytes")]
         if len(widths) > 1:  # one alone stands for every width
             seconds *= max(1.0, coordinates["row_bytes"] / widths[-1])
-    return Rate(
-        seconds=seconds,
-        spread=table.spread,
-        provenance=words,
-    )
+    return Rate(seconds=seconds, spread=table.spread, provenance=words)
+
+
+def rate_per_rank(machine: MachineModel, name: MachineTable, candidate: Candidate) -> float:
+    """Read a table whose only axis is the number of ranks."""
+    return machine.table(name).at(ranks=float(candidate.num_ranks))
 
 
 def edge_rate(machine: MachineModel, graph: GraphRef, candidate: Candidate) -> Rate:
-    """Seconds per sampled edge."""
+    """Look up the seconds per sampled edge."""
+    size = topology_bytes(graph)
     return lookup(
-        machine,
-        "sample_edge",
-        topology_bytes=topology_bytes(graph),
-        readers=readers(candidate),
+        machine, MachineTable.SAMPLE_EDGE, topology_bytes=size, readers=readers(candidate)
     )
 
 
 def vertex_rate(machine: MachineModel, graph: GraphRef, candidate: Candidate) -> Rate:
-    """Seconds per distinct vertex of a batch."""
-    return lookup(
-        machine,
-        "sample_vertex",
-        table_bytes=RELABEL_BYTES * graph.num_nodes,
-        readers=readers(candidate),
-    )
+    """Look up the seconds per distinct vertex of a batch."""
+    size = RELABEL_BYTES * graph.num_nodes
+    return lookup(machine, MachineTable.SAMPLE_VERTEX, table_bytes=size, readers=readers(candidate))

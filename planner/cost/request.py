@@ -48,7 +48,13 @@ class Request:
     budgets: Budgets
     sampler: str = "neighbor"
     every_hop: bool = False
-    """Each hop expands every vertex so far (dialect every_hop)."""
+    """Whether a hop expands every vertex again, not only the new ones."""
+
+    @property
+    def launcher_bytes(self) -> int:
+        """Bytes that starting ranks takes of every host; 0 where they were not measured."""
+        process = self.profile.process
+        return 0 if process is None else process.launcher_bytes
 
 
 def inclusion_at(p: NDArray[np.float32], factor: float) -> NDArray[np.float32]:

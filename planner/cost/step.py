@@ -1,4 +1,4 @@
-"""From the ranks' stage seconds to the step: who overlaps, who waits, and what binds.
+"""From the ranks' stage times to the step: who overlaps, who waits, and what binds.
 
 The stages mean what the run report measures: sample and gather where they run; wait,
 forward_backward, all_reduce (the wait for the slowest rank is in it) and optimizer on the training
@@ -10,27 +10,25 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from planner.candidate import Candidate
-from planner.cost.backends.cpu import RankSeconds
 from planner.cost.backends.gpu_lanes import Lanes, has_lanes, lanes_of, lanes_period
-from planner.cost.batching import ordered_seconds
 from planner.cost.pipeline_time import (
     beside,
     core_bound_seconds,
     expected_maximum,
     stochastic_period,
 )
+from planner.cost.rank_times import RankTimes
+from planner.cost.rates import MachineTable
 from planner.cost.stages.gather import beyond
 from planner.machine.model import MachineModel
 from planner.workload import Interference
 from runtime.plan.schema import Interval
-from runtime.stages import Stage
+from runtime.stages import LOADER_STAGES, Stage
 
-LOADER = ("seeds", "sample", "exchange_ids", "gather", "exchange_rows", "copy", "batch")
-"""Stages of the loader, by the names under which a run meters them."""
 BEFORE_HIDDEN = 1 / 2
-"""Of a forward and backward pass, what lies before the exchange of hidden rows: the forward pass of
-the first layer. It has most of the edges, and its backward pass is as long: features need no
-gradient."""
+"""Share of a forward and backward pass before the exchange of hidden rows: the forward pass of the
+first layer, which has most of the edges and whose backward pass is as long (features need no
+gradient)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,29 +39,38 @@ class StepSeconds:
     stages: dict[str, float]
     """Elapsed seconds per step by stage, of a rank with the largest mean."""
     core_seconds: dict[str, float]
-    """Over all ranks."""
+    """Core-seconds over all ranks by stage."""
     fill_seconds: float
-    """What an epoch waits for its first batch, where batches are made ahead."""
+    """Seconds that an epoch waits for its first batch, where batches are made ahead."""
     bottleneck: str
-    slowest: RankSeconds
+    slowest: RankTimes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Slowed:
-    """One rank's loader stages and compute as they are when both run."""
+    """One rank's stages as they are when loader and training run beside each other."""
 
-    loader: dict[str, float]
+    loader: dict[Stage, float]
     forward_backward: float
-    early: float = 0.0
-    """What it waits for the others later."""
+    late: float = 0.0
+    """Seconds that it waits for the others at the next exchange."""
 
     @property
     def loader_seconds(self) -> float:
         return sum(self.loader.values())
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Period:
+    """Seconds between two steps, were there cores for all threads."""
+
+    seconds: float
+    fill_seconds: float = 0.0
+    lanes: Lanes | None = None
+
+
 def step_seconds(
-    candidate: Candidate, machine: MachineModel, ranks: Sequence[RankSeconds]
+    candidate: Candidate, machine: MachineModel, ranks: Sequence[RankTimes]
 ) -> StepSeconds:
     """Combine the ranks' stages into one step.
 
@@ -74,97 +81,151 @@ def step_seconds(
 
     Source: docs/formulas.md 8.1 [A1] and 8.2 [A2]; docs/modelling.md 1, 5 and 11.
     """
-    slowest = max(ranks, key=lambda r: r.loader + r.forward_backward + r.halo_exchange)
-    slowed = _slowed(candidate, machine, slowest)
-    straggling, late = _straggling(candidate, ranks), slowed.early
-    halo = slowest.halo_exchange
-    if halo > 0.0:
-        # Ranks that meet in between wait twice, each time for who was slower since they last met.
-        halo += late + BEFORE_HIDDEN**0.5 * _waited_in_a_pass(ranks)
-        straggling, late = straggling * (1.0 - BEFORE_HIDDEN) ** 0.5, 0.0
-    # Who left the exchange of rows first, or had its rows from the disk, waits at the next one.
-    all_reduce = slowest.all_reduce + straggling + late
-    trainer = slowed.forward_backward + halo + all_reduce + slowest.optimizer
+    slowest = max(ranks, key=_mean_seconds)
+    slowed = _slow_down(candidate, machine, slowest)
+    training = _training_stages(candidate, ranks, slowest, slowed)
+    in_stages = sum(training.values())
     # What no stage has is metered while the training thread waits for its batch, most of it.
-    stages_of_training, trainer = trainer, trainer + slowest.between
+    trainer = in_stages + slowest.loop_overhead
+    period = _period(candidate, machine, slowest, slowed, trainer)
     cores = _core_seconds(candidate, ranks)
     bound = core_bound_seconds(sum(cores.values()), max(1, machine.num_cores))
-    lanes = None
-    if has_lanes(candidate):
-        lanes = replace(lanes_of(candidate, machine, slowest), training=trainer)
-        fill, alone = lanes.loader, lanes_period(candidate, slowest, lanes)
-        alone = max(alone, ordered_seconds(candidate, slowed.loader, trainer))
+    if period.lanes is not None:
         # Threads of several lanes wait for the GPU; no more of them than there are hold a core.
-        bound *= min(1.0, candidate.busy_threads * alone / max(sum(cores.values()), 1e-12))
-    elif candidate.threads.sample == 0:
-        alone, fill = slowed.loader_seconds + trainer, 0.0
-    else:
-        fill = slowed.loader_seconds
-        alone = max(
-            _pipelined(candidate, slowest, slowed.loader_seconds, trainer),
-            ordered_seconds(candidate, slowed.loader, trainer),
-        )
-    seconds = max(alone, bound)
-    stages = {
-        **{k: v for k, v in slowed.loader.items() if v > 0 or k in ("sample", "gather")},
-        Stage.WAIT.value: max(0.0, seconds - stages_of_training),
-        Stage.FORWARD_BACKWARD.value: slowed.forward_backward,
-        **({Stage.HALO_EXCHANGE.value: halo} if halo > 0 else {}),
-        Stage.ALL_REDUCE.value: all_reduce,
-        Stage.OPTIMIZER.value: slowest.optimizer,
-    }
+        busy = candidate.busy_threads * period.seconds
+        bound *= min(1.0, busy / max(sum(cores.values()), 1e-12))
+    seconds, cores_bind = max(period.seconds, bound), bound > period.seconds
+    shown = (Stage.SAMPLE, Stage.GATHER)
+    loader = {name: each for name, each in slowed.loader.items() if each > 0 or name in shown}
+    stages = {**loader, Stage.WAIT: max(0.0, seconds - in_stages), **training}
     return StepSeconds(
         seconds=seconds,
-        stages=stages,
-        core_seconds=cores,
-        fill_seconds=fill,
-        bottleneck=_bottleneck(candidate, stages, bound > alone, slowed.loader_seconds, trainer)
-        if lanes is None or bound > alone
-        else _lanes_bottleneck(lanes, stages),
+        stages={name.value: each for name, each in stages.items()},
+        core_seconds={name.value: each for name, each in cores.items()},
+        fill_seconds=period.fill_seconds,
+        bottleneck=_lanes_bottleneck(period.lanes, stages)
+        if period.lanes is not None and not cores_bind
+        else _bottleneck(candidate, stages, cores_bind, slowed.loader_seconds, trainer),
         slowest=slowest,
     )
 
 
-def _pipelined(
-    candidate: Candidate, rank: RankSeconds, loader_seconds: float, trainer_seconds: float
-) -> float:
-    """Period of a rank whose loader runs ahead of its training thread [A2]."""
-    sigma = max(rank.loader_sigma, rank.trainer_sigma)
-    mean = rank.loader + rank.forward_backward
-    return stochastic_period(
-        loader_seconds,
+def _mean_seconds(rank: RankTimes) -> float:
+    """Seconds of what a rank does by itself for a batch."""
+    halo = rank.seconds(Stage.HALO_EXCHANGE)
+    return rank.loader + rank.seconds(Stage.FORWARD_BACKWARD) + halo
+
+
+def _training_stages(
+    candidate: Candidate, ranks: Sequence[RankTimes], slowest: RankTimes, slowed: _Slowed
+) -> dict[Stage, float]:
+    """Stages of the training thread with the waits of ranks for each other."""
+    straggling, late = _straggling(candidate, ranks), slowed.late
+    halo = slowest.seconds(Stage.HALO_EXCHANGE)
+    if halo > 0.0:
+        # Ranks that meet in between wait twice, each time for who was slower since they last met.
+        halo += late + BEFORE_HIDDEN**0.5 * _waited_in_a_pass(ranks)
+        straggling, late = straggling * (1.0 - BEFORE_HIDDEN) ** 0.5, 0.0
+    return {
+        Stage.FORWARD_BACKWARD: slowed.forward_backward,
+        **({Stage.HALO_EXCHANGE: halo} if halo > 0 else {}),
+        # Who left the exchange of rows first, or had its rows from the disk, waits at the next one.
+        Stage.ALL_REDUCE: slowest.seconds(Stage.ALL_REDUCE) + straggling + late,
+        Stage.OPTIMIZER: slowest.seconds(Stage.OPTIMIZER),
+    }
+
+
+def _period(
+    candidate: Candidate,
+    machine: MachineModel,
+    rank: RankTimes,
+    slowed: _Slowed,
+    trainer_seconds: float,
+) -> _Period:
+    """Seconds between two steps: in line, with loader threads [A2], or on lanes."""
+    loader = slowed.loader_seconds
+    ordered = ordered_seconds(candidate, slowed.loader, trainer_seconds)
+    if has_lanes(candidate):
+        lanes = replace(lanes_of(candidate, machine, rank), training=trainer_seconds)
+        seconds = max(lanes_period(candidate, rank, lanes), ordered)
+        return _Period(seconds=seconds, fill_seconds=lanes.loader, lanes=lanes)
+    if candidate.threads.sample == 0:
+        return _Period(seconds=loader + trainer_seconds)
+    ahead = stochastic_period(
+        loader,
         trainer_seconds,
-        variation=sigma / mean if mean > 0 else 0.0,
+        variation=rank.variation,
         depth=candidate.prefetch_depth,
         workers=candidate.threads.sample,
     )
+    return _Period(seconds=max(ahead, ordered), fill_seconds=loader)
 
 
-def _slowed(candidate: Candidate, machine: MachineModel, rank: RankSeconds) -> _Slowed:
-    """What loader threads and the training thread take away from each other."""
-    stages = {name: float(getattr(rank, name)) for name in LOADER}
+def ordered_seconds(
+    candidate: Candidate, loader: Mapping[Stage, float], trainer_seconds: float
+) -> float:
+    """Bound the seconds per step where loader threads must take a stage in turn.
+
+    A cache takes its batches in order, so only one thread gathers. A stack of k batches is drawn
+    by one thread while at most d batches are ready: T >= t + (k s + g - d t) / k.
+
+    Args:
+        candidate: k, d and the cache.
+        loader: seconds of each loader stage; s is sample, g all others.
+        trainer_seconds: t.
+
+    >>> from planner.candidate import list_cores, make_candidate
+    >>> from runtime.plan import Threads
+    >>> one = make_candidate(list_cores(1), threads=Threads(sample=1))
+    >>> ordered_seconds(replace(one, bulk_batches=4), {Stage.SAMPLE: 1.0, Stage.GATHER: 0.0}, 1.0)
+    1.5
+    """
+    if candidate.threads.sample == 0:
+        return 0.0
+    sample = loader.get(Stage.SAMPLE, 0.0)
+    rest = sum(loader.values()) - sample
+    least = 0.0
+    if candidate.cache is not None:
+        least = loader.get(Stage.GATHER, 0.0)
+    if candidate.bulk_batches > 1:
+        ahead = candidate.prefetch_depth * trainer_seconds
+        waits = max(0.0, candidate.bulk_batches * sample + rest - ahead) / candidate.bulk_batches
+        least = max(least, sample, trainer_seconds + waits)
+    return least
+
+
+def _slow_down(candidate: Candidate, machine: MachineModel, rank: RankTimes) -> _Slowed:
+    """Price what loader threads and the training thread take away from each other."""
+    stages = {name: rank.seconds(name) for name in LOADER_STAGES}
+    compute = rank.seconds(Stage.FORWARD_BACKWARD)
     if candidate.threads.sample == 0 or rank.loader == 0.0:
-        early = min(rank.early, stages["exchange_rows"])
-        stages["exchange_rows"] -= early
-        stages["gather"] -= rank.apart
-        return _Slowed(
-            loader=stages, forward_backward=rank.forward_backward, early=early + rank.apart
-        )
+        lead = min(rank.exchange_lead, stages[Stage.EXCHANGE_ROWS])
+        stages[Stage.EXCHANGE_ROWS] -= lead
+        stages[Stage.GATHER] -= rank.disk_skew
+        return _Slowed(loader=stages, forward_backward=compute, late=lead + rank.disk_skew)
     if has_lanes(candidate):
-        lanes = lanes_of(candidate, machine, rank)
-        alone = rank.loader - rank.sample
-        stages |= {n: t * lanes.gather / alone for n, t in stages.items() if n != "sample" and t}
-        training = rank.forward_backward + rank.halo_exchange + rank.all_reduce + rank.optimizer
+        lanes, alone = lanes_of(candidate, machine, rank), rank.loader - stages[Stage.SAMPLE]
+        stages |= {
+            name: each * lanes.gather / alone
+            for name, each in stages.items()
+            if name != Stage.SAMPLE and each
+        }
         return _Slowed(
-            loader=stages,
-            forward_backward=rank.forward_backward * lanes.training / (training or 1.0),
+            loader=stages, forward_backward=compute * lanes.training / (rank.training or 1.0)
         )
+    return _slow_threads(candidate, machine, rank, stages)
+
+
+def _slow_threads(
+    candidate: Candidate, machine: MachineModel, rank: RankTimes, stages: dict[Stage, float]
+) -> _Slowed:
+    """Slow a loader thread and training as far as each is beside the other."""
+    compute, busy = rank.seconds(Stage.FORWARD_BACKWARD), rank.training
     factors, slow_trainer = _slowdowns(candidate, machine, rank)
     # Work that is faster by a loader thread is so whatever training does.
     stages = {name: seconds * min(1.0, factors[name]) for name, seconds in stages.items()}
     slow = {name: seconds * max(1.0, factors[name]) for name, seconds in stages.items()}
     loader, slow_loader = sum(stages.values()), sum(slow.values()) / sum(stages.values())
-    busy = rank.forward_backward + rank.halo_exchange + rank.all_reduce + rank.optimizer
     new_loader, new_busy = beside(
         loader,
         busy,
@@ -175,14 +236,13 @@ def _slowed(candidate: Candidate, machine: MachineModel, rank: RankSeconds) -> _
     return _Slowed(
         loader={name: t * new_loader / (loader * slow_loader) for name, t in slow.items()},
         # Handing a batch on is Python, which keeps training from its own.
-        forward_backward=(rank.forward_backward * new_busy / busy if busy > 0 else 0.0)
-        + rank.locked,
+        forward_backward=(compute * new_busy / busy if busy > 0 else 0.0) + rank.gil_held,
     )
 
 
 def _slowdowns(
-    candidate: Candidate, machine: MachineModel, rank: RankSeconds
-) -> tuple[dict[str, float], float]:
+    candidate: Candidate, machine: MachineModel, rank: RankTimes
+) -> tuple[dict[Stage, float], float]:
     """Slowdown of each of the loader's stages, and of the trainer, beside each other.
 
     Measured on free cores: with its own model, on all ranks at once, where the profile has it; else
@@ -190,10 +250,10 @@ def _slowdowns(
     Where threads outnumber cores each also gets only its share of the cores.
     """
     crowd = max(1.0, candidate.busy_threads / max(1, machine.num_cores))
-    own = _machine_beside(candidate, machine)
+    own = _machine_interference(candidate, machine)
 
     def of(kind: str) -> Interference:
-        found = rank.beside.get(kind)
+        found = rank.interference.get(kind)
         if found is None:
             return own
         # Only reads of a disk may be faster by a thread that has a core for itself.
@@ -201,39 +261,36 @@ def _slowdowns(
         return Interference(work=work, step=found.step)
 
     sample, gather, disk = of("sample"), of("gather"), of("disk")
-    from_disk = min(1.0, rank.disk / rank.gather) if rank.gather > 0 else 0.0
-    stages = dict.fromkeys(LOADER, gather.work)
-    stages["sample"] = sample.work
-    stages["gather"] += from_disk * (disk.work - gather.work)
-    shares = {
-        "sample": rank.sample / rank.loader,
-        "disk": min(rank.disk, rank.gather) / rank.loader,
-    }
+    gathered, read = rank.seconds(Stage.GATHER), rank.disk_seconds
+    stages = dict.fromkeys(LOADER_STAGES, gather.work)
+    stages[Stage.SAMPLE] = sample.work
+    from_disk = min(1.0, read / gathered) if gathered > 0 else 0.0
+    stages[Stage.GATHER] += from_disk * (disk.work - gather.work)
     step = gather.step
-    step += shares["sample"] * (sample.step - gather.step)
-    step += shares["disk"] * (disk.step - gather.step)
+    step += rank.seconds(Stage.SAMPLE) / rank.loader * (sample.step - gather.step)
+    step += min(read, gathered) / rank.loader * (disk.step - gather.step)
     return {name: slower * crowd for name, slower in stages.items()}, step * crowd
 
 
-def _machine_beside(candidate: Candidate, machine: MachineModel) -> Interference:
+def _machine_interference(candidate: Candidate, machine: MachineModel) -> Interference:
     """The machine's slowdowns of a gather and of compute."""
     axes = {"ranks": float(candidate.num_ranks), "threads": float(candidate.threads.compute)}
 
-    def read(name: str) -> float:
+    def read(name: MachineTable) -> float:
         table = machine.tables.get(name)
         if table is None:
             return 1.0
         return max(1.0, table.at(**{axis: axes[axis] for axis in table.axes}))
 
-    return Interference(work=read("beside_loader"), step=read("beside"))
+    return Interference(work=read(MachineTable.BESIDE_LOADER), step=read(MachineTable.BESIDE))
 
 
-def _straggling(candidate: Candidate, ranks: Sequence[RankSeconds]) -> float:
+def _straggling(candidate: Candidate, ranks: Sequence[RankTimes]) -> float:
     """Seconds the slowest mean rank still waits for the slowest of the step [A1]."""
     if len(ranks) == 1:
         return 0.0
     inline = candidate.threads.sample == 0
-    means = [r.forward_backward + (r.loader if inline else 0.0) for r in ranks]
+    means = [r.seconds(Stage.FORWARD_BACKWARD) + (r.loader if inline else 0.0) for r in ranks]
     waits = [r.trainer_sigma if r.wait_sigma is None else r.wait_sigma for r in ranks]
     sigmas = [
         (w**2 + (r.loader_sigma**2 if inline else 0.0)) ** 0.5
@@ -242,38 +299,42 @@ def _straggling(candidate: Candidate, ranks: Sequence[RankSeconds]) -> float:
     return expected_maximum(means, sigmas) - max(means)
 
 
-def _waited_in_a_pass(ranks: Sequence[RankSeconds]) -> float:
-    """What ranks that share a batch would wait for the slowest of a whole pass [A1]."""
-    means = [r.forward_backward for r in ranks]
+def _waited_in_a_pass(ranks: Sequence[RankTimes]) -> float:
+    """Seconds that ranks that share a batch would wait for the slowest of a whole pass [A1]."""
+    means = [r.seconds(Stage.FORWARD_BACKWARD) for r in ranks]
     return expected_maximum(means, [r.trainer_sigma for r in ranks]) - max(means)
 
 
-def _core_seconds(candidate: Candidate, ranks: Sequence[RankSeconds]) -> dict[str, float]:
+def _core_seconds(candidate: Candidate, ranks: Sequence[RankTimes]) -> dict[Stage, float]:
     """Core-seconds of each stage over all ranks; a thread that waits holds no core."""
     threads = candidate.threads
-    found = {name: sum(float(getattr(r, name)) for r in ranks) for name in LOADER}
-    found[Stage.GATHER.value] *= threads.gather
-    found[Stage.FORWARD_BACKWARD.value] = sum(r.forward_backward for r in ranks) * threads.compute
-    if any(r.halo_exchange > 0 for r in ranks):
-        found[Stage.HALO_EXCHANGE.value] = sum(r.halo_exchange for r in ranks)
+
+    def over_ranks(stage: Stage) -> float:
+        return sum(rank.seconds(stage) for rank in ranks)
+
+    found = {stage: over_ranks(stage) for stage in LOADER_STAGES}
+    found[Stage.GATHER] *= threads.gather
+    found[Stage.FORWARD_BACKWARD] = over_ranks(Stage.FORWARD_BACKWARD) * threads.compute
+    if over_ranks(Stage.HALO_EXCHANGE) > 0:
+        found[Stage.HALO_EXCHANGE] = over_ranks(Stage.HALO_EXCHANGE)
     # gloo's own threads copy and add while the exchange lasts (docs/modelling.md 4).
-    found[Stage.ALL_REDUCE.value] = sum(r.all_reduce_core for r in ranks)
-    found[Stage.OPTIMIZER.value] = sum(r.optimizer for r in ranks)
-    found[Stage.WAIT.value] = sum(r.between for r in ranks)
+    found[Stage.ALL_REDUCE] = sum(rank.all_reduce_core_seconds for rank in ranks)
+    found[Stage.OPTIMIZER] = over_ranks(Stage.OPTIMIZER)
+    found[Stage.WAIT] = sum(rank.loop_overhead for rank in ranks)
     return found
 
 
-def _lanes_bottleneck(lanes: Lanes, stages: dict[str, float]) -> str:
+def _lanes_bottleneck(lanes: Lanes, stages: Mapping[Stage, float]) -> str:
     """The loader's lane, the stage on training's, or what lanes share, that binds."""
     if lanes.bottleneck != "training":
         return lanes.bottleneck
-    training = [n for n in stages if n not in LOADER and n != Stage.WAIT.value]
-    return max(training, key=lambda n: stages[n])
+    training = [n for n in stages if n not in LOADER_STAGES and n != Stage.WAIT]
+    return max(training, key=lambda n: stages[n]).value
 
 
 def _bottleneck(
     candidate: Candidate,
-    stages: dict[str, float],
+    stages: Mapping[Stage, float],
     cores_bind: bool,
     loader_seconds: float,
     trainer_seconds: float,
@@ -284,9 +345,9 @@ def _bottleneck(
     threads = candidate.threads.sample
     loader_binds = threads > 0 and loader_seconds / threads > trainer_seconds
     hidden = threads > 0 and not loader_binds
-    skip = {Stage.WAIT.value} | (set(LOADER) if hidden else set[str]())
-    names = [n for n in stages if n not in skip and (n in LOADER or not loader_binds)]
-    return max(names, key=lambda n: stages[n])
+    skip = {Stage.WAIT, *(LOADER_STAGES if hidden else ())}
+    names = [n for n in stages if n not in skip and (n in LOADER_STAGES or not loader_binds)]
+    return max(names, key=lambda n: stages[n]).value
 
 
 NORMAL_90 = 1.645

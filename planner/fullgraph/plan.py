@@ -12,8 +12,8 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from planner.cost.link_use import link_of
 from planner.cost.memory import Budgets
-from planner.cost.model import link_of
 from planner.cost.request import row_bytes
 from planner.errors import SettingsError
 from planner.fullgraph.candidate import Cut, cuts

@@ -33,8 +33,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from planner.cost.backends.backend import startup_seconds
+from planner.cost.link_use import link_of
 from planner.cost.memory import Budgets, sum_text
-from planner.cost.model import link_of, startup_seconds
 from planner.cost.pipeline_time import straggler_seconds
 from planner.cost.rates import topology_bytes
 from planner.cost.stages.all_reduce import all_reduce_seconds, exposed_seconds, gradient_bytes

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.candidate import Candidate, PlacedRows, RankRows
-from planner.cost.cache import cross_validated
+from planner.cost.cache_model import cross_validated
 from planner.cost.request import Request
 from planner.cost.stages.gather import touched_rows
 from planner.placement.evaluate import Evaluation, evaluate

@@ -14,12 +14,16 @@ from numpy.typing import NDArray
 
 from planner.array_cache import final
 from planner.candidate import Candidate, PlacedRows, RankRows
-from planner.cost.backends.cpu_rank import batch_and_timing
-from planner.cost.backends.gpu_memory import gpu_capacity, host_bytes, ranks_by_host
-from planner.cost.cache import Shares, cross_validated
-from planner.cost.memory import least_host_bytes, peer_bytes
-from planner.cost.model import fixed_parts, launcher_bytes
-from planner.cost.rates import lookup, ranks_here, readers, topology_bytes
+from planner.cost.cache_model import Shares, cross_validated
+from planner.cost.memory import (
+    gpu_capacity,
+    host_bytes,
+    least_host_bytes,
+    peer_bytes,
+    ranks_by_host,
+)
+from planner.cost.model import batch_and_timing, fixed_parts
+from planner.cost.rates import MachineTable, lookup, ranks_here, readers, topology_bytes
 from planner.cost.request import Request, row_bytes
 from planner.cost.stages.exchange import exchange_rates
 from planner.cost.stages.gather import expected_runs, row_rate, touched_rows
@@ -49,7 +53,7 @@ def gpu_room(
     )
     process = int(machine.table("gpu_process").at(ranks=float(candidate.num_ranks)))
     host = min(
-        host_bytes(machine, candidate, host, request.budgets)[1] - process * len(ranks)
+        host_bytes(machine, host, request.budgets)[1] - process * len(ranks)
         for host, ranks in ranks_by_host(machine, candidate).items()
     )
     host -= topology_bytes(request.graph)
@@ -135,7 +139,7 @@ def capacity(request: Request, candidate: Candidate, *, shared_host: bool) -> Ca
     if request.budgets.host_bytes is not None:
         host = min(host, request.budgets.host_bytes)
     mapped = 0 if candidate.topology.policy == "partitioned" else topology_bytes(request.graph)
-    left = max(0, host - mapped - launcher_bytes(request) - here * private)
+    left = max(0, host - mapped - request.launcher_bytes - here * private)
     host_rows = min(nodes, left // stored) if shared_host else 0
     own_bytes = (left - host_rows * stored) // here
     if request.budgets.device_bytes is not None:
@@ -164,8 +168,8 @@ def row_costs(request: Request, candidate: Candidate, hotness: Hotness, room: Ca
         "working_set_bytes": max(1.0, touched_rows(hotness.features) * hotness.weight) * stored,
         "readers": float(readers(candidate) * candidate.threads.gather),
     }
-    local = lookup(machine, "gather", **coordinates).seconds
-    host = lookup(machine, "mapped_gather", **coordinates).seconds
+    local = lookup(machine, MachineTable.GATHER, **coordinates).seconds
+    host = lookup(machine, MachineTable.MAPPED_GATHER, **coordinates).seconds
     peer = disk = float("inf")
     if room.host_rows is not None:
         empty = RankRows(rows={}, working_rows={}, shares={})

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from planner.cost.rates import lookup
+from planner.cost.rates import MachineTable, lookup
 from planner.cost.stages.gather import QUEUE_DEPTH, between, disk_rate
 from planner.machine.model import MachineModel, Table
 from planner.profile.batches import sampler_of
@@ -47,7 +47,7 @@ def loading_factors(
         if table in machine.tables:
             rate = lookup(
                 machine,
-                table,
+                MachineTable(table),
                 rows=gather.rows,
                 row_bytes=gather.row_bytes,
                 working_set_bytes=max(gather.row_bytes, gather.table_bytes),

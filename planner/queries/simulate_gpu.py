@@ -17,11 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.candidate import Candidate
-from planner.cost.backends.gpu import gpu_reduced
+from planner.cost.backends.gpu import COPIES, copy_seconds, gpu_reduced
 from planner.cost.link_use import LinkUse, Ways
 from planner.cost.pipeline_time import finish_times
-from planner.cost.stages.compute import compute_seconds
-from planner.cost.stages.copy import COPIES, copy_seconds
 from planner.cost.stages.exchange import hidden_share
 from planner.cost.stages.gather_gpu import (
     copy_seconds_per_byte,
@@ -233,8 +231,7 @@ def gpu_step_times(
                     gathers[rank][step],
                     _copy(machine, candidate, rank, batch),
                     timing.batch_seconds,
-                    compute_seconds(
-                        timing,
+                    timing.compute_seconds(
                         ranks=plan.num_ranks,
                         threads=1,
                         scale=batch.edges / mean_edges,

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from planner.assemble import candidate_of
-from planner.cost.model import link_of
+from planner.cost.link_use import link_of
 from planner.errors import PlanDoesNotFit, SettingsError
 from planner.machine.model import Link, MachineModel
 from planner.pipeline import search_for

@@ -5,12 +5,12 @@ from dataclasses import dataclass, replace
 
 from planner.candidate import Candidate
 from planner.cost.memory import require_fit, sum_text
-from planner.cost.step import LOADER
 from planner.errors import PlanDoesNotFit
 from planner.placement.place import Placed
 from planner.search.dimensions.dimension import LeftOut
 from planner.search.dimensions.registry import changes_of, family_of, idle_words, name_of
 from runtime.plan.schema import Alternative, Certificate, Prediction, TopologyPlacement
+from runtime.stages import LOADER_STAGES
 
 MOST_ALTERNATIVES = 12
 
@@ -62,7 +62,7 @@ class Priced:
     @property
     def hidden(self) -> float:
         """Seconds of a step that the loader's stages take, which the model's should hide."""
-        return sum(self.prediction.stages.get(stage, 0.0) for stage in LOADER)
+        return sum(self.prediction.stages.get(stage, 0.0) for stage in LOADER_STAGES)
 
     @property
     def far_rows(self) -> float:

@@ -16,11 +16,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
 from planner.candidate import Candidate, PlacedRows
-from planner.cost.backends.cpu_rank import batch_and_timing
 from planner.cost.backends.gpu_lanes import MOST_OF_MEMORY, buffer_bytes, capture_gain, timed_gain
-from planner.cost.backends.gpu_memory import gpu_capacity
-from planner.cost.memory import size_text
-from planner.cost.model import predict
+from planner.cost.memory import gpu_capacity, size_text
+from planner.cost.model import batch_and_timing, predict
 from planner.cost.request import Request, seeds_per_rank, steps_per_epoch
 from planner.cost.stages.all_reduce import gradient_bytes
 from planner.cost.stages.exchange import UNMEASURED, hidden_share, measured_eta

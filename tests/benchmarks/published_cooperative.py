@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.candidate import Candidate
-from planner.cost.backends.cooperative_gpu import BatchSizes, GpuStep, gpu_batch_seconds
+from planner.cost.backends.cooperative import BatchSizes, GpuStep, gpu_batch_seconds
 from planner.cost.stages.all_reduce import gpu_all_reduce
 from planner.graph_presets import graph_preset
 from planner.machine.model import MachineModel

@@ -8,12 +8,22 @@ and back between two layers.
 Source: docs/formulas.md 5.6 with [C20]; messages by formulas 8.4 [A4].
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from planner.candidate import Candidate, RankRows
-from planner.cost.backends.cpu import RankSeconds, rank_seconds, step_jitter
-from planner.cost.rates import Rate, lookup, ranks_here, readers
+from planner.candidate import Candidate
+from planner.cost.backends.backend import Parts, Wrapper
+from planner.cost.backends.cores import step_jitter
+from planner.cost.rank_times import RankTimes, RankWork, StageTime
+from planner.cost.rates import (
+    MachineTable,
+    Rate,
+    lookup,
+    ranks_here,
+    rate_per_rank,
+    readers,
+)
+from planner.cost.request import Request, row_bytes
 from planner.cost.stages.exchange import (
     Exchanges,
     all_to_all,
@@ -23,9 +33,16 @@ from planner.cost.stages.exchange import (
     handed_over,
     hidden_and_back,
 )
+from planner.cost.stages.gather_gpu import memory_seconds_per_byte, read_seconds, ways
+from planner.cost.stages.sample import (
+    KERNELS_PER_HOP,
+    NEIGHBOUR_BYTES,
+    OFFSETS_BYTES,
+    gpu_sample_seconds,
+)
 from planner.machine.model import MachineModel
-from planner.workload import BatchProfile, ModelTiming, SharedBatch, Spread
-from runtime.plan.schema import GraphRef
+from planner.machine.routes import byte_seconds
+from planner.workload import BatchProfile, SharedBatch, Spread
 from runtime.stages import Stage
 
 ID_BYTES = 8
@@ -198,93 +215,164 @@ def exchange_parts(part: Part, row_bytes: int, num_nodes: int) -> dict[str, int]
     return {"exchange": round(tables + ids + part.remote[-1] * row_bytes)}
 
 
-def cooperative_rank(
-    candidate: Candidate,
-    graph: GraphRef,
-    batch: BatchProfile,
-    part: Part,
-    timing: ModelTiming,
-    machine: MachineModel,
-    rows: RankRows,
-    row_bytes: int,
-    *,
-    hidden: int,
-    sampler: str = "neighbor",
-) -> RankSeconds:
+class Cooperative(Wrapper):
+    """Ranks that sample one batch together, each its own vertices."""
+
+    def batch_of(self, request: Request, candidate: Candidate) -> BatchProfile:
+        """The rank's part of the global batch."""
+        whole = request.profile.batch(request.workload.batch_size)
+        return part_profile(whole, part_for(request, candidate))
+
+    def times(self, request: Request, work: RankWork) -> RankTimes:
+        """Price a rank's part of the batch, its exchanges among its stages."""
+        part = part_for(request, work.candidate)
+        return cooperative_times(
+            lambda each: self.inner.times(request, each), work, part, request.workload.hidden
+        )
+
+    def own_parts(
+        self,
+        request: Request,
+        candidate: Candidate,
+        batch: BatchProfile,
+        rank: int,
+        *,
+        reads_peers: bool,
+    ) -> Parts:
+        """Bytes of a rank with its tables of own and remote vertices, and rows being sent."""
+        parts, graph = (
+            super().own_parts(request, candidate, batch, rank, reads_peers=reads_peers),
+            request.graph,
+        )
+        shared = exchange_parts(part_for(request, candidate), row_bytes(graph), graph.num_nodes)
+        return parts | shared
+
+    def exchanged_bytes(self, request: Request, candidate: Candidate) -> float:
+        """Bytes of ids, feature rows and hidden rows that ranks send each other, per step."""
+        ranks, part = candidate.num_ranks, part_for(request, candidate)
+        rows = feature_bytes(part, row_bytes(request.graph))
+        rows += hidden_bytes(part, request.workload.hidden)
+        return ranks * (id_bytes(part, ranks) + rows)
+
+
+def part_for(request: Request, candidate: Candidate) -> Part:
+    """One rank's part of a batch that all share.
+
+    Raises:
+        KeyError: it was not profiled.
+    """
+    profile = request.profile
+    if profile.shared is None:
+        raise KeyError(candidate.num_ranks)
+    whole = profile.batch(request.workload.batch_size)
+    return part_of(whole, profile.shared, candidate.num_ranks, every_hop=request.every_hop)
+
+
+def cooperative_times(
+    price: Callable[[RankWork], RankTimes], work: RankWork, part: Part, hidden: int
+) -> RankTimes:
     """Price every stage of one rank.
 
     Args:
-        candidate: ranks, threads, prefetch.
-        graph: sizes of the dataset.
-        batch: the part as `part_profile` makes it.
+        price: of a rank's work on its processor.
+        work: of the part, whose batch is as `part_profile` makes it.
         part: expected sizes of the rank's part.
-        timing: the model's seconds on blocks of those sizes.
-        machine: measured rates.
-        rows: what the placement leaves this rank to read of its own vertices.
-        row_bytes: bytes of a row as it is stored and sent.
         hidden: columns of a hidden row.
-        sampler: name, for the words.
 
     Raises:
         MachineError: the machine was not measured for something the candidate needs.
     """
-    # A hop numbers what it expands and draws, then its own and remote vertices, then those asked.
+    machine, candidate = work.machine, work.candidate
+    ids, sent = _asked_rates(work, part), _sent_rate(work, part)
+    base = price(
+        replace(
+            work, batch=_relabelled(work.batch, part), exchanges=_exchanges(work, part, ids, sent)
+        )
+    )
+    packed = lookup(
+        machine,
+        MachineTable.GATHER,
+        rows=max(1.0, part.remote[-1]),
+        row_bytes=work.row_bytes,
+        working_set_bytes=max(1.0, part.own[-1]) * work.row_bytes,
+        readers=readers(candidate),
+    )
+    sample, gather = base.stages[Stage.SAMPLE], base.stages[Stage.GATHER]
+    compute = base.stages[Stage.FORWARD_BACKWARD]
+    gathered = gather.seconds + part.remote[-1] * packed.seconds
+    jitter = step_jitter(machine, ranks_here(candidate))
+    # What varies from batch to batch all ranks have in common: it is the hash that parts them.
+    relative = (_imbalance(part, candidate.num_ranks) ** 2 + jitter**2) ** 0.5
+    changed = replace(
+        base,
+        loader_sigma=(sample.seconds + gathered) * relative,
+        trainer_sigma=compute.seconds * relative,
+    )
+    sizes = [n * hidden * FLOAT_BYTES for n in part.remote[:-1]]
+    return changed.with_stages(
+        {
+            Stage.SAMPLE: replace(
+                sample, provenance=f"{sample.provenance} of a share of the global batch"
+            ),
+            Stage.EXCHANGE_IDS: replace(
+                base.stages[Stage.EXCHANGE_IDS],
+                provenance=f"{ids[0].provenance} x ids of every hop",
+            ),
+            Stage.GATHER: replace(
+                gather, seconds=gathered, spread=max(gather.spread, packed.spread)
+            ),
+            Stage.EXCHANGE_ROWS: replace(
+                base.stages[Stage.EXCHANGE_ROWS],
+                provenance=f"{sent.provenance} x rows that other ranks own",
+            ),
+            Stage.FORWARD_BACKWARD: replace(
+                compute,
+                seconds=compute.seconds + _copy_seconds(machine, candidate, part, hidden),
+                provenance="measured: the model on synthetic blocks of a share of the global "
+                "batch; derived: copies of the rows that are exchanged",
+            ),
+            Stage.HALO_EXCHANGE: StageTime(
+                seconds=_halo_seconds(machine, candidate, sizes),
+                spread=sent.spread,
+                provenance=f"{sent.provenance} x hidden rows, there and back",
+            ),
+        }
+    )
+
+
+def _relabelled(batch: BatchProfile, part: Part) -> BatchProfile:
+    """The part with the vertices that are numbered.
+
+    A hop numbers what it expands and draws, then its own and remote vertices, then those asked.
+    """
     numbered = sum(
         e + 2 * d + a for e, d, a in zip(part.expanded, part.drawn, part.asked, strict=True)
     )
-    relabelled = replace(
+    return replace(
         batch, vertices=[*batch.vertices[:-1], replace(batch.vertices[-1], mean=numbered)]
     )
-    ids = [asked(machine, candidate, n) for n in part.asked]
-    sent = _message(machine, candidate, feature_bytes(part, row_bytes))
-    shared = Exchanges(
+
+
+def _asked_rates(work: RankWork, part: Part) -> list[Rate]:
+    """Rates of the exchange of ids after each hop."""
+    return [asked(work.machine, work.candidate, n) for n in part.asked]
+
+
+def _sent_rate(work: RankWork, part: Part) -> Rate:
+    """Rate of the all-to-all of feature rows."""
+    size = handed_over(work.candidate, feature_bytes(part, work.row_bytes))
+    return all_to_all(work.machine, work.candidate, size)
+
+
+def _exchanges(work: RankWork, part: Part, ids: Sequence[Rate], sent: Rate) -> Exchanges:
+    """What a rank exchanges while the batch is made."""
+    machine, candidate, rows = work.machine, work.candidate, part.remote[-1]
+    return Exchanges(
         asked=replace(ids[0], seconds=sum(r.seconds for r in ids)),
         sent=sent,
-        rows=part.remote[-1],
+        rows=rows,
         around_sample=sum(around_asked(machine, candidate, n) for n in part.asked),
-        around_gather=around_rows(machine, candidate, part.remote[-1], row_bytes),
-    )
-    base = rank_seconds(
-        candidate, graph, relabelled, timing, machine, rows, row_bytes, shared=shared,
-        sampler=sampler,
-    )  # fmt: skip
-    halo = _halo_seconds(machine, candidate, [n * hidden * FLOAT_BYTES for n in part.remote[:-1]])
-    packed = lookup(
-        machine,
-        "gather",
-        rows=max(1.0, part.remote[-1]),
-        row_bytes=row_bytes,
-        working_set_bytes=max(1.0, part.own[-1]) * row_bytes,
-        readers=readers(candidate),
-    )
-    gather = base.gather + part.remote[-1] * packed.seconds
-    copies = _copy_seconds(machine, candidate, part, hidden)
-    variation = _imbalance(part, candidate.num_ranks)
-    loader, jitter = base.sample + gather, step_jitter(machine, ranks_here(candidate))
-    return replace(
-        base,
-        gather=gather,
-        halo_exchange=halo,
-        forward_backward=base.forward_backward + copies,
-        # What varies from batch to batch all ranks have in common: it is the hash that parts them.
-        loader_sigma=loader * (variation**2 + jitter**2) ** 0.5,
-        trainer_sigma=base.forward_backward * (variation**2 + jitter**2) ** 0.5,
-        spreads={
-            **base.spreads,
-            Stage.GATHER.value: max(base.spreads["gather"], packed.spread),
-            Stage.HALO_EXCHANGE.value: sent.spread,
-        },
-        provenance={
-            **base.provenance,
-            Stage.SAMPLE.value: f"{base.provenance['sample']} of a share of the global batch",
-            Stage.EXCHANGE_IDS.value: f"{ids[0].provenance} x ids of every hop",
-            Stage.EXCHANGE_ROWS.value: f"{sent.provenance} x rows that other ranks own",
-            Stage.HALO_EXCHANGE.value: f"{sent.provenance} x hidden rows, there and back",
-            Stage.FORWARD_BACKWARD.value: (
-                "measured: the model on synthetic blocks of a share of the global batch; derived: "
-                "copies of the rows that are exchanged"
-            ),
-        },
+        around_gather=around_rows(machine, candidate, rows, work.row_bytes),
     )
 
 
@@ -322,21 +410,120 @@ def _meeting_seconds(machine: MachineModel, candidate: Candidate) -> float:
     return max(0.0, met - 2 * all_to_all(machine, candidate, 0.0).seconds)
 
 
-def _message(machine: MachineModel, candidate: Candidate, sent_bytes: float) -> Rate:
-    """One all-to-all in which every rank sends so much to the others together."""
-    return all_to_all(machine, candidate, handed_over(candidate, sent_bytes))
-
-
 def _copy_seconds(machine: MachineModel, candidate: Candidate, part: Part, hidden: int) -> float:
     """Copies around the exchanges of hidden rows: own rows into the block and back, sent ones out.
 
     2 sum_(l<L) (own + sent) rows, read and written.
     """
     rows = sum(own + n for own, n in zip(part.own[1:-1], part.remote[:-1], strict=True))
-    rate = machine.table("copy").at(readers=float(ranks_here(candidate)))
+    rate = machine.table(MachineTable.COPY).at(readers=float(ranks_here(candidate)))
     return 2 * rows * hidden * FLOAT_BYTES / rate
 
 
 def _imbalance(part: Part, num_ranks: int) -> float:
     """Relative standard deviation of a rank's share of the input vertices under the hash."""
     return ((1 - 1 / num_ranks) / part.own[-1]) ** 0.5 if part.own[-1] > 0 else 0.0
+
+
+EXCHANGES = 2
+"""Calls of one all-to-all of rows whose sizes are not known: counts, then rows."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BatchSizes:
+    """One PE's share of a step; lists run from the seeds outwards."""
+
+    owned: list[float]
+    """|S_p^l|, l = 0 .. L: vertices the PE expands, the last its input set."""
+    asked: list[float]
+    """|S~_p^{l+1}|, l = 0 .. L-1: what they ask for, themselves included; alone as `owned[1:]`."""
+    edges: list[float]
+    """|E_p^l|, l = 0 .. L-1."""
+    cooperative: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GpuStep:
+    """Seconds of one step, each stage alone."""
+
+    sample: float
+    features: float
+    exchange: float
+    """Of activations and their gradients between layers; part of the published F/B."""
+
+
+def elsewhere(owned: float, asked: float, ranks: int) -> float:
+    """Share x of the vertices asked for that other PEs own, for owners by hash.
+
+    x = (1 - 1/P) (1 - |S_p^l| / |S~_p^{l+1}|)
+
+    >>> elsewhere(1000.0, 6000.0, 4)
+    0.625
+
+    Source: docs/formulas.md 5.6 [C20].
+    """
+    return (1 - 1 / ranks) * (1 - owned / asked) if asked > 0 else 0.0
+
+
+def gpu_batch_seconds(
+    machine: MachineModel,
+    candidate: Candidate,
+    sizes: BatchSizes,
+    *,
+    row_bytes: int,
+    hidden_bytes: int,
+    miss_rate: float,
+    topology: str = "host",
+) -> GpuStep:
+    """Seconds to draw one PE's share and to bring its rows, without its compute.
+
+    independent  T = sum_l topo(E_p^l(b)) + |S_p^L(b)| (rho c_host + (1 - rho) c_own)
+    cooperative  T = sum_l [topo(E_p^l) + 8 x |S~_p^{l+1}| c_peer] + |S_p^L| (rho' c_host + ...)
+                     + x |S~_p^L| d c_peer + 2 sum_{l<L-1} x |S~_p^{l+1}| h c_peer
+
+    with |S_p^l| = |S^l(P b)| / P of its own, S~ what they ask for, x the share of it owned
+    elsewhere, rho the share of rows that the PE's cache lacks; all PEs read.
+
+    Args:
+        machine: links and GPU tables.
+        candidate: which GPUs; all are PEs of one step.
+        sizes: of one PE.
+        row_bytes: d, of a stored row.
+        hidden_bytes: h, of one row of activations.
+        miss_rate: rho, of the PE's cache; 1 without.
+        topology: the place adjacency lists are read from.
+
+    Raises:
+        MachineError: the machine lacks a link or a rate.
+
+    Source: docs/formulas.md 5.6 [R11], [C20].
+    """
+    ranks = candidate.num_ranks
+    launch = rate_per_rank(machine, MachineTable.GPU_KERNEL, candidate)
+    ids = read_seconds(machine, candidate, NEIGHBOUR_BYTES)
+    offsets = read_seconds(machine, candidate, OFFSETS_BYTES)
+    stored = read_seconds(machine, candidate, row_bytes)
+    sample = gpu_sample_seconds(
+        sum(sizes.edges),
+        sum(sizes.owned[:-1]),
+        KERNELS_PER_HOP * len(sizes.edges),
+        neighbour_seconds=max(ids[topology]),
+        offsets_seconds=max(offsets[topology]),
+        hash_seconds=max(ids["own"]),
+        kernel_seconds=launch,
+    )
+    rows = sizes.owned[-1]
+    features = rows * (miss_rate * max(stored["host"]) + (1 - miss_rate) * max(stored["own"]))
+    features += rows * row_bytes * memory_seconds_per_byte(machine, candidate) + launch
+    if not sizes.cooperative or ranks == 1:
+        return GpuStep(sample=sample, features=features, exchange=0.0)
+    sent = max(byte_seconds(ways(machine, candidate).peer).values())
+    wait = EXCHANGES * (ranks - 1) * rate_per_rank(machine, MachineTable.GPU_MESSAGE, candidate)
+    moved = [
+        elsewhere(own, asked, ranks) * asked
+        for own, asked in zip(sizes.owned[:-1], sizes.asked, strict=True)
+    ]
+    sample += sum(ID_BYTES * rows * sent + wait for rows in moved)
+    features += moved[-1] * row_bytes * sent + wait
+    exchange = sum(2 * (rows * hidden_bytes * sent + wait) for rows in moved[:-1])
+    return GpuStep(sample=sample, features=features, exchange=exchange)

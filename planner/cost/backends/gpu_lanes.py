@@ -12,8 +12,9 @@ prediction say which of these were.
 from dataclasses import dataclass, replace
 
 from planner.candidate import Candidate
-from planner.cost.backends.cpu import RankSeconds
 from planner.cost.pipeline_time import beside, period, stochastic_period
+from planner.cost.rank_times import RankTimes
+from planner.cost.rates import MachineTable, rate_per_rank
 from planner.cost.request import Request, seeds_per_rank
 from planner.cost.stages.exchange import measured_eta
 from planner.cost.stages.gather_gpu import memory_seconds_per_byte
@@ -21,6 +22,7 @@ from planner.cost.stages.sample import batch_launches
 from planner.machine.model import MachineModel
 from planner.workload import GpuTiming
 from runtime.sampling.gpu.capture_room import capture_bytes, may_capture
+from runtime.stages import Stage
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,7 +65,7 @@ def has_lanes(candidate: Candidate) -> bool:
     return candidate.kind == "cuda" and candidate.threads.sample > 0
 
 
-def lanes_of(candidate: Candidate, machine: MachineModel, rank: RankSeconds) -> Lanes:
+def lanes_of(candidate: Candidate, machine: MachineModel, rank: RankTimes) -> Lanes:
     """A rank's lanes, each slowed by the others as far as that was measured.
 
     Args:
@@ -72,31 +74,32 @@ def lanes_of(candidate: Candidate, machine: MachineModel, rank: RankSeconds) -> 
             measured.
         rank: seconds of each stage alone.
     """
-    exchange = rank.halo_exchange + rank.all_reduce
-    training = rank.forward_backward + exchange + rank.optimizer
+    sample = rank.seconds(Stage.SAMPLE)
+    exchange = rank.seconds(Stage.HALO_EXCHANGE) + rank.seconds(Stage.ALL_REDUCE)
     slow_gather, slow_compute = slowdowns(machine)
     gather, slowed = beside(
-        rank.loader - rank.sample,
-        training,
+        rank.loader - sample,
+        rank.training,
         loader_slowdown=slow_gather,
         trainer_slowdown=slow_compute,
     )
-    whole = rank.forward_backward + rank.optimizer
-    compute = whole if rank.computing is None else rank.computing
+    busy = rank.device
+    whole = rank.seconds(Stage.FORWARD_BACKWARD) + rank.seconds(Stage.OPTIMIZER)
+    compute = whole if busy.compute is None else busy.compute
     shown = 1 - (measured_eta(machine, candidate) or 0.0)
     return Lanes(
-        sample=rank.sample,
+        sample=sample,
         gather=gather,
         training=slowed,
-        on_gpu=rank.on_gpu + compute + shown * exchange,
-        on_links=rank.on_links + exchange,
-        on_host=rank.on_host,
+        on_gpu=busy.memory + compute + shown * exchange,
+        on_links=busy.links + exchange,
+        on_host=busy.host,
     )
 
 
 def lanes_words(machine: MachineModel, candidate: Candidate) -> str:
     """What lanes were taken to do beside each other, and which of it was measured."""
-    slowed, eta = "gpu_beside" in machine.tables, measured_eta(machine, candidate)
+    slowed, eta = MachineTable.GPU_BESIDE in machine.tables, measured_eta(machine, candidate)
     words = "lanes hide nothing of each other on the GPU itself; links are read beside compute, "
     words += "each slowed as measured" if slowed else "how that slows either was not measured"
     if candidate.num_ranks == 1:
@@ -107,16 +110,16 @@ def lanes_words(machine: MachineModel, candidate: Candidate) -> str:
 
 def slowdowns(machine: MachineModel) -> tuple[float, float]:
     """(gather, compute) slowdown of running beside each other, with the gather's measured grid."""
-    cap = machine.tables.get("gpu_uva_programs")
+    cap = machine.tables.get(MachineTable.GPU_UVA_PROGRAMS)
     programs = 1.0 if cap is None else cap.at(ranks=1.0)
     found: list[float] = []
-    for name in ("gpu_beside_gather", "gpu_beside"):
+    for name in (MachineTable.GPU_BESIDE_GATHER, MachineTable.GPU_BESIDE):
         table = machine.tables.get(name)
         found.append(1.0 if table is None or cap is None else table.at(programs=programs))
     return max(1.0, found[0]), max(1.0, found[1])
 
 
-def lanes_period(candidate: Candidate, rank: RankSeconds, lanes: Lanes) -> float:
+def lanes_period(candidate: Candidate, rank: RankTimes, lanes: Lanes) -> float:
     """Seconds between two steps: the busiest lane or shared part, batches in flight, and chance.
 
     max( lanes, on_gpu, on_links, on_host, (s + g + t) / (d + 1) ), and the stalls of varying
@@ -130,11 +133,10 @@ def lanes_period(candidate: Candidate, rank: RankSeconds, lanes: Lanes) -> float
     Source: docs/formulas.md 8.2 [A2], with the GPU, its links and the host's interpreter shared.
     """
     three = [lanes.sample, lanes.gather, lanes.training]
-    sigma, mean = max(rank.loader_sigma, rank.trainer_sigma), rank.loader + rank.forward_backward
     stalled = stochastic_period(
         max(lanes.sample, lanes.gather),
         lanes.training,
-        variation=sigma / mean if mean > 0 else 0.0,
+        variation=rank.variation,
         depth=candidate.prefetch_depth,
     )
     # Claimed at most d ahead of the consumer, whose own batch is one more.
@@ -172,7 +174,7 @@ def capture_gain(request: Request, candidate: Candidate, num_bytes: int) -> floa
         num_bytes: of the buffers.
     """
     machine, hops = request.machine, len(request.workload.fanouts)
-    launch = machine.table("gpu_kernel").at(ranks=float(candidate.num_ranks))
+    launch = rate_per_rank(machine, MachineTable.GPU_KERNEL, candidate)
     swept = num_bytes * memory_seconds_per_byte(machine, candidate)
     single = replace(candidate, threads=replace(candidate.threads, capture=0))
     kernels = batch_launches(single, hops, sampler=request.sampler, every_hop=request.every_hop)

@@ -28,10 +28,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from planner.candidate import Candidate
-from planner.cost.backends.cpu import RankSeconds
+from planner.cost.backends.backend import Parts, Wrapper
+from planner.cost.rank_times import RankTimes, RankWork, StageTime
 from planner.cost.rates import (
     INDEX_BYTES,
     INDPTR_BYTES,
+    MachineTable,
     Rate,
     edge_rate,
     lookup,
@@ -39,10 +41,13 @@ from planner.cost.rates import (
     topology_bytes,
     vertex_rate,
 )
+from planner.cost.request import Request, seeds_per_rank, steps_per_epoch
 from planner.cost.stages.exchange import all_to_all, collective_table
+from planner.errors import SettingsError
 from planner.machine.model import MachineModel
 from planner.workload import BatchProfile, StackProfile
 from runtime.plan.schema import GraphRef
+from runtime.stages import Stage
 
 ID_BYTES = 8
 COPIES = 2
@@ -107,47 +112,83 @@ def sent_bytes(found: Fetched, ranks: int, replication: int) -> float:
     return total
 
 
-def grid_rank(
-    base: RankSeconds,
-    candidate: Candidate,
-    graph: GraphRef,
-    batch: BatchProfile,
-    found: Fetched,
-    machine: MachineModel,
-) -> RankSeconds:
-    """A rank's seconds with its lists fetched over the grid.
+class Grid(Wrapper):
+    """Ranks that hold the topology in parts and fetch lists of each other."""
+
+    def times(self, request: Request, work: RankWork) -> RankTimes:
+        """Price the rank with all lists at hand, then its lists fetched over the grid."""
+        fetches = fetched_for(request, work.candidate)
+        return fetch_times(self.inner.times(request, work), work, fetches)
+
+    def own_parts(
+        self,
+        request: Request,
+        candidate: Candidate,
+        batch: BatchProfile,
+        rank: int,
+        *,
+        reads_peers: bool,
+    ) -> Parts:
+        """Bytes of a rank with its part of the topology, and the rows of a stack."""
+        parts = super().own_parts(request, candidate, batch, rank, reads_peers=reads_peers)
+        return parts | grid_parts(candidate, request.graph, fetched_for(request, candidate))
+
+    def exchanged_bytes(self, request: Request, candidate: Candidate) -> float:
+        """Bytes of adjacency rows that ranks send each other, per step."""
+        found, ranks = fetched_for(request, candidate), candidate.num_ranks
+        return ranks * sent_bytes(found, ranks, candidate.topology.replication) / found.steps
+
+
+def fetched_for(request: Request, candidate: Candidate) -> Fetched:
+    """What a process row of the candidate's grid fetches for a stack.
+
+    Raises:
+        SettingsError: stacks were not profiled.
+    """
+    work = request.workload
+    seeds = seeds_per_rank(work.batch_size, candidate.num_ranks)
+    stack = request.profile.stacks.get(str(seeds))
+    if stack is None:
+        raise SettingsError(
+            f"expected a profile of stacks of {seeds} seeds, found none; profile the graph again"
+        )
+    return fetched(stack, candidate, steps_per_epoch(request.graph.num_train, work.batch_size))
+
+
+def fetch_times(base: RankTimes, work: RankWork, found: Fetched) -> RankTimes:
+    """Add fetching lists over the grid to a rank's sampling.
 
     Args:
         base: the rank with all lists in its host's memory.
-        candidate: ranks, hosts, c and k.
-        graph: sizes of the dataset.
-        batch: one rank's batches.
+        work: what the rank does, on its host.
         found: what a stack fetches.
-        machine: measured rates of the rank's host, and between hosts.
 
     Raises:
         MachineError: a rate was not measured.
     """
-    edge, vertex = edge_rate(machine, graph, candidate), vertex_rate(machine, graph, candidate)
+    machine, candidate, batch = work.machine, work.candidate, work.batch
+    edge, vertex = (
+        edge_rate(machine, work.graph, candidate),
+        vertex_rate(machine, work.graph, candidate),
+    )
     copies = candidate.topology.replication
     # All ranks of a process row draw the same inner hops for all c of them.
     inner = sum(e.mean for e in batch.edges[:-1]) * edge.seconds
     inner += batch.vertices[-2].mean * vertex.seconds
     asked = sum(found.rows) * vertex.seconds / found.steps
     moved = INDEX_BYTES * sum(found.entries) * (2 / copies + COPIES) / found.steps
-    copied = moved / machine.table("copy").at(readers=float(ranks_here(candidate)))
-    sent = _exchange(machine, candidate, found)
-    sample = base.sample + (copies - 1) * inner + asked + copied + sent.seconds / found.steps
+    copied = moved / machine.table(MachineTable.COPY).at(readers=float(ranks_here(candidate)))
+    sent, sample = _exchange(machine, candidate, found), base.stages[Stage.SAMPLE]
     words = (
-        f"{base.provenance['sample']}; {sent.provenance} x adjacency rows of stacks of "
+        f"{sample.provenance}; {sent.provenance} x adjacency rows of stacks of "
         f"{found.batches:g} batches, fetched over {candidate.num_ranks // copies} x {copies} ranks"
     )
-    return replace(
-        base,
-        sample=sample,
-        spreads={**base.spreads, "sample": max(base.spreads["sample"], sent.spread)},
-        provenance={**base.provenance, "sample": words},
+    changed = StageTime(
+        seconds=sample.seconds + (copies - 1) * inner + asked + copied + sent.seconds / found.steps,
+        spread=max(sample.spread, sent.spread),
+        provenance=words,
     )
+    return base.with_stages({Stage.SAMPLE: changed})
 
 
 def _exchange(machine: MachineModel, candidate: Candidate, found: Fetched) -> Rate:
@@ -169,7 +210,7 @@ def _in_row(machine: MachineModel, candidate: Candidate, each_bytes: float) -> f
     here = ranks_here(candidate)
     if here % candidate.topology.replication:
         return all_to_all(machine, candidate, each_bytes).seconds
-    name = collective_table(machine, "all_to_all", candidate)
+    name = collective_table(machine, MachineTable.ALL_TO_ALL, candidate)
     return lookup(machine, name, bytes=each_bytes, ranks=here).seconds
 
 

@@ -20,6 +20,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from planner.candidate import Candidate
+from planner.cost.rates import MachineTable
 from planner.errors import MachineError
 from planner.machine.model import Link, MachineModel, Memory, Table
 from planner.machine.routes import Reader, byte_seconds, shortest
@@ -163,7 +164,7 @@ def gpu_all_reduce(machine: MachineModel, candidate: Candidate, message_bytes: f
     """
     if candidate.num_ranks == 1:
         return Collective(seconds=0.0, spread=0.0, words="derived: one rank has nothing to sum")
-    message = machine.table("gpu_message")
+    message = machine.table(MachineTable.GPU_MESSAGE)
     latency = message.at(ranks=float(candidate.num_ranks))
     hosts = {p.name: p.host for p in machine.gpus}
     by_host: dict[int, list[str]] = {}
@@ -180,7 +181,7 @@ def gpu_all_reduce(machine: MachineModel, candidate: Candidate, message_bytes: f
         hosts=len(by_host),
         device_latency_seconds=latency,
         device_bytes_per_second=inside,
-        host_latency_seconds=machine.table("host_message").at(ranks=1.0),
+        host_latency_seconds=machine.table(MachineTable.HOST_MESSAGE).at(ranks=1.0),
         nic_bytes_per_second=min(
             x.bandwidth_bytes_per_second
             for x in machine.links

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.candidate import Candidate, RankRows
-from planner.cost.rates import Rate, lookup, ranks_here, together
+from planner.cost.rates import MachineTable, Rate, lookup, ranks_here, together
 from planner.machine.model import MachineModel
 
 ID_BYTES = 8
@@ -70,25 +70,26 @@ def placed_exchanges(
     return Exchanges(asked=asked_here, sent=sent, rows=peers, around_gather=around)
 
 
-def collective_table(machine: MachineModel, name: str, candidate: Candidate) -> str:
-    """Which measurement of a collective applies.
+def collective_table(
+    machine: MachineModel, name: MachineTable, candidate: Candidate
+) -> MachineTable:
+    """Choose which measurement of a collective applies.
 
     With loader threads something computes while the ranks exchange (the loaded table); without
     them every rank computes before the call and waits during it (`_stepped`, where measured).
     """
-    stepped = f"{name}_stepped"
-    inline = candidate.threads.sample == 0 and stepped in machine.tables
-    return stepped if inline else name
+    inline = candidate.threads.sample == 0 and name.stepped in machine.tables
+    return name.stepped if inline else name
 
 
-def hosts_table(machine: MachineModel, name: str) -> str:
-    """Between hosts: as a training step has it, where that was measured.
+def hosts_table(machine: MachineModel, name: MachineTable) -> MachineTable:
+    """Choose the measurement between hosts: as a training step has it, where that was measured.
 
     Also with loader threads: between two of their exchanges lies work as well, and a collective
     beside compute is not measured between hosts.
     """
-    stepped = f"hosts_{name}_stepped"
-    return stepped if stepped in machine.tables else f"hosts_{name}"
+    across = name.between_hosts
+    return across.stepped if across.stepped in machine.tables else across
 
 
 def exchange_rates(
@@ -136,18 +137,16 @@ def asked(machine: MachineModel, candidate: Candidate, num_ids: float) -> Rate:
     A rank sends so many ids to others together. With loader threads the ranks' loaders are in step
     already.
     """
-    hosts, size = candidate.hosts, ID_BYTES * handed_over(candidate, num_ids)
-    name = "all_to_all_asked" if hosts == 1 else "hosts_all_to_all_asked"
-    if candidate.threads.sample == 0 and name in machine.tables:
-        if hosts == 1:
-            return lookup(machine, name, bytes=size, ranks=candidate.num_ranks)
-        return lookup(machine, name, bytes=ranks_here(candidate) * size, hosts=hosts)
+    size = ID_BYTES * handed_over(candidate, num_ids)
+    measured = _in_step(machine, candidate, MachineTable.ALL_TO_ALL_ASKED, size)
+    if measured is not None:
+        return measured
     counts = all_to_all(machine, candidate, float(ID_BYTES * candidate.num_ranks))
     ids = all_to_all(machine, candidate, size)
     return Rate(seconds=counts.seconds + ids.seconds, spread=ids.spread, provenance=ids.provenance)
 
 
-def early_seconds(
+def exchange_lead(
     machine: MachineModel, candidate: Candidate, rows: float, row_bytes: int
 ) -> float:
     """How much before the last rank the mean rank leaves the exchange of rows.
@@ -155,10 +154,11 @@ def early_seconds(
     It waits as long where the ranks meet next, in the all-reduce: the step is not shorter for it.
     0 with loader threads, which meet elsewhere, and where it was not measured.
     """
-    return _with_exchange(machine, candidate, "early", handed_over(candidate, rows) * row_bytes)
+    size = handed_over(candidate, rows) * row_bytes
+    return _besides(machine, candidate, MachineTable.ALL_TO_ALL_EARLY, size)
 
 
-def after_seconds(
+def seconds_after_exchange(
     machine: MachineModel, candidate: Candidate, rows: float, row_bytes: int
 ) -> float:
     """What the model's pass takes longer because it follows an exchange of so many rows.
@@ -167,7 +167,8 @@ def after_seconds(
 
     Source: docs/modelling.md 4 and 15: gloo and the network cost the ranks' cores time.
     """
-    return _with_exchange(machine, candidate, "after", handed_over(candidate, rows) * row_bytes)
+    size = handed_over(candidate, rows) * row_bytes
+    return _besides(machine, candidate, MachineTable.ALL_TO_ALL_AFTER, size)
 
 
 def around_asked(machine: MachineModel, candidate: Candidate, num_ids: float) -> float:
@@ -176,25 +177,36 @@ def around_asked(machine: MachineModel, candidate: Candidate, num_ids: float) ->
     0 with loader threads, and where it was not measured.
     """
     size = ID_BYTES * handed_over(candidate, num_ids)
-    return _with_exchange(machine, candidate, "around_ids", size)
+    return _besides(machine, candidate, MachineTable.ALL_TO_ALL_AROUND_IDS, size)
 
 
 def around_rows(machine: MachineModel, candidate: Candidate, rows: float, row_bytes: int) -> float:
     """As `around_asked`, of the exchange of so many rows."""
     size = handed_over(candidate, rows) * row_bytes
-    return _with_exchange(machine, candidate, "around_rows", size)
+    return _besides(machine, candidate, MachineTable.ALL_TO_ALL_AROUND_ROWS, size)
 
 
-def _with_exchange(machine: MachineModel, candidate: Candidate, name: str, size: float) -> float:
-    """A table of what goes with an all-to-all in line; 0 where nothing is exchanged."""
-    hosts = candidate.hosts
-    name = f"all_to_all_{name}" if hosts == 1 else f"hosts_all_to_all_{name}"
-    inline = candidate.threads.sample == 0 and name in machine.tables
-    if size <= 0 or candidate.num_ranks == 1 or not inline:
+def _besides(machine: MachineModel, candidate: Candidate, name: MachineTable, size: float) -> float:
+    """Seconds of what goes with an all-to-all in line; 0 where nothing is exchanged or measured."""
+    if size <= 0 or candidate.num_ranks == 1:
         return 0.0
-    if hosts == 1:
-        return lookup(machine, name, bytes=size, ranks=candidate.num_ranks).seconds
-    return lookup(machine, name, bytes=ranks_here(candidate) * size, hosts=hosts).seconds
+    found = _in_step(machine, candidate, name, size)
+    return 0.0 if found is None else found.seconds
+
+
+def _in_step(
+    machine: MachineModel, candidate: Candidate, name: MachineTable, size: float
+) -> Rate | None:
+    """Look up what was measured in the loop of a step in line; None with loader threads, or else.
+
+    Between hosts one process of each was measured, whose bytes are those of all ranks of a host.
+    """
+    name = name if candidate.hosts == 1 else name.between_hosts
+    if candidate.threads.sample > 0 or name not in machine.tables:
+        return None
+    if candidate.hosts == 1:
+        return lookup(machine, name, bytes=size, ranks=candidate.num_ranks)
+    return lookup(machine, name, bytes=ranks_here(candidate) * size, hosts=candidate.hosts)
 
 
 def all_to_all(machine: MachineModel, candidate: Candidate, each_bytes: float) -> Rate:
@@ -207,10 +219,10 @@ def all_to_all(machine: MachineModel, candidate: Candidate, each_bytes: float) -
     Source: docs/formulas.md 8.4 [A4] for shared links; both terms are measured.
     """
     ranks, hosts = ranks_here(candidate), candidate.hosts
-    name = collective_table(machine, "all_to_all", candidate)
+    name = collective_table(machine, MachineTable.ALL_TO_ALL, candidate)
     if hosts == 1:
         return lookup(machine, name, bytes=each_bytes, ranks=ranks)
-    across_name = hosts_table(machine, "all_to_all")
+    across_name = hosts_table(machine, MachineTable.ALL_TO_ALL)
     across = lookup(machine, across_name, bytes=ranks * each_bytes, hosts=hosts)
     if ranks == 1:
         return across
@@ -223,13 +235,9 @@ def hidden_and_back(machine: MachineModel, candidate: Candidate, each_bytes: flo
     Threads that waited long are asleep, and a network's burst is used up by the first of the two
     (DEC-14). With loader threads other exchanges lie between.
     """
-    ranks, hosts = ranks_here(candidate), candidate.hosts
-    name = "all_to_all_hidden" if hosts == 1 else "hosts_all_to_all_hidden"
-    if candidate.threads.sample > 0 or name not in machine.tables or (hosts > 1 and ranks > 1):
+    if candidate.hosts > 1 and ranks_here(candidate) > 1:
         return None
-    if hosts == 1:
-        return lookup(machine, name, bytes=each_bytes, ranks=ranks)
-    return lookup(machine, name, bytes=each_bytes, hosts=hosts)
+    return _in_step(machine, candidate, MachineTable.ALL_TO_ALL_HIDDEN, each_bytes)
 
 
 def hosts_all_reduce(machine: MachineModel, candidate: Candidate, num_bytes: float) -> Rate:
@@ -243,18 +251,20 @@ def hosts_all_reduce(machine: MachineModel, candidate: Candidate, num_bytes: flo
     Source: docs/formulas.md 8.3 [A3]; derived from measured tables.
     """
     ranks, hosts = candidate.num_ranks, candidate.hosts
-    across = lookup(machine, hosts_table(machine, "all_reduce"), bytes=num_bytes, hosts=hosts)
+    across = lookup(
+        machine, hosts_table(machine, MachineTable.ALL_REDUCE), bytes=num_bytes, hosts=hosts
+    )
     longer = (1 - 1 / ranks) / (1 - 1 / hosts)
     across = Rate(
         seconds=across.seconds * longer, spread=across.spread, provenance=across.provenance
     )
     if ranks == hosts:
         return across
-    name = collective_table(machine, "all_reduce", candidate)
+    name = collective_table(machine, MachineTable.ALL_REDUCE, candidate)
     return together(across, lookup(machine, name, bytes=num_bytes, ranks=ranks_here(candidate)))
 
 
-TABLES = {"cpu": "overlap_eta", "cuda": "gpu_overlap_eta"}
+TABLES = {"cpu": MachineTable.OVERLAP_ETA, "cuda": MachineTable.GPU_OVERLAP_ETA}
 """By what ranks compute on."""
 UNMEASURED = "how far compute hides it was not measured"
 

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.candidate import Candidate, RankRows
-from planner.cost.rates import Rate, lookup, ranks_here, readers
+from planner.cost.rates import MachineTable, Rate, lookup, ranks_here, readers
 from planner.machine.model import MachineModel
 from planner.machine.routes import lines
 from runtime.features.direct import BLOCK_BYTES, GAP_BYTES, round_down, round_up
@@ -349,13 +349,17 @@ def disk_rate(machine: MachineModel, read_bytes: float, depth: int, ranks: int) 
         depth: reads that each rank has in flight.
         ranks: on this host.
     """
-    table = machine.table("disk_read")
+    table = machine.table(MachineTable.DISK_READ)
     if "readers" not in table.axes:
-        rate = lookup(machine, "disk_read", read_bytes=read_bytes, queue_depth=depth * ranks)
+        rate = lookup(
+            machine, MachineTable.DISK_READ, read_bytes=read_bytes, queue_depth=depth * ranks
+        )
         sharing = float(ranks)
     else:
         most = table.points[table.axes.index("readers")][-1]
-        rate = lookup(machine, "disk_read", read_bytes=read_bytes, queue_depth=depth, readers=ranks)
+        rate = lookup(
+            machine, MachineTable.DISK_READ, read_bytes=read_bytes, queue_depth=depth, readers=ranks
+        )
         sharing = max(1.0, ranks / most)
     return Rate(seconds=rate.seconds * sharing, spread=rate.spread, provenance=rate.provenance)
 
@@ -378,20 +382,18 @@ def disk_start(
     return measured_seconds or disk_rate(machine, _requests(rows, row_bytes)[0], 1, 1).seconds
 
 
-def disk_apart(
-    machine: MachineModel, rows: RankRows, row_bytes: int, candidate: Candidate
-) -> float:
+def disk_skew(machine: MachineModel, rows: RankRows, row_bytes: int, candidate: Candidate) -> float:
     """Share of the last rank's reading by which the mean one has its rows earlier.
 
     0 where one rank reads, or it was not measured. More ranks than were measured are as far apart
     as most of those were.
     """
     ranks = ranks_here(candidate)
-    if ranks == 1 or "disk_apart" not in machine.tables:
+    if ranks == 1 or MachineTable.DISK_APART not in machine.tables:
         return 0.0
     read_bytes = _requests(rows, row_bytes)[0]
     at = {"read_bytes": read_bytes, "queue_depth": QUEUE_DEPTH, "readers": ranks}
-    return lookup(machine, "disk_apart", **at).seconds
+    return lookup(machine, MachineTable.DISK_APART, **at).seconds
 
 
 def _requests(rows: RankRows, row_bytes: int) -> tuple[float, float]:
@@ -433,11 +435,12 @@ def row_rate(
     return replace(rate, seconds=rate.seconds * EXCHANGED_COPIES)
 
 
-def gather_table(kind: str) -> str:
-    """Name of the machine's table for rows from one kind of memory."""
+def gather_table(kind: str) -> MachineTable:
+    """The machine's table for rows from one kind of memory."""
     if kind == "disk":
-        return "disk_read"
-    return "mapped_gather" if kind in ("host", "remote") else "gather"
+        return MachineTable.DISK_READ
+    mapped = kind in ("host", "remote")
+    return MachineTable.MAPPED_GATHER if mapped else MachineTable.GATHER
 
 
 SWING = 0.3

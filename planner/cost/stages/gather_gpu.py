@@ -14,6 +14,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from planner.candidate import Candidate, PlacedRows
+from planner.cost.memory import host_memory_of
+from planner.cost.rates import MachineTable, rate_per_rank
 from planner.errors import MachineError
 from planner.machine.model import Link, MachineModel, Memory, Processor, Switch
 from planner.machine.routes import (
@@ -163,21 +165,6 @@ def _peers(
     return Reader(name=gpus[rank].name, routes=found)
 
 
-def host_memory_of(machine: MachineModel, host: int, kind: str = "host") -> Memory | None:
-    """The memory (or disk) of a host; the disk may be missing.
-
-    Raises:
-        MachineError: the machine has no such host memory.
-    """
-    prefix = f"h{host}." if host else ""
-    for memory in machine.memories:
-        if memory.kind == kind and memory.name == f"{prefix}{kind}0":
-            return memory
-    if kind == "disk":
-        return None
-    raise MachineError(f"machine {machine.name}: expected a memory {prefix}host0, found none")
-
-
 def _host(machine: MachineModel, gpu: Processor, kind: str) -> Reader:
     memory = host_memory_of(machine, gpu.host, kind)
     # A disk that could not be measured has no link, and plans keep nothing on it.
@@ -194,7 +181,6 @@ MEMORY_LATENCY_SECONDS = 7e-7
 MOST_PROGRAMS = 4096
 SLACK = 0.05
 """How much longer a gather may take for leaving multiprocessors to compute."""
-UVA_PROGRAMS = "gpu_uva_programs"
 ID_BYTES = 8
 EXCHANGES = 3
 """Collectives of one exchange of rows: counts, slots, rows."""
@@ -278,8 +264,10 @@ def gather_programs(
                 continue
             routes = found.readers(place)[rank].routes
             under_way = sum(route.share * _under_way(route) for route in routes)
-            if place == "host" and UVA_PROGRAMS in machine.tables:
-                under_way = PROGRAM_BYTES * machine.table(UVA_PROGRAMS).at(ranks=1.0)
+            if place == "host" and MachineTable.GPU_UVA_PROGRAMS in machine.tables:
+                under_way = PROGRAM_BYTES * machine.table(MachineTable.GPU_UVA_PROGRAMS).at(
+                    ranks=1.0
+                )
             seconds = count * stored[place][rank]
             flows[place] = Flow(seconds=seconds, under_way_bytes=under_way)
         most = max(most, fewest_programs(flows))
@@ -307,9 +295,8 @@ def peer_way(
     read = [ranks.rows.get("peer", 0.0) for ranks in placed.ranks]
     if "peer" not in stored or max(read, default=0.0) <= 0:
         return "mapped"
-    ranks = float(candidate.num_ranks)
-    launch = machine.table("gpu_kernel").at(ranks=ranks)
-    message = machine.table("gpu_message").at(ranks=ranks)
+    launch = rate_per_rank(machine, MachineTable.GPU_KERNEL, candidate)
+    message = rate_per_rank(machine, MachineTable.GPU_MESSAGE, candidate)
     in_memory = memory_seconds_per_byte(machine, candidate)
     mapped = exchanged = 0.0
     for rank, count in enumerate(read):

@@ -6,9 +6,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.candidate import Candidate
-from planner.cost.batching import look_up_seconds
 from planner.cost.cache_model import DrawnReads, ExpectedReads, SuccessiveReads
 from planner.cost.request import Request
+from planner.cost.terms import look_up_seconds
 from planner.placement.caches import place_behind_caches
 from planner.placement.place import Capacity, Memories, Placed
 from planner.search.dimensions.dimension import Ask, Kind, LeftOut, Question

@@ -4,8 +4,8 @@ from collections.abc import Hashable, Iterator
 from dataclasses import replace
 
 from planner.candidate import Candidate, list_cores
+from planner.cost.link_use import link_of
 from planner.cost.memory import host_memory
-from planner.cost.model import link_of
 from planner.cost.request import Request
 from planner.errors import SettingsError
 from planner.machine.hosts import first_hosts, joins_hosts, num_hosts, one_host

@@ -4,8 +4,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from planner.candidate import Candidate
-from planner.cost.backends.gpu_memory import gpu_stack_bytes
-from planner.cost.batching import stack_bytes
+from planner.cost.memory import gpu_stack_bytes, stack_bytes
 from planner.cost.request import Request, seeds_per_rank
 from planner.machine.model import Table
 from planner.search.dimensions.dimension import Ask, Kind, LeftOut
@@ -13,7 +12,7 @@ from planner.search.drawn import Draws
 from runtime.sampling.parameters import LAYERWISE
 
 TABLE = "bulk_sample"
-"""Seconds of a batch in a stack over those of one alone; axis: batches (`cost.batching`)."""
+"""Seconds of a batch in a stack over those of one alone; axis: batches (`cost.terms`)."""
 DEPENDENT = "dependent_sample"
 """Seconds of a batch that hangs together with others over an independent one's; axis: kappa."""
 
@@ -21,7 +20,7 @@ DEPENDENT = "dependent_sample"
 def at_stack_rate(request: Request, candidate: Candidate, draws: Draws | None) -> Request:
     """The request on a machine that knows the rate of a candidate's stacks.
 
-    Unchanged where nothing is stacked and where ranks draw stacks together (`cost.partitioned`
+    Unchanged where nothing is stacked and where ranks draw stacks together (`cost.backends.grid`
     prices those).
     """
     if candidate.bulk_batches == 1 or candidate.topology.policy == "partitioned" or draws is None:

@@ -1,16 +1,22 @@
 """A request, candidates and placed rows whose prices can be added up by hand."""
 
+from collections.abc import Mapping
+from dataclasses import replace
+
 from planner.candidate import Candidate, PlacedRows, RankRows
 from planner.cost.memory import Budgets
 from planner.cost.model import predict
+from planner.cost.rank_times import DeviceTimes, RankTimes, RankWork, StageTime
 from planner.cost.request import Request
 from planner.machine.model import MachineModel
 from runtime.plan.schema import GraphRef, Prediction, Threads, Workload
+from runtime.stages import Stage
 from tests.support.candidates import candidate_of_ranks
 from tests.support.machines import machine
-from tests.support.profiles import profile
+from tests.support.profiles import batch_profile, profile, timing
 
 NODES = 100_000
+IDLE = DeviceTimes()
 BATCH = 1000
 GRAPH = GraphRef(
     name="by-hand",
@@ -49,6 +55,33 @@ def rows(ranks: int = 1, **by_source: float) -> PlacedRows:
         shares={k: v / total for k, v in by_source.items()},
     )
     return PlacedRows(policy="none", ranks=[each] * ranks, host_rows=NODES)
+
+
+def times(
+    seconds: Mapping[str, float], *, device: DeviceTimes = IDLE, **changes: float
+) -> RankTimes:
+    """A rank's stages by name, that of no other stage; nothing varies."""
+    stages = {Stage(name): StageTime(seconds=each) for name, each in seconds.items()}
+    return replace(RankTimes(stages=stages, device=device), **changes)
+
+
+def at(found: RankTimes, stage: str) -> float:
+    return found.seconds(Stage(stage))
+
+
+def work(found: Candidate, model: MachineModel, read: RankRows, **changes: object) -> RankWork:
+    """What a rank of the by-hand graph does for batches of 100 seeds."""
+    usual = RankWork(
+        candidate=found,
+        rank=0,
+        graph=GRAPH,
+        batch=batch_profile(100),
+        timing=timing(100, found.num_ranks),
+        machine=model,
+        rows=read,
+        row_bytes=400,
+    )
+    return replace(usual, **changes)
 
 
 def price(found: Candidate, placed: PlacedRows, **options: object) -> Prediction:

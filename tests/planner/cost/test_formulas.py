@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from planner.cost.cache import cross_validated
-from planner.cost.model import startup_seconds
+from planner.cost.backends.backend import startup_seconds
+from planner.cost.cache_model import cross_validated
 from planner.cost.pipeline_time import (
     beside,
     core_bound_seconds,

@@ -6,14 +6,14 @@ from dataclasses import replace
 import pytest
 
 from planner.candidate import Candidate, PlacedRows, RankRows
-from planner.cost.backends.gpu import gpu_ranks, gpu_traffic
-from planner.cost.backends.gpu_memory import gpu_memory_use, gpu_parts
-from planner.cost.memory import Budgets
+from planner.cost.backends.gpu import GpusBackend, gpu_traffic
+from planner.cost.memory import Budgets, common_parts, gpu_memory_use, gpu_parts
 from planner.cost.stages.all_reduce import gpu_all_reduce, ring_bandwidth
 from planner.cost.stages.gather_gpu import copy_seconds_per_byte, read_seconds
 from planner.machine.model import MachineModel, Memory
 from planner.probe.presets import load_preset
 from runtime.plan.schema import GraphRef, Threads
+from tests.planner.cost.by_hand import at, work
 from tests.support.candidates import candidate_of_ranks
 from tests.support.profiles import batch_profile, timing
 
@@ -127,27 +127,28 @@ def test_a_ring_over_pcie_is_as_slow_as_its_slowest_hop():
 def test_stages_of_a_rank_by_hand():
     machine = load_preset("h200x1")
     chosen = candidate(machine, 1)
-    placed = PlacedRows(policy="none", ranks=[rows(host=1000.0)], host_rows=1)
-    found = gpu_ranks(machine, chosen, placed, batch_profile(100), timing(100, 1), ROW)[0]
+    found = GpusBackend().stage_times(work(chosen, machine, rows(host=1000.0), row_bytes=ROW))
     pcie, hbm = 16 * 3.938e9 * 0.75, 4.8e12
     # 1000 rows over PCIe, 1000 rows written at 85% of the memory's rate, one kernel.
-    assert found.gather == pytest.approx(1000 * 512 / pcie + 1000 * 512 / (hbm * 0.85) + 2e-5)
+    assert at(found, "gather") == pytest.approx(
+        1000 * 512 / pcie + 1000 * 512 / (hbm * 0.85) + 2e-5
+    )
     # 2000 drawn edges of 64 B, 400 expanded vertices' offsets of 64 B, 3 hash reads of 32 B
     # for every edge, 12 kernels and 13 for each of 2 hops, of 20 us each.
     sample = 2400 * 64 / pcie + 3 * 2000 * 32 / (hbm * 0.6) + 76e-5
-    assert found.sample == pytest.approx(sample)
-    assert found.copy == pytest.approx(4e-5 + 1600 / (16 * 3.938e9 * 0.82))
-    assert found.all_reduce == 0.0
-    assert all("measured" not in words for words in found.provenance.values())
+    assert at(found, "sample") == pytest.approx(sample)
+    assert at(found, "copy") == pytest.approx(4e-5 + 1600 / (16 * 3.938e9 * 0.82))
+    assert at(found, "all_reduce") == 0.0
+    assert all("measured" not in time.provenance for time in found.stages.values())
 
 
 def test_topology_in_gpu_memory_is_read_there():
     machine = load_preset("dgx-a100")
-    placed = PlacedRows(policy="none", ranks=[rows(host=10.0)] * 8, host_rows=1)
 
     def sample(topology: str) -> float:
         chosen = candidate(machine, 8, topology=topology)
-        return gpu_ranks(machine, chosen, placed, batch_profile(100), timing(100, 8), ROW)[0].sample
+        read = rows(host=10.0)
+        return at(GpusBackend().stage_times(work(chosen, machine, read, row_bytes=ROW)), "sample")
 
     assert sample("replicated") < sample("host")
 
@@ -170,12 +171,10 @@ def test_memory_of_gpus_and_hosts_by_hand():
     machine = load_preset("siton")
     chosen = candidate(machine, 2, topology="replicated")
     parts = [
-        gpu_parts(
-            chosen, GRAPH, batch_profile(100), timing(100, 2), machine, r, ROW, 4, Budgets(),
-            steps_per_epoch=100,
-        )
+        common_parts(chosen, GRAPH, batch_profile(100), timing(100, 2), 4, 100)
+        | gpu_parts(chosen, GRAPH, batch_profile(100), machine, r, Budgets())
         for r in range(2)
-    ]  # fmt: skip
+    ]
     topology = 8 * 1_000_001 + 4 * 10_000_000
     assert parts[0]["topology"] == topology
     assert parts[0]["reserve"] == round(0.05 * 42_949_672_960)

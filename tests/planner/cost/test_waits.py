@@ -4,12 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from planner.cost.backends.cpu import RankSeconds
 from planner.cost.model import predict
 from planner.cost.step import step_seconds
 from planner.machine.model import Table
 from planner.workload import ColdCachePenalty, LoopOverhead
-from tests.planner.cost.by_hand import candidate, price, request, rows
+from tests.planner.cost.by_hand import candidate, price, request, rows, times
 from tests.planner.cost.terms import per_byte, timed, with_tables
 from tests.support.machines import constant, machine
 
@@ -150,23 +149,12 @@ def test_the_model_is_slower_after_an_exchange_as_it_was_measured_to_be() -> Non
 
 def test_ranks_that_share_a_batch_wait_for_each_other_twice_in_a_pass() -> None:
     # Of two equal ranks the slower one takes .5642 deviations more, by hand: 1 / sqrt(pi).
-    alone = RankSeconds(
-        sample=1e-3,
-        gather=0.0,
-        exchange_ids=0.0,
-        exchange_rows=0.0,
-        batch=0.0,
-        forward_backward=30e-3,
-        all_reduce=2e-3,
-        all_reduce_core=0.0,
-        optimizer=0.0,
-        loader_sigma=0.0,
-        trainer_sigma=3e-3,
-        spreads={},
-        provenance={},
+    alone = times(
+        {"sample": 1e-3, "forward_backward": 30e-3, "all_reduce": 2e-3}, trainer_sigma=3e-3
     )
     apart = step_seconds(candidate(ranks=2), machine(cores=4), [alone, alone])
-    sharing = replace(alone, halo_exchange=1e-3, exchange_rows=2e-3, early=0.4e-3)
+    exchanging = times({"halo_exchange": 1e-3, "exchange_rows": 2e-3}).stages
+    sharing = replace(alone.with_stages(exchanging), exchange_lead=0.4e-3)
     found = step_seconds(candidate(ranks=2), machine(cores=4), [sharing, sharing])
     wait = 0.5642 * 3e-3
     half = wait / 2**0.5  # of half the variance

@@ -6,12 +6,13 @@ from dataclasses import replace
 import pytest
 
 from planner.candidate import RankRows
-from planner.cost.backends.cooperative import Part, cooperative_rank
-from planner.cost.backends.cpu import RankSeconds
+from planner.cost.backends.cooperative import Part, cooperative_times
+from planner.cost.backends.cores import CoresBackend
+from planner.cost.rank_times import RankTimes
 from planner.cost.stages.exchange import handed_over, hidden_and_back
 from planner.machine.model import MachineModel, Table
 from runtime.plan.schema import Threads
-from tests.planner.cost.by_hand import GRAPH, candidate
+from tests.planner.cost.by_hand import at, candidate, work
 from tests.support.machines import constant, machine
 from tests.support.profiles import batch_profile, timing
 
@@ -40,19 +41,19 @@ def model_with(seconds: Mapping[str, float]) -> MachineModel:
     return machine().with_tables({k: constant("seconds", AXES, v) for k, v in seconds.items()})
 
 
-def priced(part: Part, seconds: Mapping[str, float]) -> RankSeconds:
+def priced(part: Part, seconds: Mapping[str, float]) -> RankTimes:
     """Two ranks, with what the machine's tables of collectives hold whatever they carry."""
-    model = model_with(seconds)
-    batch, model_seconds = batch_profile(500), timing(500, 2)
-    two = candidate(ranks=2)
-    return cooperative_rank(
-        two, GRAPH, batch, part, model_seconds, model, ROWS, row_bytes=400, hidden=16
-    )
+    return shared_on(model_with(seconds), part)
+
+
+def shared_on(model: MachineModel, part: Part) -> RankTimes:
+    mine = work(candidate(ranks=2), model, ROWS, batch=batch_profile(500), timing=timing(500, 2))
+    return cooperative_times(CoresBackend().stage_times, mine, part, hidden=16)
 
 
 def halo(**seconds: float) -> float:
     """Seconds of exchanging hidden rows."""
-    return priced(PART, seconds).halo_exchange
+    return at(priced(PART, seconds), "halo_exchange")
 
 
 def test_ranks_meet_at_every_exchange_of_hidden_rows() -> None:
@@ -64,7 +65,7 @@ def test_ranks_meet_at_every_exchange_of_hidden_rows() -> None:
 
 def test_hidden_rows_and_their_gradients_take_what_was_measured_of_both() -> None:
     slow = {"all_to_all_stepped": 1e-3, "all_to_all_hidden": 4e-3}
-    assert priced(PART, slow).halo_exchange == pytest.approx(4e-3)  # both ways
+    assert at(priced(PART, slow), "halo_exchange") == pytest.approx(4e-3)  # both ways
     # Between two exchanges of a loader thread nobody sleeps.
     beside = replace(candidate(ranks=2), threads=Threads(compute=1, sample=1, gather=1))
     assert hidden_and_back(model_with(slow), beside, 4096.0) is None
@@ -72,7 +73,7 @@ def test_hidden_rows_and_their_gradients_take_what_was_measured_of_both() -> Non
 
 def test_of_three_layers_the_first_ones_rows_alone_follow_a_long_stretch() -> None:
     found = priced(DEEP, {"all_to_all_stepped": 1e-3, "all_to_all_hidden": 4e-3})
-    assert found.halo_exchange == pytest.approx(2 * 1e-3 + 4e-3)
+    assert at(found, "halo_exchange") == pytest.approx(2 * 1e-3 + 4e-3)
 
 
 def test_a_meeting_is_no_shorter_than_its_messages() -> None:
@@ -83,18 +84,18 @@ def test_what_lies_around_exchanges_is_in_sampling_and_in_the_gather() -> None:
     # Ids are asked for after each of two hops, while sampling; rows once, while gathering.
     plain = priced(PART, {})
     found = priced(PART, {"all_to_all_around_ids": 0.2e-3, "all_to_all_around_rows": 0.1e-3})
-    assert found.sample - plain.sample == pytest.approx(2 * 0.2e-3)
-    assert found.gather - plain.gather == pytest.approx(0.1e-3)
+    assert at(found, "sample") - at(plain, "sample") == pytest.approx(2 * 0.2e-3)
+    assert at(found, "gather") - at(plain, "gather") == pytest.approx(0.1e-3)
     assert found.loader - plain.loader == pytest.approx(5e-4)
 
 
 def test_the_model_is_slower_after_the_rows_of_others_and_the_first_to_leave_waits() -> None:
     plain = priced(PART, {})
     found = priced(PART, {"all_to_all_after": 0.4e-3, "all_to_all_early": 0.05e-3})
-    assert found.forward_backward - plain.forward_backward == pytest.approx(0.4e-3)
-    assert (plain.early, found.early) == (0.0, pytest.approx(0.05e-3))
-    assert found.exchange_ids == plain.exchange_ids > 0
-    assert found.exchange_rows == plain.exchange_rows > 0
+    assert at(found, "forward_backward") - at(plain, "forward_backward") == pytest.approx(0.4e-3)
+    assert (plain.exchange_lead, found.exchange_lead) == (0.0, pytest.approx(0.05e-3))
+    assert at(found, "exchange_ids") == at(plain, "exchange_ids") > 0
+    assert at(found, "exchange_rows") == at(plain, "exchange_rows") > 0
 
 
 def test_what_follows_the_exchange_of_rows_is_looked_up_at_the_last_hops_rows() -> None:
@@ -103,11 +104,10 @@ def test_what_follows_the_exchange_of_rows_is_looked_up_at_the_last_hops_rows() 
         spread=0.0,
     )  # fmt: skip
     found, plain = (
-        cooperative_rank(
-            candidate(ranks=2), GRAPH, batch_profile(500), DEEP, timing(500, 2), model, ROWS,
-            row_bytes=400, hidden=16,
-        )
+        shared_on(model, DEEP)
         for model in (machine().with_tables({"all_to_all_after": per_byte}), machine())
-    )  # fmt: skip
+    )
     sent = handed_over(candidate(ranks=2), DEEP.remote[-1]) * 400
-    assert found.forward_backward - plain.forward_backward == pytest.approx(sent * 1e-9)
+    assert at(found, "forward_backward") - at(plain, "forward_backward") == pytest.approx(
+        sent * 1e-9
+    )

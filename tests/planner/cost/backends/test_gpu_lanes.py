@@ -1,21 +1,20 @@
 """The step where a GPU's batches are made on lanes, added up by hand."""
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
-from planner.candidate import Candidate, PlacedRows
-from planner.cost.backends.cpu import RankSeconds
-from planner.cost.backends.gpu import gpu_ranks
+from planner.candidate import Candidate
+from planner.cost.backends.gpu import GpusBackend
 from planner.cost.backends.gpu_lanes import Lanes, has_lanes, lanes_of, lanes_period, lanes_words
+from planner.cost.rank_times import DeviceTimes, RankTimes
 from planner.cost.step import step_seconds
 from planner.machine.model import MachineModel, Table
 from planner.probe.presets import load_preset
 from runtime.plan.schema import Threads
+from tests.planner.cost.by_hand import times, work
 from tests.planner.cost.test_gpu import ROW, candidate, rows
 from tests.support.candidates import candidate_of_ranks, list_devices
-from tests.support.profiles import batch_profile, timing
 
 LINE = candidate_of_ranks(
     num_ranks=1, threads=Threads(), prefetch_depth=2, policy="none", gpus=("gpu0",)
@@ -23,14 +22,20 @@ LINE = candidate_of_ranks(
 AHEAD = replace(LINE, threads=Threads(sample=1))
 
 
-def rank(**changes: float) -> RankSeconds:
+def rank(
+    *,
+    memory: float = 1e-3,
+    host: float = 0.0,
+    links: float = 5e-3,
+    sigma: float = 0.0,
+    **changes: float,
+) -> RankTimes:
     """Sample 3 ms, gather 4 ms of which 1 on the GPU, training 6 ms; nothing varies."""
-    stages: dict[str, Any] = {
-        "sample": 3e-3, "gather": 4e-3, "exchange_ids": 0.0, "exchange_rows": 0.0, "batch": 0.0,
-        "forward_backward": 5e-3, "all_reduce": 0.0, "all_reduce_core": 0.0, "optimizer": 1e-3,
-        "loader_sigma": 0.0, "trainer_sigma": 0.0, "on_gpu": 1e-3, "on_links": 5e-3, **changes,
+    seconds = {
+        "sample": 3e-3, "gather": 4e-3, "forward_backward": 5e-3, "optimizer": 1e-3, **changes
     }  # fmt: skip
-    return RankSeconds(**stages, spreads={}, provenance={})
+    busy = DeviceTimes(memory=memory, links=links, host=host)
+    return times(seconds, device=busy, loader_sigma=sigma, trainer_sigma=sigma)
 
 
 @pytest.fixture
@@ -46,7 +51,7 @@ def test_in_line_stages_add_up_and_ahead_the_busiest_part_binds(machine: Machine
     assert seconds(machine, LINE) == pytest.approx(13e-3)
     # The GPU: 1 ms for the loader, 6 ms of training.
     assert seconds(machine, AHEAD) == pytest.approx(7e-3)
-    assert seconds(machine, AHEAD, on_links=7.5e-3) == pytest.approx(7.5e-3)
+    assert seconds(machine, AHEAD, links=7.5e-3) == pytest.approx(7.5e-3)
     assert seconds(machine, AHEAD, sample=9e-3) == pytest.approx(9e-3)
     assert seconds(machine, AHEAD, gather=8e-3, all_reduce=0.5e-3) == pytest.approx(8e-3)
     found = step_seconds(AHEAD, machine, [rank()])
@@ -54,14 +59,14 @@ def test_in_line_stages_add_up_and_ahead_the_busiest_part_binds(machine: Machine
     assert found.stages["wait"] == pytest.approx(1e-3)
     assert found.fill_seconds == pytest.approx(7e-3)
     assert step_seconds(AHEAD, machine, [rank(sample=9e-3)]).bottleneck == "sample"
-    assert step_seconds(AHEAD, machine, [rank(on_gpu=0.0)]).bottleneck == "forward_backward"
+    assert step_seconds(AHEAD, machine, [rank(memory=0.0)]).bottleneck == "forward_backward"
 
 
 def test_one_interpreter_starts_the_kernels_of_all_lanes(machine: MachineModel) -> None:
-    found = step_seconds(AHEAD, machine, [rank(on_host=7.5e-3)])
+    found = step_seconds(AHEAD, machine, [rank(host=7.5e-3)])
     assert (found.seconds, found.bottleneck) == (pytest.approx(7.5e-3), "host")
     # In line a stage's kernels are started while it lasts: nothing comes on top.
-    assert seconds(machine, LINE, on_host=7.5e-3) == pytest.approx(13e-3)
+    assert seconds(machine, LINE, host=7.5e-3) == pytest.approx(13e-3)
 
 
 def test_batches_in_flight_bound_three_long_lanes() -> None:
@@ -74,7 +79,7 @@ def test_batches_in_flight_bound_three_long_lanes() -> None:
 
 def test_deeper_queues_hide_more_of_what_varies() -> None:
     even = Lanes(sample=6e-3, gather=6e-3, training=6e-3, on_gpu=0.0, on_links=0.0)
-    shaky = rank(loader_sigma=2e-3, trainer_sigma=2e-3)
+    shaky = rank(sigma=2e-3)
     two, four = (
         lanes_period(replace(AHEAD, prefetch_depth=depth), shaky, even) for depth in (2, 4)
     )
@@ -118,13 +123,13 @@ def test_what_the_gpu_and_its_links_do_is_all_that_the_loader_does_but_starts(
 ) -> None:
     chosen = replace(candidate(machine, 1, topology=topology), threads=Threads(sample=1))
     assert has_lanes(chosen)
-    placed = PlacedRows(policy="none", ranks=[rows(host=1000.0, own=500.0)], host_rows=1)
-    found = gpu_ranks(machine, chosen, placed, batch_profile(100), timing(100, 1), ROW)[0]
+    read = rows(host=1000.0, own=500.0)
+    found = GpusBackend().stage_times(work(chosen, machine, read, row_bytes=ROW))
     # Kernels: 2 for the places read, 12 and 13 for each of 2 hops, 2 copies; 20 us each.
-    assert found.on_gpu + found.on_links == pytest.approx(found.loader - 84e-5)
-    assert found.on_host == pytest.approx(84e-5)  # a model timed on cores starts none
+    assert found.device.memory + found.device.links == pytest.approx(found.loader - 84e-5)
+    assert found.device.host == pytest.approx(84e-5)  # a model timed on cores starts none
     # Own rows at 60% of the memory's rate, all 1000 vertices' rows written at 85%.
     hbm = 4.8e12
     own = 500 * 512 / (hbm * 0.6) + 1000 * 512 / (hbm * 0.85) + 3 * 2000 * 32 / (hbm * 0.6)
     lists = 2400 * 32 / (hbm * 0.6) if topology == "replicated" else 0.0
-    assert found.on_gpu == pytest.approx(own + lists)
+    assert found.device.memory == pytest.approx(own + lists)

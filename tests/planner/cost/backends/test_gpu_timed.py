@@ -4,17 +4,19 @@ from dataclasses import replace
 
 import pytest
 
-from planner.candidate import Candidate, PlacedRows
-from planner.cost.backends.cpu import RankSeconds
-from planner.cost.backends.gpu import gpu_ranks
+from planner.candidate import Candidate
+from planner.cost.backends.gpu import GpusBackend
 from planner.cost.backends.gpu_lanes import lanes_of, timed_gain
+from planner.cost.rank_times import RankTimes
 from planner.cost.step import StepSeconds, step_seconds
 from planner.machine.model import MachineModel
 from planner.probe.presets import load_preset
 from planner.workload import GpuLoop, GpuSample, GpuTiming, ModelTiming
 from runtime.plan.schema import Threads
+from runtime.stages import Stage
+from tests.planner.cost.by_hand import at, work
 from tests.planner.cost.test_gpu import ROW, candidate, rows
-from tests.support.profiles import batch_profile, timing
+from tests.support.profiles import timing
 
 PCIE, HBM = 16 * 3.938e9 * 0.75, 4.8e12
 WRITTEN = 1000 * ROW / (HBM * 0.85)
@@ -61,11 +63,13 @@ def model() -> ModelTiming:
 
 def price(
     machine: MachineModel, chosen: Candidate, captured_bytes: int = 0, **by_place: float
-) -> RankSeconds:
-    placed = PlacedRows(policy="none", ranks=[rows(**by_place)], host_rows=1)
-    return gpu_ranks(
-        machine, chosen, placed, batch_profile(100), model(), ROW, captured_bytes=captured_bytes
-    )[0]
+) -> RankTimes:
+    return GpusBackend().stage_times(
+        work(
+            chosen, machine, rows(**by_place), timing=model(), row_bytes=ROW,
+            captured_bytes=captured_bytes,
+        )
+    )  # fmt: skip
 
 
 def on_device(machine: MachineModel) -> Candidate:
@@ -103,18 +107,18 @@ def test_lists_elsewhere_come_on_top(machine: MachineModel) -> None:
     )  # fmt: skip
     # 2000 edges and 400 lists, 64 B each over PCIe instead of 32 B in the GPU's memory.
     elsewhere = 2400 * 64 / PCIE - 2400 * 32 / (HBM * 0.6)
-    assert far.sample - near.sample == pytest.approx(elsewhere)
-    assert far.on_links - near.on_links == pytest.approx(2400 * 64 / PCIE)
-    assert near.provenance["sample"].startswith("measured")
-    assert near.spreads["sample"] == 0.02
+    assert at(far, "sample") - at(near, "sample") == pytest.approx(elsewhere)
+    assert far.device.links - near.device.links == pytest.approx(2400 * 64 / PCIE)
+    assert near.stages[Stage.SAMPLE].provenance.startswith("measured")
+    assert near.stages[Stage.SAMPLE].spread == 0.02
 
 
 def test_one_graph_has_the_loop_of_its_own(machine: MachineModel) -> None:
     found = price(machine, on_device(machine), captured_bytes=10**6, own=1.0)
-    assert found.sample == pytest.approx(5e-4)
-    assert found.on_gpu > 4e-4  # what the host does not account for
-    assert "one CUDA graph" in found.provenance["sample"]
-    assert found.spreads["forward_backward"] == 0.03
+    assert at(found, "sample") == pytest.approx(5e-4)
+    assert found.device.memory > 4e-4  # what the host does not account for
+    assert "one CUDA graph" in found.stages[Stage.SAMPLE].provenance
+    assert found.stages[Stage.FORWARD_BACKWARD].spread == 0.03
 
 
 def test_a_stacks_batches_share_the_hosts_part(machine: MachineModel) -> None:
@@ -124,17 +128,17 @@ def test_a_stacks_batches_share_the_hosts_part(machine: MachineModel) -> None:
     kernels = (30 + 46.7 * 2 + 7 * 3) / 8 + 3.3 + 2.3 * 2
     saved = 1.9e-3 * (1 - kernels / 38)
     # Of 2 ms by itself the loop's 2.2; of 1.9 + .3 + 2.5 ms of the host the loop's 6.
-    assert alone.sample - stacked.sample == pytest.approx(2.2e-3 * saved / 2e-3)
-    assert alone.on_host - stacked.on_host == pytest.approx(6e-3 * saved / 4.7e-3)
+    assert at(alone, "sample") - at(stacked, "sample") == pytest.approx(2.2e-3 * saved / 2e-3)
+    assert alone.device.host - stacked.device.host == pytest.approx(6e-3 * saved / 4.7e-3)
 
 
 def test_in_line_a_gather_hides_while_the_host_starts_the_model(machine: MachineModel) -> None:
     # 20,000 rows over PCIe take 217 us, and the device has 2.25 ms of the step to itself.
     line, many = on_device(machine), 400_000.0
-    assert price(machine, line, host=20_000.0).gather == pytest.approx(2.5e-4)
+    assert at(price(machine, line, host=20_000.0), "gather") == pytest.approx(2.5e-4)
     device = many * ROW / PCIE + WRITTEN
-    assert price(machine, line, host=many).gather == pytest.approx(device - 2.25e-3)
-    assert price(machine, ahead_of(line), host=many).gather == pytest.approx(device)
+    assert at(price(machine, line, host=many), "gather") == pytest.approx(device - 2.25e-3)
+    assert at(price(machine, ahead_of(line), host=many), "gather") == pytest.approx(device)
 
 
 def test_lanes_are_bound_by_what_the_gpu_does_and_not_by_what_the_host_takes(
@@ -144,7 +148,7 @@ def test_lanes_are_bound_by_what_the_gpu_does_and_not_by_what_the_host_takes(
     found = price(machine, ahead, own=1000.0)
     lanes = lanes_of(ahead, machine, found)
     assert lanes.training == pytest.approx(4.4e-3)
-    assert lanes.on_gpu == pytest.approx(found.on_gpu + 1e-3)
+    assert lanes.on_gpu == pytest.approx(found.device.memory + 1e-3)
     assert lanes.on_host == pytest.approx(5.5e-3)
     assert lanes.bottleneck == "host"
 

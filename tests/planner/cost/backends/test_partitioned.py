@@ -1,18 +1,17 @@
 """What a grid is predicted to send while it samples, against what its ranks count themselves."""
 
-from dataclasses import MISSING, fields, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from planner.candidate import Candidate, list_cores
-from planner.cost.backends.cpu import RankSeconds
+from planner.candidate import Candidate, RankRows, list_cores
 from planner.cost.backends.grid import (
     Fetched,
+    fetch_times,
     fetched,
     grid_parts,
-    grid_rank,
     link_words,
     probability_seconds,
     replications,
@@ -30,7 +29,7 @@ from runtime.sampling.distributed.grid_rows import cut_shard
 from runtime.sampling.neighbor import NeighborSampler
 from runtime.sampling.seeds import SeedSchedule
 from runtime.stages import Stage
-from tests.planner.cost.by_hand import GRAPH
+from tests.planner.cost.by_hand import at, times, work
 from tests.support.candidates import candidate_of_ranks
 from tests.support.inprocess import run_in_process
 from tests.support.machines import machine
@@ -133,10 +132,9 @@ def grid_sample(copies: int, batch: BatchProfile) -> float:
     """Seconds of `sample` on 4 ranks of one host, of a rank that samples alone in 10 ms."""
     found = Fetched(rows=[40.0, 80.0], entries=[400.0, 900.0], batches=float(copies), steps=1.0)
     one = replace(candidate(4, copies, 1), devices=list_cores(4))
-    stages = [f.name for f in fields(RankSeconds) if f.type is float and f.default is MISSING]
-    seconds: dict[str, Any] = {**dict.fromkeys(stages, 0.0), "sample": 10e-3}
-    base = RankSeconds(**seconds, spreads={"sample": 0.0}, provenance={"sample": "measured"})
-    return grid_rank(base, one, GRAPH, batch, found, machine()).sample
+    nothing = RankRows(rows={}, working_rows={}, shares={})
+    mine = work(one, machine(), nothing, batch=batch)
+    return at(fetch_times(times({"sample": 10e-3}), mine, found), "sample")
 
 
 @pytest.mark.parametrize("copies", [1, 2, 4])

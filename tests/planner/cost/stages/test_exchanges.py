@@ -6,15 +6,15 @@ import pytest
 
 from planner.candidate import Candidate, list_cores
 from planner.cost.stages.exchange import (
-    after_seconds,
     all_to_all,
     around_asked,
     around_rows,
     crossing,
-    early_seconds,
+    exchange_lead,
     handed_over,
     hosts_all_reduce,
     remote_rates,
+    seconds_after_exchange,
 )
 from planner.machine.model import Table
 from tests.planner.cost.by_hand import candidate
@@ -120,11 +120,11 @@ def test_what_goes_with_an_exchange_in_line_is_looked_up_at_what_it_moves() -> N
         (spread_over(2, 4), 2, 1e-6),  # 2 ranks share a host's card
     ):
         whole = one * handed_over(found, 900.0) / 1800 * per_bytes
-        assert after_seconds(model, found, 900.0, 40) == pytest.approx(rows * whole)
-        assert early_seconds(model, found, 900.0, 40) == pytest.approx(rows * whole)
+        assert seconds_after_exchange(model, found, 900.0, 40) == pytest.approx(rows * whole)
+        assert exchange_lead(model, found, 900.0, 40) == pytest.approx(rows * whole)
         assert around_rows(model, found, 900.0, 40) == pytest.approx(rows * whole)
         assert around_asked(model, found, 900.0) == pytest.approx(ids * whole)
-        assert after_seconds(model, found, 0.0, 40) == 0.0
+        assert seconds_after_exchange(model, found, 0.0, 40) == 0.0
         ahead = replace(found, threads=replace(found.threads, sample=1))
-        assert after_seconds(model, ahead, 900.0, 40) == 0.0
-    assert after_seconds(with_tables(), spread_over(1, 2), 900.0, 40) == 0.0
+        assert seconds_after_exchange(model, ahead, 900.0, 40) == 0.0
+    assert seconds_after_exchange(with_tables(), spread_over(1, 2), 900.0, 40) == 0.0

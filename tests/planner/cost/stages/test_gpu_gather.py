@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from planner.candidate import Candidate, PlacedRows, RankRows
+from planner.cost.rates import MachineTable
 from planner.cost.stages import gather_gpu as gpu_gather
 from planner.cost.stages.gather_gpu import (
     Flow,
@@ -63,7 +64,7 @@ def test_a_measured_cap_of_reads_from_the_host_is_the_grids() -> None:
         table = Table(
             unit="programs", axes=["ranks"], points=[[1.0]], values=[float(cap)], spread=0.0
         )
-        measured = machine.with_tables({gpu_gather.UVA_PROGRAMS: table})
+        measured = machine.with_tables({MachineTable.GPU_UVA_PROGRAMS: table})
         far = gather_programs(measured, chosen, placed(host=1e5), 512)
         # Within a twentieth of the time of the measured grid, which is near the best itself.
         assert cap / 1.06 <= far <= cap

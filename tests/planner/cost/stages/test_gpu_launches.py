@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from planner.cost.backends.gpu_memory import HELD, gpu_batch_bytes, gpu_stack_bytes
+from planner.cost.memory import HELD, gpu_batch_bytes, gpu_stack_bytes
 from planner.cost.stages.sample import OWN_TENSORS, batch_launches, launch_words
 from planner.workload import BatchProfile, Spread
 from runtime.plan.schema import Threads

@@ -1,0 +1,363 @@
+"""Ranks on the cores of a host: the times of their stages, their memory and their traffic."""
+
+from dataclasses import dataclass, replace
+
+from planner.candidate import Candidate, PlacedRows
+from planner.cost.backends.backend import (
+    Backend,
+    Parts,
+    by_link,
+    moved_rows,
+    time_to_start,
+    timing_of,
+)
+from planner.cost.memory import core_parts, memory_use, peer_bytes
+from planner.cost.rank_times import RankTimes, RankWork, StageTime
+from planner.cost.rates import MachineTable, Rate, edge_rate, ranks_here, vertex_rate
+from planner.cost.request import Request, row_bytes
+from planner.cost.stages.all_reduce import all_reduce_seconds, exposed_in_parts, gradient_bytes
+from planner.cost.stages.exchange import (
+    Exchanges,
+    collective_table,
+    exchange_lead,
+    hidden_share,
+    hosts_all_reduce,
+    placed_exchanges,
+    seconds_after_exchange,
+)
+from planner.cost.stages.gather import disk_skew, disk_start, gather_seconds, gather_table, row_rate
+from planner.cost.stages.sample import sample_seconds
+from planner.machine.model import MachineModel
+from planner.workload import BatchProfile, LoopOverhead, ProcessCost
+from runtime.plan.schema import MemoryUse
+from runtime.stages import Stage
+
+NO_OVERHEAD = LoopOverhead(seeds=0.0, labels=0.0, between=0.0)
+
+
+class CoresBackend(Backend):
+    """Ranks as processes on the cores of one host."""
+
+    def stage_times(self, work: RankWork) -> RankTimes:
+        """Price every stage, each alone on its core."""
+        exchanges, timing = _exchanges(work), work.timing
+        sample, gather, reduced = _sample(work, exchanges), _gather(work, exchanges), _reduce(work)
+        compute = _forward_backward(work, exchanges, gather.disk_seconds)
+        sizes, jitter = _variation(work), step_jitter(work.machine, ranks_here(work.candidate))
+        slope = timing.slope_seconds(**_cores(work))
+        alone = work.candidate.num_ranks == 1
+        varying = sample.seconds + (gather.time.seconds if alone else gather.unwaited_seconds)
+        overhead = timing.handing or NO_OVERHEAD
+        return RankTimes(
+            stages={
+                **_loop_stages(work, overhead),
+                Stage.SAMPLE: sample,
+                Stage.EXCHANGE_IDS: _stage_of(exchanges.asked),
+                Stage.GATHER: gather.time,
+                Stage.EXCHANGE_ROWS: _stage_of(exchanges.sent),
+                Stage.FORWARD_BACKWARD: compute,
+                Stage.ALL_REDUCE: reduced.time,
+            },
+            loader_sigma=varying * _join(sizes, jitter),
+            trainer_sigma=_join(slope * sizes, compute.seconds * jitter),
+            wait_sigma=(0.0 if timing.own_batches else slope * sizes) if reduced.waited else None,
+            all_reduce_core_seconds=reduced.core_seconds,
+            loop_overhead=overhead.between,
+            gil_held=overhead.seeds + overhead.labels + overhead.between,
+            interference=timing.beside,
+            disk_seconds=gather.disk_seconds,
+            disk_skew=gather.disk_skew,
+            exchange_lead=exchange_lead(
+                work.machine, work.candidate, exchanges.rows, work.row_bytes
+            ),
+        )
+
+    def own_parts(
+        self,
+        request: Request,
+        candidate: Candidate,
+        batch: BatchProfile,
+        rank: int,
+        *,
+        reads_peers: bool,
+    ) -> Parts:
+        """Bytes of a process, its sampler and cache, and of buffers for rows of other ranks."""
+        del rank
+        process = request.profile.process or ProcessCost(start_seconds=0.0, resident_bytes=0)
+        parts = core_parts(candidate, request.graph, batch, process)
+        if reads_peers:
+            parts["rows of peers"] = peer_bytes(candidate, batch, row_bytes(request.graph))
+        return parts
+
+    def memory_use(
+        self, request: Request, candidate: Candidate, placed: PlacedRows, parts: list[Parts]
+    ) -> dict[str, MemoryUse]:
+        """Hold the ranks' parts against the host's memory, which they share."""
+        return memory_use(
+            parts,
+            request.graph,
+            placed,
+            row_bytes(request.graph),
+            request.machine,
+            request.budgets,
+            launcher_bytes=request.launcher_bytes,
+            mapped_topology=candidate.topology.policy != "partitioned",
+        )
+
+    def link_bytes(
+        self, request: Request, candidate: Candidate, placed: PlacedRows, exchanged: float
+    ) -> dict[str, float]:
+        """Count feature rows, the gradient's ring, and what else ranks exchange.
+
+        Ring: all ranks together send 2 (P - 1) times the gradient.
+        """
+        moved = moved_rows(placed, row_bytes(request.graph))
+        if candidate.num_ranks > 1:
+            gradient = gradient_bytes(timing_of(request, candidate).num_parameters)
+            moved.append(("all_reduce", 2.0 * (candidate.num_ranks - 1) * gradient))
+            moved += [("peer", exchanged)] if exchanged else []
+        return by_link(request.machine, moved)
+
+    def startup_time(self, request: Request, candidate: Candidate, placed: PlacedRows) -> StageTime:
+        """Price the start of processes that copy their rows within the host's memory."""
+        table = request.machine.table(MachineTable.COPY)
+        warmup = timing_of(request, candidate).warmup_seconds
+        return time_to_start(
+            request,
+            candidate,
+            placed,
+            copy_bytes_per_second=table.at(readers=float(candidate.num_ranks)),
+            words="measured: process start; derived: bytes over copy bandwidth; the first steps "
+            f"then cost {warmup:.2f} s more than steady ones",
+        )
+
+
+def _cores(work: RankWork) -> dict[str, int]:
+    """Ranks that compute at once on a host, and threads of each."""
+    return {"ranks": ranks_here(work.candidate), "threads": work.candidate.threads.compute}
+
+
+def _stage_of(rate: Rate) -> StageTime:
+    return StageTime(seconds=rate.seconds, spread=rate.spread, provenance=rate.provenance)
+
+
+def _loop_stages(work: RankWork, overhead: LoopOverhead) -> dict[Stage, StageTime]:
+    """Stages that are timed with the model: seeds, the batch's last touches, the update."""
+    timing = work.timing
+    return {
+        Stage.SEEDS: StageTime(
+            seconds=overhead.seeds,
+            provenance="measured: the training nodes' own shares, among the model's steps",
+        ),
+        Stage.BATCH: StageTime(
+            seconds=timing.batch_seconds + overhead.labels,
+            provenance="measured: edge weights of synthetic batches, labels of the graph's own",
+        ),
+        Stage.OPTIMIZER: StageTime(
+            seconds=timing.optimizer.at(**_cores(work)),
+            spread=timing.optimizer.spread,
+            provenance="measured: the optimizer on this model",
+        ),
+    }
+
+
+def _exchanges(work: RankWork) -> Exchanges:
+    """Exchanges for the placement's rows, and those of a batch that ranks share."""
+    found = placed_exchanges(work.machine, work.candidate, work.rows, work.row_bytes)
+    return found if work.exchanges is None else found.with_more(work.exchanges)
+
+
+def _sample(work: RankWork, exchanges: Exchanges) -> StageTime:
+    """Price sampling as it was timed on this graph, else by the machine's rates."""
+    edge = edge_rate(work.machine, work.graph, work.candidate)
+    vertex = vertex_rate(work.machine, work.graph, work.candidate)
+    spread, timing = max(edge.spread, vertex.spread), work.timing
+    if timing.sample_seconds > 0:
+        crowding = _crowding(work)
+        seconds = timing.sample_seconds * crowding
+        # The rates' own uncertainty enters where they are used, for several samplers of a rank.
+        spread = _join(timing.sample_spread, spread if crowding != 1.0 else 0.0)
+        words = (
+            f"measured: {work.sampler} sampling of this graph by one thread of each rank "
+            "x the rates' slowdown beside others"
+        )
+    else:
+        seconds = _sample_seconds(work, work.candidate)
+        words = f"{edge.provenance}, {vertex.provenance} x profiled edges and vertices"
+        if work.sampler not in ("neighbor", "full"):
+            words = (
+                f"derived: neighbour sampling's rates, not calibrated for {work.sampler}; {words}"
+            )
+    seconds += exchanges.around_sample
+    return StageTime(seconds=seconds, spread=spread, provenance=words)
+
+
+def _sample_seconds(work: RankWork, candidate: Candidate) -> float:
+    return sample_seconds(
+        sum(e.mean for e in work.batch.edges),
+        work.batch.vertices[-1].mean,
+        edge_rate(work.machine, work.graph, candidate).seconds,
+        vertex_rate(work.machine, work.graph, candidate).seconds,
+    )
+
+
+def _crowding(work: RankWork) -> float:
+    """Slowdown of a rank's several samplers, by the rates; one of each rank was timed."""
+    threads = work.candidate.threads
+    alone = replace(threads, sample=min(1, threads.sample))
+    one = _sample_seconds(work, replace(work.candidate, threads=alone))
+    return _sample_seconds(work, work.candidate) / one if one > 0 else 1.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Gather:
+    time: StageTime
+    unwaited_seconds: float
+    """Seconds without reads that all ranks of a host end together."""
+    disk_seconds: float
+    disk_skew: float
+
+
+def _gather(work: RankWork, exchanges: Exchanges) -> _Gather:
+    """Price reading rows, one source after the other."""
+    rows, candidate, threads = work.rows, work.candidate, work.candidate.threads.gather
+    rates = {kind: _on_this_graph(work, kind) for kind in sorted(rows.rows) if rows.rows[kind] > 0}
+    start = disk_start(work.machine, rows, work.row_bytes, work.timing.disk_start_seconds)
+    seconds = {kind: rate.seconds for kind, rate in rates.items()}
+    whole = gather_seconds(rows.rows, seconds, threads) + start + exchanges.around_gather
+    disk, skew = start, 0.0
+    if rows.rows.get("disk", 0.0) > 0:
+        disk += rows.rows["disk"] * seconds["disk"] / threads
+        skew = disk * disk_skew(work.machine, rows, work.row_bytes, candidate)
+    # Ranks leave an exchange together, and the last of those that read from one disk has its rows
+    # when all requests are served, whoever's they were.
+    apart = {k: n for k, n in rows.rows.items() if k != "disk" or ranks_here(candidate) == 1}
+    return _Gather(
+        time=StageTime(
+            seconds=whole,
+            spread=max((rate.spread for rate in rates.values()), default=0.0),
+            provenance="; ".join(f"{kind}: {rate.provenance}" for kind, rate in rates.items())
+            or "derived: no feature rows are read",
+        ),
+        unwaited_seconds=gather_seconds(apart, seconds, threads),
+        disk_seconds=disk,
+        disk_skew=skew,
+    )
+
+
+def _on_this_graph(work: RankWork, kind: str) -> Rate:
+    """Look up the rate of a source, times what gathering this graph's rows took over it."""
+    rate = row_rate(work.machine, kind, work.rows, work.row_bytes, work.candidate)
+    factor = work.timing.gather_factors.get(gather_table(kind), 1.0)
+    if factor == 1.0:
+        return rate
+    return Rate(
+        seconds=rate.seconds * factor,
+        spread=rate.spread,
+        provenance=f"{rate.provenance} x {factor:.2f}, measured with this graph's batches",
+    )
+
+
+def _forward_backward(work: RankWork, exchanges: Exchanges, disk_seconds: float) -> StageTime:
+    """Price the model's pass; exchanges or a wait leave caches cold, and not colder after both."""
+    waited = disk_seconds + exchanges.asked.seconds + exchanges.sent.seconds
+    exchanged = seconds_after_exchange(work.machine, work.candidate, exchanges.rows, work.row_bytes)
+    return StageTime(
+        seconds=work.timing.compute_seconds(**_cores(work))
+        + max(exchanged, _cold_cache_seconds(work, waited)),
+        spread=work.timing.forward_backward.spread,
+        provenance="measured: the model on this graph's own batches (links: on blocks of the "
+        "profiled sizes), each step after its sampling and gathering",
+    )
+
+
+def _cold_cache_seconds(work: RankWork, wait_seconds: float) -> float:
+    """Price the step after a wait for rows, in proportion to the wait up to the measured one.
+
+    0 with loader threads, which wait instead, and where it was not measured.
+    """
+    found = work.timing.after_wait
+    if found is None or work.candidate.threads.sample > 0 or found.wait_seconds <= 0.0:
+        return 0.0
+    return found.seconds * min(1.0, wait_seconds / found.wait_seconds)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Reduced:
+    time: StageTime
+    core_seconds: float = 0.0
+    """Core-seconds of one rank."""
+    waited: bool = False
+    """Whether the wait of equal batches for each other was measured with it."""
+
+
+def _reduce(work: RankWork) -> _Reduced:
+    """Price the gradient's all-reduce."""
+    if work.candidate.num_ranks == 1:
+        words = "derived: one rank has nothing to sum"
+        return _Reduced(time=StageTime(seconds=0.0, provenance=words))
+    return _reduce_over_hosts(work) if work.candidate.hosts > 1 else _reduce_on_host(work)
+
+
+def _reduce_on_host(work: RankWork) -> _Reduced:
+    """Price it between ranks of one host, as timed with this model or by the machine's table."""
+    machine, candidate, timing = work.machine, work.candidate, work.timing
+    ranks, size = candidate.num_ranks, float(gradient_bytes(timing.num_parameters))
+    name = collective_table(machine, MachineTable.ALL_REDUCE, candidate)
+    table, own = machine.table(name), timing.all_reduce
+    alone = seconds = all_reduce_seconds(table, size, ranks)
+    spread = table.spread
+    words = f"{table.provenance}: table {name} at the gradient's bytes + expected straggler"
+    if own is not None:
+        seconds, spread = own.at(**_cores(work)), own.spread
+        batches = "on each rank's own batches" if timing.own_batches else "+ straggler of batches"
+        words = f"{own.provenance}: this model's gradients, in its steps {batches}"
+    if candidate.threads.comm:
+        slower = seconds / alone
+        seconds = exposed_in_parts(
+            lambda n: slower * all_reduce_seconds(table, n, ranks),
+            size,
+            timing.compute_seconds(**_cores(work)),
+            hidden_share(machine, candidate),
+        )
+    busy = machine.tables.get(MachineTable.ALL_REDUCE_CORE_SECONDS)
+    return _Reduced(
+        time=StageTime(seconds=seconds, spread=spread, provenance=words),
+        # Where it was not measured, a rank's thread is taken to be busy all the while.
+        core_seconds=seconds if busy is None else all_reduce_seconds(busy, size, ranks) / ranks,
+        waited=own is not None,
+    )
+
+
+def _reduce_over_hosts(work: RankWork) -> _Reduced:
+    """Price it over the hosts' cards and inside each host; threads are busy moving bytes."""
+    size = float(gradient_bytes(work.timing.num_parameters))
+    rate = hosts_all_reduce(work.machine, work.candidate, size)
+    busy = work.machine.tables.get(MachineTable.ALL_REDUCE_CORE_SECONDS)
+    core = rate.seconds if busy is None else busy.at(bytes=size, ranks=2.0) / 2.0
+    words = f"{rate.provenance}, the cards shared by a host's ranks + expected straggler"
+    return _Reduced(
+        time=StageTime(seconds=rate.seconds, spread=rate.spread, provenance=words),
+        core_seconds=min(core, rate.seconds),
+    )
+
+
+def _variation(work: RankWork) -> float:
+    """Relative standard deviation of a batch's size."""
+    vertices = work.batch.vertices[-1]
+    return vertices.std / vertices.mean if vertices.mean > 0 else 0.0
+
+
+def step_jitter(machine: MachineModel, ranks: int) -> float:
+    """Relative deviation of equal work from step to step; of ranks side by side, if measured.
+
+    The noise of one process alone is that of seconds apart: a drift of the machine's speed is
+    common to all ranks, who do not wait for each other because of it.
+    """
+    table = machine.tables.get(MachineTable.STEP_JITTER)
+    return machine.noise if table is None or ranks == 1 else table.at(ranks=ranks)
+
+
+def _join(a: float, b: float) -> float:
+    """Independent deviations add in squares."""
+    return (a * a + b * b) ** 0.5
