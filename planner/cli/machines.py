@@ -63,7 +63,7 @@ def probe_command(
     output: Annotated[Path, typer.Option("--output", "-o", help="Machine file to write.")] = Path(
         "machine.json"
     ),
-    quick: Annotated[bool, typer.Option("--quick", help="Coarser grid, under 20 s.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Coarser grid, 15 to 30 s.")] = False,
     disk: Annotated[
         bool, typer.Option("--disk", help="Measure the disk alone, anew, in the file of --output.")
     ] = False,
@@ -71,7 +71,7 @@ def probe_command(
         float | None,
         typer.Option(
             min=1.0,
-            help="Most seconds it may take; default 300, with --quick 60. On a busy machine it "
+            help="Most seconds it may take; default 180, with --quick 30. On a busy machine it "
             "measures less, and marks it uncertain.",
         ),
     ] = None,

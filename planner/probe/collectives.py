@@ -25,8 +25,6 @@ Each rank of a host has a core of its own while this is measured, as ranks have 
 """
 
 import contextlib
-import itertools
-import math
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -39,6 +37,7 @@ from numpy.typing import NDArray
 
 from planner.cost.pipeline_time import kappa
 from planner.machine.model import Table
+from planner.probe.budget import Point
 from planner.probe.burst import background_load, make_burst
 from planner.probe.context import ProbeContext
 from planner.probe.timing import Measurement, robust_spread, summarize, wait_until
@@ -116,7 +115,6 @@ def settle_middle(samples: NDArray[np.float64]) -> Measurement:
         p90=float(np.percentile(kept, 90)),
         spread=min(1.0, robust_spread(list(kept)) / max(1, len(kept)) ** 0.5),
         num_samples=len(kept),
-        attempts=1,
         uncertain=False,
     )
 
@@ -332,6 +330,7 @@ def _seconds(exchanging: Exchanges) -> float:
 MODULE = "planner.probe.collectives"
 Operation = Literal["all_reduce", "all_to_all"]
 Mode = Literal["idle", "loaded"]
+OPERATIONS: tuple[Operation, ...] = ("all_reduce", "all_to_all")
 MODES: tuple[tuple[str, Mode], ...] = (("", "loaded"), ("_idle", "idle"))
 """Suffix of the table's name, and the state of the ranks."""
 COLLECTIVE_LIMIT = 0.4
@@ -352,94 +351,118 @@ def join(context: ProbeContext) -> None:
 
 
 def measure(context: ProbeContext) -> dict[str, Table]:
-    """Tables of both collectives: loaded, idle, stepped, p90 and core-seconds."""
-    tables: dict[str, Table] = {}
-    for operation in ("all_reduce", "all_to_all"):
-        tables |= _tables_of(context, operation)
-    return tables | _stepped(context)
-
-
-def _stepped(context: ProbeContext) -> dict[str, Table]:
-    """Tables `*_stepped`, `step_jitter`, and of an all-to-all what else a step tells of it."""
-    sizes, counts = context.sizes.exchange_bytes, context.ranks(least=2)
-    axes = {"bytes": sizes, "ranks": counts}
-    names = ("all_to_all", "all_reduce", "asked", "early", "after", "around_ids", "around_rows",
-             "hidden")  # fmt: skip
-    found: dict[str, list[Measurement]] = {name: [] for name in names}
-    jitters: dict[int, list[float]] = {ranks: [] for ranks in counts}
-    for num_bytes, ranks in itertools.product(sizes, counts):
-        # A ratio of compute times would carry a restless moment into every plan.
-        moments = np.array(
-            context.patience.timed(
-                lambda ranks=ranks, num_bytes=num_bytes: context.team.run_together(
-                    f"{MODULE}:step_task",
-                    ranks=ranks,
-                    num_ranks=ranks,
-                    num_bytes=num_bytes,
-                    steps=_steps(context, ranks),
-                    burst_rows=context.sizes.exchange_burst_rows,
-                )
-            )
-        )
-        computed = moments[:, :, COMPUTED]
-        found["after"].append(after(computed, moments[:, :, PLAIN]))
-        found["around_ids"].append(around(moments[:, :, AROUND_IDS]))
-        found["around_rows"].append(around(moments[:, :, AROUND_ROWS]))
-        found["hidden"].append(there_and_back(moments[:, :, HIDDEN], moments[:, :, BACK]))
-        calls = {name: exchanged(moments[:, :, i]) for i, name in enumerate(CALLS)}
-        found["all_to_all"].append(calls["all_to_all"].seconds)
-        found["all_reduce"].append(calls["all_reduce"].seconds)
-        found["early"].append(calls["all_to_all"].early)
-        found["asked"].append(calls["asked"].seconds)
-        jitters[ranks].append(jitter(computed, kappa(ranks)))
-    tables: dict[str, Table] = {}
-    for operation in ("all_reduce", "all_to_all"):
-        points = found[operation]
-        tables |= context.table(f"{operation}_stepped", "seconds", axes, points, rising=["bytes"])
-    tables |= context.table("all_to_all_early", "seconds", axes, found["early"])
-    tables |= context.table("all_to_all_after", "seconds", axes, found["after"], rising=["bytes"])
-    tables |= context.table("all_to_all_around_rows", "seconds", axes, found["around_rows"])
-    tables |= context.table("all_to_all_hidden", "seconds", axes, found["hidden"], rising=["bytes"])
-    asked = {"bytes": asked_sizes(sizes), "ranks": counts}
-    tables |= context.table("all_to_all_asked", "seconds", asked, found["asked"], rising=["bytes"])
-    tables |= context.table("all_to_all_around_ids", "seconds", asked, found["around_ids"])
-    quieter = [quieter_jitter(jitters[ranks]) for ranks in counts]
-    return tables | context.table("step_jitter", "ratio", {"ranks": counts}, quieter)
-
-
-def _steps(context: ProbeContext, ranks: int) -> int:
-    """Fewer for crowded ranks: they are slow, and nobody plans for them closely."""
-    steps = context.sizes.exchange_steps
-    return steps if ranks <= context.cores else max(2, steps // 4)
-
-
-def _tables_of(context: ProbeContext, operation: Operation) -> dict[str, Table]:
-    axes = {"bytes": context.sizes.message_bytes, "ranks": context.ranks(least=2)}
-    grid = list(itertools.product(axes["bytes"], axes["ranks"]))
-    tables: dict[str, Table] = {}
-    for suffix, mode in MODES:
-        cores: list[Measurement] = []
-        points = [_point(context, operation, mode, size, ranks, cores) for size, ranks in grid]
-        name = f"{operation}{suffix}"
-        tables |= context.table(name, "seconds", axes, points, rising=["bytes"])
-        if mode == "idle":
-            name = f"{operation}_core_seconds"
-            tables |= context.table(name, "core_seconds", axes, cores, rising=["bytes"])
-        if mode == "loaded":
-            tails = [summarize([point.p90]) for point in points]
-            tables |= context.table(f"{name}_p90", "seconds", axes, tails, rising=["bytes"])
+    """Measure the tables of both collectives: stepped, loaded, idle, p90 and core-seconds."""
+    tables = _stepped(context, share=0.6)
+    parts: list[tuple[Operation, str, Mode]] = [
+        (operation, suffix, mode) for suffix, mode in MODES for operation in OPERATIONS
+    ]
+    for number, part in enumerate(parts):
+        with context.budget.within(1 / (len(parts) - number)):
+            tables |= _tables_of(context, *part)
     return tables
 
 
+def _stepped(context: ProbeContext, share: float = 1.0) -> dict[str, Table]:
+    """Measure tables `*_stepped`, `step_jitter`, and what else a step tells of an all-to-all."""
+    sizes, counts = context.sizes.exchange_bytes, context.ranks(least=2)
+    axes = {"bytes": sizes, "ranks": counts}
+    steps = _Steps(context)
+    found = context.walk(axes, steps.point, share=share)
+    jitters = {n: [f["jitter"].value for (_, r), f in found.items() if r == n] for n in counts}
+
+    def table(name: str, of: str, *, rising: bool = False) -> dict[str, Table]:
+        points = {point: each[of] for point, each in found.items()}
+        grid: Mapping[str, Sequence[int]] = axes
+        if of in ("asked", "around_ids"):
+            grid = {"bytes": asked_sizes(sizes), "ranks": counts}
+            points = {(asked_bytes(b, 2), n): each for (b, n), each in points.items()}
+        return context.table(name, "seconds", grid, points, rising=["bytes"] if rising else [])
+
+    tables = table("all_reduce_stepped", "all_reduce", rising=True)
+    tables |= table("all_to_all_stepped", "all_to_all", rising=True)
+    tables |= table("all_to_all_early", "early")
+    tables |= table("all_to_all_after", "after", rising=True)
+    tables |= table("all_to_all_around_rows", "around_rows")
+    tables |= table("all_to_all_hidden", "hidden", rising=True)
+    tables |= table("all_to_all_asked", "asked", rising=True)
+    tables |= table("all_to_all_around_ids", "around_ids")
+    quieter = {(n,): quieter_jitter(each) for n, each in jitters.items() if each}
+    return tables | context.table("step_jitter", "ratio", {"ranks": counts}, quieter)
+
+
+class _Steps:
+    """Takes steps of the loop; how long one took says how many the next point can have."""
+
+    def __init__(self, context: ProbeContext) -> None:
+        self._context = context
+        self._seconds = dict[int, float]()
+        """Of a step, by number of ranks."""
+
+    def point(self, at: Point) -> dict[str, Measurement]:
+        """Measure all that a step tells of an exchange, by what it is, at (bytes, ranks)."""
+        num_bytes, ranks = at
+        if ranks not in self._seconds:
+            self._take(num_bytes, ranks, 1)
+        # A ratio of compute times would carry a restless moment into every plan.
+        moments, disturbed = self._context.patience.tried(
+            lambda: self._take(num_bytes, ranks, self._affordable(ranks))
+        )
+        computed = moments[:, :, COMPUTED]
+        calls = {name: exchanged(moments[:, :, i]) for i, name in enumerate(CALLS)}
+        found = {
+            "all_to_all": calls["all_to_all"].seconds,
+            "all_reduce": calls["all_reduce"].seconds,
+            "early": calls["all_to_all"].early,
+            "asked": calls["asked"].seconds,
+            "after": after(computed, moments[:, :, PLAIN]),
+            "around_ids": around(moments[:, :, AROUND_IDS]),
+            "around_rows": around(moments[:, :, AROUND_ROWS]),
+            "hidden": there_and_back(moments[:, :, HIDDEN], moments[:, :, BACK]),
+            "jitter": summarize([jitter(computed, kappa(ranks))]),
+        }
+        return {name: replace(each, uncertain=disturbed) for name, each in found.items()}
+
+    def _affordable(self, ranks: int) -> int:
+        """Steps that a point's time allows; fewer for crowded ranks, planned for less closely."""
+        sizes, cores = self._context.sizes, self._context.cores
+        most = sizes.exchange_steps if ranks <= cores else max(2, sizes.exchange_steps // 4)
+        return int(np.clip(self._context.budget.left / self._seconds[ranks] - WARM_STEPS, 2, most))
+
+    def _take(self, num_bytes: int, ranks: int, steps: int) -> NDArray[np.float64]:
+        """Moments of steps, shape (ranks, steps, places, 2)."""
+        begun = time.perf_counter()
+        moments = self._context.team.run_together(
+            f"{MODULE}:step_task",
+            ranks=ranks,
+            num_ranks=ranks,
+            num_bytes=num_bytes,
+            steps=steps,
+            burst_rows=self._context.sizes.exchange_burst_rows,
+        )
+        self._seconds[ranks] = (time.perf_counter() - begun) / (WARM_STEPS + steps)
+        return np.array(moments)
+
+
+def _tables_of(
+    context: ProbeContext, operation: Operation, suffix: str, mode: Mode
+) -> dict[str, Table]:
+    axes = {"bytes": context.sizes.message_bytes, "ranks": context.ranks(least=2)}
+    found = context.walk(axes, lambda at: _point(context, operation, mode, *at))
+    name = f"{operation}{suffix}"
+    points = {point: each for point, (each, _) in found.items()}
+    tables = context.table(name, "seconds", axes, points, rising=["bytes"])
+    if mode == "idle":
+        name = f"{operation}_core_seconds"
+        cores = {point: each for point, (_, each) in found.items()}
+        return tables | context.table(name, "core_seconds", axes, cores, rising=["bytes"])
+    tails = {point: summarize([each.p90]) for point, each in points.items()}
+    return tables | context.table(f"{name}_p90", "seconds", axes, tails, rising=["bytes"])
+
+
 def _point(
-    context: ProbeContext,
-    operation: Operation,
-    mode: Mode,
-    num_bytes: int,
-    ranks: int,
-    cores: list[Measurement],
-) -> Measurement:
-    """One grid point; its core-seconds per call are appended to `cores`."""
+    context: ProbeContext, operation: Operation, mode: Mode, num_bytes: int, ranks: int
+) -> tuple[Measurement, Measurement]:
+    """Measure one grid point: seconds of a call, and its core-seconds."""
     used: list[float] = []
 
     def run(calls: int) -> list[float]:
@@ -458,13 +481,13 @@ def _point(
         return [float(s) for s in np.maximum(left - entered, 1e-7)]
 
     took = max(1e-5, float(np.mean(run(TRIAL_CALLS))))
-    most = max(context.sizes.least_repeats, MOST_CALLS)
-    wanted = math.ceil(context.sizes.point_seconds / took)
-    calls = min(most, max(context.sizes.least_repeats, wanted))
+    wanted = int(
+        np.clip(context.sizes.point_seconds / took, context.sizes.least_repeats, MOST_CALLS)
+    )
+    calls = max(2, min(wanted, int(context.budget.left / took)))
     used.clear()
     point = context.settle(lambda: run(calls), limit=COLLECTIVE_LIMIT)
-    cores.append(summarize(used) if robust_spread(used) < 1 else summarize(used[-1:]))
-    return point
+    return point, summarize(used) if robust_spread(used) < 1 else summarize(used[-1:])
 
 
 def distributed() -> Any:

@@ -1,23 +1,26 @@
-"""What every subject of the probe works with, and how its points become a table.
+"""What every subject of the probe works with: how much to measure, the team, time, and tables.
 
-How much the probe measures: sizes are data, the code is the same for quick and full.
-
-Lists are grids of the tables they feed. `fit_to` cuts them to the machine at hand.
+Sizes are data, the code is the same for quick and full. Lists are grids of the tables they feed;
+`fit_to` cuts them to the machine at hand.
 """
 
-import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
 from planner.machine.model import Table
+from planner.probe.budget import Budget, Point, filled, ordered
 from planner.probe.fit import monotone
 from planner.probe.team import Team
-from planner.probe.timing import Measurement, NoisePolicy, Patience, settled, undisturbed
+from planner.probe.timing import Measurement, Patience, summarize
 
 MIB = 2**20
+NAMED = 4
+"""Most points that a note names one by one."""
+Found = TypeVar("Found")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -26,17 +29,11 @@ class ProbeSizes:
 
     name: str
     """quick | full; kept in the machine file."""
-    idle_seconds: float
-    """The whole probe's on an idle 2-core machine."""
-    retry_seconds: float
-    """Seconds after the start up to which a noisy point is measured again."""
     noise_kernel_seconds: float
     noise_repeats: int
     """A fixed kernel of that length, repeated: its coefficient of variation is the noise floor."""
-    pace_seconds: float
-    """For which equal work is done before and after all else, to see what slows it down."""
     point_seconds: float
-    """Time given to one grid point of a memory or collective table."""
+    """Time given to one grid point of a memory or collective table, while there is time."""
     least_repeats: int
     """Fewest calls of a grid point, however long each is."""
     max_team: int
@@ -52,6 +49,9 @@ class ProbeSizes:
     disk_file_bytes: int
     disk_read_bytes: tuple[int, ...]
     disk_queue_depths: tuple[int, ...]
+    disk_rounds: int
+    """Times that all points are read, one after the other: disks of virtual machines swing by a
+    quarter within seconds, and a point measured at one moment has that moment's."""
     message_bytes: tuple[int, ...]
     """All-reduce: bytes of the tensor; all-to-all: bytes each rank sends, its own share too."""
     exchange_bytes: tuple[int, ...]
@@ -77,11 +77,8 @@ class ProbeSizes:
 
 FULL = ProbeSizes(
     name="full",
-    idle_seconds=150.0,
-    retry_seconds=60.0,
     noise_kernel_seconds=1.0,
     noise_repeats=10,
-    pace_seconds=2.0,
     point_seconds=0.1,
     least_repeats=5,
     max_team=16,
@@ -93,6 +90,7 @@ FULL = ProbeSizes(
     disk_file_bytes=256 * MIB,
     disk_read_bytes=(4096, 16384, 65536),
     disk_queue_depths=(1, 4, 16, 32),
+    disk_rounds=8,
     message_bytes=(256, 16384, 262144, MIB, 4 * MIB, 16 * MIB),
     exchange_bytes=(256, 16384, 131072, 262144, 524288, MIB, 4 * MIB, 8 * MIB, 16 * MIB),
     exchange_steps=40,
@@ -114,11 +112,8 @@ FULL = ProbeSizes(
 
 QUICK = ProbeSizes(
     name="quick",
-    idle_seconds=20.0,
-    retry_seconds=5.0,
     noise_kernel_seconds=0.05,
     noise_repeats=10,
-    pace_seconds=0.4,
     point_seconds=0.03,
     least_repeats=3,
     max_team=4,
@@ -130,6 +125,7 @@ QUICK = ProbeSizes(
     disk_file_bytes=64 * MIB,
     disk_read_bytes=(4096, 65536),
     disk_queue_depths=(1, 16),
+    disk_rounds=4,
     message_bytes=(256, 262144, 4 * MIB),
     exchange_bytes=(256, 131072, 524288, 4 * MIB),
     exchange_steps=8,
@@ -142,32 +138,6 @@ QUICK = ProbeSizes(
     burst_rows=8192,
     overlap_repeats=4,
 )
-
-
-HASTY = replace(
-    QUICK,
-    idle_seconds=8.0,
-    retry_seconds=0.0,
-    noise_kernel_seconds=0.02,
-    noise_repeats=5,
-    pace_seconds=0.2,
-    point_seconds=0.005,
-    least_repeats=2,
-    max_team=2,
-    copy_bytes=16 * MIB,
-    disk_file_bytes=16 * MIB,
-    exchange_steps=3,
-    graph_nodes=(2**14, 2**16),
-    sample_seconds=0.01,
-    overlap_repeats=2,
-)
-"""What is left on a machine so busy that a quick probe would not end in time."""
-
-
-def ladder_from(sizes: ProbeSizes) -> list[ProbeSizes]:
-    """These sizes and the coarser ones, the finest first."""
-    coarser = [each for each in (QUICK, HASTY) if each.idle_seconds < sizes.idle_seconds]
-    return [sizes, *coarser]
 
 
 def fit_to(sizes: ProbeSizes, *, cores: int, available_ram_bytes: int) -> ProbeSizes:
@@ -188,7 +158,7 @@ def fit_to(sizes: ProbeSizes, *, cores: int, available_ram_bytes: int) -> ProbeS
 
 
 def powers_up_to(least: int, most: int) -> list[int]:
-    """Least, 2 least, 4 least ... up to most, and most itself."""
+    """List least, 2 least, 4 least ... up to most, and most itself."""
     out: list[int] = []
     value = least
     while value < most:
@@ -201,70 +171,127 @@ ProgressCallback = Callable[[str, float], None]
 """Called with what is being done and the share of it that is done, 0 to 1."""
 
 
-@dataclass(slots=True)
 class ProbeContext:
     """One probe under way."""
 
-    team: Team
-    sizes: ProbeSizes
-    cores: int
-    scratch: Path
-    """A folder for temporary files, on a disk if there is one; removed after the probe."""
-    deadline: float = float("inf")
-    """Reading of time.perf_counter after which noisy points are not repeated."""
-    patience: Patience = field(default_factory=undisturbed)
-    """With cores that are far apart for a while; tables are of cores as near as they get."""
-    notes: list[str] = field(default_factory=list[str])
+    def __init__(
+        self,
+        *,
+        team: Team,
+        sizes: ProbeSizes,
+        cores: int,
+        scratch: Path,
+        budget: Budget | None = None,
+        level: Callable[[], float] = lambda: 0.0,
+    ) -> None:
+        """Create it.
+
+        Args:
+            team: processes that measure.
+            sizes: how much is measured.
+            cores: of this machine.
+            scratch: folder for temporary files, on a disk if there is one.
+            budget: time for the probe; None: as long as it takes.
+            level: how disturbed the machine is now, as `Disturbance.level`.
+        """
+        self.team, self.sizes, self.cores, self.scratch = team, sizes, cores, scratch
+        self.budget = budget or Budget()
+        self.patience = Patience(level, left=lambda: self.budget.left)
+        self.notes = list[str]()
 
     def readers(self) -> list[int]:
-        """Concurrent readers to measure: 1, 2, 4 ... up to the cores (and the team)."""
+        """List the concurrent readers to measure: 1, 2, 4 ... up to the cores (and the team)."""
         return powers_up_to(1, min(self.cores, self.team.size))
 
     def ranks(self, *, least: int = 1) -> list[int]:
-        """Process counts to measure, up to the team (twice the cores where oversubscribing)."""
+        """List the process counts to measure, up to the team."""
         return powers_up_to(least, self.team.size)
 
     def settle(self, sample: Callable[[], Sequence[float]], *, limit: float = 0.15) -> Measurement:
-        """Measure one point, again where its spread is above `limit`."""
-        policy = NoisePolicy(limit=limit, deadline=self.deadline, clock=time.perf_counter)
-        return settled(lambda: self.patience.timed(sample), policy)
+        """Measure one point, once more where its spread is above `limit` or it was disturbed."""
+        found, disturbed = self.patience.tried(
+            lambda: summarize(sample(), limit=limit),
+            noise=lambda m: m.spread if m.uncertain else 0.0,
+        )
+        return replace(found, uncertain=found.uncertain or disturbed)
+
+    def walk(
+        self,
+        axes: Mapping[str, Sequence[int]],
+        measure: Callable[[Point], Found],
+        *,
+        share: float = 1.0,
+    ) -> dict[Point, Found]:
+        """Measure a grid's points, as many as a share of the time left allows."""
+        with self.budget.within(share):
+            return self.budget.walk(ordered(axes, self.cores), measure)
+
+    def rounds(self, most: int, measure: Callable[[int], object]) -> int:
+        """Measure the same in up to so many rounds, while another one will fit; how many were."""
+        longest = 0.0
+        for number in range(most):
+            begun = self.budget.clock()
+            measure(number)
+            longest = max(longest, self.budget.clock() - begun)
+            if longest > self.budget.left:
+                return number + 1
+        return most
 
     def table(
         self,
         name: str,
         unit: str,
-        axes: Mapping[str, Sequence[float | int]],
-        points: Sequence[Measurement],
+        axes: Mapping[str, Sequence[int]],
+        points: Mapping[Point, Measurement],
         *,
         rising: Sequence[str] = (),
     ) -> dict[str, Table]:
-        """A table from its measured points (row-major over the axes), noted where uncertain.
+        """Make a table of measured points, noted where some are uncertain or were not reached.
 
         Args:
             name: of the table.
             unit: of the values.
             axes: grid points by axis name, in order.
-            points: one measurement per grid point.
+            points: what was measured; at least one point of the grid.
             rising: axes along which the value cannot truly fall; the grid is made monotone there
                 and what that moved enters the spread.
         """
-        shape = [len(axis) for axis in axes.values()]
-        values = np.array([point.value for point in points], dtype=np.float64).reshape(shape)
+        grid = list(axes.values())
+        values = filled(grid, {point: found.value for point, found in points.items()})
         values, moved = monotone(values, [list(axes).index(axis) for axis in rising])
-        noisy = sum(point.uncertain for point in points)
+        noisy = sum(found.uncertain for found in points.values())
         if noisy:
-            worst = max(point.spread for point in points)
+            worst = max(found.spread for found in points.values())
             self.notes.append(
-                f"{name}: {noisy} of {len(points)} points uncertain after repeats, "
-                f"worst spread {worst:.0%}"
+                f"{name}: {noisy} of {values.size} points uncertain: noisy or disturbed in both "
+                f"tries, worst spread {worst:.0%}"
             )
-        spread = float(np.percentile([point.spread for point in points], 75))
+        left = [point for point in ordered(axes, self.cores) if point not in points]
+        if left:
+            self.notes.append(f"time: {name}: {_not_reached(list(axes), left)}")
+        spread = float(np.percentile([found.spread for found in points.values()], 75))
         table = Table(
             unit=unit,
             axes=list(axes),
-            points=[[float(p) for p in axis] for axis in axes.values()],
+            points=[[float(p) for p in axis] for axis in grid],
             values=[float(v) for v in values.ravel()],
             spread=float(np.hypot(spread, moved)),
-            uncertain=bool(noisy),
+            uncertain=bool(noisy or left),
         )
         return {name: table}
+
+
+AGAIN = "run gnnplan probe again when nothing else runs here, or with more --seconds"
+
+
+def _not_reached(axes: Sequence[str], left: Sequence[Point]) -> str:
+    """Say which points were not reached in time, and how to get them.
+
+    >>> _not_reached(["bytes", "ranks"], [(256, 4)])[:57]
+    'not reached in time, so taken from neighbours: bytes x ran'
+    """
+    named = ", ".join(" x ".join(f"{x:g}" for x in point) for point in left[:NAMED])
+    more = f" and {len(left) - NAMED} more" if len(left) > NAMED else ""
+    return (
+        f"not reached in time, so taken from neighbours: {' x '.join(axes)} {named}{more}; {AGAIN}"
+    )

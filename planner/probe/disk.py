@@ -11,6 +11,7 @@ ranks do (DEC-22).
 """
 
 import itertools
+import math
 import mmap
 import os
 import threading
@@ -22,23 +23,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.machine.model import Table
+from planner.probe.budget import Point
 from planner.probe.context import ProbeContext
-from planner.probe.timing import summarize, wait_until
+from planner.probe.timing import Measurement, summarize, wait_until
 from planner.probe.worker import State
 from runtime.cores import process_on, usable_core_ids
 from runtime.features.direct import read_blocks_at, read_buffers
 from runtime.features.disk import DEFAULT_DEPTH, MOST_REQUEST_BYTES
 
 MODULE = "planner.probe.disk"
-ROUNDS = 8
-"""Times that all points are measured, one after the other: disks of virtual machines swing by a
-quarter within seconds, and a point measured at one moment has that moment's."""
 GAP_SECONDS = 0.02
 """Between the starts of two points, beside the reading: threads start and end."""
 CHUNK = 8
 """Reads that a thread does before it looks at the clock."""
 DRAWN = 4096
 """Places that a thread draws before the clock starts, and goes through again and again."""
+WRITTEN = 0.3
+"""Share of the disk's time in which its file is written; a slow disk has a smaller one."""
 LEAST_APART = 1e-3
 """Tables are read on logarithms, which have no 0."""
 DISK_LIMIT = 0.25
@@ -50,40 +51,43 @@ def measure(context: ProbeContext) -> dict[str, Table]:
 
     Nothing and a note where direct reads are refused.
     """
-    sizes = context.sizes
-    path = context.scratch / "disk.bin"
-    try:
-        write_file(path, sizes.disk_file_bytes)
-        os.close(open_direct(path))
-    except OSError as error:
+    sizes, path = context.sizes, context.scratch / "disk.bin"
+    seconds = WRITTEN * context.budget.left
+    refused = context.team.run(
+        f"{MODULE}:write_task", ranks=1, path=path, num_bytes=sizes.disk_file_bytes, seconds=seconds
+    )[0]
+    if refused:
         context.notes.append(
-            f"disk_read: not measured: direct reads refused ({error.strerror}); "
+            f"disk_read: not measured: direct reads refused ({refused}); "
             "set GNNPLAN_CACHE to a folder on the disk that holds the graphs"
         )
         path.unlink(missing_ok=True)
         return {}
-
     readers = context.readers()
     grid = list(itertools.product(sizes.disk_read_bytes, sizes.disk_queue_depths))
     rounds: dict[int, list[NDArray[np.float64]]] = {count: [] for count in readers}
-    for count in readers * ROUNDS:
-        found = context.team.run_together(
-            f"{MODULE}:read_task",
-            ranks=count,
-            path=path,
-            ranks_here=count,
-            points=grid,
-            point_seconds=sizes.point_seconds / 3,
-        )
-        rounds[count].append(np.array(found))
+
+    def one_round(_: int) -> None:
+        for count in readers:
+            found = context.team.run_together(
+                f"{MODULE}:read_task",
+                ranks=count,
+                path=path,
+                ranks_here=count,
+                points=grid,
+                point_seconds=sizes.point_seconds / 3,
+            )
+            rounds[count].append(np.array(found))
+
+    context.rounds(sizes.disk_rounds, one_round)
     path.unlink()
     each = {count: np.stack(found) for count, found in rounds.items()}  # rounds, ranks, points
     samples = np.stack([each[count].mean(axis=1) for count in readers])  # readers, rounds, points
-    points = [
-        summarize(samples[r, :, p].tolist(), limit=DISK_LIMIT)
-        for p in range(len(grid))
-        for r in range(len(readers))
-    ]
+    points: dict[Point, Measurement] = {
+        (*place, count): summarize(samples[r, :, p].tolist(), limit=DISK_LIMIT)
+        for p, place in enumerate(grid)
+        for r, count in enumerate(readers)
+    }
     axes = {
         "read_bytes": sizes.disk_read_bytes,
         "queue_depth": sizes.disk_queue_depths,
@@ -94,11 +98,13 @@ def measure(context: ProbeContext) -> dict[str, Table]:
     if len(readers) < 2:
         return read
     typical = np.median(samples, axis=1)  # readers, points
-    shares = [
-        summarize([apart_share(round_[:, p], typical[: r + 1, p]) for round_ in each[count]])
-        for p in range(len(grid))
+    shares: dict[Point, Measurement] = {
+        (*place, count): summarize(
+            [apart_share(one[:, p], typical[: r + 1, p]) for one in each[count]]
+        )
+        for p, place in enumerate(grid)
         for r, count in enumerate(readers[1:], 1)
-    ]
+    }
     axes["readers"] = readers[1:]
     return read | context.table("disk_apart", "share", axes, shares)
 
@@ -128,14 +134,28 @@ def apart_share(seconds: NDArray[np.float64], typical: NDArray[np.float64]) -> f
     return max(LEAST_APART, float(1.0 - np.mean(ends) / at))
 
 
-def write_file(path: Path, num_bytes: int) -> None:
-    """Write a file of bytes that do not compress, and flush it to the disk."""
+def write_task(state: State, *, path: Path, num_bytes: int, seconds: float) -> str:
+    """Task: write the file; why direct reads of it are refused, or nothing."""
+    del state
+    try:
+        write_file(path, num_bytes, seconds)
+        os.close(open_direct(path))
+    except OSError as error:
+        return error.strerror or str(error)
+    return ""
+
+
+def write_file(path: Path, num_bytes: int, seconds: float = math.inf) -> None:
+    """Write a file of bytes that do not compress to the disk, as long as the seconds allow."""
     block = np.random.default_rng(0).bytes(4 * 2**20)
+    end = time.perf_counter() + seconds
     with path.open("wb") as file:
-        for _ in range(max(1, num_bytes // len(block))):
+        for number in range(max(1, num_bytes // len(block))):
+            if number and time.perf_counter() > end:
+                break
             file.write(block)
-        file.flush()
-        os.fsync(file.fileno())
+            file.flush()
+            os.fsync(file.fileno())
 
 
 def open_direct(path: Path) -> int:

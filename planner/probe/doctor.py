@@ -13,7 +13,6 @@ import resource
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -22,7 +21,7 @@ from typing import Literal
 from planner.cache_folder import cache_path
 from planner.machine.model import MachineModel
 from planner.probe.gpu.nvml import Inventory, inventory
-from planner.probe.quiet import FAR, SHARED, CoreDistance, CoreSharing, Looks, remembered
+from planner.probe.quiet import SLOW, Disturbance, seen_before
 from planner.probe.topology import Fault, changes, faults
 from runtime.device import available_ram_bytes, meminfo, usable_cores, usable_ram_bytes
 
@@ -51,8 +50,7 @@ def examine(machine: MachineModel | None = None) -> list[Finding]:
         _python(),
         _torch(),
         _cores(),
-        _core_distance(),
-        _core_sharing(),
+        _quiet(),
         _memory(),
         *_gpus(),
         *_topology(machine),
@@ -106,56 +104,20 @@ def _cores() -> Finding:
     )
 
 
-def _core_distance() -> Finding:
-    return _beside_good(
-        "distance of cores",
-        lambda looks: CoreDistance(looks).slowdown(),
-        FAR,
-        good="near each other",
-        bad="a line between two cores takes {:.1f} times what it takes from near",
-        advice="others use the cores, or the host has moved them apart: steps on several threads "
-        "take up to half as long again",
+def _quiet() -> Finding:
+    """Look once beside what earlier looks found; nothing is written down."""
+    seen = seen_before(cache_path())
+    slower = Disturbance(seen).slowdown()
+    if slower < SLOW:
+        found = "as at its best" if seen else "looked at for the first time"
+        return Finding(check="quiet", level="ok", found=found)
+    return Finding(
+        check="quiet",
+        level="note",
+        found=f"a small training step takes {slower:.1f} times what it takes in good moments",
+        advice="other work runs here, or somebody outside this machine uses the same chip: steps "
+        "take longer meanwhile; plan and measure in a quieter hour",
     )
-
-
-def _core_sharing() -> Finding:
-    return _beside_good(
-        "sharing of cores",
-        lambda looks: CoreSharing(looks).slowdown(),
-        SHARED,
-        good="as alone as they are at their best",
-        bad="copying rows within a core's cache takes {:.1f} times what it takes alone",
-        advice="somebody outside this machine uses the same real core: steps take a quarter "
-        "longer meanwhile; plan and measure in a quieter hour",
-    )
-
-
-def _beside_good(
-    check: str,
-    slowdown: Callable[[Looks], float],
-    limit: float,
-    *,
-    good: str,
-    bad: str,
-    advice: str,
-) -> Finding:
-    """One look beside what earlier ones found; nothing is written down.
-
-    Args:
-        check: what is looked at.
-        slowdown: over the good moments among earlier looks.
-        limit: slowdown from which it is noted.
-        good: what is found below the limit.
-        bad: what is found from the limit on, with a place for the slowdown.
-        advice: from the limit on.
-    """
-    before = remembered(cache_path())
-    looks = Looks(before)
-    slower = slowdown(looks)
-    if slower >= limit:
-        return Finding(check=check, level="note", found=bad.format(slower), advice=advice)
-    seen = looks.seen.keys() <= before.keys()
-    return Finding(check=check, level="ok", found=good if seen else "seen for the first time")
 
 
 def _memory() -> Finding:

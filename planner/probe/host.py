@@ -16,13 +16,9 @@ from typing import Any, Protocol, runtime_checkable
 
 from planner.errors import MachineError
 from planner.machine.model import Memory, Processor
-from planner.probe.pace import QUIET
-from planner.probe.timing import Patience
 from runtime import codec
 
 PROC = Path("/proc")
-NOTED_SECONDS = 1.0
-"""Lost to cores that were far apart, from which the reader is told."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,33 +66,14 @@ def load_notes(before: LoadSample, after: LoadSample, cores: int) -> list[str]:
     return notes
 
 
-def pace_notes(slower: float) -> list[str]:
-    """What the reader must know of others outside this machine, who share its cores.
-
-    Args:
-        slower: mean time of equal work over its least, while the machine was probed.
-    """
-    if slower <= QUIET:
+def disturbance_notes(num_disturbed: int) -> list[str]:
+    """Say how many points were measured while the machine was slower than in its good moments."""
+    if not num_disturbed:
         return []
     return [
-        f"pace: equal work took {slower:.2f} times its least in the mean: neighbours outside this "
-        "machine share its cores; probe and profile in a quieter hour"
-    ]
-
-
-def disturbance_notes(patience: Patience) -> list[str]:
-    """What the reader must know of cores that were far apart, or shared, for a while.
-
-    Args:
-        patience: of the probe.
-    """
-    if patience.lost_seconds < NOTED_SECONDS and not patience.num_disturbed:
-        return []
-    kept = f"; {patience.num_disturbed} points were taken so" if patience.num_disturbed else ""
-    return [
-        f"cores: for {patience.lost_seconds:.0f} s of the probe a line between two cores took "
-        "twice as long as from near, or others shared a core: the host moves this machine's cores "
-        f"at times{kept}. Steps on several threads then take up to half as long again as predicted"
+        f"disturbed: {num_disturbed} points were measured while a small training step took longer "
+        "than in this machine's good moments: other work, or neighbours outside this machine that "
+        "share its cores, slow it down; probe and profile in a quieter hour"
     ]
 
 

@@ -7,6 +7,7 @@ own (`gather`) or all on one shared mapping of a file that lies in the page cach
 """
 
 import itertools
+import math
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,12 @@ from numpy.typing import NDArray
 
 from planner.machine.model import Table
 from planner.probe.context import ProbeContext
-from planner.probe.timing import Measurement, timed, wait_until
+from planner.probe.timing import timed, wait_until
 from planner.probe.worker import State
 
 MODULE = "planner.probe.memory"
+WARM_UP = f"{MODULE}:warm_up"
+"""Task to run before anything is timed."""
 BUFFER_BYTES = 64 * 2**20
 """Largest output of one gather call; rows are cut to it."""
 ID_SETS = 8
@@ -39,11 +42,11 @@ def gather(
 
 def measure(context: ProbeContext) -> dict[str, Table]:
     """Tables `copy`, `gather` and `mapped_gather`."""
-    context.team.run(f"{MODULE}:warm_up", ranks=1)
-    tables = _copies(context)
+    with context.budget.within(0.1):
+        tables = _copies(context)
     most, largest = max(context.readers()), max(context.sizes.working_set_bytes)
     context.team.run(f"{MODULE}:prepare_own", ranks=most, num_bytes=largest)
-    tables |= _gathers(context, "gather", "own")
+    tables |= _gathers(context, "gather", "own", share=0.6)
     context.team.run(f"{MODULE}:forget", names=["own"])
     path = context.scratch / "mapped.bin"
     with path.open("wb") as file:
@@ -65,15 +68,18 @@ def _copies(context: ProbeContext) -> dict[str, Table]:
             ranks=num_readers,
             seconds=2 * sizes.point_seconds,
             least=sizes.least_repeats,
+            most=context.budget.left,
         )
         return [sizes.copy_bytes / s for s in itertools.chain(*seconds)]
 
-    points = [context.settle(lambda n=n: rates(n), limit=LOADED_LIMIT) for n in readers]
+    points = context.walk(
+        {"readers": readers}, lambda at: context.settle(lambda: rates(*at), limit=LOADED_LIMIT)
+    )
     context.team.run(f"{MODULE}:forget", names=["copy_from", "copy_to"])
     return context.table("copy", "bytes_per_second", {"readers": readers}, points)
 
 
-def _gathers(context: ProbeContext, name: str, source: str) -> dict[str, Table]:
+def _gathers(context: ProbeContext, name: str, source: str, share: float = 1.0) -> dict[str, Table]:
     sizes, readers = context.sizes, context.readers()
 
     def samples(
@@ -88,18 +94,19 @@ def _gathers(context: ProbeContext, name: str, source: str) -> dict[str, Table]:
             num_rows=num_rows,
             seconds=sizes.point_seconds,
             least=sizes.least_repeats,
+            most=context.budget.left,
         )
         return list(itertools.chain(*found))
 
-    points: list[Measurement] = []
     axes = {
         "rows": sizes.gather_rows,
         "row_bytes": sizes.row_bytes,
         "working_set_bytes": sizes.working_set_bytes,
         "readers": readers,
     }
-    for point in itertools.product(*axes.values()):
-        points.append(context.settle(lambda p=point: samples(*p), limit=LOADED_LIMIT))
+    points = context.walk(
+        axes, lambda at: context.settle(lambda: samples(*at), limit=LOADED_LIMIT), share=share
+    )
     return context.table(name, "seconds_per_row", axes, points, rising=list(axes)[1:])
 
 
@@ -116,16 +123,18 @@ def prepare_copy(state: State, *, num_bytes: int) -> None:
     state.kept["copy_to"] = np.zeros(num_bytes // 4, dtype=np.float32)
 
 
-def copy(state: State, *, seconds: float, least: int, start_at: float) -> list[float]:
+def copy(
+    state: State, *, seconds: float, least: int, most: float = math.inf, start_at: float
+) -> list[float]:
     """Task: seconds of each whole-buffer copy."""
     source, target = state.kept["copy_from"], state.kept["copy_to"]
     wait_until(start_at)
-    return timed(lambda: np.copyto(target, source), seconds=seconds, least=least)
+    return timed(lambda: np.copyto(target, source), seconds=seconds, least=least, most=most)
 
 
 def prepare_own(state: State, *, num_bytes: int) -> None:
     """Task: this reader's own table and output buffer, touched."""
-    from planner.probe.interlude import Interlude
+    from planner.probe.burst import Interlude
 
     state.kept["own"] = np.ones(num_bytes // 4, dtype=np.float32)
     state.kept["interlude"] = Interlude()
@@ -155,6 +164,7 @@ def gather_task(
     num_rows: int,
     seconds: float,
     least: int,
+    most: float = math.inf,
     start_at: float,
 ) -> list[float]:
     """Task: seconds per row of each gather call on random rows of the working set."""
@@ -172,6 +182,7 @@ def gather_task(
         lambda: gather(table, next(ids), out),
         seconds=seconds,
         least=least,
+        most=most,
         before=state.kept["interlude"],
     )
     return [s / num_rows for s in found]

@@ -11,11 +11,13 @@ import itertools
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from planner.machine.model import Table
+from planner.probe.budget import Point
 from planner.probe.burst import make_burst
 from planner.probe.collectives import distributed
 from planner.probe.context import ProbeContext
@@ -33,24 +35,30 @@ LOADER_TABLE_ROWS = 2**18
 LEAST_ETA = 1e-3
 """Tables hold positive values: nothing hidden is written as this."""
 RATIO_LIMIT = 0.2
+ROUNDS = 3
 
 
 def measure(context: ProbeContext) -> dict[str, Table]:
-    """Tables `beside`, `beside_loader`, `overlap_eta` and `compute_slowdown`."""
-    return _crowding(context) | _beside(context) | _etas(context)
+    """Measure the tables `compute_slowdown`, `overlap_eta`, `beside` and `beside_loader`."""
+    with context.budget.within(0.3):
+        tables = _crowding(context)
+    with context.budget.within(0.6):
+        tables |= _etas(context)
+    return tables | _beside(context)
 
 
 def _crowding(context: ProbeContext) -> dict[str, Table]:
     ranks = context.ranks()
 
-    def seconds(num_ranks: int) -> list[float]:
-        return list(itertools.chain(*_bursts(context, num_ranks, 1)))
+    def seconds(at: Point) -> Measurement:
+        (num_ranks,) = at
+        limit = RATIO_LIMIT if num_ranks == 1 else 2 * RATIO_LIMIT
+        return context.settle(
+            lambda: list(itertools.chain(*_bursts(context, num_ranks, 1))), limit=limit
+        )
 
-    alone = context.settle(lambda: seconds(1), limit=RATIO_LIMIT)
-    points = [summarize([1.0])]
-    for num_ranks in ranks[1:]:
-        together = context.settle(lambda n=num_ranks: seconds(n), limit=2 * RATIO_LIMIT)
-        points.append(_ratio(together, alone))
+    found = context.walk({"ranks": ranks}, seconds)
+    points = {p: summarize([1.0]) if p == (1,) else _ratio(m, found[1,]) for p, m in found.items()}
     return context.table("compute_slowdown", "ratio", {"ranks": ranks}, points, rising=["ranks"])
 
 
@@ -69,31 +77,33 @@ def _beside(context: ProbeContext) -> dict[str, Table]:
     if not ranks:
         context.notes.append("beside: not measured: one core has no room for a loader thread")
         return {}
-    computes: list[Measurement] = []
-    loaders: list[Measurement] = []
-    for num_ranks in ranks:
-        compute, loader = _beside_point(context, num_ranks)
-        computes.append(compute)
-        loaders.append(loader)
-    tables = context.table("beside", "ratio", {"ranks": ranks}, computes)
-    return tables | context.table("beside_loader", "ratio", {"ranks": ranks}, loaders)
+    axes = {"ranks": ranks}
+    found = context.walk(axes, lambda at: _beside_point(context, *at))
+    computes = {point: compute for point, (compute, _) in found.items()}
+    loaders = {point: loader for point, (_, loader) in found.items()}
+    tables = context.table("beside", "ratio", axes, computes)
+    return tables | context.table("beside_loader", "ratio", axes, loaders)
 
 
 def _beside_point(context: ProbeContext, ranks: int) -> tuple[Measurement, Measurement]:
-    """Slowdowns of compute and loader beside each other, from interleaved rounds."""
+    """Measure slowdowns of compute and loader beside each other, in interleaved rounds."""
     modes = ("compute", "load", "both")
     compute: dict[str, list[float]] = {mode: [] for mode in modes}
     loader: dict[str, list[float]] = {mode: [] for mode in modes}
-    for _, mode in itertools.product(range(3), modes):
-        for found in context.team.run_together(
-            f"{MODULE}:beside_task",
-            ranks=ranks,
-            mode=mode,
-            rows=context.sizes.burst_rows,
-            repeats=context.sizes.overlap_repeats,
-        ):
-            compute[mode] += found[0]
-            loader[mode] += found[1]
+
+    def one_round(_: int) -> None:
+        for mode in modes:
+            for found in context.team.run_together(
+                f"{MODULE}:beside_task",
+                ranks=ranks,
+                mode=mode,
+                rows=context.sizes.burst_rows,
+                repeats=context.sizes.overlap_repeats,
+            ):
+                compute[mode] += found[0]
+                loader[mode] += found[1]
+
+    context.rounds(ROUNDS, one_round)
     return (
         _ratio(summarize(compute["both"]), summarize(compute["compute"])),
         _ratio(summarize(loader["both"]), summarize(loader["load"])),
@@ -110,7 +120,6 @@ def _ratio(top: Measurement, bottom: Measurement) -> Measurement:
         p90=joined.p90,
         spread=spread,
         num_samples=top.num_samples,
-        attempts=top.attempts,
         uncertain=spread > 2 * RATIO_LIMIT,
     )
 
@@ -133,14 +142,15 @@ def _etas(context: ProbeContext) -> dict[str, Table]:
     # Crowded cores hide nothing: beyond the cores the edge holds.
     ranks = [n for n in context.ranks(least=2) if n <= max(2, context.cores)]
     axes = {"ranks": ranks, "threads": list(context.sizes.threads)}
-    points = [_eta_point(context, r, t) for r, t in itertools.product(*axes.values())]
+    points = context.walk(axes, lambda at: _eta_point(context, *at))
     return context.table("overlap_eta", "ratio", axes, points)
 
 
 def _eta_point(context: ProbeContext, ranks: int, threads: int) -> Measurement:
-    """Eta of each round; every round times the three loops one after the other."""
+    """Measure eta in rounds; each times the three loops one after the other."""
     etas: list[float] = []
-    for _ in range(3):
+
+    def one_round(_: int) -> None:
         found = context.team.run_together(
             f"{MODULE}:exchange_task",
             ranks=ranks,
@@ -153,16 +163,17 @@ def _eta_point(context: ProbeContext, ranks: int, threads: int) -> Measurement:
         slowest = np.max(np.asarray(found), axis=0)
         compute, serial, overlapped = np.median(slowest, axis=1)
         etas.append(eta(float(compute), float(serial), float(overlapped)))
+
+    context.rounds(ROUNDS, one_round)
     point = summarize(etas)
     if robust_spread(etas) <= 2 * RATIO_LIMIT:
-        return point
+        return replace(point, uncertain=len(etas) < ROUNDS)
     low = float(min(etas))  # scattered: the least of them, so that no overlap is promised
     return Measurement(
         value=low,
         p90=point.p90,
         spread=min(1.0, point.spread),
         num_samples=len(etas),
-        attempts=3,
         uncertain=True,
     )
 

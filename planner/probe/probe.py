@@ -1,23 +1,17 @@
 """The probe: hardware -> MachineModel, one call.
 
 Workers are started once (their start is itself measured), subjects run one after the other so that
-nothing disturbs what is being measured, and every table carries its spread. Read this page first;
-each subject is a file of this folder.
-
-The probe's total limit of time: how coarsely the rest is measured so that it is kept.
-
-On a busy machine the same points take many times as long. Before each subject the time that is left
-is held against what the rest would take at the pace so far; where it does not suffice, the rest has
-a coarser grid and fewer repeats, and its tables are marked uncertain.
+nothing disturbs what is being measured, and every table carries its spread. A total time is shared
+out over subjects and points before they are measured (DEC-101), so a probe ends in time whatever
+else runs. Read this page first; each subject is a file of this folder.
 """
 
 import platform
 import shutil
-import statistics
 import tempfile
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,14 +27,15 @@ from planner.machine.model import (
     save_machine,
 )
 from planner.probe import collectives, disk, host, links, memory, overlap, sampling
+from planner.probe.budget import Budget
 from planner.probe.context import (
+    AGAIN,
     FULL,
     QUICK,
     ProbeContext,
     ProbeSizes,
     ProgressCallback,
     fit_to,
-    ladder_from,
 )
 from planner.probe.gpu import measure as gpu
 from planner.probe.gpu.machine import with_gpus
@@ -48,80 +43,37 @@ from planner.probe.gpu.measure import GpuFindings
 from planner.probe.gpu.nvml import Inventory, inventory
 from planner.probe.hosts import HostTeam, Meeting, measure_hosts
 from planner.probe.hosts_machine import join_hosts
-from planner.probe.pace import slowdown
 from planner.probe.quiet import disturbance
 from planner.probe.team import OutOfTime, Team
-from planner.probe.timing import Patience, summarize
+from planner.probe.timing import summarize
 from planner.progress import silent
 from runtime.comm.route import check_loopback
 from runtime.device import available_ram_bytes, machine_facts, machine_fingerprint
 from runtime.errors import WorkerFailed
 
-START_SECONDS = 8.0
-"""From no process to all of them joined, torch imported, on an idle machine."""
-KEPT_BACK = 0.1
-"""Share of the time left that is not planned with."""
-
-
-class TimeLimit:
-    """Of one probe, from now on.
-
-    Args:
-        seconds: the probe may take.
-        clock: monotonic seconds.
-    """
-
-    def __init__(self, seconds: float, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self.seconds = seconds
-        self._clock, self._begun = clock, clock()
-        self._expected = START_SECONDS
-
-    @property
-    def end(self) -> float:
-        """Moment of the clock after which nothing is waited for."""
-        return self._begun + self.seconds
-
-    @property
-    def slowness(self) -> float:
-        """How many times as long what was measured has taken as on an idle machine; at least 1."""
-        return max(1.0, (self._clock() - self._begun) / self._expected)
-
-    def fitting(self, ladder: Sequence[ProbeSizes], share: float) -> ProbeSizes:
-        """The finest sizes at which the rest keeps the limit at the pace so far, or the coarsest.
-
-        Args:
-            ladder: the finest first.
-            share: of the probe that is done.
-        """
-        left = (1 - KEPT_BACK) * (self.end - self._clock())
-        for sizes in ladder:
-            if self.slowness * sizes.idle_seconds * (1 - share) <= left:
-                return sizes
-        return ladder[-1]
-
-    def passed(self, sizes: ProbeSizes, share: float) -> None:
-        """Count a share of the probe as measured with these sizes."""
-        self._expected += sizes.idle_seconds * share
-
-
 VERSION = "6"
 """Rises when tables mean something else; cached machines of another version are measured anew."""
 
-WAITED = 0.5
-"""Most seconds lost to cores that are far apart, over those that were measured."""
 SUBJECTS: tuple[tuple[str, float, Callable[[ProbeContext], dict[str, Table]]], ...] = (
-    ("memory", 0.15, memory.measure),
-    ("exchange between ranks", 0.40, collectives.measure),
-    ("sampling", 0.60, sampling.measure),
-    ("disk", 0.75, disk.measure),
-    ("overlap", 0.80, overlap.measure),
+    ("memory", 0.3, memory.measure),
+    ("sampling", 0.25, sampling.measure),
+    ("exchange between ranks", 0.25, collectives.measure),
+    ("overlap", 0.1, overlap.measure),
+    ("disk", 0.1, disk.measure),
 )
-"""What is measured, the share of the probe done before it, and by what."""
-NEEDED = ("memory", "exchange between ranks", "sampling")
+"""What is measured, its part of the time, and by what; what plans need most comes first."""
+LOOK = "planner.probe.quiet:look_task"
+NEEDED = ("memory", "sampling", "exchange between ranks")
 """Without these nothing can be planned; plans do without the others."""
-GPUS = ("GPUs", 0.90)
-FULL_SECONDS, QUICK_SECONDS = 300.0, 60.0
+GPUS = ("GPUs", 0.3)
+"""The same of the GPUs, where there are some."""
+NOISE_SHARE = 0.06
+FULL_SECONDS, QUICK_SECONDS = 180.0, 30.0
 """A probe ends within so many seconds, however busy the machine."""
+KEPT_BACK, MOST_KEPT_BACK = 0.15, 5.0
+"""Share of them, and most seconds, for what is not measuring: Python's start and the files."""
+SHARED_OUT = 0.92
+"""Share of the rest that is shared out; points may overrun theirs by what is left."""
 
 
 def probe(
@@ -132,15 +84,14 @@ def probe(
 ) -> MachineModel:
     """Measure this machine.
 
-    Takes under 20 s (quick) or 150 s (full) on an idle 2-core machine, up to half as long again
-    where its cores are far apart at times; on a busy one it measures less and marks it uncertain,
-    so that it ends in time. Writes nothing but temporary files in
-    `cache_folder()`, to measure the disk that holds it, and how near the cores were.
+    Takes 15 s (quick) or about two minutes (full) on an idle 2-core machine. On a busy one it
+    measures less and marks it uncertain, so that it ends in time. Writes nothing but temporary
+    files in `cache_folder()`, to measure the disk that holds it, and how quiet the machine was.
 
     Args:
         quick: coarser grids and fewer repeats.
         progress: called with what is under way and the share that is done.
-        seconds: it may take at most; None: 300, or 60 where quick.
+        seconds: it may take at most; None: 180, or 30 where quick.
 
     Raises:
         WorkerFailed: a measuring process failed, and its error is shown; or what no plan can do
@@ -191,34 +142,31 @@ def probe_with(
     progress: ProgressCallback | None = None,
     seconds: float = FULL_SECONDS,
 ) -> MachineModel:
-    """Like `probe`, with sizes of one's own."""
+    """Measure as `probe` does, with other sizes."""
     report = progress or silent
     check_loopback()
-    limit = TimeLimit(seconds)
+    until = time.monotonic() + seconds - min(KEPT_BACK * seconds, MOST_KEPT_BACK)
+    budget = Budget(SHARED_OUT * (until - time.monotonic()))
     facts = machine_facts()
-    ram, cores = available_ram_bytes(), facts["cores"]
-    ladder = [fit_to(each, cores=cores, available_ram_bytes=ram) for each in ladder_from(sizes)]
+    cores = facts["cores"]
     wanted = max(2, cores * (2 if sizes.oversubscribe else 1))
     before = host.read_load()
     scratch = Path(tempfile.mkdtemp(prefix="probe-", dir=cache_folder()))
     try:
         report("starting processes", 0.0)
-        started = time.perf_counter()
         with (
-            disturbance(cache_folder()) as disturbed,
-            Team(min(sizes.max_team, wanted), until=limit.end) as team,
+            Team(min(sizes.max_team, wanted), until=until) as team,
+            disturbance(cache_folder(), lambda: float(team.run(LOOK, ranks=1)[0])) as disturbed,
         ):
             context = ProbeContext(
                 team=team,
-                sizes=ladder[0],
+                sizes=fit_to(sizes, cores=cores, available_ram_bytes=available_ram_bytes()),
                 cores=cores,
                 scratch=scratch,
-                deadline=started + sizes.retry_seconds,
-                patience=Patience(disturbed.level, share=WAITED),
+                budget=budget,
+                level=disturbed.level,
             )
-            under_way = _Run(
-                context=context, limit=limit, ladder=ladder, report=report, started=started
-            )
+            under_way = _Run(context, report, seconds)
             try:
                 under_way.measure()
             except OutOfTime:
@@ -229,8 +177,7 @@ def probe_with(
         shutil.rmtree(scratch, ignore_errors=True)
     notes = under_way.time_notes() + context.notes + host.numa_notes(facts)
     notes += host.load_notes(before, host.read_load(), cores)
-    notes += host.pace_notes(statistics.fmean(under_way.paces))
-    notes += host.disturbance_notes(context.patience)
+    notes += host.disturbance_notes(context.patience.num_disturbed)
     report("done", 1.0)
     machine = _assemble(
         facts, sizes, under_way.tables, under_way.noise, memories, notes, under_way.gpus
@@ -238,64 +185,45 @@ def probe_with(
     return with_gpus(machine, under_way.measured)
 
 
-@dataclass(slots=True)
 class _Run:
-    """One probe under way: what has been measured so far, each subject with the sizes that fit."""
+    """One probe under way, and what has been measured so far."""
 
-    context: ProbeContext
-    limit: TimeLimit
-    ladder: list[ProbeSizes]
-    report: ProgressCallback
-    started: float
-    """Reading of time.perf_counter before the first process was."""
-    tables: dict[str, Table] = field(default_factory=dict[str, Table])
-    noise: float = 0.0
-    paces: list[float] = field(default_factory=list[float])
-    gpus: Inventory | None = None
-    measured: list[GpuFindings] = field(default_factory=list[GpuFindings])
-    done: list[str] = field(default_factory=list[str])
-    """Subjects that were measured."""
-    coarse: list[str] = field(default_factory=list[str])
-    """Those of them that had coarser sizes than were asked for."""
+    def __init__(self, context: ProbeContext, report: ProgressCallback, seconds: float) -> None:
+        self.context, self.report, self.seconds = context, report, seconds
+        self.tables = dict[str, Table]()
+        self.noise = 0.0
+        self.gpus: Inventory | None = None
+        self.measured = list[GpuFindings]()
+        self.done = list[str]()
+        """Subjects that were measured."""
 
     def measure(self) -> None:
         """Measure all subjects in turn.
 
         Raises:
-            OutOfTime: the limit has passed; what was measured until then is kept.
+            OutOfTime: time is over; what was measured until then is kept.
         """
-        context = self.context
+        context, begun = self.context, time.perf_counter()
         collectives.join(context)
-        self.tables |= _start_table(context, time.perf_counter() - self.started)
+        self.tables |= _start_table(context, time.perf_counter() - begun)
+        context.team.run(memory.WARM_UP, ranks=1)
         self.report("noise floor", 0.05)
-        context.sizes = self.limit.fitting(self.ladder, 0.05)
-        self.noise = _noise(context)
-        self.paces.append(slowdown(context.sizes.pace_seconds))
+        with context.budget.within(NOISE_SHARE):
+            self.noise = _noise(context)
         self.gpus = inventory()
-        ends = [share for _, share, _ in SUBJECTS[1:]] + [GPUS[1]]
-        for (name, share, measure), end in zip(SUBJECTS, ends, strict=True):
-            self._subject(name, share, end, measure)
-        if self.gpus is not None and self.gpus.gpus:
-            self.report(*GPUS)
+        has_gpus = self.gpus is not None and bool(self.gpus.gpus)
+        to_come = sum(weight for _, weight, _ in SUBJECTS) + (GPUS[1] if has_gpus else 0.0)
+        total = to_come
+        for name, weight, measure in SUBJECTS:
+            self.report(name, 1 - 0.95 * to_come / total)
+            with context.budget.within(weight / to_come):
+                self.tables |= measure(context)
+            self.done.append(name)
+            to_come -= weight
+        if has_gpus:
+            self.report(GPUS[0], 1 - 0.95 * to_come / total)
             self.measured = gpu.measure(context, self.gpus)
-        self.paces.append(slowdown(context.sizes.pace_seconds))
-
-    def _subject(
-        self,
-        name: str,
-        share: float,
-        end: float,
-        measure: Callable[[ProbeContext], dict[str, Table]],
-    ) -> None:
-        self.report(name, share)
-        sizes = self.context.sizes = self.limit.fitting(self.ladder, share)
-        found = measure(self.context)
-        self.limit.passed(sizes, end - share)
-        self.done.append(name)
-        if sizes != self.ladder[0]:
-            self.coarse.append(name)
-            found = {key: replace(table, uncertain=True) for key, table in found.items()}
-        self.tables |= found
+        self.done.append(GPUS[0])
 
     def refuse_without_the_needed(self) -> None:
         """Refuse to end with less than plans need.
@@ -306,7 +234,7 @@ class _Run:
         missing = [name for name in NEEDED if name not in self.done]
         if missing:
             raise WorkerFailed(
-                f"the probe did not come to {', '.join(missing)} within {self.limit.seconds:.0f} "
+                f"the probe did not come to {', '.join(missing)} within {self.seconds:.0f} "
                 "s: other work is running on this machine. Probe it when it is idle, or allow more "
                 "time (gnnplan probe --seconds N), or measure less (gnnplan probe --quick -o FILE, "
                 "then --machine FILE), or plan for a preset (--machine PRESET, see gnnplan machine "
@@ -314,19 +242,13 @@ class _Run:
             )
 
     def time_notes(self) -> list[str]:
-        """What was measured coarsely, or not at all, for want of time."""
-        notes: list[str] = []
-        left = [name for name, _, _ in SUBJECTS if name not in self.done]
-        within = f"within {self.limit.seconds:.0f} s"
-        again = "run gnnplan probe again when nothing else runs here, or with more --seconds"
-        if self.coarse:
-            notes.append(
-                f"time: to end {within} on a busy machine fewer points and repeats were measured, "
-                f"and are uncertain, of {', '.join(self.coarse)}; {again}"
-            )
-        if left:
-            notes.append(f"time: not measured {within}: {', '.join(left)}; {again}")
-        return notes
+        """Say what was not measured at all for want of time, and how to get it."""
+        subjects = [name for name, _, _ in SUBJECTS]
+        if self.gpus is not None and self.gpus.gpus:
+            subjects.append(GPUS[0])
+        left = [name for name in subjects if name not in self.done]
+        within = f"within {self.seconds:.0f} s"
+        return [f"time: not measured {within}: {', '.join(left)}; {AGAIN}"] if left else []
 
 
 def with_disk_again(
@@ -365,16 +287,20 @@ def with_disk_again(
 
 def _start_table(context: ProbeContext, seconds: float) -> dict[str, Table]:
     """From no process to all of them joined in one group, torch imported: part of start-up."""
-    ranks = [context.team.size]
-    return context.table("process_start", "seconds", {"ranks": ranks}, [summarize([seconds])])
+    size = context.team.size
+    return context.table(
+        "process_start", "seconds", {"ranks": [size]}, {(size,): summarize([seconds])}
+    )
 
 
 def _noise(context: ProbeContext) -> float:
+    sizes = context.sizes
+    longest = context.budget.left / (sizes.noise_repeats + 1)
     found = context.team.run(
         "planner.probe.timing:noise_task",
         ranks=1,
-        kernel_seconds=context.sizes.noise_kernel_seconds,
-        repeats=context.sizes.noise_repeats,
+        kernel_seconds=min(sizes.noise_kernel_seconds, longest),
+        repeats=sizes.noise_repeats,
     )
     return float(found[0])
 

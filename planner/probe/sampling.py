@@ -13,7 +13,6 @@ made monotone. The graphs are the probe's own: no constant is ever fitted on the
 for.
 """
 
-import itertools
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -24,9 +23,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.machine.model import Table
-from planner.probe.context import ProbeContext
+from planner.probe.budget import Point
+from planner.probe.context import AGAIN, ProbeContext
 from planner.probe.fit import fit_non_negative
-from planner.probe.timing import Measurement, wait_until
+from planner.probe.timing import Measurement, is_wanting, wait_until
 from planner.probe.worker import State
 
 MODULE = "planner.probe.sampling"
@@ -40,6 +40,8 @@ SAMPLING_LIMIT = 0.2
 WARM_BATCHES = 3
 """Batches that grow the sampler's workspace before the clock runs."""
 KINDS = ("rmat", "sbm")
+LEAST_CASES = 2
+"""Batches of a point that are drawn however late it is: two costs are fitted to them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,37 +57,63 @@ class Drawn:
 
 
 def measure(context: ProbeContext) -> dict[str, Table]:
-    """Tables `sample_edge` and `sample_vertex`."""
-    sizes, readers = context.sizes, context.readers()
-    drawn: list[Drawn] = []
-    topology_bytes: list[float] = []
-    for num_nodes in sizes.graph_nodes:
-        folders = [context.scratch / f"{kind}-{num_nodes}" for kind in KINDS]
-        made = context.team.run(
-            f"{MODULE}:generate_task",
-            ranks=1,
-            folders=folders,
-            num_nodes=num_nodes,
-            degree=sizes.graph_degree,
+    """Measure the tables `sample_edge` and `sample_vertex`."""
+    readers, topology_bytes = context.readers(), dict[int, int]()
+
+    def of_graphs(at: Point) -> dict[Point, Drawn]:
+        (num_nodes,) = at
+        topology_bytes[num_nodes], drawn = _on_graphs(context, num_nodes)
+        return drawn
+
+    drawn = context.walk({"nodes": context.sizes.graph_nodes}, of_graphs)
+    sizes = sorted(topology_bytes)
+    found = {(n, r): each for (n,), by_reader in drawn.items() for (r,), each in by_reader.items()}
+    fits = {point: _fit(each) for point, each in found.items()}
+    left = [n for n in context.sizes.graph_nodes if n not in topology_bytes]
+    if left:
+        words = ", ".join(map(str, left))
+        context.notes.append(
+            f"time: sampling: graphs of {words} nodes not reached in time; {AGAIN}"
         )
-        context.team.run(f"{MODULE}:open_task", ranks=1, folders=folders)  # compiles
-        context.team.run(f"{MODULE}:open_task", ranks=max(readers), folders=folders)
-        topology_bytes.append(float(made[0]))
-        drawn += [_draw(context, n) for n in readers]
-        context.team.run(f"{MODULE}:close_task", ranks=max(readers))
-    axes = {"topology_bytes": topology_bytes, "readers": readers}
-    edges, vertices = zip(*(_fit(each) for each in drawn), strict=True)
+    edges = {(topology_bytes[n], r): edge for (n, r), (edge, _) in fits.items()}
+    axes = {"topology_bytes": [topology_bytes[n] for n in sizes], "readers": readers}
     tables = context.table("sample_edge", "seconds_per_edge", axes, edges, rising=list(axes))
-    table_bytes = [RELABEL_BYTES * n for n in sizes.graph_nodes]
+    vertices = {(RELABEL_BYTES * n, r): vertex for (n, r), (_, vertex) in fits.items()}
+    axes = {"table_bytes": [RELABEL_BYTES * n for n in sizes], "readers": readers}
     tables |= context.table(
-        "sample_vertex",
-        "seconds_per_vertex",
-        {"table_bytes": table_bytes, "readers": readers},
-        vertices,
-        rising=["table_bytes", "readers"],
+        "sample_vertex", "seconds_per_vertex", axes, vertices, rising=list(axes)
     )
-    spread = spread_of_seconds(drawn, tables["sample_edge"].values, tables["sample_vertex"].values)
-    return {name: replace(table, spread=spread) for name, table in tables.items()}
+    costs = [
+        [tables["sample_edge"].at(topology_bytes=topology_bytes[n], readers=r) for n, r in found],
+        [tables["sample_vertex"].at(table_bytes=RELABEL_BYTES * n, readers=r) for n, r in found],
+    ]
+    spread = spread_of_seconds(list(found.values()), *costs)
+    return {
+        name: replace(table, spread=spread, uncertain=table.uncertain or bool(left))
+        for name, table in tables.items()
+    }
+
+
+def _on_graphs(context: ProbeContext, num_nodes: int) -> tuple[int, dict[Point, Drawn]]:
+    """Draw batches of both calibration graphs of a size; bytes of their topology, and the batches.
+
+    The batches are by number of readers.
+    """
+    folders = [context.scratch / f"{kind}-{num_nodes}" for kind in KINDS]
+    most, makers = max(context.readers()), min(len(KINDS), context.team.size)
+    made = context.team.run(
+        f"{MODULE}:generate_task",
+        ranks=makers,
+        makers=makers,
+        folders=folders,
+        num_nodes=num_nodes,
+        degree=context.sizes.graph_degree,
+    )
+    context.team.run(f"{MODULE}:open_task", ranks=1, folders=folders)  # compiles
+    context.team.run(f"{MODULE}:open_task", ranks=most, folders=folders)
+    drawn = context.walk({"readers": context.readers()}, lambda at: _draw(context, *at))
+    context.team.run(f"{MODULE}:close_task", ranks=most)
+    return max(made), drawn
 
 
 def spread_of_seconds(
@@ -114,22 +142,17 @@ def _error(drawn: Drawn, costs: NDArray[np.float64]) -> float:
 
 
 def _draw(context: ProbeContext, num_readers: int) -> Drawn:
-    """Batches of the opened graphs, drawn by so many processes at once."""
-    rows: list[tuple[float, float]] = []
-    seconds: list[float] = []
-    spreads: list[float] = []
-    noisy = False
-    for graph, (num_seeds, fanouts) in itertools.product(
-        range(len(KINDS)), context.sizes.sample_cases
-    ):
-        counts: list[tuple[float, float]] = []
+    """Draw batches of the opened graphs by so many processes at once."""
+    cases: list[Point] = [
+        (g, c) for c in range(len(context.sizes.sample_cases)) for g in range(len(KINDS))
+    ]
+    counts = dict[Point, list[tuple[float, float]]]()
 
-        def samples(
-            graph: int = graph,
-            num_seeds: int = num_seeds,
-            fanouts: tuple[int, ...] = fanouts,
-            counts: list[tuple[float, float]] = counts,
-        ) -> list[float]:
+    def measured(at: Point) -> Measurement:
+        graph, case = at
+        num_seeds, fanouts = context.sizes.sample_cases[case]
+
+        def samples() -> list[float]:
             found = context.team.run_together(
                 f"{MODULE}:sample_task",
                 ranks=num_readers,
@@ -138,21 +161,20 @@ def _draw(context: ProbeContext, num_readers: int) -> Drawn:
                 fanouts=fanouts,
                 seconds=context.sizes.sample_seconds,
                 least=context.sizes.least_repeats,
+                most=context.budget.left,
             )
-            counts[:] = [pair for _, pairs in found for pair in pairs]
+            counts[at] = [pair for _, pairs in found for pair in pairs]
             return [s for times, _ in found for s in times]
 
-        case = context.settle(samples, limit=SAMPLING_LIMIT)
-        mean_edges, mean_vertices = np.mean(counts, axis=0)
-        rows.append((float(mean_edges), float(mean_vertices)))
-        seconds.append(case.value)
-        spreads.append(case.spread)
-        noisy = noisy or case.uncertain
+        return context.settle(samples, limit=SAMPLING_LIMIT)
+
+    found = context.budget.walk(cases, measured, least=LEAST_CASES)
+    rows = [np.mean(counts[at], axis=0) for at in found]
     return Drawn(
-        counts=np.array(rows),
-        seconds=np.array(seconds),
-        spread=float(np.median(spreads)),
-        noisy=noisy,
+        counts=np.array(rows, dtype=np.float64),
+        seconds=np.array([each.value for each in found.values()]),
+        spread=float(np.median([each.spread for each in found.values()])),
+        noisy=len(found) < len(cases) or any(each.uncertain for each in found.values()),
     )
 
 
@@ -166,7 +188,6 @@ def _fit(drawn: Drawn) -> tuple[Measurement, Measurement]:
             p90=cost,
             spread=spread,
             num_samples=len(drawn.seconds),
-            attempts=1,
             uncertain=drawn.noisy or fit.residual > RESIDUAL_LIMIT,
         )
         for cost in fit.costs
@@ -174,13 +195,15 @@ def _fit(drawn: Drawn) -> tuple[Measurement, Measurement]:
     return edge, vertex
 
 
-def generate_task(state: State, *, folders: list[Path], num_nodes: int, degree: int) -> int:
-    """Task: write the calibration graphs; returns the bytes of their topology."""
-    del state
+def generate_task(
+    state: State, *, folders: list[Path], num_nodes: int, degree: int, makers: int
+) -> int:
+    """Task: write a calibration graph, or both where one worker does; bytes of their topology."""
     from runtime.graph.generate import generate_rmat, generate_sbm
 
     num_bytes = 0
-    for folder, generate in zip(folders, (generate_rmat, generate_sbm), strict=True):
+    mine = list(zip(folders, (generate_rmat, generate_sbm), strict=True))
+    for folder, generate in mine[state.rank :: makers]:
         graph = generate(
             folder, num_nodes=num_nodes, degree=degree, feature_dim=1, num_classes=2, seed=20
         )
@@ -190,7 +213,7 @@ def generate_task(state: State, *, folders: list[Path], num_nodes: int, degree: 
 
 def open_task(state: State, *, folders: list[Path]) -> None:
     """Task: map the graphs, touch their pages, and sample once (compiles, or loads from cache)."""
-    from planner.probe.interlude import Interlude
+    from planner.probe.burst import Interlude
     from runtime.graph.dataset import open_graph
     from runtime.sampling.neighbor import NeighborSampler
 
@@ -220,6 +243,7 @@ def sample_task(
     fanouts: tuple[int, ...],
     seconds: float,
     least: int,
+    most: float,
     start_at: float,
 ) -> tuple[list[float], list[tuple[int, int]]]:
     """Task: seconds, and (edges, vertices), of each batch; no batch is drawn twice.
@@ -249,7 +273,9 @@ def sample_task(
         one_batch()
     del counts[:]
     wait_until(start_at)
-    end = time.perf_counter() + seconds
-    while len(times) < least or time.perf_counter() < end:
+    begun = time.perf_counter()
+    while is_wanting(
+        len(times), time.perf_counter() - begun, seconds=seconds, least=least, most=most
+    ):
         times.append(one_batch())
     return times, counts

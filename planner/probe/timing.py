@@ -1,17 +1,8 @@
-"""Timing with a conscience: medians, robust spread, and repeats where a point is too noisy.
-
-A point whose spread is above the limit is measured again, up to `attempts` times in all and while
-time is left; the quietest attempt is kept, and marked uncertain if it is still too noisy.
-
-Timing while the machine is as good as it gets: waiting for that, and timing again what was not.
-
-Both are bounded, and whoever runs out of patience takes what there is: a machine that is never
-quiet is what its owner has.
-"""
+"""Timing: medians, robust spread, and one second try where a reading was noisy or disturbed."""
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
@@ -23,29 +14,16 @@ Clock = Callable[[], float]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Measurement:
-    """A repeated measurement, settled."""
+    """What the repeats of a measurement found."""
 
     value: float
     """Median of the repeats, in the unit that was sampled."""
     p90: float
     spread: float
-    """Relative half-width: `robust_spread` of the kept attempt."""
+    """Relative half-width: `robust_spread` of the repeats."""
     num_samples: int
-    attempts: int
     uncertain: bool
-    """True where every attempt was noisier than the limit."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class NoisePolicy:
-    """When a point is too noisy, and how often it is measured again."""
-
-    limit: float = 0.15
-    """Largest spread that is accepted."""
-    attempts: int = 3
-    deadline: float = float("inf")
-    """Reading of `clock` after which nothing is repeated."""
-    clock: Clock = time.perf_counter
+    """True where the reading is noisier than the limit, or the machine was disturbed."""
 
 
 def robust_spread(samples: Sequence[float]) -> float:
@@ -64,7 +42,11 @@ def robust_spread(samples: Sequence[float]) -> float:
 
 
 def summarize(samples: Sequence[float], *, limit: float = np.inf) -> Measurement:
-    """Median, p90 and spread of one attempt's samples.
+    """Median, p90 and spread of samples.
+
+    Args:
+        samples: of one reading.
+        limit: spread from which a reading is uncertain; so is one of a single sample.
 
     Raises:
         ValueError: there are no samples.
@@ -77,29 +59,8 @@ def summarize(samples: Sequence[float], *, limit: float = np.inf) -> Measurement
         p90=float(np.percentile(samples, 90)),
         spread=spread,
         num_samples=len(samples),
-        attempts=1,
-        uncertain=not spread <= limit,
+        uncertain=limit < np.inf and not (spread <= limit and len(samples) > 1),
     )
-
-
-def settled(sample: Callable[[], Sequence[float]], policy: NoisePolicy) -> Measurement:
-    """Measure until quiet enough, at most `policy.attempts` times and before its deadline.
-
-    Args:
-        sample: one attempt; returns the seconds (or any positive quantity) of its repeats.
-        policy: what is quiet enough.
-
-    Returns:
-        The attempt of least spread, with the number of attempts made; `uncertain` where even
-        that one is above the limit.
-    """
-    best = summarize(sample(), limit=policy.limit)
-    attempts = 1
-    while best.uncertain and attempts < policy.attempts and policy.clock() < policy.deadline:
-        found = summarize(sample(), limit=policy.limit)
-        best = min(best, found, key=lambda m: m.spread)
-        attempts += 1
-    return replace(best, attempts=attempts)
 
 
 def timed(
@@ -107,23 +68,40 @@ def timed(
     *,
     seconds: float,
     least: int,
+    most: float = float("inf"),
     clock: Clock = time.perf_counter,
     before: Callable[[], object] | None = None,
 ) -> list[float]:
-    """Call a kernel for about `seconds`, at least `least` times; the seconds of each call.
+    """Call a kernel again and again, and time each call.
 
-    The caller warms up: the first call counts. `before` runs before each call and is not timed,
-    but takes of the `seconds`.
+    Args:
+        kernel: warmed up by the caller: the first call counts.
+        seconds: to go on for, and
+        least: calls to make, but
+        most: seconds after which one call is enough.
+        clock: monotonic seconds.
+        before: runs before each call; it is not timed, but takes of the seconds.
     """
     out: list[float] = []
-    end = clock() + seconds
-    while len(out) < least or clock() < end:
+    begun = clock()
+    while is_wanting(len(out), clock() - begun, seconds=seconds, least=least, most=most):
         if before is not None:
             before()
         start = clock()
         kernel()
         out.append(clock() - start)
     return out
+
+
+def is_wanting(count: int, passed: float, *, seconds: float, least: int, most: float) -> bool:
+    """Tell whether another call is to be timed after so many in the seconds that passed.
+
+    >>> [is_wanting(n, 0.2, seconds=0.1, least=3, most=0.5) for n in (0, 2, 3)]
+    [True, True, False]
+    >>> [is_wanting(n, 0.6, seconds=0.1, least=3, most=0.5) for n in (0, 2, 3)]
+    [True, False, False]
+    """
+    return count == 0 or passed < min(seconds, most) or (count < least and passed < most)
 
 
 def wait_until(moment: float, clock: Clock = time.perf_counter) -> None:
@@ -178,15 +156,14 @@ def noise_task(state: State, *, kernel_seconds: float, repeats: int) -> float:
 
 
 DISTURBED = 1.0
-"""Level of a disturbance from which the machine is held to be in another state."""
-PAUSE_SECONDS = 0.2
+"""Level of a disturbance from which a reading does not count as undisturbed."""
 WAITED = 1.0
-"""Most seconds a profile loses, over those that were timed."""
+"""Seconds of second tries that a profile allows, over those that were timed."""
 Found = TypeVar("Found")
 
 
 class Patience:
-    """Of one sitting, in which things are timed one after the other.
+    """Times work, and once more where the machine was disturbed, while a bound allows it.
 
     found = patience.timed(time_something)
     """
@@ -197,80 +174,66 @@ class Patience:
         *,
         seconds: float = 0.0,
         share: float = 0.0,
-        clock: Callable[[], float] = time.perf_counter,
-        sleep: Callable[[float], object] = time.sleep,
+        left: Callable[[], float] | None = None,
+        clock: Clock = time.perf_counter,
     ) -> None:
-        """Some patience.
+        """Create it with nothing timed.
 
         Args:
-            level: of what disturbs the machine now, as `Disturbance.level`.
-            seconds: to lose at most, and
+            level: how disturbed the machine is now, as `Disturbance.level`.
+            seconds: of second tries in all, and
             share: of the seconds that were timed so far, on top.
+            left: instead of both, seconds that a second try may take now.
             clock: monotonic seconds.
-            sleep: waits for so many.
         """
-        self._level, self._clock, self._sleep = level, clock, sleep
-        self._seconds, self._share = seconds, share
+        self._level, self._clock = level, clock
+        self._seconds, self._share, self._left = seconds, share, left
         self.lost_seconds = 0.0
-        """Waited, or timed in vain."""
+        """Of second tries."""
         self.timed_seconds = 0.0
-        """Of timings that were kept: those in vain do not lengthen the patience with themselves."""
+        """Of first tries."""
         self.num_disturbed = 0
-        """Timings that were kept though they were disturbed."""
-        self._begun, self._before = 0.0, 0.0
-
-    @property
-    def is_left(self) -> bool:
-        """Whether there is any."""
-        return self.lost_seconds < self._seconds + self._share * self.timed_seconds
-
-    def begin(self) -> None:
-        """Wait for the machine, as long as patience lasts; what follows is timed."""
-        begun = self._clock()
-        while (found := self._level()) >= DISTURBED and self.is_left:
-            self._sleep(PAUSE_SECONDS)
-            self.lost_seconds += self._clock() - begun
-            begun = self._clock()
-        self._before, self._begun = found, self._clock()
-
-    def end(self) -> float:
-        """What was timed is; the higher of the levels before and after it."""
-        self._begun = self._clock() - self._begun
-        self.timed_seconds += self._begun
-        return max(self._before, self._level())
-
-    def again(self, level: float) -> bool:
-        """Whether what has just ended was disturbed, and patience for timing it again is left.
-
-        Args:
-            level: what `end` returned.
-        """
-        if level < DISTURBED:
-            return False
-        if not self.is_left:
-            self.num_disturbed += 1
-            return False
-        self.lost_seconds += self._begun
-        self.timed_seconds -= self._begun
-        return True
+        """Readings that were kept though they were disturbed."""
 
     def timed(self, work: Callable[[], Found]) -> Found:
-        """What `work` finds while the machine is as good as it gets; it may be called again.
-
-        Args:
-            work: times something.
-        """
+        """Time work as `tried` does."""
         return self.tried(work)[0]
 
-    def tried(self, work: Callable[[], Found]) -> tuple[Found, bool]:
-        """As `timed`, and whether the machine was disturbed all the same."""
-        while True:
-            self.begin()
-            found, level = work(), self.end()
-            if not self.again(level):
-                return found, level >= DISTURBED
+    def tried(
+        self, work: Callable[[], Found], noise: Callable[[Found], float] = lambda _: 0.0
+    ) -> tuple[Found, bool]:
+        """Time work, once more where the reading is disturbed or noisy, and keep the better one.
+
+        Args:
+            work: times something; it may be called twice.
+            noise: of what was found; 0: none that matters.
+
+        Returns:
+            What work found, and whether that reading was disturbed.
+        """
+        begun = self._clock()
+        found, disturbed = self._once(work)
+        took = self._clock() - begun
+        self.timed_seconds += took
+        if (disturbed or noise(found) > 0) and took < self._bound():
+            again, still = self._once(work)
+            self.lost_seconds += self._clock() - begun - took
+            if (still, noise(again)) < (disturbed, noise(found)):
+                found, disturbed = again, still
+        self.num_disturbed += disturbed
+        return found, disturbed
+
+    def _once(self, work: Callable[[], Found]) -> tuple[Found, bool]:
+        before = self._level()
+        found = work()
+        return found, max(before, self._level()) >= DISTURBED
+
+    def _bound(self) -> float:
+        if self._left is not None:
+            return self._left()
+        return self._seconds + self._share * self.timed_seconds - self.lost_seconds
 
 
 def undisturbed() -> Patience:
-    """For a machine that nobody looks at: everything is timed once."""
+    """Make one for a machine that nobody looks at: everything is timed once."""
     return Patience(lambda: 0.0)

@@ -232,7 +232,7 @@ class GraphDraws:
     def _timed_dependence(self, num_ranks: int) -> Table | str:
         if not self.measure:
             return "batches that hang together were not timed when the plan was made; plan again"
-        from planner.probe.interlude import Interlude  # torch, which other draws do without
+        from planner.probe.burst import Interlude  # torch, which other draws do without
 
         schedule = self._schedule(num_ranks)
         try:
@@ -253,7 +253,7 @@ class GraphDraws:
     def _timed_stacks(self, num_ranks: int) -> Table | str:
         if not self.measure:
             return "stacks were not timed when the plan was made; plan again"
-        from planner.probe.interlude import Interlude  # torch, which other draws do without
+        from planner.probe.burst import Interlude  # torch, which other draws do without
         from runtime.loader.bulk import with_own_arrays
         from runtime.sampling.bulk.stack import Request
 

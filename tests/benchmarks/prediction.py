@@ -12,8 +12,8 @@ before each configuration that reads it: those of virtual machines swing within 
 configurations calibrate: a reported one is run only when all of those are in RESULTS, and its
 predictions, made before it runs, use their factors. Profiles are measured while planning and kept
 in FOLDER, so keep MACHINE, FOLDER and RESULTS of one quiet machine together. Where neighbours slow
-the machine down, each configuration waits for them to end, for --patience at most; how much equal
-work was slowed down before and after it stands in its line.
+the machine down, each configuration waits for them to end, for --patience at most; how much a
+small step was slowed down before and after it stands in its line.
 
 The last lines are the summary over everything in RESULTS: step_ape_median, step_ape_p90,
 stage_ape_<stage>, kendall_tau, regret_mean, regret_worst, coverage90, width90, and one `pair` line
@@ -28,16 +28,17 @@ import time
 from pathlib import Path
 from typing import Any
 
+from planner.cache_folder import cache_folder
 from planner.machine.model import MachineModel, load_machine, save_machine
-from planner.probe.pace import QUIET, slowdown, wait_for_pace
 from planner.probe.probe import probe, with_disk_again
+from planner.probe.quiet import SLOW, disturbance
 from runtime.device import machine_fingerprint
 from tests.benchmarks.prediction_cases import CASES, default_data, open_case_graph
 from tests.benchmarks.prediction_link import link_machine
 from tests.benchmarks.prediction_measure import FULL, QUICK, measure_case
 from tests.benchmarks.prediction_summary import factors_for, summarize
 
-PACE_SECONDS = 5.0
+PAUSE_SECONDS = 5.0
 """For which equal work is timed."""
 
 
@@ -82,12 +83,13 @@ def machine_in(path: Path, patience_seconds: float) -> MachineModel:
 
 
 def quiet(what: str, patience_seconds: float) -> float:
-    """Wait for a machine that keeps its pace; mean time of equal work over its least in the end."""
-
-    def say(found: float) -> None:
-        print(f"{what} waits: equal work takes {found:.2f} times its least", file=sys.stderr)
-
-    return wait_for_pace(QUIET, patience_seconds, say, seconds=PACE_SECONDS)
+    """Wait for a quiet machine; a small step's seconds over those of good moments in the end."""
+    end = time.monotonic() + patience_seconds
+    with disturbance(cache_folder()) as looks:
+        while (found := looks.slowdown()) >= SLOW and time.monotonic() + PAUSE_SECONDS < end:
+            print(f"{what} waits: a small step takes {found:.2f} times its best", file=sys.stderr)
+            time.sleep(PAUSE_SECONDS)
+    return found
 
 
 def numbers(text: str) -> list[int]:
@@ -127,7 +129,7 @@ def run(wanted: list[int], out: Path, options: argparse.Namespace) -> None:
             factors = factors_for(case.tier, list(finished.values()))
         line = {"case": number} | measure_case(case, graph, here, factors, effort, options.patience)
         seconds = time.monotonic() - started
-        pace.append(slowdown(PACE_SECONDS))
+        pace.append(quiet(case.name, 0.0))
         append(out, line | {"seconds": seconds, "pace": pace})
         words = " and ".join(f"{each:.2f}" for each in pace)
         print(f"{number} {case.name}: {seconds:.0f} s, pace {words}", file=sys.stderr)

@@ -2,7 +2,7 @@
 
 A virtual machine's host moves its cores apart for seconds or minutes, or gives others a part of
 them, and steps are up to half as long again meanwhile (planner/probe/quiet.py). So turns are
-short, those that were disturbed are taken again while patience lasts and left out otherwise, and
+short, those that were disturbed are taken once more while patience lasts and left out otherwise, and
 what is made of the rest is said in `prediction_rounds.py`. Several rounds make a repeat, which is
 what intervals are held against: all of them, slow ones too.
 """
@@ -104,7 +104,7 @@ def measure_case(
     with tempfile.TemporaryDirectory() as folder:
         plans = [write(option, Path(folder) / str(i)) for i, option in enumerate(options)]
         with disturbance(cache_folder()) as before_turns:
-            disturbed = {"seen": before_turns.looks.seen, "patience": patience_seconds}
+            disturbed = {"seen": before_turns.seen, "patience": patience_seconds}
             found = run(case, options, Path(folder), effort, disturbed)
     names = [str(i) for i, _ in enumerate(options)]
     taken = [[one["turns"][name] for one in found if name in one["turns"]] for name in names]

@@ -4,13 +4,14 @@ python -m tests.benchmarks.prediction_rank RANK SIZE ADDRESS PORT JOBS.json OUT.
 
 Every plan keeps its loader, model and pages between rounds; before each turn threads and cores are
 set as the worker sets them. A plan of one rank runs on rank 0 while the others wait. A turn during
-which cores were far apart is taken again, as long as patience lasts. After the planned rounds more
-are taken, as long as there are any and medians are not sure enough.
+which the machine was disturbed is taken once more, as long as patience lasts. After the planned
+rounds more are taken, as long as there are any and medians are not sure enough.
 """
 
 import json
 import os
 import sys
+import time
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,8 @@ from typing import Any
 import numpy as np
 import torch.distributed as dist
 
-from planner.probe.quiet import Disturbance, Looks
-from planner.probe.timing import Patience, undisturbed
+from planner.probe.quiet import Disturbance
+from planner.probe.timing import DISTURBED
 from planner.queries.compare import window_means
 from runtime.comm.collectives import Communicator
 from runtime.cores import batch_threads, pin_to, usable_core_ids
@@ -91,9 +92,9 @@ def main(arguments: list[str]) -> None:
             opened[name] = Job(Path(job["plan"]), alone)
     found: dict[str, list[dict[str, list[float]]]] = {name: [] for name in opened}
     levels: dict[str, list[float]] = {name: [] for name in opened}
-    patience = undisturbed()
-    if int(rank) == 0:
-        patience = Patience(Disturbance(Looks(asked["seen"])).level, seconds=asked["patience"])
+    level = Disturbance(asked["seen"]).level if int(rank) == 0 else lambda: 0.0
+    patience = float(asked["patience"])
+    """Seconds that are left for turns to be taken once more."""
     for number, order in enumerate(asked["rounds"]):
         if number >= asked["planned"] and number % asked["repeats"] == 0:
             sure = int(rank) == 0 and standard_error(medians(found, asked), [*levels.values()])
@@ -102,18 +103,21 @@ def main(arguments: list[str]) -> None:
         for name in order:
             job = asked["jobs"][name]
             discard = asked["discard"] + (asked["warm_up"] if number == 0 else 0)
-            while True:
-                patience.begin()
+            turn, worst = None, 0.0
+            for attempt in range(2):
+                begun, before = time.perf_counter(), level()
                 comm.barrier()
-                turn = None
                 if name in opened:
                     turn = opened[name].turn(job["steps"] + discard, discard, cores)
-                level = patience.end()
-                if not comm.broadcast_object(patience.again(level)):
+                worst = max(before, level())
+                took = time.perf_counter() - begun
+                again = worst >= DISTURBED and took < patience and attempt == 0
+                patience -= took if attempt else 0.0
+                if not comm.broadcast_object(again):
                     break
             if turn is not None:
                 found[name].append(turn)
-                levels[name].append(level)
+                levels[name].append(worst)
     comm.barrier()
     for job in opened.values():
         job.loader.close()

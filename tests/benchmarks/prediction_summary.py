@@ -67,7 +67,7 @@ def summarize(lines: Sequence[Line]) -> None:
 
 
 def median_pace(lines: Sequence[Line]) -> float | None:
-    """Mean time of equal work over its least, beside the configurations; None: not measured."""
+    """Mean slowdown of a small step beside the configurations; None: not measured."""
     found = [np.mean(each["pace"]) for each in lines if "pace" in each]
     return float(np.median(found)) if found else None
 

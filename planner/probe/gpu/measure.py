@@ -21,16 +21,18 @@ The measuring code knows nothing but this; on CUDA `torch_device` answers, in te
 law of seconds with noise.
 """
 
+import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol, runtime_checkable
 
 import numpy as np
 
-from planner.probe.context import FULL, ProbeContext
+from planner.probe.budget import Budget
+from planner.probe.context import AGAIN, FULL, ProbeContext
 from planner.probe.gpu.nvml import Inventory
-from planner.probe.timing import Clock, Measurement, NoisePolicy, settled
+from planner.probe.timing import Clock, Measurement, Patience, summarize
 from runtime.device import available_ram_bytes
 from runtime.errors import WorkerFailed
 
@@ -116,11 +118,8 @@ class GpuSizes:
     flops: int
     launches: int
     repeats: int
-    attempts: int
     limit: float
     """Largest spread that is believed."""
-    budget_seconds: float
-    """Noisy points are not repeated once so much has passed."""
 
 
 GPU_FULL = GpuSizes(
@@ -132,9 +131,7 @@ GPU_FULL = GpuSizes(
     flops=2 * 8192**3,
     launches=200,
     repeats=7,
-    attempts=3,
     limit=0.1,
-    budget_seconds=60.0,
 )
 QUICK = GpuSizes(
     copy_bytes=128 * MIB,
@@ -145,9 +142,7 @@ QUICK = GpuSizes(
     flops=2 * 4096**3,
     launches=100,
     repeats=5,
-    attempts=2,
     limit=0.1,
-    budget_seconds=10.0,
 )
 
 
@@ -203,8 +198,12 @@ class Bench:
     device: GpuDevice
     sizes: GpuSizes
     gpu: int
-    policy: NoisePolicy
+    patience: Patience
     found: GpuFindings
+    is_late: Callable[[], bool] = lambda: False
+    """Tells whether the time for points is over."""
+    late: list[str] = field(default_factory=list[str])
+    """Points that were not reached."""
 
     def point(
         self, name: str, work: Work, per: float = 1.0, beside: Sequence[Work] = ()
@@ -215,11 +214,17 @@ class Bench:
             taken = self.device.seconds(work, self.sizes.repeats, beside)
             return [seconds / per for seconds in taken]
 
-        measured = settled(sample, self.policy)
+        if self.is_late():
+            self.late.append(name)
+            return None
+        measured, _ = self.patience.tried(
+            lambda: summarize(sample(), limit=self.sizes.limit),
+            noise=lambda m: m.spread if m.uncertain else 0.0,
+        )
         if measured.uncertain:
             self.found.notes.append(
-                f"gpu{self.gpu}: {name} refused: spread {measured.spread:.0%} after "
-                f"{measured.attempts} attempts, at most {self.sizes.limit:.0%} is believed"
+                f"gpu{self.gpu}: {name} refused: spread {measured.spread:.0%} in the better of "
+                f"two tries, at most {self.sizes.limit:.0%} is believed"
             )
             return None
         return measured
@@ -237,6 +242,8 @@ class Bench:
         return out
 
 
+POINTS_SHARE = 0.8
+"""Of the GPUs' time, after which no point is begun: the last one's end is waited for."""
 TASK = "planner.probe.gpu.torch_device:measure_task"
 
 
@@ -251,7 +258,9 @@ def measure(context: ProbeContext, gpus: Inventory | None) -> list[GpuFindings]:
         return []
     quick, room = context.sizes.name != FULL.name, available_ram_bytes()
     try:
-        found = context.team.run(TASK, ranks=1, quick=quick, host_bytes=room)[0]
+        found = context.team.run(
+            TASK, ranks=1, quick=quick, host_bytes=room, seconds=POINTS_SHARE * context.budget.left
+        )[0]
     except WorkerFailed as error:
         context.notes.append(f"GPUs: not measured: {error}")
         return []
@@ -349,26 +358,40 @@ def hidden_share(compute: Measurement, exchange: Measurement) -> Measurement:
 
 
 def measure_gpus(
-    device: GpuDevice, sizes: GpuSizes, *, clock: Clock = time.perf_counter
+    device: GpuDevice,
+    sizes: GpuSizes,
+    *,
+    seconds: float = math.inf,
+    clock: Clock = time.perf_counter,
 ) -> list[GpuFindings]:
-    """Measure every GPU of the device, one after another.
+    """Measure every GPU of the device, one after another, each within its share of the time.
 
     A GPU that is spoiled before or after its measurements keeps nothing but its notes.
+
+    Args:
+        device: runs the work.
+        sizes: how much is measured.
+        seconds: after which no point is begun.
+        clock: monotonic seconds.
     """
-    deadline = clock() + sizes.budget_seconds
-    return [_one(device, sizes, gpu, clock, deadline) for gpu in range(device.num_gpus)]
+    budget = Budget(seconds, clock)
+    found: list[GpuFindings] = []
+    for gpu in range(device.num_gpus):
+        with budget.within(1 / (device.num_gpus - gpu)):
+            found.append(_one(device, sizes, gpu, budget, clock))
+    return found
 
 
-def _one(
-    device: GpuDevice, sizes: GpuSizes, gpu: int, clock: Clock, deadline: float
-) -> GpuFindings:
+def _one(device: GpuDevice, sizes: GpuSizes, gpu: int, budget: Budget, clock: Clock) -> GpuFindings:
     found = GpuFindings(gpu=gpu, uuid=device.uuid(gpu), processors=device.processors)
     reasons = device.spoiled(gpu)
     if not reasons:
-        policy = NoisePolicy(
-            limit=sizes.limit, attempts=sizes.attempts, deadline=deadline, clock=clock
-        )
-        _fill(Bench(device, sizes, gpu, policy, found), found)
+        patience = Patience(lambda: 0.0, left=lambda: budget.left, clock=clock)
+        bench = Bench(device, sizes, gpu, patience, found, is_late=lambda: budget.left <= 0)
+        _fill(bench, found)
+        if bench.late:
+            words = "; ".join(bench.late)
+            found.notes.append(f"time: gpu{gpu}: not reached in time: {words}; {AGAIN}")
         reasons = device.spoiled(gpu)
     if not reasons:
         return found

@@ -10,6 +10,7 @@ import contextlib
 import importlib
 import math
 import os
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -250,9 +251,12 @@ def sizes_for(quick: bool, *, host_bytes: int, device_bytes: int) -> GpuSizes:
     )
 
 
-def measure_task(state: State, *, quick: bool, host_bytes: int) -> list[GpuFindings] | str:
+def measure_task(
+    state: State, *, quick: bool, host_bytes: int, seconds: float
+) -> list[GpuFindings] | str:
     """Task: what was measured of every GPU, or why nothing could be."""
     del state
+    begun = time.perf_counter()
     try:
         torch: Any = importlib.import_module("torch")
         importlib.import_module("triton")
@@ -269,4 +273,6 @@ def measure_task(state: State, *, quick: bool, host_bytes: int) -> list[GpuFindi
         for g in range(torch.cuda.device_count())
     )
     sizes = sizes_for(quick, host_bytes=host_bytes, device_bytes=least)
-    return measure_gpus(CudaDevice(torch, nvml), sizes)
+    device = CudaDevice(torch, nvml)
+    left = seconds - (time.perf_counter() - begun)
+    return measure_gpus(device, sizes, seconds=left)

@@ -16,9 +16,7 @@ SIZES = GpuSizes(
     flops=10**12,
     launches=100,
     repeats=5,
-    attempts=3,
     limit=0.1,
-    budget_seconds=100.0,
 )
 MEMORY, SLOT, SLOT_READS, PEER, PEER_READS = 2e12, 50e9, 40e9, 200e9, 150e9
 LATENCY, LAUNCH, FLOPS = 5e-6, 2e-6, 40e12

@@ -1,6 +1,7 @@
 """Tests for planner/probe/disk.py."""
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from planner.probe.team import Team
 from planner.probe.worker import State
 
 
-def context(folder: Path, monkeypatch: pytest.MonkeyPatch) -> ProbeContext:
+def context(folder: Path) -> ProbeContext:
     """A context whose team is this process."""
 
     class Here(Team):
@@ -21,12 +22,11 @@ def context(folder: Path, monkeypatch: pytest.MonkeyPatch) -> ProbeContext:
             function = getattr(disk, task.partition(":")[2])
             return [function(State(rank=rank), **arguments) for rank in range(ranks or 1)]
 
-    monkeypatch.setattr(disk, "ROUNDS", 3)
-    return ProbeContext(team=Here(1), sizes=QUICK, cores=1, scratch=folder)
+    return ProbeContext(team=Here(1), sizes=replace(QUICK, disk_rounds=3), cores=1, scratch=folder)
 
 
-def test_direct_reads_are_measured_on_every_grid_point(tmp_path: Path, monkeypatch):
-    here = context(tmp_path, monkeypatch)
+def test_direct_reads_are_measured_on_every_grid_point(tmp_path: Path):
+    here = context(tmp_path)
     tables = disk.measure(here)
     if not tables:
         pytest.skip(f"this file system refuses direct reads: {here.notes}")
@@ -51,10 +51,15 @@ def test_where_direct_reads_are_refused_the_table_is_left_out_and_noted(
         return real(path, flags, *rest)
 
     monkeypatch.setattr(os, "open", refusing)
-    here = context(tmp_path, monkeypatch)
+    here = context(tmp_path)
     assert disk.measure(here) == {}
     assert "direct reads refused (Invalid argument)" in here.notes[0]
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_slow_disk_has_a_smaller_file(tmp_path: Path) -> None:
+    disk.write_file(tmp_path / "small.bin", 64 << 20, seconds=0.0)
+    assert (tmp_path / "small.bin").stat().st_size == 4 << 20
 
 
 def test_how_far_apart_readers_end_is_what_the_slower_still_reads_alone() -> None:

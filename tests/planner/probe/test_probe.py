@@ -26,7 +26,6 @@ from runtime.device import machine_fingerprint
 TINY = replace(
     QUICK,
     name="tiny",
-    retry_seconds=0.0,
     noise_kernel_seconds=0.01,
     noise_repeats=3,
     point_seconds=0.005,
@@ -39,6 +38,7 @@ TINY = replace(
     exchange_steps=3,
     exchange_burst_rows=64,
     disk_file_bytes=2**22,
+    disk_rounds=2,
     message_bytes=(256, 2**20),
     graph_nodes=(2**11,),
     sample_cases=((64, (10, 5)), (128, (5,))),
@@ -94,7 +94,7 @@ def test_a_small_probe_fills_every_table_and_round_trips(tmp_path: Path, own_cac
     shares = [share for _, share in seen]
     assert shares == sorted(shares)
     assert shares[-1] == 1.0
-    # Nothing temporary stays; how near the cores have been does.
+    # Nothing temporary stays; how quiet the machine has been does.
     assert [path.name.partition("-")[0] for path in own_cache.iterdir()] in ([], ["cores"])
     save_machine(machine, tmp_path / "machine.json")
     assert load_machine(tmp_path / "machine.json") == machine

@@ -1,20 +1,12 @@
 """Tests for planner/probe/timing.py, with clocks and timers of our own."""
 
 import time
-from collections.abc import Sequence
 
 import numpy as np
 import pytest
 
-from planner.probe.timing import (
-    NoisePolicy,
-    noise_floor,
-    robust_spread,
-    settled,
-    summarize,
-    timed,
-    wait_until,
-)
+from planner.probe.burst import Interlude
+from planner.probe.timing import noise_floor, robust_spread, summarize, timed, wait_until
 
 QUIET = [1.0, 1.01, 0.99, 1.0, 1.0]
 NOISY = [1.0, 3.0, 0.2, 2.0, 1.0]
@@ -30,18 +22,6 @@ class FakeClock:
         return self.now
 
 
-class Attempts:
-    """Gives prepared attempts in turn and counts them."""
-
-    def __init__(self, *attempts: Sequence[float]) -> None:
-        self.attempts = list(attempts)
-        self.made = 0
-
-    def __call__(self) -> Sequence[float]:
-        self.made += 1
-        return self.attempts[min(self.made, len(self.attempts)) - 1]
-
-
 def test_robust_spread_is_the_coefficient_of_variation_of_normal_samples():
     samples = np.random.default_rng(0).normal(10.0, 0.5, size=20_000)
     assert robust_spread(list(samples)) == pytest.approx(0.05, rel=0.03)
@@ -51,38 +31,11 @@ def test_robust_spread_ignores_one_outlier():
     assert robust_spread([1.0] * 9 + [100.0]) == 0.0
 
 
-def test_a_quiet_point_is_measured_once():
-    attempts = Attempts(QUIET)
-    found = settled(attempts, NoisePolicy(limit=0.1))
-    assert (attempts.made, found.attempts, found.uncertain) == (1, 1, False)
-    assert found.value == 1.0
-
-
-def test_a_point_that_stays_noisy_is_repeated_three_times_and_marked_uncertain():
-    attempts = Attempts(NOISY)
-    found = settled(attempts, NoisePolicy(limit=0.1))
-    assert (attempts.made, found.attempts, found.uncertain) == (3, 3, True)
-
-
-def test_a_point_that_becomes_quiet_is_accepted_with_its_attempts_counted():
-    attempts = Attempts(NOISY, QUIET, NOISY)
-    found = settled(attempts, NoisePolicy(limit=0.1))
-    assert (attempts.made, found.attempts, found.uncertain) == (2, 2, False)
-
-
-def test_of_noisy_attempts_the_quietest_is_kept():
-    calmer = [1.0, 1.3, 0.7, 1.2, 0.9]
-    found = settled(Attempts(NOISY, calmer, NOISY), NoisePolicy(limit=0.01))
-    assert found.spread == robust_spread(calmer)
-    assert found.uncertain
-
-
-def test_nothing_is_repeated_after_the_deadline():
-    clock = FakeClock()
-    clock.now = 11.0
-    attempts = Attempts(NOISY)
-    found = settled(attempts, NoisePolicy(limit=0.1, deadline=10.0, clock=clock))
-    assert (attempts.made, found.uncertain) == (1, True)
+def test_noisy_samples_and_one_alone_are_uncertain_where_a_limit_is_set():
+    assert not summarize(QUIET, limit=0.1).uncertain
+    assert summarize(NOISY, limit=0.1).uncertain
+    assert summarize([1.0], limit=0.1).uncertain
+    assert not summarize([1.0]).uncertain
 
 
 def test_no_samples_are_refused():
@@ -98,6 +51,35 @@ def test_timed_calls_at_least_the_least_and_until_the_time_is_up():
 
     assert timed(kernel, seconds=1.0, least=3, clock=clock) == [2.0, 2.0, 2.0]
     assert len(timed(kernel, seconds=9.0, least=1, clock=clock)) == 5
+
+
+def test_calls_that_take_too_long_are_fewer_than_the_least_but_one():
+    clock = FakeClock()
+
+    def kernel() -> None:
+        clock.now += 2.0
+
+    assert len(timed(kernel, seconds=1.0, least=9, most=3.0, clock=clock)) == 2
+    assert len(timed(kernel, seconds=1.0, least=9, most=0.0, clock=clock)) == 1
+
+
+def test_what_comes_before_a_call_is_not_timed():
+    calls, moments = list[str](), iter(np.arange(100.0))
+    found = timed(
+        lambda: calls.append("kernel"),
+        seconds=0.0,
+        least=3,
+        clock=lambda: float(next(moments)),
+        before=lambda: calls.append("before"),
+    )
+    assert calls == ["before", "kernel"] * 3
+    assert found == [1.0, 1.0, 1.0]
+
+
+def test_an_interlude_can_be_repeated():
+    interlude = Interlude(rows=8, columns=4)
+    assert interlude() is None
+    assert interlude() is None
 
 
 def test_noise_floor_of_a_noisy_kernel_is_its_coefficient_of_variation():
