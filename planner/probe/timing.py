@@ -232,8 +232,3 @@ class Patience:
         if self._left is not None:
             return self._left()
         return self._seconds + self._share * self.timed_seconds - self.lost_seconds
-
-
-def undisturbed() -> Patience:
-    """Make one for a machine that nobody looks at: everything is timed once."""
-    return Patience(lambda: 0.0)

@@ -2,9 +2,9 @@
 
 A virtual machine's host moves its cores apart for seconds or minutes, or gives others a part of
 them, and steps are up to half as long again meanwhile (planner/probe/quiet.py). So turns are
-short, those that were disturbed are taken once more while patience lasts and left out otherwise, and
-what is made of the rest is said in `prediction_rounds.py`. Several rounds make a repeat, which is
-what intervals are held against: all of them, slow ones too.
+short, those that were disturbed are taken once more while patience lasts and left out otherwise,
+and what is made of the rest is said in `prediction_rounds.py`. Several rounds make a repeat, which
+is what intervals are held against: all of them, slow ones too.
 """
 
 import json

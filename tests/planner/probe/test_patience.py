@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from planner.probe.timing import Patience, undisturbed
+from planner.probe.timing import Patience
 
 
 class Machine:
@@ -93,4 +93,4 @@ def test_who_has_none_times_once() -> None:
     patience = machine.patience()
     assert patience.timed(machine.work) == 1.0
     assert patience.num_disturbed == 1
-    assert undisturbed().timed(machine.work) == 2.0
+    assert Patience(lambda: 0.0).timed(machine.work) == 2.0

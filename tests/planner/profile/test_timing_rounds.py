@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from planner.probe.timing import Patience, undisturbed
+from planner.probe.timing import Patience
 from planner.profile.loader_seconds import InLine, LoadingAnswer
 from planner.profile.model_seconds import STEPS
 from planner.profile.protocol import TimingRequest
@@ -61,7 +61,9 @@ def test_a_round_goes_through_all_ranks_and_threads_and_their_loading(small_grap
         TimedBatch(batch=batches[1], combinations=two, settings=settings),
     ]
     team, told = Recorded([3.0, 1.9, 1.8, *[2.0] * 6]), list[float]()
-    found = time_all(small_graph, wanted, team, lambda _, share: told.append(share), undisturbed())
+    found = time_all(
+        small_graph, wanted, team, lambda _, share: told.append(share), Patience(lambda: 0.0)
+    )
     first, others = [(1, 1), (1, 2), "load 1", (2, 1), "load 2"], [(1, 1), (1, 2), (2, 1)]
     assert team.calls == first * ROUNDS + others * (STEP_ROUNDS - ROUNDS)
     assert told == [i / (3 * STEP_ROUNDS) for i in range(3 * STEP_ROUNDS)]
@@ -98,7 +100,7 @@ def test_rounds_that_differ_are_followed_by_more_until_the_two_quickest_agree(
     small_graph: Graph, seconds: list[float], rounds: int, kept: float
 ) -> None:
     team = Recorded(seconds)
-    (each,) = time_all(small_graph, [one_batch()], team, None, undisturbed())
+    (each,) = time_all(small_graph, [one_batch()], team, None, Patience(lambda: 0.0))
     assert team.calls.count((1, 1)) == rounds
     assert team.calls.count("load 1") == ROUNDS
     found = each.model.forward_backward.at(scale=1.0, ranks=1, threads=1)
@@ -113,7 +115,9 @@ def test_progress_counts_the_rounds_that_fit(
 ) -> None:
     monkeypatch.setattr("planner.profile.timing_rounds.MORE_SECONDS", 0.0)
     team, told = Recorded([1.0] * ROUNDS), list[float]()
-    time_all(small_graph, [one_batch()], team, lambda _, share: told.append(share), undisturbed())
+    time_all(
+        small_graph, [one_batch()], team, lambda _, share: told.append(share), Patience(lambda: 0.0)
+    )
     assert told == [0.0, *[number / ROUNDS for number in range(1, ROUNDS)]]
 
 
@@ -150,7 +154,7 @@ def test_a_machine_that_is_always_disturbed_is_timed_as_it_is(
 @pytest.mark.parametrize("seconds", [0.0001, 0.004, 1.0])
 def test_steps_of_later_rounds_fill_a_time(small_graph: Graph, seconds: float) -> None:
     team = Recorded([seconds] * MOST_ROUNDS)
-    time_all(small_graph, [one_batch()], team, None, undisturbed())
+    time_all(small_graph, [one_batch()], team, None, Patience(lambda: 0.0))
     first, *later = [each.steps for each in team.requests if not each.times_loading]
     mean = sum(answer(seconds).forward_backward) / 3
     assert first == STEPS
@@ -164,5 +168,5 @@ def test_rounds_that_take_longer_than_there_is_are_not_begun(
 ) -> None:
     monkeypatch.setattr("planner.profile.timing_rounds.MORE_SECONDS", seconds)
     team = Recorded([1.0] * MOST_ROUNDS)
-    time_all(small_graph, [one_batch()], team, None, undisturbed())
+    time_all(small_graph, [one_batch()], team, None, Patience(lambda: 0.0))
     assert team.calls.count((1, 1)) == rounds

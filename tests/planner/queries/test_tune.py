@@ -15,7 +15,7 @@ from planner import pipeline
 from planner.cli.main import main
 from planner.errors import SettingsError
 from planner.machine.model import MachineModel
-from planner.probe.timing import Patience, undisturbed
+from planner.probe.timing import Patience
 from planner.profile.cache import load_record, record_path
 from planner.queries.calibrate import calibration_path
 from planner.queries.tune import TUNE_FILE, distinct, shortlist, tune, turns
@@ -120,7 +120,7 @@ def test_candidates_run_in_turn_and_the_fastest_is_kept(folder: Path) -> None:
     before = load_plan(folder)
     launch = Pretended(0.030, 0.020)
     asked = Asked(top=2, rounds=3, seed=5)
-    found = tune(folder, asked, launch=launch, patience=undisturbed())
+    found = tune(folder, asked, launch=launch, patience=Patience(lambda: 0.0))
     assert launch.order == [i for turn in turns(range(2), 3, seed=5) for i in turn]
     # 10 steps of warm-up and 40 that count, at 3 steps an epoch.
     for each in launch.options:
