@@ -1,4 +1,4 @@
-"""Misses of an LRU cache by how long rows stay away: the working set of a batch sequence.
+"""Hit rates of caches: what an LRU cache misses, and shares that do not flatter.
 
 A row leaves an LRU cache of C rows after tau batches without a touch, where the distinct rows of
 tau successive batches are C on average [A7]. So the misses of a batch are its rows that none of the
@@ -7,28 +7,15 @@ last tau batches touched, and both follow from one curve:
     m(n) = E[rows of a batch that none of the n batches before touched],  m(0) = E[rows]
     F(n) = sum_{j<n} m(j),  F(tau) = C,  misses = m(tau)
 
-The curve is counted, either over successive batches of one rank as they are drawn (dependent ones
-too: the thresholds and hops that `dependent_hit_rate` has to simplify are then as they are), or
-over independent batches from how often each row was read. The order tells more: every seed comes
-once in an epoch, so rows return later and more evenly than by chance, and what one rank reads
-another does not (1,885 misses counted, 1,719 by frequency, 1,888 seen; 64 and 48 where the
-frequencies were of both ranks). Longer than was counted, rows are taken to stay away for ever,
-which promises too little and never too much.
+The curve is counted over successive batches of one rank as they are drawn, dependent ones too;
+where none could be drawn (links, typed graphs) it follows from how often each row was read. The
+order tells more: every seed comes once in an epoch, so rows return later and more evenly than by
+chance, and what one rank reads another does not. Longer than was counted, rows are taken to stay
+away for ever, which promises too little and never too much. Which neighbours of a missed row are
+missed with it, and so how many requests read them from disk, is told by the batches alone.
 
 Source: Denning, Schwartz, "Properties of the working-set model" (CACM 1972), with the batch as the
-unit of time; docs/formulas.md 8.7 [A7], 5.5.
-
-Requests that read from disk what an LRU cache misses, counted on successive batches.
-
-Rows that a cache misses lie neither as far apart as if each were missed by chance nor as near as
-a whole batch's do: which neighbours of a row were touched lately is told by the batches alone. On
-dblp-citation .62 requests a row were expected of rows missed by chance, corrected by how whole
-batches lie; counted on the batches .505, and .505 in a run.
-
-What one rank reads batch after batch: how soon rows come back, and what a cache lets through.
-
-Where batches were drawn both are counted on them; where none could be (links, typed graphs), how
-often each row is read tells the first and nothing tells the second.
+unit of time; docs/formulas.md 8.7 [A7], 5.5; for shares 8.9 [A9].
 """
 
 import math
@@ -58,14 +45,9 @@ class Reuse:
     """By source kind, all of one length."""
 
     def hits(self, num_slots: int) -> tuple[dict[str, float], bool]:
-        """Rows per batch that an LRU cache saves, by the source they would come from.
+        """Rows per batch that an LRU cache of C rows saves, by the source they would come from.
 
-        Args:
-            num_slots: C, rows the cache keeps.
-
-        Returns:
-            Rows by source, and whether the curve ends before the cache is full (the rows are then
-            a lower bound).
+        Also whether the curve ends before the cache is full: the rows are then a lower bound.
 
         >>> Reuse(misses={"disk": np.array([4.0, 2.0, 1.0])}).hits(5)
         ({'disk': 2.5}, False)
@@ -135,16 +117,10 @@ def of_batches(
     num_nodes: int,
     sources: Mapping[str, NDArray[np.bool_] | None],
 ) -> Reuse:
-    """The curve of successive batches.
+    """The curve of successive batches, given the distinct ids of each in order.
 
-    Args:
-        batches: distinct ids of each, in the order in which they are read.
-        num_nodes: of the graph.
-        sources: as in `of_frequencies`.
-
-    Returns:
-        m(n) over the batches that have n before them, n up to half of them: fewer would tell of
-        one moment alone.
+    m(n) is the mean over the batches that have n before them, n up to half of them: fewer would
+    tell of one moment alone.
     """
     most = max(1, min(LONGEST, -(-len(batches) // 2)))
     last = np.full(num_nodes, -1, np.int64)
@@ -169,14 +145,8 @@ def of_independent(
 ) -> Reuse:
     """The curve of successive batches drawn independently: counted, then as frequencies have it.
 
-    Args:
-        batches: as in `of_batches`.
-        num_nodes: of the graph.
-        sources: as in `of_frequencies`.
-
-    Returns:
-        m(n) of `of_batches` as far as that looks, and beyond it that of `of_frequencies` of the
-        same batches, in the proportion that they have where they meet.
+    Beyond what `of_batches` counts it is that of `of_frequencies`, in the proportion that the two
+    have where they meet.
     """
     counted = of_batches(batches, num_nodes, sources)
     read = np.zeros(num_nodes, np.float32)
@@ -223,8 +193,6 @@ def missed_runs(
             two whole numbers the counts are taken in proportion.
         row_bytes: of a stored row.
         data_offset: bytes before row 0.
-
-    Source: `planner.cost.cache_model` for what is missed, `runtime.features.direct` for requests.
 
     >>> batches = [np.array([0, 1, 8]), np.array([0, 8]), np.array([0, 1, 8])]
     >>> missed_runs(batches, np.ones(9, np.bool_), 1.0, 4096, 0)  # row 1 alone was away
@@ -338,11 +306,7 @@ def cross_validated(
 ) -> Shares:
     """Share of rows by source, each half scored by the placement chosen on the other half.
 
-    Args:
-        first: frequencies over one half of the profiled batches.
-        second: frequencies over the other half.
-        rows: expected rows by rank and source, shape (ranks, sources), of the placement chosen on
-            its first argument and scored on its second.
+    `rows(chosen_on, scored_on)` gives the expected rows by rank and source, shape (ranks, sources).
 
     Source: docs/formulas.md 8.9 [A9].
 

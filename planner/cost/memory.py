@@ -26,13 +26,8 @@ MANY_BATCHES = 200
 def tail(spread: Spread, profiled: int, draws: int) -> float:
     """Largest of many batches to come.
 
-    mu + sigma * kappa_M, and never below the largest that was seen; with many profiled batches the
-    seen 99th percentile's excess is scaled instead where it is the larger (skew).
-
-    Args:
-        spread: the per-batch quantity over the profiled batches.
-        profiled: batches that the spread was taken from.
-        draws: M, batches times ranks that memory must hold.
+    mu + sigma kappa_M over M draws, and never below the largest that was seen; with many profiled
+    batches the seen 99th percentile's excess is scaled instead where it is the larger (skew).
 
     Source: docs/formulas.md 8.10 [A10].
 
@@ -49,36 +44,23 @@ def tail(spread: Spread, profiled: int, draws: int) -> float:
 
 
 def model_bytes(num_parameters: int, item_bytes: int = 4) -> int:
-    """Parameters, gradients and optimizer state.
-
-    >>> model_bytes(1000)
-    16000
-    """
+    """Bytes of parameters, gradients and optimizer state."""
     return ADAM_COPIES * num_parameters * item_bytes
 
 
 def activation_bytes(mean_bytes: int, tail_scale: float) -> int:
-    """Activations and their gradients at the tail: proportional to the batch.
-
-    >>> activation_bytes(1000, 1.5)
-    1500
-    """
+    """Bytes of activations and their gradients at the tail: proportional to the batch."""
     return round(mean_bytes * tail_scale)
 
 
 def sampling_bytes(
     tail_vertices: float, tail_edges: float, num_nodes: int, loader_threads: int
 ) -> int:
-    """Buffers of the sampler: per thread a relabelling table and one batch in the making.
+    """Bytes of a sampler on cores: per thread a relabelling table and one batch in the making.
 
-    W * (8 N + 16 V + 8 E): a stamp and a local id (4 B each) per node; a global id and a list's
-    end (8 B each) per vertex of the batch; the drawn position (8 B) per edge.
-
-    Args:
-        tail_vertices: V, vertices of the largest batch.
-        tail_edges: E, edges of its outermost block.
-        num_nodes: N of the graph.
-        loader_threads: W, threads that sample; with none the training thread does.
+    W (8 N + 16 V + 8 E) for W threads (at least one), N nodes, V vertices and E edges of the
+    largest batch: a stamp and a local id (4 B each) per node; a global id and a list's end (8 B
+    each) per vertex; the drawn position (8 B) per edge.
 
     >>> sampling_bytes(100.0, 1000.0, 10_000, loader_threads=1)
     89600
@@ -92,10 +74,6 @@ def live_batches(ahead: int, steps_per_epoch: int) -> int:
 
     An epoch's loader makes none of the next epoch, so there are never more than an epoch has.
 
-    Args:
-        ahead: batches made ahead; 0: the training thread makes its own.
-        steps_per_epoch: of one rank.
-
     >>> live_batches(2, 100), live_batches(4, 3), live_batches(0, 3)
     (3, 3, 1)
     """
@@ -103,13 +81,7 @@ def live_batches(ahead: int, steps_per_epoch: int) -> int:
 
 
 def batch_bytes(tail_vertices: float, tail_edges: float, row_bytes: int, buffers: int) -> int:
-    """The ring of batches: rows, ids and edges of each buffer at the tail.
-
-    Args:
-        tail_vertices: input vertices of the largest batch.
-        tail_edges: edges of its outermost block.
-        row_bytes: bytes of one feature row in the batch.
-        buffers: batches alive at once (`live_batches`).
+    """Bytes of the batches alive at once, at the tail: rows, ids and edges of each.
 
     >>> batch_bytes(100.0, 1000.0, 400, 3)
     134400
@@ -118,20 +90,12 @@ def batch_bytes(tail_vertices: float, tail_edges: float, row_bytes: int, buffers
 
 
 def location_bytes(num_nodes: int, code_bytes: int) -> int:
-    """A location table: one code per node, and own rows are found by slot.
-
-    >>> location_bytes(1000, 4)
-    4000
-    """
+    """Bytes of a location table: one code per node; own rows are found by slot."""
     return num_nodes * code_bytes
 
 
 def use(parts: Mapping[str, int], capacity: int) -> MemoryUse:
-    """The sum of the parts against the capacity.
-
-    >>> use({"model": 3, "cache": 4}, 10).headroom
-    3
-    """
+    """Sum up parts against a capacity."""
     total = sum(parts.values())
     return MemoryUse(parts=dict(parts), total=total, capacity=capacity, headroom=capacity - total)
 
@@ -152,7 +116,7 @@ def require_fit(name: str, memory: MemoryUse) -> None:
 
 
 def sum_text(name: str, memory: MemoryUse) -> str:
-    """The memory's sum in words, largest part first.
+    """Write a memory's sum in words, largest part first.
 
     >>> sum_text("rank 0", use({"model": 3_000_000, "cache": 4_000_000}, 5_000_000))
     'rank 0: cache 4.0 MB + model 3.0 MB = 7.0 MB > 5.0 MB usable'
@@ -165,7 +129,7 @@ def sum_text(name: str, memory: MemoryUse) -> str:
 
 
 def capacity_text(size_bytes: int) -> str:
-    """What a memory holds, in the powers of two that it is sold in where it is a whole number.
+    """Write a capacity in the powers of two that memories are sold in, where it is a whole number.
 
     >>> capacity_text(80 * 2**30), capacity_text(61_200_000_000)
     ('80 GiB', '61.2 GB')
@@ -175,7 +139,7 @@ def capacity_text(size_bytes: int) -> str:
 
 
 def size_text(size_bytes: float | int) -> str:
-    """Bytes for people, in powers of ten; memories of whole GiB as they are sold.
+    """Write bytes in powers of ten; whole GiB as they are.
 
     >>> size_text(999), size_text(1.25e6), size_text(61.2e9), size_text(80 * 2**30)
     ('999 B', '1.2 MB', '61.2 GB', '80 GiB')
@@ -255,13 +219,7 @@ def common_parts(
 ) -> dict[str, int]:
     """Bytes of a rank on any processor, beside its context and its sampler's buffers.
 
-    Args:
-        candidate: threads and prefetch depth set how many batches live at once.
-        graph: nodes, and columns of a feature row, which a batch holds as float32.
-        batch: sizes and their tail.
-        timing: parameters and activations.
-        code_bytes: of an entry of the rank's location table.
-        steps_per_epoch: batches of a rank in an epoch.
+    Threads and prefetch depth set how many batches, whose rows are float32, live at once.
     """
     largest = BatchTail.of(batch)
     ahead = candidate.prefetch_depth if candidate.threads.sample else 0
@@ -304,15 +262,6 @@ def gpu_parts(
 ) -> dict[str, int]:
     """Bytes of a rank on a GPU: its context, the allocator's slack, its sampler, its topology.
 
-    Args:
-        candidate: where the topology lies.
-        graph: sizes of the dataset.
-        batch: sizes and their tail.
-        machine: the GPU's memory, and table `gpu_context`.
-        rank: which GPU.
-        budgets: the user's limits; the reserve is a share of what may be used.
-        captured_bytes: of the buffers of the graph that samples.
-
     Source: docs/formulas.md 8.10 [A10]; two ids of 8 bytes per drawn edge while a batch is drawn,
     and a relabelling table of two ids per vertex at half load.
     """
@@ -329,13 +278,9 @@ def gpu_parts(
 def peer_bytes(candidate: Candidate, batch: BatchProfile, row_bytes: int) -> int:
     """Bytes of a rank's buffers for rows that ranks read of each other: received, and sent.
 
-    2 (R - 1) / R V rows: a rank's share of all rows is its own, and as many are asked of it as it
-    asks for. Ranks that share a batch have their own (`exchange_parts`).
-
-    Args:
-        candidate: R ranks.
-        batch: V, the tail of a batch's vertices.
-        row_bytes: of a stored row.
+    2 (R - 1) / R V rows for R ranks and V vertices of the largest batch: a rank's share of all rows
+    is its own, and as many are asked of it. Ranks that share a batch have their own
+    (`exchange_parts`).
     """
     ranks = candidate.num_ranks
     if candidate.batching == "cooperative":
@@ -354,20 +299,17 @@ def memory_use(
     launcher_bytes: int,
     mapped_topology: bool = True,
 ) -> dict[str, MemoryUse]:
-    """Every memory's parts against its capacity.
+    """Hold every rank's and the host's parts against their capacities.
 
     Args:
         parts: each rank's private bytes without own rows.
         graph: its adjacency is mapped once per host.
         placed: own rows of each rank, and rows that the shared mapping must hold.
-        row_bytes: bytes of a stored row.
+        row_bytes: of a stored row.
         machine: capacity of the host.
         budgets: the user's limits.
         launcher_bytes: of what starts the ranks, once per host.
         mapped_topology: False where the adjacency lies in parts among the ranks' own bytes.
-
-    Returns:
-        By memory: rank0, rank1, ... (where a device budget was given) and the host.
     """
     host, capacity = host_memory(machine)
     capacity = capacity if budgets.host_bytes is None else min(capacity, budgets.host_bytes)
@@ -452,9 +394,6 @@ def gpu_memory_use(
         row_bytes: of a stored row.
         machine: capacities, and table `gpu_process`.
         budgets: the user's limits.
-
-    Returns:
-        By memory: rank0, rank1, ... for the GPUs, then the hosts.
     """
     found: dict[str, MemoryUse] = {}
     for g, (part, rows) in enumerate(zip(parts, placed.ranks, strict=True)):
@@ -481,13 +420,10 @@ IN_USE = 1
 def stack_bytes(pilot: BulkBytes, bulk: int, depth: int) -> int:
     """Bytes that let the runtime stack k batches on cores while earlier ones are still in use.
 
-    B = table + max_m (1.15 (k + 2 (d + 1)) batch_m + scratch_m), and 5% for batches that vary
-
-    Args:
-        pilot: bytes at each moment of sampling a stack.
-        bulk: k.
-        depth: d, batches ready ahead; each stack gives d + 1 batches arrays of their own, and as
-            many may be left of the stack before (`runtime.loader.bulk`).
+    B = table + max_m (1.15 (k + 2 (d + 1)) batch_m + scratch_m), and 5% for batches that vary: the
+    pilot tells the bytes at each moment m; d batches are ready ahead. Each stack gives d + 1
+    batches arrays of their own, and as many may be left of the stack before
+    (`runtime.loader.bulk`).
 
     Source: `runtime.sampling.bulk.memory`, solved for the budget.
 
@@ -525,15 +461,6 @@ def gpu_batch_bytes(batch: BatchProfile, *, every_hop: bool) -> int:
 
 
 def gpu_stack_bytes(batch: BatchProfile, bulk: int, depth: int, *, every_hop: bool) -> int:
-    """Bytes that let the runtime stack k batches on a GPU while earlier ones are still in use.
-
-    B = 1.05 x 4 batch (k + 2 (d + 1))
-
-    Args:
-        batch: sizes and their tail.
-        bulk: k.
-        depth: d, batches ready ahead, as in `stack_bytes`.
-        every_hop: whether a hop expands every vertex again.
-    """
+    """As `stack_bytes`, on a GPU: B = 1.05 x 4 batch (k + 2 (d + 1))."""
     each = HELD * gpu_batch_bytes(batch, every_hop=every_hop)
     return int(SPARE * each * (bulk + 2 * (depth + IN_USE)))

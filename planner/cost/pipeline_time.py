@@ -1,12 +1,9 @@
-"""From stage seconds to step seconds: bounded prefetch, and cores as shared capacity.
+"""From stage seconds to step seconds: bounded prefetch, cores as shared capacity, the slowest rank.
 
-A two-stage picture suffices for a rank: the loader's threads run ahead of the training thread by
-at most the prefetch depth. Three bounds hold together: each stage's own rate, the buffers between
-them, and the cores that all ranks share. Formula [A2].
-
-A step ends when its slowest rank ends: the expected maximum over ranks.
-
-Formula [A1]; the same integral gives the largest of many batches, which memory must hold [A10].
+A rank is two stages: the loader's threads run ahead of the training thread by at most the prefetch
+depth. Three bounds hold together: each stage's own rate, the buffers between them, and the cores
+that all ranks share [A2]. A step ends when its slowest rank ends: the expected maximum over ranks
+[A1], whose integral also gives the largest of many batches, which memory must hold [A10].
 """
 
 import functools
@@ -36,7 +33,7 @@ def period(
 
     Args:
         seconds: t_i of each stage.
-        workers: w_i, parallel workers of each stage; None means one each.
+        workers: w_i, parallel workers of each stage; None: one each.
         depths: d_i, buffers between stages i and i + 1, free again when i + 1 finishes.
         freed_at_start: a buffer is free when i + 1 starts, so the second term has t_i alone.
         in_flight: K, items in flight at most; None: unbounded.
@@ -60,19 +57,6 @@ def period(
     return max(bounds)
 
 
-def epoch_seconds(seconds: Sequence[float], period_seconds: float, steps: int) -> float:
-    """A whole epoch: the pipeline fills once, then one item per period.
-
-    T = sum_i t_i + (steps - 1) * period
-
-    Source: docs/formulas.md 8.2 [A2].
-
-    >>> epoch_seconds([4.0, 6.0, 10.0], 10.0, 50)
-    510.0
-    """
-    return sum(seconds) + (steps - 1) * period_seconds if steps > 0 else 0.0
-
-
 def finish_times(
     seconds: NDArray[np.float64],
     depths: Sequence[int],
@@ -80,7 +64,7 @@ def finish_times(
     workers: int = 1,
     freed_at_start: bool = False,
 ) -> NDArray[np.float64]:
-    """When each item leaves each stage, by the max-plus recursion.
+    """Seconds at which each item leaves each stage, by the max-plus recursion.
 
     Args:
         seconds: shape (stages, items), positive.
@@ -89,7 +73,7 @@ def finish_times(
         freed_at_start: a buffer is free when the later stage starts its item, else when it ends.
 
     Returns:
-        Shape (stages, items), seconds since the start.
+        Shape (stages, items).
 
     Source: docs/formulas.md 8.2 [A2].
     """
@@ -123,15 +107,9 @@ def stochastic_period(
     """Seconds per step of a loader and a trainer whose times vary from batch to batch.
 
     The recursion on lognormal times: random stalls fall with depth. A slot is free as soon as the
-    training thread takes its batch. Seeded, so equal inputs give equal plans.
-
-    Args:
-        loader_seconds: mean seconds one loader worker takes for a batch.
-        trainer_seconds: mean seconds of the training thread for a batch.
-        variation: coefficient of variation of both.
-        depth: batches that may be ready or under way ahead of the training thread.
-        workers: loader threads.
-        seed: of the draws.
+    training thread takes its batch. The draws are seeded, so equal inputs give equal plans.
+    `variation` is the coefficient of variation of both times, `depth` the batches that may be ready
+    or under way ahead of the training thread, made by so many loader `workers`.
 
     Source: docs/formulas.md 8.2 [A2], random times.
 
@@ -154,11 +132,7 @@ def stochastic_period(
 
 
 def core_bound_seconds(core_seconds: float, cores: int) -> float:
-    """No step is shorter than its work spread evenly over all cores.
-
-    Args:
-        core_seconds: over all ranks and stages, per step.
-        cores: of the host.
+    """Seconds of a step's core-seconds spread evenly over all cores: no step is shorter.
 
     Source: docs/modelling.md 1.
 
@@ -178,19 +152,9 @@ def beside(
 ) -> tuple[float, float]:
     """Loader and trainer seconds when each runs beside the other for part of the time.
 
-    Each works at rate 1 / slowdown while the other is busy and at rate 1 otherwise; the share f
-    of a period in which the other is busy follows from the result, so the pair is a fixed point:
-    t' = t / (1 - f (1 - 1 / s)).
-
-    Args:
-        loader_seconds: one loader worker alone, per batch.
-        trainer_seconds: the training thread alone, per batch.
-        loader_slowdown: s >= 1 of the loader while the trainer computes.
-        trainer_slowdown: s >= 1 of the trainer while a loader thread works.
-        workers: loader threads.
-
-    Returns:
-        (loader seconds, trainer seconds) in each other's company.
+    Each works at rate 1 / s while the other is busy and at rate 1 otherwise, s its slowdown; the
+    share f of a period in which the other is busy follows from the result, a fixed point: t' = t /
+    (1 - f (1 - 1 / s)). The loader's seconds are those of one of its `workers`.
 
     Source: derived from measured slowdowns; docs/modelling.md 1 and 7.
 
@@ -216,16 +180,10 @@ _REACH = 9.0
 
 
 def expected_maximum(means: Sequence[float], deviations: Sequence[float]) -> float:
-    """Expected maximum of independent normal variables.
+    """Expected maximum of independent normal variables, in the unit of their means.
 
-    E[max_g X_g] = hi - integral_lo^hi prod_g F_g(x) dx, by the trapezoid rule.
-
-    Args:
-        means: mu_g, one per rank (any unit).
-        deviations: sigma_g >= 0 in the same unit; zero is a constant.
-
-    Returns:
-        The expectation, in the unit of the means; never below the largest mean.
+    E[max_g X_g] = hi - integral_lo^hi prod_g F_g(x) dx, by the trapezoid rule; never below the
+    largest mean, and a deviation of zero is a constant.
 
     Source: docs/formulas.md 8.1 [A1].
 
@@ -250,12 +208,9 @@ def expected_maximum(means: Sequence[float], deviations: Sequence[float]) -> flo
 
 @functools.lru_cache(maxsize=256)
 def kappa(count: int) -> float:
-    """Expected maximum of `count` independent standard normal variables.
+    """Expected maximum of P independent standard normal variables.
 
-    kappa_P = hi - integral Phi(x)^P dx.
-
-    Args:
-        count: P >= 1: ranks, or batches times ranks for a memory's tail.
+    kappa_P = hi - integral Phi(x)^P dx; P ranks, or batches times ranks for a memory's tail.
 
     Source: docs/formulas.md 8.1 [A1] and 8.10 [A10].
 
@@ -271,18 +226,10 @@ def kappa(count: int) -> float:
 def straggler_seconds(
     mean_seconds: float, sigma_seconds: float, num_ranks: int, correlation: float = 0.0
 ) -> float:
-    """What waiting for the slowest of equal ranks adds to a step.
+    """Seconds that waiting for the slowest of P equal ranks adds to a step.
 
-    sigma * sqrt(1 - rho) * kappa_P: noise common to all ranks costs nothing extra.
-
-    Args:
-        mean_seconds: mu, one rank's seconds; the bound by it keeps sigma honest.
-        sigma_seconds: standard deviation of one rank's seconds over batches.
-        num_ranks: P.
-        correlation: rho in [0, 1] between two ranks of one step.
-
-    Returns:
-        Seconds above the mean.
+    sigma sqrt(1 - rho) kappa_P: sigma of one rank's seconds over batches, at most their mean; rho
+    the correlation between two ranks of one step, whose common noise costs nothing extra.
 
     Source: docs/formulas.md 8.1 [A1], equal means.
 

@@ -58,16 +58,10 @@ class Request:
 
 
 def inclusion_at(p: NDArray[np.float32], factor: float) -> NDArray[np.float32]:
-    """Inclusion frequencies when the batch is `factor` times the profiled one.
+    """Inclusion frequencies when the batch is B / B0 = `factor` times the profiled one.
 
-    p_B(v) = 1 - (1 - p_B0(v))^(B / B0).
-
-    Args:
-        p: share of batches whose set holds v, at the profiled size; shape (num_nodes,).
-        factor: B / B0 > 0.
-
-    Returns:
-        Shape (num_nodes,). Over-estimates for factor > 1 and under-estimates below (Jensen).
+    p_B(v) = 1 - (1 - p_B0(v))^(B / B0); over-estimates for factors above 1, under-estimates below
+    (Jensen).
 
     Source: docs/formulas.md 8.5 [A5].
 
@@ -92,15 +86,10 @@ def expected_vertices(p: NDArray[np.float32], factor: float) -> float:
 def between(
     size: int, small: tuple[int, NDArray[np.float32]], large: tuple[int, NDArray[np.float32]]
 ) -> NDArray[np.float32]:
-    """Inclusion frequencies between two profiled sizes.
+    """Inclusion frequencies of a size between two profiled ones, given as (size, frequencies).
 
     Both power forms, weighted by nearness on the log scale: the over-estimate from below and the
     under-estimate from above cancel.
-
-    Args:
-        size: the wanted seeds per batch, between the two profiled sizes.
-        small: profiled (size, frequencies) with the smaller size.
-        large: the same with the larger size.
 
     Source: docs/formulas.md 8.5 [A5]: two profiled sizes, interpolated between both power forms.
 

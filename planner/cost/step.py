@@ -167,17 +167,14 @@ def ordered_seconds(
     """Bound the seconds per step where loader threads must take a stage in turn.
 
     A cache takes its batches in order, so only one thread gathers. A stack of k batches is drawn
-    by one thread while at most d batches are ready: T >= t + (k s + g - d t) / k.
-
-    Args:
-        candidate: k, d and the cache.
-        loader: seconds of each loader stage; s is sample, g all others.
-        trainer_seconds: t.
+    by one thread while at most d batches are ready: T >= t + (k s + g - d t) / k, with s seconds of
+    sample, g of the other loader stages and t of the trainer.
 
     >>> from planner.candidate import list_cores, make_candidate
     >>> from runtime.plan import Threads
     >>> one = make_candidate(list_cores(1), threads=Threads(sample=1))
-    >>> ordered_seconds(replace(one, bulk_batches=4), {Stage.SAMPLE: 1.0, Stage.GATHER: 0.0}, 1.0)
+    >>> loader = {Stage.SAMPLE: 1.0, Stage.GATHER: 0.0}
+    >>> ordered_seconds(replace(one, bulk_batches=4), loader, 1.0)
     1.5
     """
     if candidate.threads.sample == 0:
@@ -370,16 +367,11 @@ def relative_half_width(
 ) -> float:
     """Relative half-width of a step's 90% interval.
 
-    h = max(noise, sqrt(sum_i (t_i / T * s_i)^2 + (1.645 noise)^2 + (1.645 e)^2 + m^2))
-
-    Args:
-        step_seconds: T.
-        stages: t_i, elapsed seconds of each stage.
-        spreads: s_i, relative half-width of each stage's rates; absent means exact.
-        noise: coefficient of variation of a fixed kernel, the least half-width there is.
-        profile_error: e, relative standard error of the profiled batch size.
-        oversubscribed: more threads than cores; the interval is three times as wide.
-        model_error: m, half-width of what the model itself leaves out.
+    h = max(noise, sqrt(sum_i (t_i / T s_i)^2 + (1.645 noise)^2 + (1.645 e)^2 + m^2)), three times
+    that where threads outnumber cores: T seconds of the step, t_i and s_i those and the relative
+    half-width of each stage (absent: exact), noise the coefficient of variation of a fixed kernel,
+    e the relative standard error of the profile (`profile_error`), m what the model itself leaves
+    out.
 
     Source: docs/modelling.md 3 and 14; independent errors add in squares.
 
@@ -398,7 +390,7 @@ def relative_half_width(
 
 
 def spanned(value: float, half_width: float) -> Interval:
-    """The value with its relative half-width; never below zero.
+    """Put the relative half-width around a value; never below zero.
 
     >>> spanned(10.0, 0.2)
     Interval(value=10.0, low=8.0, high=12.0)

@@ -171,18 +171,12 @@ def startup_seconds(
     topology_bytes: float,
     copy_bytes_per_second: float,
 ) -> float:
-    """Start of the ranks until their first step, as a run reports it.
+    """Seconds from starting the ranks until their first step, as a run reports it.
 
-    T = process + (own rows + topology) / copy
-
-    What the first steps cost above the steady ones (library warm-up, page faults) comes after that
-    and is told apart, in the prediction's provenance.
-
-    Args:
-        process_seconds: start of an interpreter and import of the libraries, all ranks at once.
-        own_row_bytes: rows copied into each rank's own memory.
-        topology_bytes: adjacency read through the page cache once.
-        copy_bytes_per_second: of one reader while all ranks read.
+    T = process + (own rows + topology) / copy: an interpreter started and the libraries imported,
+    all ranks at once; rows copied into each rank's memory and the adjacency read through the page
+    cache, at one reader's rate while all read. What the first steps cost above the steady ones
+    comes after that, and is told apart in the prediction's provenance.
 
     Source: docs/modelling.md 9; process seconds are measured by the probe, or by the profile.
 

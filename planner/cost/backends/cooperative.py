@@ -76,14 +76,9 @@ def requested(rows: Sequence[float], sources: Sequence[float], num_ranks: int) -
 
     (1 - 1/P) sum_t 1 - (1 - 1/P)^(m_t)
 
-    A source t is drawn by m_t rows of the whole block; each of them is this rank's with probability
-    1/P, and t itself is another's with 1 - 1/P. Where every source is drawn by one row this is
-    [C20]: (1 - 1/P)(|S~| - |S_p|).
-
-    Args:
-        rows: m_t by class of sources.
-        sources: sources of each class.
-        num_ranks: P.
+    A source t is drawn by m_t `rows` of the whole block; each of them is this rank's with
+    probability 1/P, and t itself is another's with 1 - 1/P. Where every source is drawn by one row
+    this is [C20]: (1 - 1/P)(|S~| - |S_p|). `sources` counts those of each class of m_t.
 
     Source: docs/formulas.md 5.6, derived for sources that several rows draw.
 
@@ -106,12 +101,8 @@ def drawn_sources(rows: Sequence[float], sources: Sequence[float], num_ranks: in
 def part_of(batch: BatchProfile, shared: SharedBatch, num_ranks: int, *, every_hop: bool) -> Part:
     """One rank's part of a profiled global batch.
 
-    Args:
-        batch: profile of one rank with the whole batch.
-        shared: how often its sources are drawn.
-        num_ranks: P.
-        every_hop: blocks of a hop hold that hop's edges alone; else all so far, and nobody asks
-            twice.
+    With `every_hop` blocks of a hop hold that hop's edges alone; else all so far, and nobody asks
+    twice.
     """
     own = [v.mean / num_ranks for v in batch.vertices]
     hops = list(zip(shared.rows, shared.sources, strict=True))
@@ -152,10 +143,6 @@ def part_profile(batch: BatchProfile, part: Part) -> BatchProfile:
 
     Of the outermost block the sources are all rows the rank gets, own and remote. Spreads are the
     batch's, which all ranks have in common, and the hash's share of it: a binomial's.
-
-    Args:
-        batch: the global batch.
-        part: one rank's part of it.
     """
     num_ranks = batch.vertices[-1].mean / part.own[-1] if part.own[-1] > 0 else 1.0
     inputs = part.own[-1] + part.remote[-1]
@@ -278,9 +265,6 @@ def cooperative_times(
         work: of the part, whose batch is as `part_profile` makes it.
         part: expected sizes of the rank's part.
         hidden: columns of a hidden row.
-
-    Raises:
-        MachineError: the machine was not measured for something the candidate needs.
     """
     machine, candidate = work.machine, work.candidate
     ids, sent = _asked_rates(work, part), _sent_rate(work, part)
@@ -381,14 +365,9 @@ def _halo_seconds(
 ) -> float:
     """Seconds of exchanging hidden rows, and their gradients, without waiting for a slower rank.
 
-    The rows of the first layer follow the longest stretch of a step in which ranks do not meet, all
-    others a short one.
-
-    Args:
-        machine: what was measured of exchanges.
-        candidate: the ranks.
-        sent_bytes: bytes that a rank sends to others of each hop's block, the outermost last; the
-            first layer's rows are the outermost block's.
+    `sent_bytes` are a rank's of each hop's block, the outermost last, which is the first layer's:
+    its rows follow the longest stretch of a step in which ranks do not meet, all others a short
+    one.
     """
     meeting, total = _meeting_seconds(machine, candidate), 0.0
     for hop, sent in enumerate(sent_bytes, 1):
@@ -402,7 +381,7 @@ def _halo_seconds(
 
 
 def _meeting_seconds(machine: MachineModel, candidate: Candidate) -> float:
-    """What ranks that computed wait for each other, beyond an exchange of next to nothing.
+    """Seconds that ranks that computed wait for each other, beyond an exchange of next to nothing.
 
     Of counts and ids, measured between two stretches of compute, all that two messages do not take.
     """
@@ -411,9 +390,9 @@ def _meeting_seconds(machine: MachineModel, candidate: Candidate) -> float:
 
 
 def _copy_seconds(machine: MachineModel, candidate: Candidate, part: Part, hidden: int) -> float:
-    """Copies around the exchanges of hidden rows: own rows into the block and back, sent ones out.
+    """Seconds of copies around the exchanges of hidden rows: 2 sum_(l<L) (own + sent) rows.
 
-    2 sum_(l<L) (own + sent) rows, read and written.
+    Own rows go into the block and back, sent ones out; each is read and written.
     """
     rows = sum(own + n for own, n in zip(part.own[1:-1], part.remote[:-1], strict=True))
     rate = machine.table(MachineTable.COPY).at(readers=float(ranks_here(candidate)))
@@ -457,10 +436,10 @@ def elsewhere(owned: float, asked: float, ranks: int) -> float:
 
     x = (1 - 1/P) (1 - |S_p^l| / |S~_p^{l+1}|)
 
+    Source: docs/formulas.md 5.6 [C20].
+
     >>> elsewhere(1000.0, 6000.0, 4)
     0.625
-
-    Source: docs/formulas.md 5.6 [C20].
     """
     return (1 - 1 / ranks) * (1 - owned / asked) if asked > 0 else 0.0
 
@@ -482,19 +461,8 @@ def gpu_batch_seconds(
                      + x |S~_p^L| d c_peer + 2 sum_{l<L-1} x |S~_p^{l+1}| h c_peer
 
     with |S_p^l| = |S^l(P b)| / P of its own, S~ what they ask for, x the share of it owned
-    elsewhere, rho the share of rows that the PE's cache lacks; all PEs read.
-
-    Args:
-        machine: links and GPU tables.
-        candidate: which GPUs; all are PEs of one step.
-        sizes: of one PE.
-        row_bytes: d, of a stored row.
-        hidden_bytes: h, of one row of activations.
-        miss_rate: rho, of the PE's cache; 1 without.
-        topology: the place adjacency lists are read from.
-
-    Raises:
-        MachineError: the machine lacks a link or a rate.
+    elsewhere, rho the share of rows that the PE's cache lacks (`miss_rate`), d and h the bytes of a
+    stored row and of a row of activations; all PEs read.
 
     Source: docs/formulas.md 5.6 [R11], [C20].
     """

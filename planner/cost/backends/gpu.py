@@ -152,12 +152,7 @@ class _Reads:
         )
 
     def drawing(self, place: str | None, kernels: float = 0.0) -> float:
-        """Seconds of sampling, with reads of lists at a place, or with relabelling alone.
-
-        Args:
-            place: a value of `WHERE`; None: lists are not read.
-            kernels: that are started.
-        """
+        """Seconds of sampling, with lists read at a place; None: of relabelling alone."""
         batch, rank = self.work.batch, self.work.rank
         expanded = [v.mean for v in batch.vertices[:-1]]
         return gpu_sample_seconds(
@@ -342,7 +337,7 @@ def _timed_words(reads: _Reads, timed: GpuTiming) -> dict[Stage, str]:
 
 
 def gpu_reduced(machine: MachineModel, candidate: Candidate, timing: ModelTiming) -> Collective:
-    """The gradient's all-reduce as the training thread waits for it.
+    """Price the gradient's all-reduce as the training thread waits for it.
 
     Raises:
         MachineError: two neighbours of the ring have no way to each other.
@@ -383,15 +378,10 @@ COPIES = 2
 def copy_seconds(
     seeds: float, seconds_per_byte: float, kernel_seconds: float, *, seed_bytes: int = SEED_BYTES
 ) -> float:
-    """Seeds and labels from the host to the device.
+    """Seconds of copying seeds and labels from the host to the device.
 
-    T = 2 t_k + 16 B c
-
-    Args:
-        seeds: B, of this rank.
-        seconds_per_byte: c, of copies while all ranks copy.
-        kernel_seconds: t_k, of starting one of the two copies.
-        seed_bytes: bytes per seed.
+    T = 2 t_k + 16 B c: B seeds of this rank, c seconds per byte while all ranks copy, t_k of
+    starting one of the two copies.
 
     Source: derived; rows are read by the GPU itself and stand in `gather`.
 

@@ -4,9 +4,8 @@ Sampling has a stream, gathering and what follows it has one, and training has o
 binds them besides: links carry one read or exchange at a time, and whatever needs the GPU's own
 memory or processors is taken to hide nothing of each other. Kernels of all lanes are started by one
 process, whose threads share the interpreter's lock (DEC-55). An exchange between ranks needs links
-and GPU, but for the share of it that compute was measured to hide (docs/modelling.md 5). Where a
-probe measured how a gather and compute slow each other down, that is applied too; the words of a
-prediction say which of these were.
+and GPU, but for the share that compute was measured to hide (docs/modelling.md 5). Where a probe
+measured how a gather and compute slow each other down, that is applied too, and said.
 """
 
 from dataclasses import dataclass, replace
@@ -66,14 +65,7 @@ def has_lanes(candidate: Candidate) -> bool:
 
 
 def lanes_of(candidate: Candidate, machine: MachineModel, rank: RankTimes) -> Lanes:
-    """A rank's lanes, each slowed by the others as far as that was measured.
-
-    Args:
-        candidate: on GPUs, with a loader thread.
-        machine: tables `gpu_beside`, `gpu_beside_gather` and `gpu_overlap_eta`, where they were
-            measured.
-        rank: seconds of each stage alone.
-    """
+    """A rank's lanes, each slowed by the others as far as that was measured."""
     sample = rank.seconds(Stage.SAMPLE)
     exchange = rank.seconds(Stage.HALO_EXCHANGE) + rank.seconds(Stage.ALL_REDUCE)
     slow_gather, slow_compute = slowdowns(machine)
@@ -98,7 +90,7 @@ def lanes_of(candidate: Candidate, machine: MachineModel, rank: RankTimes) -> La
 
 
 def lanes_words(machine: MachineModel, candidate: Candidate) -> str:
-    """What lanes were taken to do beside each other, and which of it was measured."""
+    """Say what lanes were taken to do beside each other, and which of it was measured."""
     slowed, eta = MachineTable.GPU_BESIDE in machine.tables, measured_eta(machine, candidate)
     words = "lanes hide nothing of each other on the GPU itself; links are read beside compute, "
     words += "each slowed as measured" if slowed else "how that slows either was not measured"
@@ -109,7 +101,7 @@ def lanes_words(machine: MachineModel, candidate: Candidate) -> str:
 
 
 def slowdowns(machine: MachineModel) -> tuple[float, float]:
-    """(gather, compute) slowdown of running beside each other, with the gather's measured grid."""
+    """Slowdowns of a gather, with its measured grid, and of compute beside each other."""
     cap = machine.tables.get(MachineTable.GPU_UVA_PROGRAMS)
     programs = 1.0 if cap is None else cap.at(ranks=1.0)
     found: list[float] = []
@@ -122,13 +114,8 @@ def slowdowns(machine: MachineModel) -> tuple[float, float]:
 def lanes_period(candidate: Candidate, rank: RankTimes, lanes: Lanes) -> float:
     """Seconds between two steps: the busiest lane or shared part, batches in flight, and chance.
 
-    max( lanes, on_gpu, on_links, on_host, (s + g + t) / (d + 1) ), and the stalls of varying
-    batches
-
-    Args:
-        candidate: d batches ahead.
-        rank: how much its batches vary.
-        lanes: from `lanes_of`.
+    max( lanes, on_gpu, on_links, on_host, (s + g + t) / (d + 1) ), d batches ahead, and the stalls
+    of varying batches
 
     Source: docs/formulas.md 8.2 [A2], with the GPU, its links and the host's interpreter shared.
     """
@@ -149,12 +136,12 @@ MOST_OF_MEMORY = 0.01
 
 
 def captured_bytes(request: Request, candidate: Candidate) -> int:
-    """Bytes of the buffers on each GPU; 0 where the candidate samples kernel by kernel."""
+    """Bytes of a graph's buffers on each GPU; 0 where the candidate samples kernel by kernel."""
     return buffer_bytes(request, candidate) if candidate.threads.capture else 0
 
 
 def buffer_bytes(request: Request, candidate: Candidate) -> int:
-    """Bytes that the buffers would take; 0 where a batch has no bound."""
+    """Bytes that a graph's buffers would take; 0 where a batch has no bound."""
     work = request.workload
     seeds = seeds_per_rank(work.batch_size, candidate.num_ranks)
     if not may_capture(work.fanouts, seeds):
@@ -166,12 +153,7 @@ def buffer_bytes(request: Request, candidate: Candidate) -> int:
 def capture_gain(request: Request, candidate: Candidate, num_bytes: int) -> float:
     """Seconds that one launch saves of a batch, less what going through the buffers takes.
 
-    (K - 1) t_k - bytes / B
-
-    Args:
-        request: table `gpu_kernel` and the GPU's memory; K kernels start a batch of its sampler.
-        candidate: which GPUs.
-        num_bytes: of the buffers.
+    (K - 1) t_k - bytes / B: K kernels start a batch otherwise.
     """
     machine, hops = request.machine, len(request.workload.fanouts)
     launch = rate_per_rank(machine, MachineTable.GPU_KERNEL, candidate)
@@ -182,11 +164,6 @@ def capture_gain(request: Request, candidate: Candidate, num_bytes: int) -> floa
 
 
 def timed_gain(timed: GpuTiming, candidate: Candidate) -> float:
-    """Seconds of a step that one launch saves where both ways were timed on a GPU; 0: it cannot be.
-
-    Args:
-        timed: on the GPU.
-        candidate: with a loader thread, or without.
-    """
+    """Seconds of a step that one launch saves where both ways were timed; 0: it cannot be."""
     single, captured = (timed.loop(captured=c, ahead=has_lanes(candidate)) for c in (False, True))
     return single.step_seconds - captured.step_seconds

@@ -1,24 +1,22 @@
-"""Stage `sample` with the topology in parts: a 1.5D grid of P/c rows and c columns of ranks.
+"""Stage `sample` with the topology in parts: a 1.5D grid of R = P/c rows and c columns of ranks.
 
 The c ranks of a process row sample their k steps as one stack and fetch every adjacency row of a
 hop once: each column asks the owners for its share of the rows, then the columns hand theirs on.
 With n distinct rows of e entries for a hop of the stack, a rank sends per hop
 
-    ids      8 n/c (1 - 1/R)              to the owners, R = P/c
+    ids      8 n/c (1 - 1/R)              to the owners
     rows     (8 n/c + 4 e/c) (1 - 1/R)    lengths and columns, as an owner
     handed   (c - 1)(8 n/c + 4 e/c)       to the rest of its process row
 
-Counts come from the profile's stacks; formulas 4.7 bounds them from above (matrix.link_words). All
+Counts come from the profile's stacks; formulas 4.7 bounds them from above (`link_words`). All
 stages of a column go in one all-to-all, which is never slower than one after another
-(`matrix.probability_seconds`), so that is what plans do.
+(`probability_seconds`), so that is what plans do.
 
-Source: docs/formulas.md 4.6, 4.7 [M8], [C15].
+The formulas at the end count words, a word being one entry on the wire: a column id (the runtime
+sends no values of a graph without weights). There k batches of b seeds are one bulk, with d
+non-zeros per row of A, over p ranks.
 
-Matrix-based sampling on a 1.5D grid: words, seconds, and how many copies and batches fit.
-
-Grid of R = p/c process rows times c columns; k batches of b seeds in one bulk, d non-zeros per
-row of A. After Tripathy et al., MLSys 2024; restored and checked in docs/formulas.md 4.6 to 4.9. A
-word is one entry on the wire: a column id (the runtime sends no values of a graph without weights).
+Source: docs/formulas.md 4.6 to 4.9 [M8], [C15], after Tripathy et al., MLSys 2024.
 """
 
 import math
@@ -69,13 +67,7 @@ class Fetched:
 
 
 def fetched(stack: StackProfile, candidate: Candidate, steps_per_epoch: int) -> Fetched:
-    """Rows and entries that a stack of the candidate's size asks for.
-
-    Args:
-        stack: counts by number of batches.
-        candidate: c and k.
-        steps_per_epoch: a stack ends with its epoch.
-    """
+    """Rows and entries that a stack of the candidate's size asks for; it ends with its epoch."""
     steps = float(min(candidate.bulk_batches, steps_per_epoch))
     batches = steps * candidate.topology.replication
     return Fetched(
@@ -96,13 +88,7 @@ def _at(sizes: Sequence[float], values: Sequence[float], batches: float) -> floa
 
 
 def sent_bytes(found: Fetched, ranks: int, replication: int) -> float:
-    """Bytes that a rank sends to others for one stack, mean over ranks, counts included.
-
-    Args:
-        found: rows and entries per hop.
-        ranks: P.
-        replication: c.
-    """
+    """Bytes that a rank sends to others for one stack: the mean, counts included."""
     rows, total = ranks // replication, 0.0
     for n, e in zip(found.rows, found.entries, strict=True):
         share = n / replication
@@ -156,16 +142,7 @@ def fetched_for(request: Request, candidate: Candidate) -> Fetched:
 
 
 def fetch_times(base: RankTimes, work: RankWork, found: Fetched) -> RankTimes:
-    """Add fetching lists over the grid to a rank's sampling.
-
-    Args:
-        base: the rank with all lists in its host's memory.
-        work: what the rank does, on its host.
-        found: what a stack fetches.
-
-    Raises:
-        MachineError: a rate was not measured.
-    """
+    """Add fetching lists over the grid to the sampling of a rank that had all lists at hand."""
     machine, candidate, batch = work.machine, work.candidate, work.batch
     edge, vertex = (
         edge_rate(machine, work.graph, candidate),
@@ -232,14 +209,7 @@ def grid_parts(candidate: Candidate, graph: GraphRef, found: Fetched) -> dict[st
 
 
 def stage_ids(num_rows: float | int, ranks: int, replication: int) -> float:
-    """Ids that come together at the process that serves a stage.
-
-    m = k b c / p
-
-    Args:
-        num_rows: k b, non-zeros of Q over all batches.
-        ranks: p.
-        replication: c.
+    """Ids that come together at the process that serves a stage: m = k b c / p for k b rows of Q.
 
     Source: docs/formulas.md 4.7 [M8].
 
@@ -253,12 +223,6 @@ def sender_words(num_rows: float | int, degree: float | int, ranks: int, replica
     """Words that a serving process sends, once, in its own stage; also the non-zeros of P_i.
 
     w = c k b d / p
-
-    Args:
-        num_rows: k b.
-        degree: d, mean non-zeros of the rows asked for.
-        ranks: p.
-        replication: c.
 
     Source: docs/formulas.md 4.7 [M8], [C15].
 
@@ -282,16 +246,11 @@ def column_words(num_rows: float | int, degree: float | int, replication: int) -
 
 
 def distinct_rows(draws: float | int, block_rows: int, num_nodes: int) -> float:
-    """Rows of a block that are asked for, when each id is sent once.
+    """Rows of a block of B rows that are asked for, when each id is sent once.
 
-    E = B (1 - (1 - 1/n)^m),  m = k b c / p uniform columns
+    E = B (1 - (1 - 1/n)^m) for m `draws` of uniform columns over all n nodes; saturates at B.
 
-    Args:
-        draws: m R: uniform columns of a process row's stack over all n vertices.
-        block_rows: B, rows of the block.
-        num_nodes: n.
-
-    Source: docs/formulas.md 4.7 [C15]; saturates at B.
+    Source: docs/formulas.md 4.7 [C15].
 
     >>> round(distinct_rows(1e9, 100, 1000)), round(distinct_rows(10, 500, 1000), 2)
     (100, 4.98)
@@ -302,10 +261,8 @@ def distinct_rows(draws: float | int, block_rows: int, num_nodes: int) -> float:
 def link_words(num_rows: float | int, degree: float | int, ranks: int, replication: int) -> float:
     """Words that cross links over all ranks: rows in stages, and P_i inside process rows.
 
-    k b d (1 - c/p) + k b d (c - 1)
-
-    A process asks itself for the c/p of rows that lie in its own block; of P_i each process has
-    1/c already.
+    k b d (1 - c/p) + k b d (c - 1): a process asks itself for the c/p of rows in its own block; of
+    P_i each process has 1/c already.
 
     Source: derived from docs/formulas.md 4.6 for disjoint parts of P_i.
 
@@ -343,14 +300,7 @@ def probability_seconds(
     one-shot: T = alpha n_msg + beta (c k b d / p + c k b d / p)
     n_msg = rounds (R - 1) + log2 c, with rounds = ceil(R/c) staged and 1 in one all-to-allv
 
-    Args:
-        num_rows: k b.
-        degree: d.
-        ranks: p.
-        replication: c.
-        latency_seconds: alpha, per message.
-        word_seconds: beta, per word.
-        one_shot: All stages of a column in one all-to-allv.
+    with alpha seconds of a message and beta of a word.
 
     Source: docs/formulas.md 4.7; the first beta term falls and the second grows with c, so that
     staged the bandwidth is best near c = sqrt(p) [M9], in one shot at c = 1.
@@ -369,9 +319,7 @@ def probability_seconds(
 
 
 def remote_fraction(ranks: int, replication: int) -> float:
-    """Share of feature rows that another rank of the process column holds.
-
-    1 - c/p
+    """Share of feature rows that another rank of the process column holds: 1 - c/p.
 
     Source: docs/formulas.md 4.8 [M10].
 
@@ -382,9 +330,7 @@ def remote_fraction(ranks: int, replication: int) -> float:
 
 
 def fetch_words(num_inputs: float | int, feature_dim: int, ranks: int, replication: int) -> float:
-    """Words of feature rows that one batch receives, in R - 1 messages.
-
-    |S| f (1 - c/p)
+    """Words of feature rows that one batch receives, in R - 1 messages: |S| f (1 - c/p).
 
     Source: docs/formulas.md 4.8.
 
@@ -408,16 +354,8 @@ def largest_replication(
     c_max = floor(p (M - M_other) / (N f w + A))        A partitioned
           = floor(p (M - M_other - A) / (N f w))        A on every rank: subtract it first
 
-    Args:
-        ranks: p.
-        memory_bytes: M, per rank.
-        feature_bytes: N f w, of all rows.
-        topology_bytes: A, of the whole adjacency.
-        other_bytes: Model and smallest bulk.
-        topology_partitioned: Whether A is cut like the features.
-
-    Returns:
-        c_max, at most p; 0 where not even one copy fits.
+    with M bytes per rank, N f w of all rows, A of the adjacency; at most p, and 0 where not even
+    one copy fits.
 
     Source: docs/formulas.md 4.9 [M12], [C17].
 

@@ -1,18 +1,13 @@
 """Stage `all_reduce`: summing one flat gradient over ranks, elapsed seconds.
 
-The probe's curve, measured while all ranks compute, is used where there is one; the ring formula
-stands in for machines known from a preset only. The wait for the slowest rank is in straggler.py.
+The probe's curve, measured while all ranks compute, is used where there is one. Between GPUs it is
+a ring over the machine's links, or rings inside hosts and between them: the ring visits cliques one
+after the other, and is as fast as its slowest link with all who cross it.
 
-Stage `all_reduce` between GPUs: a ring over the machine's links, or rings inside hosts and out.
-
-The ring visits the ranks in order, cliques one after the other, so it leaves a clique as seldom as
-it can; its bandwidth is that of its slowest link with all who cross it.
-
-The gradient's all-reduce in parts, under way while the backward pass still runs.
-
-The last layer's gradients are ready first. Two thirds of forward_backward are the backward pass (of
-a layer's three products, two are its gradients'), and the parts are taken to be ready evenly over
-it; the runtime makes parts of at least 1 MiB (runtime.train.parts).
+In parts it is under way while the backward pass still runs. The last layer's gradients are ready
+first. Two thirds of forward_backward are the backward pass (of a layer's three products, two are
+its gradients'), and parts are taken to be ready evenly over it; they have at least 1 MiB
+(runtime.train.parts).
 """
 
 import functools
@@ -31,21 +26,12 @@ GRADIENT_ITEM_BYTES = 4
 
 
 def gradient_bytes(num_parameters: int) -> int:
-    """Bytes of the flat gradient.
-
-    >>> gradient_bytes(1000)
-    4000
-    """
+    """Bytes of the flat gradient, in float32."""
     return num_parameters * GRADIENT_ITEM_BYTES
 
 
 def all_reduce_seconds(table: Table, message_bytes: float, ranks: int) -> float:
-    """Measured seconds of one all-reduce of that size; nothing for one rank.
-
-    Args:
-        table: seconds over (bytes, ranks), measured with all ranks computing.
-        message_bytes: n.
-        ranks: P.
+    """Measured seconds of one all-reduce while all ranks compute; nothing for one rank.
 
     Source: docs/modelling.md 4 and 6: the loaded curve at the gradient's own size.
     """
@@ -55,15 +41,10 @@ def all_reduce_seconds(table: Table, message_bytes: float, ranks: int) -> float:
 def ring_seconds(
     message_bytes: float, ranks: int, latency_seconds: float, bytes_per_second: float
 ) -> float:
-    """Ring all-reduce: 2 (P - 1) messages of n / P bytes each.
+    """Seconds of a ring all-reduce: 2 (P - 1) messages of n / P bytes each.
 
-    T = 2 (P - 1) (a + n / (P B))
-
-    Args:
-        message_bytes: n.
-        ranks: P.
-        latency_seconds: a, per message.
-        bytes_per_second: B, per direction of a link.
+    T = 2 (P - 1) (a + n / (P B)): a seconds per message, B bytes per second and direction of a
+    link.
 
     Source: docs/formulas.md 8.3 [A3].
 
@@ -85,7 +66,7 @@ def hierarchical_seconds(
     host_latency_seconds: float,
     nic_bytes_per_second: float,
 ) -> float:
-    """All-reduce inside hosts, then between them over a NIC shared by each host's devices.
+    """Seconds of an all-reduce inside hosts, then between them over cards that g devices share.
 
     T = 2 (g - 1) (a1 + n / (g B1)) + 2 (H - 1) (a2 + n / (g H) / (NIC / g))
 
@@ -107,13 +88,10 @@ def hierarchical_seconds(
 def exposed_bucket_seconds(
     ready_seconds: Sequence[float], bucket_seconds: Sequence[float]
 ) -> float:
-    """Communication left over after the last gradient is ready.
+    """Seconds of communication left after the last gradient is ready.
 
-    f_k = max(f_{k-1}, r_k) + T_k;  exposed = max(0, f_K - r_K)
-
-    Args:
-        ready_seconds: r_k, when bucket k's last gradient is ready, in backward order.
-        bucket_seconds: T_k, all-reduce seconds of bucket k.
+    f_k = max(f_{k-1}, r_k) + T_k;  exposed = max(0, f_K - r_K): bucket k is ready at r_k, in
+    backward order, and its all-reduce takes T_k.
 
     Source: docs/formulas.md 8.3 [A3].
 
@@ -128,9 +106,9 @@ def exposed_bucket_seconds(
 
 
 def exposed_seconds(comm_seconds: float, hidden_seconds: float, eta: float) -> float:
-    """Communication not hidden by computation that runs beside it.
+    """Seconds of communication that computation beside it does not hide.
 
-    exposed = max(0, T_comm - eta * T_hidden), eta = 0 where it was not measured.
+    exposed = max(0, T_comm - eta T_hidden), eta = 0 where it was not measured.
 
     Source: docs/modelling.md 5.
 
@@ -150,17 +128,12 @@ class Collective:
 
 
 def gpu_all_reduce(machine: MachineModel, candidate: Candidate, message_bytes: float) -> Collective:
-    """All-reduce of a gradient over the candidate's GPUs.
-
-    Args:
-        machine: its links, and tables `gpu_message` and (several hosts) `host_message`.
-        candidate: which GPUs.
-        message_bytes: n, of the gradient.
+    """Price the all-reduce of a gradient of so many bytes over the candidate's GPUs.
 
     Raises:
         MachineError: two neighbours of the ring have no way to each other.
 
-    Source: docs/formulas.md 8.3 [A3].
+    Source: docs/formulas.md 8.3 [A3], with tables `gpu_message` and (several hosts) `host_message`.
     """
     if candidate.num_ranks == 1:
         return Collective(seconds=0.0, spread=0.0, words="derived: one rank has nothing to sum")
@@ -213,7 +186,7 @@ def ring_bandwidth(machine: MachineModel, gpus: list[str]) -> float:
 def _ring(
     links: tuple[Link, ...], memories: tuple[Memory, ...], stops: tuple[str, ...], name: str
 ) -> float:
-    """As `ring_bandwidth`, over the GPUs' memories; all that it depends on can be hashed."""
+    """As `ring_bandwidth`, over the GPUs' memories; all arguments can be hashed."""
     machine = MachineModel(
         name=name,
         fingerprint="",
@@ -247,13 +220,9 @@ def exposed_in_parts(
 ) -> float:
     """Seconds of the all-reduce that the training thread still waits for.
 
-    sum_k T_k - eta (sum_k T_k - exposed) + T(loss), exposed as [A3]'s buckets leave it
-
-    Args:
-        all_reduce: seconds of one all-reduce of so many bytes.
-        message_bytes: of the gradient.
-        forward_backward: seconds.
-        eta: share of what compute could hide that it does hide.
+    sum_k T_k - eta (sum_k T_k - exposed) + T(loss), exposed as [A3]'s buckets leave it:
+    `all_reduce` tells the seconds of so many bytes, eta is the share of what compute could hide
+    that it does hide.
 
     Source: docs/formulas.md 8.3 [A3]; docs/modelling.md 5.
 

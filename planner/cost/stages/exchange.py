@@ -1,15 +1,11 @@
-"""Seconds of exchanging rows and gradients between ranks, of one host and of several.
+"""Exchanges of rows and gradients between ranks, of one host and of several, elapsed seconds.
 
-How much of an exchange compute hides: as measured, and nothing where it was not.
+How much of an exchange compute hides is as measured, and nothing where it was not: `overlap_eta`
+holds for ranks on the cores of one host, `gpu_overlap_eta` for GPUs of one host.
 
-A table holds for what it was measured on: `overlap_eta` for ranks on the cores of one host,
-`gpu_overlap_eta` for GPUs of one host. Between hosts neither does.
-
-An all-to-all of unequal messages: what any schedule needs, and what turns by shifts take.
-
-Symbols: P ranks, M_ij bytes from rank i to rank j (i != j), a seconds before a message moves, B
-bytes per second that a rank sends and, at once, receives. Links that several ranks share come on
-top of both: the most that crosses one of them, over what it carries.
+An all-to-all of unequal messages: P ranks, M_ij bytes from rank i to rank j (i != j), a seconds
+before a message moves, B bytes per second that a rank sends and, at once, receives. Links that
+several ranks share come on top: the most that crosses one of them, over what it carries.
 
 Source: docs/formulas.md 8.4 [A4].
 """
@@ -43,7 +39,7 @@ class Exchanges:
     """... and in gathering."""
 
     def with_more(self, other: "Exchanges") -> "Exchanges":
-        """These and others, one after the other."""
+        """Add others, done one after the other."""
         if self.rows <= 0:
             return other
         return Exchanges(
@@ -58,7 +54,7 @@ class Exchanges:
 def placed_exchanges(
     machine: MachineModel, candidate: Candidate, rows: RankRows, row_bytes: int
 ) -> Exchanges:
-    """Exchanges for the rows that a placement leaves to other ranks, of one host or of several."""
+    """Price the exchanges for rows that a placement leaves to other ranks."""
     peers, far = rows.rows.get("peer", 0.0), rows.rows.get("remote", 0.0)
     asked_here, sent = exchange_rates(machine, peers, row_bytes, candidate)
     if far > 0:
@@ -98,8 +94,8 @@ def exchange_rates(
     """Seconds per batch to ask peers for rows and to be sent them (formulas 8.4 [A4]).
 
     Counts and ids go out in two messages, rows come back in a third; each is looked up at its own
-    size, so that latency counts three times. A rank hands nothing over to itself, which the tables'
-    bytes count too: P / (P - 1) times as many.
+    size. A rank hands nothing over to itself, which the tables' bytes count too: P / (P - 1) times
+    as many.
     """
     ranks = candidate.num_ranks
     if rows <= 0 or ranks == 1:
@@ -127,15 +123,14 @@ def crossing(candidate: Candidate, rows: float) -> float:
 
 
 def handed_over(candidate: Candidate, rows: float) -> float:
-    """Rows (or bytes) in the tables' sense, its own share included, of so many for other ranks."""
+    """Rows (or bytes) as the tables count them, the rank's own share included."""
     return rows * candidate.num_ranks / max(1, candidate.num_ranks - 1)
 
 
 def asked(machine: MachineModel, candidate: Candidate, num_ids: float) -> Rate:
-    """Counts and ids together, as they follow compute, where that was measured; else apart.
+    """Price counts and ids, as they follow compute where that was measured; else as two exchanges.
 
-    A rank sends so many ids to others together. With loader threads the ranks' loaders are in step
-    already.
+    With loader threads the ranks' loaders are in step already.
     """
     size = ID_BYTES * handed_over(candidate, num_ids)
     measured = _in_step(machine, candidate, MachineTable.ALL_TO_ALL_ASKED, size)
@@ -149,10 +144,9 @@ def asked(machine: MachineModel, candidate: Candidate, num_ids: float) -> Rate:
 def exchange_lead(
     machine: MachineModel, candidate: Candidate, rows: float, row_bytes: int
 ) -> float:
-    """How much before the last rank the mean rank leaves the exchange of rows.
+    """Seconds by which the mean rank leaves the exchange of rows before the last rank.
 
-    It waits as long where the ranks meet next, in the all-reduce: the step is not shorter for it.
-    0 with loader threads, which meet elsewhere, and where it was not measured.
+    It waits as long in the all-reduce. 0 with loader threads, and where it was not measured.
     """
     size = handed_over(candidate, rows) * row_bytes
     return _besides(machine, candidate, MachineTable.ALL_TO_ALL_EARLY, size)
@@ -161,7 +155,7 @@ def exchange_lead(
 def seconds_after_exchange(
     machine: MachineModel, candidate: Candidate, rows: float, row_bytes: int
 ) -> float:
-    """What the model's pass takes longer because it follows an exchange of so many rows.
+    """Seconds by which the model's pass is longer because it follows an exchange of rows.
 
     0 with loader threads, and where it was not measured.
 
@@ -172,10 +166,7 @@ def seconds_after_exchange(
 
 
 def around_asked(machine: MachineModel, candidate: Candidate, num_ids: float) -> float:
-    """What lies around the exchange of counts and of so many ids, beside what its stage meters.
-
-    0 with loader threads, and where it was not measured.
-    """
+    """Seconds around the exchange of counts and ids, beside its stage; 0 if not measured."""
     size = ID_BYTES * handed_over(candidate, num_ids)
     return _besides(machine, candidate, MachineTable.ALL_TO_ALL_AROUND_IDS, size)
 
@@ -210,7 +201,7 @@ def _in_step(
 
 
 def all_to_all(machine: MachineModel, candidate: Candidate, each_bytes: float) -> Rate:
-    """Seconds of one all-to-all in which every rank hands over so much, its own share included.
+    """Price one all-to-all in which every rank hands over so much, its own share included.
 
     One host: table all_to_all (or its stepped one). r ranks on each of H hosts share a card:
 
@@ -230,10 +221,9 @@ def all_to_all(machine: MachineModel, candidate: Candidate, each_bytes: float) -
 
 
 def hidden_and_back(machine: MachineModel, candidate: Candidate, each_bytes: float) -> Rate | None:
-    """Two all-to-alls, long after the ranks met and soon after that; None: not measured.
+    """Price two all-to-alls, long after the ranks met and soon after that; None: not measured.
 
-    Threads that waited long are asleep, and a network's burst is used up by the first of the two
-    (DEC-14). With loader threads other exchanges lie between.
+    Threads that waited long are asleep, and a network's burst is used up by the first (DEC-14).
     """
     if candidate.hosts > 1 and ranks_here(candidate) > 1:
         return None
@@ -241,7 +231,7 @@ def hidden_and_back(machine: MachineModel, candidate: Candidate, each_bytes: flo
 
 
 def hosts_all_reduce(machine: MachineModel, candidate: Candidate, num_bytes: float) -> Rate:
-    """Seconds of an all-reduce over ranks on several hosts.
+    """Price an all-reduce over ranks on several hosts.
 
         hosts_all_reduce(n, H) (P - 1) / P / ((H - 1) / H) + all_reduce(n, r)
 
@@ -270,10 +260,7 @@ UNMEASURED = "how far compute hides it was not measured"
 
 
 def measured_eta(machine: MachineModel, candidate: Candidate) -> float | None:
-    """Eta of the candidate's exchanges; None where it was not measured.
-
-    Source: docs/modelling.md 5.
-    """
+    """Eta of the candidate's exchanges; None where it was not measured (docs/modelling.md 5)."""
     on = {gpu.host for gpu in machine.gpus if gpu.name in candidate.gpus}
     if candidate.hosts > 1 or len(on) > 1:
         return None
@@ -324,11 +311,6 @@ def bracket_seconds(
     sent: Matrix, *, latency_seconds: float, bytes_per_second: float
 ) -> tuple[float, float]:
     """Least seconds of any schedule, and those of the shifts: (P - 1) a + bytes / B.
-
-    Args:
-        sent: M_ij in bytes.
-        latency_seconds: a.
-        bytes_per_second: B.
 
     >>> sent = [[0, 60, 0], [10, 0, 20], [40, 0, 0]]
     >>> bracket_seconds(sent, latency_seconds=0.0, bytes_per_second=1.0)

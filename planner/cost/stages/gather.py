@@ -1,13 +1,8 @@
 """Stage `gather`: reading feature rows from the tiers, elapsed seconds per batch.
 
-Rates come from the probe's tables; where a preset has none, [A6] derives them from memory latency
-and bandwidth.
-
-What two readings of a disk at two times say, where its speed swings.
-
-Memory is as fast a minute later. A disk that others read too is not, so neither the probe's
-reading nor the profile's is the speed of a run; their geometric mean is nearest to it (DEC-49). A
-loader thread reads beside steps as fast as between them (DEC-50).
+Rates come from the probe's tables. Memory is as fast a minute later; a disk that others read too is
+not, so neither the probe's reading nor the profile's is the speed of a run, and their geometric
+mean is nearest to it (DEC-49). A loader thread reads beside steps as fast as between them (DEC-50).
 """
 
 import functools
@@ -33,15 +28,10 @@ def gather_seconds(
 ) -> float:
     """Seconds one gather takes, over all sources in turn.
 
-    T = sum_s rows_s * c_s / W
+    T = sum_s rows_s c_s / W: rows_s read from source s, c_s one thread's seconds per row while all
+    readers read, W threads of one gather.
 
-    Args:
-        rows: rows_s, rows read from source s per batch (own, host, peer, disk).
-        seconds_per_row: c_s, one thread's seconds per row while all readers read.
-        threads: W, threads one gather uses.
-
-    Source: docs/formulas.md 1.1 with measured C_loc, C_gpu, C_cpu; rates fall with concurrent
-    readers (docs/modelling.md 7), which the caller looks up.
+    Source: docs/formulas.md 1.1 with measured C_loc, C_gpu, C_cpu; docs/modelling.md 7.
 
     >>> gather_seconds({"own": 1e5, "host": 5e4}, {"own": 1e-7, "host": 4e-7})
     0.03
@@ -52,15 +42,7 @@ def gather_seconds(
 
 
 def touched_rows(p: NDArray[np.float32]) -> float:
-    """Rows that are ever read: the span over which a batch's reads are spread.
-
-    #{v : p_v > 0}
-
-    Args:
-        p: inclusion frequencies of the rows of one source, shape (num_rows,).
-
-    Returns:
-        Rows; the table of gather rates, measured with cold caches, is read at this times row_bytes.
+    """Rows that are ever read, #{v : p_v > 0}: the span over which a batch's reads are spread.
 
     Source: derived: within a batch each row is read once, and between batches the model's own
     memory traffic empties the caches, so hot rows are not faster than cold ones.
@@ -71,38 +53,6 @@ def touched_rows(p: NDArray[np.float32]) -> float:
     return float(np.count_nonzero(p))
 
 
-def random_gather_seconds(
-    rows: float,
-    row_bytes: int,
-    threads: int,
-    latency_seconds: float,
-    stream_bytes_per_second: float,
-    memory_bytes_per_second: float,
-) -> float:
-    """Gather from host memory where only latency and bandwidths are known.
-
-    T = rows * max((tau + 64 lines / b1) / W, 64 lines / BW)
-
-    Args:
-        rows: rows read.
-        row_bytes: L.
-        threads: W.
-        latency_seconds: tau, exposed miss latency per row and thread.
-        stream_bytes_per_second: b1, streaming rate of one thread within a row.
-        memory_bytes_per_second: BW, DRAM random bandwidth of the ranks' share.
-
-    Source: docs/formulas.md 8.6 [A6].
-
-    >>> round(1e3 * random_gather_seconds(1e6, 512, 8, 60e-9, 12e9, 50e9), 1)
-    12.8
-    >>> round(1e3 * random_gather_seconds(1e6, 4096, 8, 60e-9, 12e9, 50e9), 1)
-    81.9
-    """
-    moved = 64 * lines(row_bytes)
-    alone = (latency_seconds + moved / stream_bytes_per_second) / threads
-    return rows * max(alone, moved / memory_bytes_per_second)
-
-
 PAGE_BYTES = 4096
 """Unit of an aligned direct read."""
 HEADER_BYTES = 128
@@ -111,33 +61,8 @@ SUREST = 1.0 - 1e-12
 """A chance of 1 counts as this: what lies behind a row that is always read is not quite nothing."""
 
 
-def distinct_pages(p: NDArray[np.float32], rows_per_page: int) -> float:
-    """Expected distinct pages a batch touches when rows lie packed in this order.
-
-    sum over pages of 1 - prod_{v in page} (1 - p_v)
-
-    Args:
-        p: inclusion frequencies in the order in which rows lie on disk, shape (num_rows,).
-        rows_per_page: whole rows in one page, at least 1.
-
-    Source: docs/formulas.md 8.8 [A8].
-
-    >>> round(distinct_pages(np.full(8000, 0.01, dtype=np.float32), 8), 1)
-    77.3
-    """
-    if p.size == 0:
-        return 0.0
-    missed = np.log1p(-np.minimum(p.astype(np.float64), 1.0 - 1e-12))
-    starts = np.arange(0, p.size, rows_per_page)
-    return float(-np.expm1(np.add.reduceat(missed, starts)).sum())
-
-
 def reads_per_row(row_bytes: int, page_bytes: int = PAGE_BYTES) -> float:
-    """Pages an aligned read of one row moves when rows are not merged.
-
-    >>> reads_per_row(4096), reads_per_row(512)
-    (1.0, 1.0)
-    """
+    """Pages an aligned read of one row moves when rows are not merged."""
     return lines(row_bytes, page_bytes)
 
 
@@ -157,7 +82,7 @@ def expected_runs(
                 + L sum_v p_v sum_{d = 1 .. K} d p_{v+d} prod_{u = v+1 .. v+d-1} (1 - p_u)
 
     K and the edge, what lies in a request's first and last block beside its rows, differ with where
-    in its block a row begins. Their means stand for them; between two whole K both sums are taken
+    in its block a row begins: their means stand for them; between two whole K both sums are taken
     in proportion. A run longer than one request may be takes several: of runs whose lengths fall
     off exponentially around the mean m, 1 / (1 - exp(-M / m)) each, M the longest request.
 
@@ -165,10 +90,6 @@ def expected_runs(
         p: chance that a batch reads each row from disk, in file order, shape (num_rows,).
         row_bytes: L.
         data_offset: bytes before row 0.
-
-    Returns:
-        Requests and bytes; both 0 where nothing is read. One pass over p, with K numbers beside
-        it.
 
     Source: derived from `runtime.features.direct`, rows being read independently (formulas 1.4).
 
@@ -190,7 +111,7 @@ def expected_runs(
 
 @functools.cache
 def _reach_and_edge(row_bytes: int, data_offset: int) -> tuple[float, float]:
-    """Rows over which a request runs on, and bytes of its blocks beside its rows: means.
+    """Mean rows over which a request runs on, and mean bytes of its blocks beside its rows.
 
     >>> _reach_and_edge(2048, 128)  # 5 rows on from a block's first row, 6 from its second
     (5.5, 4096.0)
@@ -216,13 +137,9 @@ def _run_sums(p: np.ndarray, ahead: np.ndarray, share: float) -> tuple[float, fl
 
         A_v(k) = 1 + (1 - p_{v+1}) (A_{v+1}(k) - Q_{v+1}(k - 1))
 
-    The rows are taken in blocks of k from the last to the first. The k rows behind one reach to the
-    end of its block and as far into the next block, so two running products serve every row.
-
-    Args:
-        p: chances, shape [N].
-        ahead: k ones; holds the products from the start of the block after the one under way.
-        share: of the requests that run on over k rows; the others do over k - 1.
+    Rows are taken in blocks of k from the last to the first: the k rows behind one reach to the end
+    of its block and as far into the next, whose products `ahead` (k ones) holds, so two running
+    products serve every row. `share` of the requests run on over k rows, the others over k - 1.
     """
     k = ahead.size
     requests = apart = 0.0
@@ -262,8 +179,8 @@ def counted_runs(ids: NDArray[np.integer], row_bytes: int, data_offset: int) -> 
     Args:
         ids: rows, int, ascending and distinct, shape (n,).
         row_bytes: L.
-        data_offset: bytes before row 0: behind a header of 128 bytes every other row of 2 KiB lies
-            in two blocks, so that more bytes are read, by fewer requests.
+        data_offset: bytes before row 0; behind a header of 128 bytes every other row of 2 KiB lies
+            in two blocks.
 
     Source: `runtime.features.direct`.
     """
@@ -290,36 +207,6 @@ def _counted_runs(ids: np.ndarray, row_bytes: int, data_offset: int) -> tuple[in
     return requests, moved
 
 
-def disk_seconds(
-    pages: float,
-    page_bytes: int,
-    bytes_per_second: float,
-    reads_per_second: float,
-    latency_seconds: float,
-    queue_depth: int,
-) -> float:
-    """Seconds to read pages from a disk of known limits.
-
-    T = max(pages Z / BW, pages / IOPS, pages lat / QD)
-
-    Args:
-        pages: distinct pages read.
-        page_bytes: Z.
-        bytes_per_second: BW.
-        reads_per_second: IOPS.
-        latency_seconds: lat, of one read.
-        queue_depth: QD, reads in flight.
-
-    Source: docs/formulas.md 8.8 [A8].
-
-    >>> round(disk_seconds(1e5, 4096, 3e9, 5e5, 1e-4, 64), 9)
-    0.2
-    """
-    return pages * max(
-        page_bytes / bytes_per_second, 1.0 / reads_per_second, latency_seconds / queue_depth
-    )
-
-
 QUEUE_DEPTH = DEFAULT_DEPTH
 """Direct reads a rank keeps in flight."""
 
@@ -327,27 +214,18 @@ QUEUE_DEPTH = DEFAULT_DEPTH
 def disk_row_rate(
     machine: MachineModel, rows: RankRows, row_bytes: int, candidate: Candidate
 ) -> Rate:
-    """Seconds of one rank per row, the disk shared by all ranks of its host.
-
-    Without what a batch takes however few rows it reads (`disk_start`).
-    """
+    """Look up a rank's seconds per row while all ranks read, without `disk_start`."""
     read_bytes, reads = _requests(rows, row_bytes)
     rate = disk_rate(machine, read_bytes, QUEUE_DEPTH, ranks_here(candidate))
     return Rate(seconds=rate.seconds * reads, spread=rate.spread, provenance=rate.provenance)
 
 
 def disk_rate(machine: MachineModel, read_bytes: float, depth: int, ranks: int) -> Rate:
-    """Seconds of one rank per read from disk, while all ranks of a host read.
+    """Look up one rank's seconds per read from disk, at its depth, while all ranks of a host read.
 
-    Where a single process was measured (presets, machines probed before), it stands for all ranks:
-    as many reads in flight as they have together, and each rank has its share of the rate. More
-    ranks than were measured share what most of those had.
-
-    Args:
-        machine: its table `disk_read`.
-        read_bytes: of a read.
-        depth: reads that each rank has in flight.
-        ranks: on this host.
+    A single measured process (presets, old probes) stands for all ranks: as many reads in flight as
+    they have together, and each has its share of the rate. More ranks than were measured share what
+    most of those had.
     """
     table = machine.table(MachineTable.DISK_READ)
     if "readers" not in table.axes:
@@ -369,13 +247,8 @@ def disk_start(
 ) -> float:
     """Seconds that a batch takes at a disk however few rows it reads there; 0 where it reads none.
 
-    Nothing hides the last read, and the threads that read are woken.
-
-    Args:
-        machine: its table `disk_read`, for one read alone.
-        rows: what the rank reads.
-        row_bytes: of a row as it is stored.
-        measured_seconds: a batch of one row; 0: not measured, one read stands for it.
+    Nothing hides the last read, and the threads that read are woken. Where a batch of one row was
+    not measured (0), one read alone stands for it.
     """
     if rows.rows.get("disk", 0.0) <= 0.0:
         return 0.0
@@ -385,7 +258,7 @@ def disk_start(
 def disk_skew(machine: MachineModel, rows: RankRows, row_bytes: int, candidate: Candidate) -> float:
     """Share of the last rank's reading by which the mean one has its rows earlier.
 
-    0 where one rank reads, or it was not measured. More ranks than were measured are as far apart
+    0 where one rank reads, or it was not measured; more ranks than were measured are as far apart
     as most of those were.
     """
     ranks = ranks_here(candidate)
@@ -413,10 +286,9 @@ def row_rate(
 ) -> Rate:
     """One thread's seconds per feature row from one kind of source.
 
-    own: private memory; host: the shared mapping; disk: aligned direct reads, the disk shared by
-    all ranks, without what a batch's first takes (`disk_start`); peer: two copies, by the owner and
-    by the asker; remote: those of a rank on the host that has the row (the exchanges are priced
-    apart).
+    own: private memory; host: the shared mapping; disk: aligned direct reads, without `disk_start`;
+    peer: two copies, by the owner and by the asker; remote: those of a rank on the host that has
+    the row. Exchanges are priced apart.
     """
     threads = candidate.threads.gather
     if kind == "disk":
@@ -448,7 +320,7 @@ SWING = 0.3
 
 
 def between(factor: float) -> float:
-    """What is expected of a disk that was read twice: `factor` times as long the second time.
+    """Factor expected of a disk that took `factor` times as long when it was read the second time.
 
     Half of the way, as neither time is better than the other. What is more than a disk's swing is
     the second's own (this graph may lie on another disk than the probe's file).

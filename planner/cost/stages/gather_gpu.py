@@ -54,12 +54,12 @@ class Ways:
     disk: tuple[Reader, ...]
 
     def readers(self, place: str) -> tuple[Reader, ...]:
-        """By the place's name."""
+        """The readers of a place, by its name."""
         return getattr(self, place)
 
 
 def ways(machine: MachineModel, candidate: Candidate) -> Ways:
-    """The candidate's routes over the machine.
+    """Find the candidate's routes over the machine.
 
     Raises:
         MachineError: a GPU has no way to host memory, or to its own.
@@ -70,9 +70,7 @@ def ways(machine: MachineModel, candidate: Candidate) -> Ways:
 def read_seconds(
     machine: MachineModel, candidate: Candidate, row_bytes: int
 ) -> dict[str, list[float]]:
-    """Seconds per row of each rank by place; infinite where a rank lacks it.
-
-    A place that no rank has is left out.
+    """Seconds per row of each rank by place; infinite where a rank lacks it, absent where all do.
 
     Raises:
         MachineError: as `ways`.
@@ -93,13 +91,13 @@ def link_bytes(
 
 
 def copy_seconds_per_byte(machine: MachineModel, candidate: Candidate) -> list[float]:
-    """Of copies from the host to all ranks at once, by rank."""
+    """Seconds per byte of copies from the host to all ranks at once, by rank."""
     found = byte_seconds(ways(machine, candidate).host)
     return [found[name] for name in candidate.gpus]
 
 
 def memory_seconds_per_byte(machine: MachineModel, candidate: Candidate) -> float:
-    """Of copies within a GPU's memory; the slowest GPU's."""
+    """Seconds per byte of copies within a GPU's memory; the slowest GPU's."""
     found = byte_seconds(ways(machine, candidate).own)
     return max(found[name] for name in candidate.gpus)
 
@@ -199,13 +197,9 @@ class Flow:
 
 
 def gather_seconds_with(flows: Mapping[str, Flow], programs: int) -> float:
-    """Seconds of a gather whose grid is capped.
+    """Seconds of a gather whose grid is capped at P programs, of the reads by place.
 
     T(P) = sum over places of  t_place max(1, B_place L_place / (8192 P))
-
-    Args:
-        flows: reads by place.
-        programs: P, at least 1.
 
     >>> flows = {"host": Flow(seconds=1e-3, under_way_bytes=81920.0)}
     >>> [round(1e3 * gather_seconds_with(flows, p), 1) for p in (1, 5, 10, 99)]
@@ -241,16 +235,10 @@ def fewest_programs(flows: Mapping[str, Flow]) -> int:
 def gather_programs(
     machine: MachineModel, candidate: Candidate, placed: PlacedRows, row_bytes: int
 ) -> int:
-    """Cap of the gather's grid: the widest that one of the ranks needs.
+    """Choose the cap of the gather's grid: the widest that one of the ranks needs.
 
     What must be under way to the host is what the probe's least grid near the best rate had under
     way (table `gpu_uva_programs`), where it measured one; else bandwidth x latency.
-
-    Args:
-        machine: its links, and that table.
-        candidate: which GPUs.
-        placed: rows that each rank reads of each place.
-        row_bytes: of a stored row.
 
     Raises:
         MachineError: a GPU has no way to a memory.
@@ -282,14 +270,14 @@ def _under_way(route: Route) -> float:
 def peer_way(
     machine: MachineModel, candidate: Candidate, placed: PlacedRows, row_bytes: int
 ) -> str:
-    """How peers' rows come: `mapped`, read in place, or by `exchange`; what is less for all.
+    """Choose how peers' rows come: `mapped`, read in place, or by `exchange`; what is less for all.
 
     mapped    r c_peer + t_k
     exchange  r (c_own + b_mem (s + s) + b_peer (s + 8)) + 3 (n - 1) t_m + 6 t_k
 
     with r rows of s bytes read of peers, c seconds per row read at random, b seconds per byte,
-    t_k of a launch, t_m of a message between n GPUs. In place, a row crosses the link in lines and
-    starts at once; exchanged, it is packed, sent whole, and put in place by its reader.
+    t_k of a launch, t_m of a message between n GPUs. In place, a row crosses the link in lines;
+    exchanged, it is packed, sent whole, and put in place by its reader.
     """
     stored = read_seconds(machine, candidate, row_bytes)
     read = [ranks.rows.get("peer", 0.0) for ranks in placed.ranks]
@@ -313,7 +301,7 @@ def peer_way(
 
 
 def _peer_byte_seconds(machine: MachineModel, candidate: Candidate, rank: int) -> float:
-    """Of large copies from the peers; over the host where no link joins them."""
+    """Seconds per byte of large copies from the peers; over the host where no link joins them."""
     routes = ways(machine, candidate).peer[rank].routes
     if not routes:
         return copy_seconds_per_byte(machine, candidate)[rank]

@@ -1,16 +1,14 @@
 """Stage `sample`: drawing neighbours and relabelling them, elapsed seconds per batch.
 
-Kernels that a GPU's sampler starts for one batch, as counted in the runtime's own samplers.
-
-Each is a launch that the host makes; views and allocations are none. Over one to three hops L and
-stacks of one to eight batches k the counts follow
+Each kernel that a GPU's sampler starts is a launch that the host makes. Over one to three hops L
+and stacks of one to eight batches k the kernels counted in the runtime's samplers follow
 
     a batch by itself       a + b L
     a batch of a stack      (c + d L) / k + e + f L + 7 min(k, p + 1) / k
 
 where p batches are made ahead: the last ones of a stack get tensors of their own. Counted again by
 tests/planner/cost/stages/test_gpu_launches.py. A stack also waits for the GPU at every hop, which
-a batch by itself does not; that costs the other lanes nothing and is not priced.
+costs the other lanes nothing and is not priced.
 """
 
 from dataclasses import dataclass
@@ -22,18 +20,10 @@ from runtime.sampling.parameters import LAYERWISE
 def sample_seconds(
     edges: float, vertices: float, seconds_per_edge: float, seconds_per_vertex: float
 ) -> float:
-    """Seconds one thread takes to sample one batch.
+    """Seconds one thread takes to sample one batch; as many core-seconds.
 
-    T = E * c_e + V * c_v
-
-    Args:
-        edges: E, edges drawn over all hops, per batch.
-        vertices: V, distinct vertices relabelled, per batch.
-        seconds_per_edge: c_e at this topology's bytes and number of concurrent samplers.
-        seconds_per_vertex: c_v at the relabelling table's bytes and the same samplers.
-
-    Returns:
-        Elapsed seconds, equal to core-seconds: one thread samples a batch.
+    T = E c_e + V c_v: E edges drawn over all hops, V distinct vertices relabelled, c_e and c_v
+    seconds of each at this graph's size and number of samplers.
 
     Source: both rates are measured by the probe with the real sampler on generated graphs.
 
@@ -65,16 +55,9 @@ def gpu_sample_seconds(
 ) -> float:
     """Seconds a GPU takes to draw one batch.
 
-    T = E c_n + X c_o + 3 E c_h + K t_k
-
-    Args:
-        edges: E, edges drawn over all hops.
-        expanded: X, vertices whose lists are read.
-        launches: K, of kernels (`batch_launches`).
-        neighbour_seconds: c_n, a neighbour's id read at random from where the topology lies.
-        offsets_seconds: c_o, a list's two offsets from there.
-        hash_seconds: c_h, an access at random to the GPU's own memory.
-        kernel_seconds: t_k, of one launch.
+    T = E c_n + X c_o + 3 E c_h + K t_k: E edges drawn, X vertices whose lists are read, K kernels;
+    c_n and c_o seconds of a neighbour's id and of a list's two offsets, read at random from where
+    the topology lies; c_h of an access to the GPU's own memory; t_k of one launch.
 
     Source: docs/formulas.md 2.4 (one transaction per neighbour read, and one for the offsets); the
     relabelling term is derived.
@@ -110,7 +93,7 @@ LAYERS = LaunchLaw(alone=(0, 214), stack=(0, 213), each=(0, 1))
 
 
 def launch_law(sampler: str, *, every_hop: bool) -> LaunchLaw:
-    """Of a sampler by its name; others than layers' are taken to start what neighbours do."""
+    """Choose a sampler's law; others than layers' are taken to start what neighbours do."""
     if sampler in LAYERWISE:
         return LAYERS
     return EVERY_HOP if every_hop else FIRST_SEEN
@@ -119,18 +102,10 @@ def launch_law(sampler: str, *, every_hop: bool) -> LaunchLaw:
 def batch_launches(
     candidate: Candidate, hops: int, *, sampler: str = "neighbor", every_hop: bool = False
 ) -> float:
-    """Kernels of one batch.
-
-    Args:
-        candidate: how many batches are stacked, and how many are made ahead; whether one CUDA
-            graph holds them all.
-        hops: L.
-        sampler: by its name.
-        every_hop: the dialect.
+    """Kernels that the host starts for a batch of so many hops; 1 where one graph holds them.
 
     >>> from planner.candidate import list_cores, make_candidate
-    >>> one = make_candidate(list_cores(1))
-    >>> batch_launches(one, 2)
+    >>> batch_launches(make_candidate(list_cores(1)), 2)
     38.0
     """
     if candidate.threads.capture and candidate.bulk_batches == 1:
@@ -144,7 +119,7 @@ def batch_launches(
 
 
 def launch_words(candidate: Candidate, sampler: str) -> str:
-    """What stands behind the number of kernels."""
+    """Say what stands behind the number of kernels."""
     if candidate.threads.capture and candidate.bulk_batches == 1:
         return "by one CUDA graph"
     known = sampler in ("neighbor", "full", *LAYERWISE)

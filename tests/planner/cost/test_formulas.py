@@ -8,7 +8,6 @@ from planner.cost.cache_model import cross_validated
 from planner.cost.pipeline_time import (
     beside,
     core_bound_seconds,
-    epoch_seconds,
     expected_maximum,
     finish_times,
     kappa,
@@ -26,16 +25,19 @@ from planner.cost.stages.all_reduce import (
     ring_seconds,
 )
 from planner.cost.stages.gather import (
-    disk_seconds,
-    distinct_pages,
     gather_seconds,
     lines,
-    random_gather_seconds,
     reads_per_row,
     touched_rows,
 )
 from planner.cost.stages.sample import sample_seconds
 from planner.machine.model import Table
+from tests.reference.storage_seconds import (
+    disk_seconds,
+    distinct_pages,
+    epoch_seconds,
+    random_gather_seconds,
+)
 
 
 class TestStraggler:
