@@ -268,6 +268,8 @@ class WorkloadProfile:
     """Of the global batch, where ranks may share it."""
     stacks: dict[str, StackProfile] = field(default_factory=dict[str, StackProfile])
     """By str(seeds_per_rank), where the topology may be partitioned."""
+    notes: list[str] = field(default_factory=list[str])
+    """What was not reached in time, lost early or stayed uncertain; a sentence each."""
     sitting: str = ""
     """Names the profiles that were timed in the same rounds as this one; empty: it alone."""
 

@@ -34,7 +34,7 @@ from planner.partition.partition import partition
 from planner.probe.quiet import disturbance
 from planner.probe.timing import WAITED, Patience
 from planner.profile.cache import cache_folder
-from planner.profile.team import Team, with_launcher
+from planner.profile.team import Team, launcher_bytes
 from planner.progress import Progress, silent
 from planner.settings import PlanSettings
 from planner.workload import ProcessCost
@@ -431,7 +431,7 @@ def _make(
         variance=measure_variance(graph, parts.partition, model),
         cases=cases,
         ranks=[codec.decode(PartAnswer, json.loads(answer)) for answer in answers],
-        process=with_launcher(team.process),
+        process=replace(team.process, launcher_bytes=launcher_bytes()),
     )
     return FullProfile(numbers=numbers, partition=parts.partition)
 

@@ -1,22 +1,20 @@
-"""Profiles on disk: a repeated plan reads the same numbers, and so is the same to the byte.
+"""Profiles, answers and requests on disk: a repeated plan reads the same numbers.
 
-A profile is a folder named by the hash of all that decided it. `GNNPLAN_CACHE` names the place;
-otherwise it is gnnplan/profiles in
-the user's cache folder.
-
-What a plan was made from, kept beside the cached profiles: settings and machine.
-
-A plan folder says what was decided; to price something else (`why-not`, `whatif`, `tune`) the
-request itself is needed. It lies in the cache under the plan's id, so that plan folders stay the
-same to the byte wherever they are made.
+A profile is a folder named by the hash of all that decided it, in gnnplan/profiles of the user's
+cache folder or of `GNNPLAN_CACHE`. Answers of a few batches or processes lie beside it. A plan's
+request, settings and machine, lies there under the plan's id: what prices something else
+(`why-not`, `whatif`, `tune`) needs it, and plan folders stay the same to the byte wherever they
+are made.
 """
 
+import contextlib
 import shutil
 import tempfile
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -29,6 +27,8 @@ from runtime import codec
 from runtime.folders import take_name
 from runtime.npy import map_npy
 from runtime.plan.schema import Plan
+
+T = TypeVar("T")
 
 PROFILE_FILE = "profile.json"
 ARRAYS = ("first_half", "second_half", "topology")
@@ -131,6 +131,26 @@ def save(key: str, profile: Profile, folder: Path | None = None) -> None:
         for hotness in profile.hotness.values():
             made.keep(hotness)
         made.finish(profile.numbers)
+
+
+def keep_answer(decided: Sequence[Any], cls: type[T], make: Callable[[], T | str]) -> T | str:
+    """Read an answer, or make it and keep it; a sentence (why there is none) is not kept.
+
+    Args:
+        decided: all that decides the answer, the name of the question first.
+        cls: dataclass of the answer.
+        make: answers.
+    """
+    name = f"{codec.content_hash(list(decided))[:32]}.json"
+    place = cache_folder().with_name("pilots") / name
+    with contextlib.suppress(OSError, ValueError):
+        return codec.decode(cls, codec.parse(place.read_bytes()))
+    made = make()
+    if isinstance(made, str):
+        return made
+    place.parent.mkdir(parents=True, exist_ok=True)
+    codec.write_text_atomically(place, codec.dumps(made))
+    return codec.decode(cls, codec.parse(place.read_bytes()))
 
 
 def _array_file(place: Path, name: str, seeds: int) -> Path:

@@ -18,7 +18,7 @@ import zipfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from planner.candidate import Candidate, list_cores, make_candidate
 from planner.machine.model import Table
 from planner.profile import cache
+from planner.profile.cache import keep_answer
 from planner.profile.draw import PROFILE_EPOCH
 from planner.search.dimensions.stacks import BULKS
 from planner.search.drawn import LocalBatches
@@ -43,33 +44,12 @@ from runtime.sampling.bulk.memory import BulkBytes
 from runtime.sampling.minibatch import MiniBatch
 from runtime.sampling.seeds import SeedSchedule
 
-T = TypeVar("T")
-
 ROUNDS = 3
 """Stacks of each size that are timed, after one that warms up."""
 DEPENDENT = 8
 """Batches timed for each kappa: two turns of the smallest."""
 SINGLES = 3
 """Single batches timed beside each stack; they take turns, so that load meets both."""
-
-
-def pilot(decided: Sequence[Any], cls: type[T], make: Callable[[], T | str]) -> T | str:
-    """A kept answer, or a made one, which is kept; a sentence (why there is none) is not.
-
-    Args:
-        decided: all that decides the answer, the name of the question first.
-        cls: of the answer, a dataclass.
-        make: answers.
-    """
-    place = _folder() / f"{codec.content_hash(list(decided))[:32]}.json"
-    with contextlib.suppress(OSError, ValueError):
-        return codec.decode(cls, codec.parse(place.read_bytes()))
-    made = make()
-    if isinstance(made, str):
-        return made
-    place.parent.mkdir(parents=True, exist_ok=True)
-    codec.write_text_atomically(place, codec.dumps(made))
-    return codec.decode(cls, codec.parse(place.read_bytes()))
 
 
 def stack_rates(
@@ -148,10 +128,6 @@ def _seconds(task: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
-def _folder() -> Path:
-    return cache.cache_folder().with_name("pilots")
-
-
 TIMED_KAPPAS = (4, 64)
 """Batches that hang together, in the timed draws; the rate at other kappas lies between or near."""
 PILOT = 4
@@ -209,7 +185,9 @@ class GraphDraws:
 
         why = self._unusual("sampled batch by batch")
         named = plan_sampler(self.settings)
-        return why or pilot(["stack", PILOT, *self._decided(named, num_ranks)], BulkBytes, drawn)
+        return why or keep_answer(
+            ["stack", PILOT, *self._decided(named, num_ranks)], BulkBytes, drawn
+        )
 
     def stack_rate(self, num_ranks: int) -> Table | str:
         """Seconds of a batch in a stack over those of one alone, by one thread."""
@@ -226,7 +204,7 @@ class GraphDraws:
         if (name, num_ranks) not in self.rates:
             decided = self._decided(plan_sampler(self.settings), num_ranks)
             key = [name, sizes, self.machine, *decided]
-            self.rates[name, num_ranks] = pilot(key, Table, lambda: timed(num_ranks))
+            self.rates[name, num_ranks] = keep_answer(key, Table, lambda: timed(num_ranks))
         return self.rates[name, num_ranks]
 
     def _timed_dependence(self, num_ranks: int) -> Table | str:
@@ -310,7 +288,7 @@ class GraphDraws:
         """Sizes of batches that prefer neighbours among `own`."""
         named = plan_sampler(self.settings, _with(las=factor, kappa=None))
         held = hashlib.sha256(np.ascontiguousarray(own, np.int64).tobytes()).hexdigest()
-        return self._unusual("sampled without preference") or pilot(
+        return self._unusual("sampled without preference") or keep_answer(
             ["local", LOCAL_BATCHES, held, *self._decided(named, num_ranks)],
             LocalBatches,
             lambda: self._local(num_ranks, named, own),

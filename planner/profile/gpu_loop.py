@@ -3,17 +3,18 @@
 Parts of a step that are timed by themselves do not add up to it: one process starts all kernels,
 and its threads share the interpreter's lock (DEC-86). So each way in which plans make batches (in
 line or by a thread, kernel by kernel or by one CUDA graph) is run for some steps, in turns. Of its
-rounds the last of the quickest third is kept, as on cores (`rounds`, DEC-87).
+rounds the last of the quickest third is kept (DEC-87).
 """
 
+import math
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 
-from planner.profile.protocol import half_width
-from planner.profile.rounds import half_range, kept_place
+from planner.profile.protocol import half_range, half_width
 from planner.workload import GpuLoop
 from runtime.cores import process_on, usable_core_ids
 from runtime.features.device_store import DeviceFeatureStore
@@ -28,8 +29,8 @@ from runtime.train.minibatch import STEP, TrainLoop
 from runtime.train.overlap import Prefetcher, Turns, Workers
 from runtime.train.streams import AbstractMark, AbstractStreams, streams_of
 
-ROUNDS = 9
-"""Of each way, in turns, so that drift meets all alike."""
+LEAST_ROUNDS, ROUNDS = 3, 9
+"""Rounds of each way, in turns, so that drift meets all alike; the most while time is left."""
 STEPS, WARM_STEPS = 36, 8
 """Of a round, and those of them that are left out: plans discard a run's first ones too."""
 DEPTH = 2
@@ -74,12 +75,13 @@ class _Round:
         return float(np.median(self.steps))
 
 
-def time_loops(parts: LoopParts, device: torch.device) -> list[GpuLoop]:
+def time_loops(parts: LoopParts, device: torch.device, seconds: float = math.inf) -> list[GpuLoop]:
     """Run every way in turns.
 
     Args:
         parts: ready to run.
         device: a GPU, or in tests a processor.
+        seconds: after which no more than the least rounds are run.
 
     Raises:
         torch.OutOfMemoryError: the device is too small for the batches under way.
@@ -87,10 +89,24 @@ def time_loops(parts: LoopParts, device: torch.device) -> list[GpuLoop]:
     ways = [Way(captured, ahead) for captured in parts.samplers for ahead in (False, True)]
     rounds: dict[Way, list[_Round]] = {way: [] for way in ways}
     streams = streams_of(device)  # of all rounds: what a lane has freed only it takes again
-    for _ in range(ROUNDS):
+    until = time.monotonic() + seconds
+    for number in range(ROUNDS):
+        if number >= LEAST_ROUNDS and time.monotonic() >= until:
+            break
         for way, found in rounds.items():
-            found.append(_one_round(parts, way, streams, device, len(found)))
+            found.append(_one_round(parts, way, streams, device, number))
     return [_loop_of(way, found) for way, found in rounds.items()]
+
+
+def kept_place(count: int) -> int:
+    """Return which of so many rounds is kept, the quickest first.
+
+    Were it always the second, more rounds would make it luckier (DEC-31).
+
+    >>> [kept_place(count) for count in (1, 2, 3, 6, 9)]
+    [0, 1, 1, 2, 3]
+    """
+    return min(count - 1, max(1, count // 3))
 
 
 def _loop_of(way: Way, rounds: Sequence[_Round]) -> GpuLoop:

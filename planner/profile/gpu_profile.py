@@ -13,7 +13,7 @@ from planner.profile.batches import draw_all, sampler_of
 from planner.profile.cache import Profile
 from planner.profile.model_seconds import SCALES
 from planner.profile.profile import cached, profile_key
-from planner.profile.protocol import GpuTimingAnswer, GpuTimingReply, GpuTimingRequest
+from planner.profile.protocol import GPU, GpuTimingAnswer, GpuTimingReply, GpuTimingRequest
 from planner.profile.roofline import check_model, roofline_timing
 from planner.profile.team import Team
 from planner.progress import Progress, portion, silent
@@ -27,7 +27,8 @@ from runtime.graph.dataset import Graph
 from runtime.graph.types import is_typed
 from runtime.sampling.gpu.capture_room import may_capture
 
-PROCESS = "planner.profile.gpu_timing"
+LOOP_SECONDS = 24.0
+"""Seconds for the loops of all numbers of ranks, in the ways that plans make batches."""
 VERSION = 2
 """Rises when what is timed on a GPU means something else than before."""
 LEAST_SECONDS = 1e-9
@@ -152,7 +153,7 @@ def _timed(
 ) -> tuple[dict[str, ModelTiming], str]:
     """Timed on this machine's first GPU, by seeds of a rank; or why it could not be."""
     found, plain = dict[str, ModelTiming](), settings.sampler == "neighbor"
-    with Team(1, PROCESS) as team:
+    with Team(1) as team:
         for combination in combinations:
             seeds = -(-settings.workload.batch_size // combination.ranks)
             request = GpuTimingRequest(
@@ -165,8 +166,9 @@ def _timed(
                 captures=plain
                 and not settings.sampler_parameters
                 and may_capture(settings.workload.fanouts, seeds),
+                seconds=LOOP_SECONDS / len(combinations),
             )
-            line = json.dumps(codec.to_plain(request))
+            line = json.dumps({GPU: codec.to_plain(request)})
             text = team.ask([line], len(usable_core_ids()) or 1)[0]
             reply = codec.decode(GpuTimingReply, json.loads(text))
             if reply.answer is None:

@@ -12,10 +12,8 @@ kernels and to wait for a device with nothing to do, is the same of a batch of a
 kernels take no time. What the device alone takes of a step is timed behind work that holds the
 device back until all of the step is enqueued.
 
-One process that times sampling and the model on this machine's first GPU when told to.
-
-`python -m planner.profile.gpu_timing` speaks the lines of planner.profile.protocol. The
-planner itself never makes a CUDA context: that takes half a gigabyte and outlives what it is for.
+The planner itself never makes a CUDA context: that takes half a gigabyte and outlives what it is
+for. A timing process does.
 """
 
 import math
@@ -35,12 +33,12 @@ from planner.profile.protocol import (
     GpuTimingReply,
     GpuTimingRequest,
     half_width,
-    serve_standard_streams,
 )
 from planner.workload import GpuSample
-from runtime import codec
 from runtime.comm.collectives import Communicator
+from runtime.device import set_threads
 from runtime.errors import SamplerError
+from runtime.fallback import has_triton
 from runtime.features.device_rows import DeviceRows
 from runtime.features.device_store import DeviceFeatureStore
 from runtime.features.gather_triton import DeviceTable
@@ -173,7 +171,9 @@ class GpuTimed:
             spread=max(half_width(seconds) for _, seconds in kept),
             sample=sample,
             captured=captured,
-            loops=time_loops(self.loop_parts(by_graph and by_graph[0]), self._device),
+            loops=time_loops(
+                self.loop_parts(by_graph and by_graph[0]), self._device, request.seconds
+            ),
             handing_seconds=self._handing_seconds(few),
             topology=self.topology,
             num_parameters=sum(p.numel() for p in self._loop.model.parameters()),
@@ -361,24 +361,12 @@ def _rising(
     return found
 
 
-def build(plain: Any) -> Callable[[], GpuTimingReply]:
-    """A request, ready to be timed."""
-    request = codec.decode(GpuTimingRequest, plain)
-    return lambda: _timed(request)
-
-
-def _timed(request: GpuTimingRequest) -> GpuTimingReply:
-    import torch
-
-    from runtime.errors import SamplerError
-    from runtime.fallback import has_triton
-
+def answer_request(request: GpuTimingRequest) -> GpuTimingReply:
+    """Time a request on the first GPU, or say why it cannot be."""
     if not torch.cuda.is_available():
         return GpuTimingReply(refusal="this torch has no CUDA")
     if not has_triton():
         return GpuTimingReply(refusal="Triton is not installed")
-    from runtime.device import set_threads
-
     device = torch.device("cuda", 0)
     set_threads(1)  # as plans for GPUs have it
     try:
@@ -387,7 +375,3 @@ def _timed(request: GpuTimingRequest) -> GpuTimingReply:
         return GpuTimingReply(refusal="a step of this model does not fit in the GPU's memory")
     except SamplerError as error:
         return GpuTimingReply(refusal=str(error))
-
-
-if __name__ == "__main__":
-    serve_standard_streams(("torch", "torch_geometric.nn", "runtime.worker"), build)

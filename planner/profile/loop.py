@@ -1,9 +1,8 @@
 """The runtime's own training loop on synthetic batches: what every timing is made with.
 
-What a step takes besides its stages: the runtime's own loop, and a loader with nothing to do.
-
-A batch of the profiled sizes is ready; it passes the stages as a drawn one does, is handed to the
-training thread, and a step of the model is taken on it (DEC-35).
+`handing` is what a step takes besides its stages: a batch of the profiled sizes is ready, passes
+the stages as a drawn one does, is handed to the training thread, and a step is taken on it
+(DEC-35).
 """
 
 import itertools
@@ -88,6 +87,10 @@ class Bench:
         """`step` on the i-th batch in turn of a scale."""
         return self.step(self.batches[scale][i % len(self.batches[scale])])
 
+    def agree(self, mine: bool) -> bool:
+        """Return what rank 0 says: all ranks take the same steps."""
+        return bool(self.comm.broadcast(torch.tensor([mine])).item())
+
     def read_from(self, out: NDArray[np.float32]) -> None:
         """Have the batches' rows lie in `out` [rows, feature_dim], which a loader writes."""
         self.batches = [on_rows(of_scale, out) for of_scale in self.batches]
@@ -120,8 +123,8 @@ def _scale_index(scales: list[float]) -> int:
 
 
 WARM = 4
-STEPS = 24
-"""The first `WARM` are not counted."""
+"""First steps, which are not counted."""
+LEAST_STEPS, MOST_STEPS = 10, 24
 _OF_TRAINING = (Stage.FORWARD_BACKWARD, Stage.ALL_REDUCE, Stage.OPTIMIZER)
 
 
@@ -132,8 +135,9 @@ def handing(
     num_ranks: int,
     batches: Sequence[MiniBatch],
     first: int,
+    steps: int = MOST_STEPS,
 ) -> LoopOverhead:
-    """Take `STEPS` steps; medians of what is not drawing, gathering or computing.
+    """Take steps, and return medians of what is not drawing, gathering or computing.
 
     Args:
         loop: of the model, one rank.
@@ -142,14 +146,15 @@ def handing(
         num_ranks: among which seeds are divided.
         batches: of the profiled sizes, with rows and labels; taken in turn.
         first: number of the first step, for the meter: higher than any before.
+        steps: to take, `WARM` of which are not counted.
     """
     stages = _stages(graph, workload, num_ranks, batches)
-    loop.run(_handed(loop, stages, workload, graph, first), first, lambda _: None)
+    loop.run(_handed(loop, stages, workload, graph, first, steps), first, lambda _: None)
     seconds = {
         name: np.asarray(loop.meter.seconds(name, skip_steps=first + WARM))
         for name in (STEP, *(stage.name for stage in stages), *_OF_TRAINING)
     }
-    counted = STEPS - WARM
+    counted = steps - WARM
     between = seconds[STEP][-counted:].copy()
     for name, each in seconds.items():
         if name != STEP and each.size == counted:
@@ -221,8 +226,9 @@ def _handed(
     workload: Workload,
     graph: Graph,
     first: int,
+    steps: int,
 ) -> Iterator[MiniBatch]:
-    """The batches of `STEPS` steps, each made when it is asked for, as without loader threads."""
+    """Make each step's batch when it is asked for, as without loader threads."""
     streams = streams_of(torch.device("cpu"))
     whole = whole_steps(graph.num_train, workload.batch_size)
 
@@ -230,7 +236,7 @@ def _handed(
         batch = seed_batch(*moment(index, whole), Dialect.FIRST_SEEN)
         return pass_through(batch, stages, loop.meter, streams, first + index, index, turns)[0]
 
-    with Prefetcher(produce, STEPS, workers=None, depth=1) as ready:
+    with Prefetcher(produce, steps, workers=None, depth=1) as ready:
         for batch in ready:
             yield batch
             del batch

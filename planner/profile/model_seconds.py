@@ -1,30 +1,36 @@
-"""Seconds of the model on blocks of the profiled sizes, as a table over scale and threads.
+"""What timing processes are asked, and their answers as a profile's tables and factors.
 
-How much longer reading this graph's batches takes than the machine's tables say.
-
-The tables' reads are at random places, one after the other; a batch's rows recur, lie beside each
-other and come in order of id, and a disk that was given a pause, as between steps, reads faster
-than one that was not.
+The model's seconds on blocks of the profiled sizes are a table over scale and threads. Gathers and
+reads of a disk are factors of the machine's tables, whose reads are at random places, one after the
+other: a batch's rows recur, lie beside each other and come in order of id, and a disk that was
+given a pause, as between steps, reads faster.
 """
 
 from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from planner.cost.rates import MachineTable, lookup
 from planner.cost.stages.gather import QUEUE_DEPTH, between, disk_rate
 from planner.machine.model import MachineModel, Table
 from planner.profile.batches import sampler_of
-from planner.profile.loader_seconds import InLine, LoadingAnswer, LoadingRequest
-from planner.profile.protocol import TimingAnswer, TimingRequest, half_width
-from planner.profile.rounds import added
+from planner.profile.protocol import (
+    InLine,
+    LoadingAnswer,
+    LoadingRequest,
+    TimingAnswer,
+    TimingRequest,
+    half_width,
+)
 from planner.profile.synthetic import BatchShape
 from planner.settings import PlanSettings
 from planner.workload import BatchProfile, Combination, ModelTiming
 from runtime.cores import usable_core_ids
 from runtime.graph.dataset import Graph
 from runtime.graph.types import GraphTypes, is_typed, types_of
+from runtime.report import over_ranks
 from runtime.sampling.parameters import is_weighted
 
 
@@ -71,8 +77,8 @@ def loading_factors(
 
 SCALES = [0.6, 1.0, 1.6]
 """Batch sizes over the mean batch at which the model is timed."""
-STEPS = 14
-"""Measured steps of each scale, each time."""
+STEPS = 84
+"""Most measured steps of each scale in a round."""
 
 
 def batch_shape(
@@ -101,7 +107,7 @@ def timing_request(
     batch: BatchProfile,
     combination: Combination,
     *,
-    with_last: bool = False,
+    counts_bytes: bool = True,
 ) -> TimingRequest:
     """What a timing process builds: the settings' model on blocks like those of their sampler.
 
@@ -112,11 +118,11 @@ def timing_request(
         settings: their sampler and model.
         batch: of one rank.
         combination: ranks and threads.
-        with_last: look at the bytes of the epoch's last batch too.
+        counts_bytes: look at bytes, of the epoch's last batch too.
     """
     weighted = is_weighted(sampler_of(settings))
     last = None
-    if with_last and batch.last_vertices:
+    if counts_bytes and batch.last_vertices:
         last = BatchShape(
             vertices=batch.last_vertices,
             edges=batch.last_edges,
@@ -139,6 +145,7 @@ def timing_request(
         scales=SCALES,
         threads=combination.threads,
         steps=STEPS,
+        counts_bytes=counts_bytes,
         loading=LoadingRequest(
             graph=str(graph.path),
             fingerprint=graph.fingerprint,
@@ -254,6 +261,23 @@ def model_timing(answers: Sequence[tuple[Combination, Sequence[TimingAnswer]]]) 
         own_batches=all(a.own_batches for a in every),
         num_parameters=every[0].num_parameters,
         activation_bytes=max(a.activation_bytes for a in every),
-        batch_seconds=float(np.median([a.batch_seconds for a in every])),
+        batch_seconds=float(
+            np.median([a.batch_seconds for a in every if a.batch_seconds] or [0.0])
+        ),
         warmup_seconds=max(a.warmup_seconds for a in every),
     )
+
+
+def added(found: Sequence[TimingAnswer]) -> NDArray[np.float64]:
+    """Return the seconds of adding the gradients over ranks, by step: the mean over the ranks.
+
+    Half a millisecond of steps of 30 is lost in each rank's own median (`over_ranks`).
+
+    Args:
+        found: each rank's answer, of the same steps.
+
+    Returns:
+        Shape (steps,); one zero for a rank alone.
+    """
+    each = [answer.all_reduce for answer in found]
+    return over_ranks(each, len(each)) if each[0] else np.zeros(1)

@@ -1,6 +1,12 @@
-"""Graph -> profiles: pre-sample for every number of ranks, then time the model on those shapes."""
+"""Graph -> profiles: draw batches for every number of ranks, then time the model on those shapes.
 
+All of it ends within a minute on graphs of up to ten million edges, whatever else runs:
+what drawing leaves is dealt to the timings (`planner.profile.schedule`, DEC-101).
+"""
+
+import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 from planner.cache_folder import cache_folder
@@ -8,22 +14,28 @@ from planner.cost.backends.cooperative import part_of, part_profile
 from planner.errors import SettingsError
 from planner.machine.model import MachineModel
 from planner.probe.quiet import disturbance
-from planner.probe.timing import WAITED, Patience
 from planner.profile import cache
 from planner.profile.batches import MOST_SAMPLED, draw_all, draw_sharing
 from planner.profile.cache import Profile
-from planner.profile.model_seconds import SCALES, STEPS, with_loading
-from planner.profile.team import Team, with_launcher
-from planner.profile.timing_rounds import ROUNDS, STEP_ROUNDS, Timed, TimedBatch, time_all
+from planner.profile.model_seconds import SCALES, with_loading
+from planner.profile.schedule import Timed, TimedBatch, time_all
+from planner.profile.team import Team, launcher_bytes
 from planner.progress import Progress, portion, silent
 from planner.settings import PlanSettings
-from planner.workload import BatchProfile, Combination, WorkloadProfile
+from planner.workload import BatchProfile, Combination, ProcessCost, WorkloadProfile
 from runtime import codec
 from runtime.graph.dataset import Graph
 
 VERSION = 49
 """Rises when a profile means something else than before."""
 
+KEYED = (14, 3, 9)
+"""Entries of a profile's key that keep the names of profiles of before."""
+PROFILE_SECONDS, LEAST_SECONDS = 48.0, 5.0
+"""Seconds after which nothing more of a profile is begun, a minute less what a busy machine takes
+to end what is under way; and the least for timing."""
+DISTURBED = 1.0
+"""Level of a disturbance from which the profile says that the machine was busy."""
 DRAWN = 0.05
 """Of the progress of a profile: drawing batches. The rest is timing."""
 GATHER_TABLES = ("gather", "mapped_gather", "disk_read")
@@ -49,7 +61,7 @@ def profile_key(
         settings.sampler_parameters,
         replace(work, learning_rate=0.0, weight_decay=0.0, allow="exact"),
         list(combinations),
-        [SCALES, STEPS, ROUNDS, STEP_ROUNDS, MOST_SAMPLED],
+        [SCALES, *KEYED, MOST_SAMPLED],
     ]
     return codec.content_hash(decided)[:32]
 
@@ -138,18 +150,29 @@ def _make(
     keys: Sequence[str],
     progress: Progress | None,
 ) -> list[Profile]:
-    """Pre-sample and time, without looking at the cache."""
-    progress = progress or silent
+    """Draw and time, without looking at the cache."""
+    begun, progress = time.monotonic(), progress or silent
     drawing, timing = portion(progress, 0.0, DRAWN), portion(progress, DRAWN, 1.0)
-    drawn = [_Drawn(graph, each, drawing) for each in wanted]
-    most = max(c.ranks for each in wanted for c in each.combinations)
-    with disturbance(cache_folder()) as disturbed, Team(most) as team:
-        patience = Patience(disturbed.level, share=WAITED)
-        timed = [t for each in drawn for t in each.timed]
-        found = iter(time_all(graph, timed, team, timing, patience))
-        return [
-            each.profile(key, machine, found, team) for each, key in zip(drawn, keys, strict=True)
-        ]
+    with ThreadPoolExecutor(1) as beside, disturbance(cache_folder()) as disturbed:
+        launcher = beside.submit(launcher_bytes)  # other processes, while nothing is timed
+        drawn = [_Drawn(graph, each, drawing) for each in wanted]
+        bytes_of_launcher = launcher.result()
+        levels = [disturbed.level()]
+        with Team(max(c.ranks for each in wanted for c in each.combinations)) as team:
+            process = replace(team.process, launcher_bytes=bytes_of_launcher)
+            left = max(LEAST_SECONDS, begun + PROFILE_SECONDS - time.monotonic())
+            timed = [t for each in drawn for t in each.timed]
+            found = iter(time_all(graph, timed, team, timing, left))
+        levels.append(disturbed.level())
+    notes = [f"timed in {left:.0f} s at most"]
+    if max(levels) >= DISTURBED:
+        notes.append(
+            f"uncertain: the machine was busy, {max(levels):.1f} times what counts as quiet"
+        )
+    return [
+        each.profile(key, machine, found, process, notes)
+        for each, key in zip(drawn, keys, strict=True)
+    ]
 
 
 class _Drawn:
@@ -185,29 +208,33 @@ class _Drawn:
         key: str,
         machine: MachineModel,
         found: Iterator[Timed],
-        team: Team,
+        process: ProcessCost,
+        notes: list[str],
     ) -> Profile:
-        """With what was timed of `timed`; gathering as `with_loading` has it.
+        """Return the profile with what was timed of `timed`; gathering as `with_loading` has it.
 
         Args:
-            key: of the profile.
+            key: names the profile.
             machine: whose tables gathering is held against.
             found: what was timed, whose next are this workload's.
-            team: the processes it was timed in.
+            process: cost of the processes that timed.
+            notes: what is said of all timings.
         """
+        mine = [next(found) for _ in self.timed]
         timing = {
             name: with_loading(
                 each.model, each.in_line, each.loading, machine, batch.combinations[0].ranks
             )
-            for name, batch, each in zip(self._keys, self.timed, found, strict=False)
+            for name, batch, each in zip(self._keys, self.timed, mine, strict=True)
         }
         numbers = WorkloadProfile(
             graph_fingerprint=self._graph.fingerprint,
             sampler_fingerprint=key,
             batches=[self._batches[seeds] for seeds in sorted(self._batches, reverse=True)],
             timing=timing,
-            process=with_launcher(team.process),
+            process=process,
             shared=self._shared,
             stacks=self._stacks,
+            notes=[*notes, *(note for each in mine for note in each.notes)],
         )
         return Profile(numbers=numbers, hotness=self._hotness)

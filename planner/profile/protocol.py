@@ -1,10 +1,8 @@
-"""What a timing process is asked for, and what it answers.
+"""What timing processes are asked and answer, and how they serve.
 
-What every timing process does: import, say so, then build and measure request after request.
-
-A process is started by `planner.profile.team` as `python -m MODULE`. It reads one JSON request a
-line, answers "ready" when what it asks for is built, measures on the next line, and answers with
-the result.
+`planner.profile.team` starts a process as `python -m MODULE`. It reads one JSON request a line,
+answers "ready" when what it asks for is built, measures on the next line, and answers with the
+result.
 """
 
 import importlib
@@ -17,17 +15,90 @@ from typing import Any
 
 import numpy as np
 
-from planner.profile.loader_seconds import InLine, LoadingRequest
 from planner.profile.synthetic import BatchShape
-from planner.workload import GpuLoop, GpuSample
+from planner.workload import ColdCachePenalty, GpuLoop, GpuSample, Interference, LoopOverhead
 from runtime import codec
 from runtime.graph.types import GraphTypes
 from runtime.plan.schema import Sampler, Workload
 
+NO_BOUND = 3600.0
+"""Seconds that no timing takes."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoadingRequest:
+    """The loader whose work a timing process does."""
+
+    graph: str
+    """Folder of the dataset."""
+    fingerprint: str = ""
+    """Fingerprint of the graph that must lie there; empty: any."""
+    sampler: Sampler
+    num_ranks: int
+    shared: bool
+    """Whether ranks sample one batch together."""
+    beside: bool
+    """Whether there is a core for a loader thread besides the model's."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TimedGather:
+    """Gathering a batch's rows from memory, between two steps."""
+
+    seconds: float
+    """Median seconds."""
+    rows: float
+    """Mean rows of a batch."""
+    row_bytes: int
+    table_bytes: int
+    """Bytes of all rows that are gathered from."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TimedDisk:
+    """Reading a batch's rows from disk, between two steps."""
+
+    seconds: float
+    """Median seconds."""
+    requests: float
+    """Mean reads of a batch."""
+    request_bytes: float
+    """Mean bytes of a read."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class InLine:
+    """What the thread that takes the steps does before each of them."""
+
+    sample_seconds: float
+    """Median seconds of sampling one batch."""
+    sample_spread: float
+    """Relative half-width (90%) of `sample_seconds`, from its repeats."""
+    gathers: dict[str, TimedGather]
+    """Gathers from private memory and from the dataset's mapped rows, under the names of the
+    machine's tables; empty: the graph has no rows."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoadingAnswer:
+    """What else a loader does, timed."""
+
+    after_wait: ColdCachePenalty | None
+    """Steps whose thread has read rows from disk before each; None: it has none."""
+    beside: dict[str, Interference]
+    """Interference by kind of work; empty: not asked for."""
+    disk: TimedDisk | None = None
+    """Reading batches from disk by that thread; None: no rows, or the file system refuses direct
+    reads."""
+    handing: LoopOverhead | None = None
+    """What lies between the stages of a step."""
+    disk_start_seconds: float = 0.0
+    """Median seconds of reading a single row by that thread; 0: no rows."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TimingRequest:
-    """What to build and time."""
+    """A model to build and time."""
 
     workload: Workload
     in_dim: int
@@ -37,27 +108,33 @@ class TimingRequest:
     scales: list[float]
     threads: int
     steps: int
-    """Measured steps of each scale."""
+    """Most measured steps of each scale."""
+    seconds: float = NO_BOUND
+    """Seconds after which no more than the least is timed."""
+    hopeless_seconds: float = NO_BOUND
+    """Seconds of a step from which it cannot be the shortest: then the least is timed."""
+    counts_bytes: bool = True
+    """Whether to look at bytes and at the loader's last stage too."""
     last: BatchShape | None = None
-    """Of an epoch's last, smaller batch, whose layers may sum and multiply in another order, and
-    hold more while they do; only its bytes are looked at. None: it is not asked for."""
+    """Shape of an epoch's last, smaller batch, whose layers may sum and multiply in another order
+    and hold more; only its bytes are looked at. None: it is not asked for."""
     types: GraphTypes | None = None
-    """Of the graph, for model rgcn."""
+    """Types of the graph, for model rgcn."""
     rank: int = 0
     ranks: int = 1
     """Processes that take the same steps and add their gradients."""
     meeting: str = ""
     """File by which they find each other, where there are several."""
     loading: LoadingRequest | None = None
-    """What the thread of the steps does before each: sample a batch and gather one's rows. Caches
-    then hold other things than after a step (DEC-28). None: nothing."""
+    """The loader that samples a batch and gathers one's rows before each step: caches then hold
+    other things than after a step (DEC-28). None: nothing is done before."""
     times_loading: bool = False
     """Time what else a loader does between and beside the mean batch's steps, and not the model."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TimingAnswer:
-    """What one process measured."""
+    """What one process measured of a model."""
 
     forward_backward: list[float]
     """Median seconds per step, by scale."""
@@ -65,9 +142,9 @@ class TimingAnswer:
     """Relative half-width of the median over steps, the largest of the scales."""
     optimizer_seconds: float
     batch_seconds: float
-    """Adding edge weights to a mean batch."""
+    """Seconds of adding edge weights to a mean batch; 0: not looked at, like the bytes."""
     warmup_seconds: float
-    """Warm-up steps above as many steady ones."""
+    """Seconds of the warm-up steps above as many steady ones."""
     num_parameters: int
     activation_bytes: int
     in_line: InLine | None = None
@@ -76,53 +153,60 @@ class TimingAnswer:
     """Seconds of adding the gradients over ranks in each measured step, from this rank's entry;
     empty for one rank."""
     own_batches: bool = False
-    """Those steps are on batches that each rank drew, as in a run: ranks wait for the longer."""
+    """Whether those steps are on batches that each rank drew, as in a run, where ranks wait for
+    the longer."""
+
+
+GPU = "gpu"
+"""Key under which a line holds a `GpuTimingRequest`; other lines are a `TimingRequest`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GpuTimingRequest:
-    """What to build and time."""
+    """A sampler and a model to build and time on a GPU."""
 
     graph: str
     """Folder of the dataset."""
     fingerprint: str = ""
-    """Of the graph that must lie there; empty: any."""
+    """Fingerprint of the graph that must lie there; empty: any."""
     workload: Workload
     sampler: Sampler
     seeds: int
-    """Of one rank's mean batch."""
+    """Seeds of one rank's mean batch."""
     scales: list[float]
-    """Batches of so many times the seeds."""
+    """Sizes of the batches, as multiples of the seeds."""
     captures: bool
     """Whether plans may sample by one CUDA graph."""
+    seconds: float = NO_BOUND
+    """Seconds after which no more than the least is timed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GpuTimingAnswer:
-    """What was measured."""
+    """What was measured on a GPU."""
 
     sizes: list[float]
     """Edges of the batches of each scale over those of the mean batch, rising."""
     step_seconds: list[float]
-    """Of a step by itself, by size, until its loss is on the host."""
+    """Seconds of a step by itself, by size, until its loss is on the host."""
     optimizer_seconds: float
-    """Of them: starting the update's kernels."""
+    """Seconds of them that start the update's kernels."""
     host_seconds: float
-    """Of a step: on the host alone."""
+    """Seconds of a step on the host alone."""
     device_seconds: float
-    """Of a mean step: on the device alone."""
+    """Seconds of a mean step on the device alone."""
     spread: float
     """Relative half-width of the medians, the largest of all sizes."""
     sample: GpuSample
     captured: GpuSample | None
     loops: list[GpuLoop]
     handing_seconds: float
-    """On the host, of starting a batch's gather, blocks and labels."""
+    """Seconds on the host of starting a batch's gather, blocks and labels."""
     topology: str
     """Where the lists lay: replicated (on the device) or host."""
     num_parameters: int
     activation_bytes: int
-    """Most that a mean step holds beside the model and its batch."""
+    """Most bytes that a mean step holds beside the model and its batch."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -148,12 +232,12 @@ def serve(
     """Answer requests until an empty line or the end of the input.
 
     Args:
-        read: the next line, empty at the end.
+        read: returns the next line, empty at the end.
         write: sends one line.
         libraries: modules that a rank has imported; their bytes are a process's own.
-        build: from a request as plain data.
+        build: prepares a request given as plain data.
         rehearse: does what a rank does in small, so that what loads at its first use is counted;
-            says whether something was compiled first.
+            returns whether something was compiled first.
     """
     from runtime.device import flush_denormals
     from runtime.models.memory import keep_freed_memory
@@ -186,7 +270,7 @@ def serve_standard_streams(
 
 
 def private_bytes() -> int:
-    """Resident bytes of this process that no file backs; the peak where the system tells no more.
+    """Count resident bytes of this process that no file backs, or the peak where none are told.
 
     Libraries' code is shared between ranks and not counted.
     """
@@ -198,8 +282,8 @@ def private_bytes() -> int:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def half_width(values: list[float]) -> float:
-    """Relative half-width (90%) of the median of repeats, from their quartiles.
+def half_width(values: Sequence[float]) -> float:
+    """Return the relative half-width (90%) of the median of repeats, from their quartiles.
 
     >>> round(half_width([1.0, 1.0, 2.0, 3.0, 3.0]), 3)
     0.682
@@ -208,3 +292,13 @@ def half_width(values: list[float]) -> float:
     # The median of n repeats varies 1.25 times as much as their mean; IQR / 1.349 is sigma.
     sigma = (high - low) / 1.349
     return float(1.645 * 1.25 * sigma / np.sqrt(len(values)) / middle) if middle > 0 else 0.0
+
+
+def half_range(values: Sequence[float]) -> float:
+    """Return half of what lies between the least and the most, over the middle; 0 for zeros.
+
+    >>> half_range([0.9, 1.0, 1.3])
+    0.2
+    """
+    middle = float(np.median(values))
+    return (max(values) - min(values)) / 2 / middle if middle > 0 else 0.0

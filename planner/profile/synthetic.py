@@ -1,7 +1,7 @@
-"""Blocks of given sizes with random ids: what a layer is timed on instead of the graph itself.
+"""Batches that the model is timed on: blocks of given sizes with random ids, or drawn ones.
 
 A sampler numbers vertices in the order in which it first meets them, so neighbouring edges of a
-real block often name neighbouring rows. The blocks here are made by the same process from the
+real block often name neighbouring rows. Synthetic blocks are made by the same process from the
 sizes alone: of a hop's edges, some are first meetings and get the next free number, the others
 name an earlier vertex at random.
 """

@@ -8,7 +8,6 @@ ready, so that they really compute at the same time.
 """
 
 import contextlib
-import functools
 import json
 import os
 import subprocess
@@ -18,12 +17,13 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from importlib import metadata
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from planner.profile.loader_seconds import LoadingAnswer
-from planner.profile.protocol import TimingAnswer, TimingRequest
+from planner.profile.cache import keep_answer
+from planner.profile.protocol import LoadingAnswer, TimingAnswer, TimingRequest
 from planner.workload import ProcessCost
 from runtime import codec
 from runtime.children import child_environment
@@ -235,6 +235,7 @@ MODULES = ("planner.cli.main", "torch.distributed.run")
 """What the two have imported while ranks run."""
 _MEASURE = """
 import importlib, sys
+from planner.profile.cache import keep_answer
 from planner.profile.protocol import private_bytes
 importlib.import_module(sys.argv[1])
 print(private_bytes())
@@ -242,20 +243,28 @@ print(private_bytes())
 WAIT_SECONDS = 120.0
 
 
-def with_launcher(cost: ProcessCost) -> ProcessCost:
-    """The cost of a rank, with what launching takes of its host.
+def launcher_bytes() -> int:
+    """Measure private bytes of what launching takes of its host, once for installed libraries.
 
     Raises:
         WorkerFailed: one of the two cannot be started.
     """
-    return replace(cost, launcher_bytes=_private_bytes_of(MODULES))
+    libraries = [metadata.version(name) for name in ("gnnplan", "torch")]
+    found = keep_answer(["launcher", sys.version, *libraries], ProcessCost, _launcher_cost)
+    assert not isinstance(found, str)
+    return found.launcher_bytes
 
 
-@functools.cache
-def _private_bytes_of(modules: tuple[str, ...]) -> int:
-    """Private bytes of processes that have imported one module each.
+def _launcher_cost() -> ProcessCost:
+    sizes = private_bytes_of(MODULES)
+    return ProcessCost(start_seconds=0.0, resident_bytes=0, launcher_bytes=sizes)
 
-    Measured once in a process of the planner: the libraries do not change under it.
+
+def private_bytes_of(modules: Sequence[str]) -> int:
+    """Sum private bytes of processes that have imported one module each.
+
+    Raises:
+        WorkerFailed: one of them cannot be imported.
     """
     with contextlib.ExitStack() as stack:
         started = [

@@ -1,10 +1,7 @@
-"""Batches that a model is timed on: synthetic blocks with features, labels and edge weights.
+"""Batches for timed steps: with features, labels and edge weights; synthetic or drawn ones.
 
-One small training step, before a process's own bytes are read.
-
-Kernels and libraries that load at their first use lie in every rank, about 30 MB of them, and in no
-array that a plan counts. Kernels come from numba's cache; where that held none, compiling them has
-taken 20 to 110 MB more, which no rank of a later run takes again.
+`rehearse` takes one small step before a process's own bytes are read. Kernels and libraries that
+load at their first use lie in every rank, about 30 MB of them, and in no array that a plan counts.
 """
 
 from collections.abc import Sequence
@@ -20,7 +17,7 @@ from runtime.sampling.minibatch import MiniBatch
 
 
 def timed_batch(request: TimingRequest, scale: float, seed: int) -> MiniBatch:
-    """A synthetic batch with features, labels and the model's edge weights."""
+    """Make a synthetic batch with features, labels and the model's edge weights."""
     import torch
 
     from runtime.models.weights import fill_weights
@@ -40,7 +37,7 @@ def timed_batch(request: TimingRequest, scale: float, seed: int) -> MiniBatch:
 def drawn_batch(
     request: TimingRequest, batch: MiniBatch, out: NDArray[np.float32] | None, seed: int
 ) -> MiniBatch:
-    """A batch that a loader has drawn, ready for a step: with edge weights, rows and some labels.
+    """Make a drawn batch ready for a step, with edge weights, rows and some labels.
 
     Args:
         request: of nodes; links have labels of their own.
@@ -72,7 +69,7 @@ def _some_labels(request: TimingRequest, batch: MiniBatch, generator: Any) -> An
 
 
 def on_rows(batches: Sequence[MiniBatch], out: NDArray[np.float32]) -> list[MiniBatch]:
-    """The batches on rows that are put there anew before each step, as a loader puts them.
+    """Put the batches on rows that are read anew before each step, as a loader reads them.
 
     Rows that lay there before have left the caches while their thread waited for a disk, which
     makes steps longer than a run's, whose rows have just come (DEC-28).
@@ -84,13 +81,13 @@ def on_rows(batches: Sequence[MiniBatch], out: NDArray[np.float32]) -> list[Mini
 
 
 def some_degrees(batch: MiniBatch) -> NDArray[np.int64]:
-    """Some degree for every vertex; its value does not change the work."""
+    """Return some degree for every vertex; its value does not change the work."""
     degrees: NDArray[np.int64] = np.full(int(batch.n_id.size), 16, dtype=np.int64)
     return degrees
 
 
 def rehearse() -> bool:
-    """Sample, gather, train a step: what a rank does, on a ring of a few nodes.
+    """Sample, gather and train a step as a rank does, on a ring of a few nodes.
 
     Returns:
         Whether a kernel had to be compiled.

@@ -1,25 +1,13 @@
-"""One timing process: runs the real model on batches when told to.
+"""One timing process: runs the real model and a loader's real work when told to.
 
-`python -m planner.profile.timing_process` speaks the lines of planner.profile.protocol. What it
+`python -m planner.profile.timing_process` speaks the lines of `planner.profile.protocol`. What it
 builds imports torch, and only when asked to build.
 
-Times the model: steps of each batch size, with or without a loader's work before each.
-
-The sizes are timed on synthetic batches, whose edges are even and whose sources are random. A
-graph's own are neither: of its hubs' rows caches hold many, and the longest rows are another
-thread's wait. So all sizes are scaled by what steps take on batches that the loader draws, over
-steps on synthetic ones of as many vertices and edges (DEC-27).
-
-Times what else a loader does on the graph, between and beside the steps of the mean batch.
-
-Sampling and gathering in line are timed with the model; here they are what steps beside
-them, and steps after a wait for the disk, are held against.
-
-A loader's work by the thread that takes the steps, before each of them: done, and timed.
-
-So it is in a run without loader threads: a batch is sampled, its rows are gathered while the
-sampler's tables fill the caches, and a step computes on them. Timed where the model is, it meets
-the same neighbours: of rounds that were disturbed neither is kept.
+Steps are timed as a run without loader threads takes them: a batch is sampled, its rows are
+gathered while the sampler's tables fill the caches, and a step computes on them. The sizes are
+timed on synthetic batches, whose edges are even and whose sources are random. A graph's own are
+neither, so all sizes are scaled by what steps take on drawn batches, over steps on synthetic ones
+of as many vertices and edges (DEC-27).
 """
 
 import functools
@@ -27,94 +15,137 @@ import itertools
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.profile.loader_seconds import (
+from planner.profile.loading import (
+    DISK_START,
+    BesideWork,
+    KeptLoaders,
+    Loader,
+    Work,
+    after_wait,
+    disk_work,
+    seconds_of,
+    time_beside,
+    time_in_turns,
+)
+from planner.profile.loop import Bench
+from planner.profile.protocol import (
+    GPU,
+    GpuTimingReply,
+    GpuTimingRequest,
     InLine,
     LoadingAnswer,
     LoadingRequest,
     TimedGather,
-    Work,
-    after_wait,
-    all_beside,
-    in_turns,
-    seconds_of,
+    TimingAnswer,
+    TimingRequest,
+    half_width,
+    serve_standard_streams,
 )
-from planner.profile.loader_session import (
-    DISK_START,
-    KeptLoaders,
-    Loader,
-    disk_work,
-    sampling,
-    timed_disk,
-)
-from planner.profile.loop import Bench
-from planner.profile.protocol import TimingAnswer, TimingRequest, half_width, serve_standard_streams
 from planner.profile.synthetic import synthetic_batch
 from planner.profile.timed_batches import drawn_batch, on_rows, rehearse, some_degrees, timed_batch
-from planner.workload import Interference
+from planner.workload import Interference, LoopOverhead
 from runtime import codec
 from runtime.cores import usable_core_ids
 from runtime.sampling.minibatch import MiniBatch
 
+T = TypeVar("T")
 
-def time_loading(bench: Bench, asked: LoadingRequest, loader: Loader) -> LoadingAnswer:
-    """Time a loader's work among steps of the mean batch.
 
-    Args:
-        bench: the model and its batches.
-        asked: how ranks share the graph, and whether a loader thread has a core.
-        loader: of this rank.
-    """
-    from planner.profile.loop import STEPS, handing  # imports torch
+class TimedLoading:
+    """A loader's work between and beside steps of the mean batch."""
 
-    work, graph, sample = bench.request.workload, loader.graph, loader.sample
-    steps = itertools.count()
+    def __init__(self, bench: Bench, request: LoadingRequest, loader: Loader) -> None:
+        """Time `loader` among the steps of `bench`."""
+        self._bench, self._request, self._loader = bench, request, loader
+        steady = bench.batches[bench.steady]
+        self._reading = loader.reading(max(batch.n_id.size for batch in steady))
+        self._batches = on_rows(steady, self._reading.out)
+        self._steps = itertools.count()
 
-    def step() -> None:
-        bench.turn(bench.steady, next(steps))
+    def run(self) -> LoadingAnswer:
+        """Time all of it, each kind of work for a share of the request's seconds."""
+        asked = self._request
+        with disk_work(self._loader.graph, self._loader.vertices, self._reading.out) as read:
+            works = self._works(read.works)
+            # Beside steps each kind takes twice as long as in turn with them; a start is no batch.
+            beside = {k: w for k, w in works.items() if asked.beside and k != DISK_START}
+            share = self._bench.request.seconds / (1 + len(works) + 2 * len(beside))
+            handed = self._handing(share)
+            turns = {
+                kind: time_in_turns(work, self._step_on_rows, self._before(kind), seconds=share)
+                for kind, work in works.items()
+            }
+            interference = dict[str, Interference]()
+            if beside:
+                asked_beside = {
+                    kind: BesideWork(
+                        work=work,
+                        alone=turns[kind].work,
+                        # As a run has it: a reader of a disk is kept off the cores of compute.
+                        cores=usable_core_ids()[self._bench.request.threads :]
+                        if kind == "disk"
+                        else (),
+                        unbroken=kind in read.works,
+                        before=self._before(kind),
+                    )
+                    for kind, work in beside.items()
+                }
+                interference = time_beside(asked_beside, self._step, seconds=2 * share)
+        return LoadingAnswer(
+            after_wait=after_wait(turns["disk"], turns["gather"]) if "disk" in turns else None,
+            beside=interference,
+            disk=read.timed(turns["disk"].work) if "disk" in turns else None,
+            handing=handed,
+            disk_start_seconds=turns[DISK_START].work if DISK_START in turns else 0.0,
+        )
 
-    def step_on_rows() -> None:
-        bench.step(fresh[next(steps) % len(fresh)])
+    def _works(self, disk: dict[str, Work]) -> dict[str, Work]:
+        """Sampling, where a loader thread has a core; gathering, where that or a disk is there.
 
-    steady = bench.batches[bench.steady]
-    reading = loader.reading(max(batch.n_id.size for batch in steady))
-    out = reading.out
-    fresh = on_rows(steady, out)
-    # Mapped rows are gathered by a thread that computes as the one of private rows does.
-    gathers = {k: each.work for k, each in reading.gathered.items() if k == "gather"}
-    handed = handing(bench.loop, graph, work, asked.num_ranks, steady, bench.steps + 1)
-    bench.steps += STEPS
-    beside = dict[str, Interference]()
-    with disk_work(graph, loader.vertices, out) as read:
-        between = dict[str, Work]()
-        if asked.beside:
-            between["sample"] = sampling(sample)
-        if asked.beside or read.works:
-            between |= gathers
-        between |= read.works
-        # Rows are read after a batch was drawn, whose tables the caches are then full of: after
-        # LADIES, which sums over all nodes, a gather takes a third longer.
-        before = {kind: sample for kind in between if kind != "sample"}
-        turns = {k: in_turns(work, step_on_rows, before.get(k)) for k, work in between.items()}
-        if asked.beside:
-            paired = {k: w for k, w in between.items() if k != DISK_START}  # a start is no batch
-            alone = {kind: found.work for kind, found in turns.items()}
-            # As a run has it: a loader that reads a disk is kept off the cores of compute.
-            cores = {"disk": usable_core_ids()[bench.request.threads :]}
-            beside = all_beside(
-                paired, step, cores, alone=alone, unbroken=read.works, before=before
-            )
-    return LoadingAnswer(
-        after_wait=after_wait(turns["disk"], turns["gather"]) if "disk" in turns else None,
-        beside=beside,
-        disk=timed_disk(read, turns["disk"]) if "disk" in turns else None,
-        handing=handed,
-        disk_start_seconds=turns[DISK_START].work if DISK_START in turns else 0.0,
-    )
+        Mapped rows are gathered by a thread that computes as the one of private rows does.
+        """
+        found = dict[str, Work]()
+        if self._request.beside:
+            found["sample"] = functools.partial(seconds_of, self._loader.sample)
+        if (self._request.beside or disk) and "gather" in self._reading.gathered:
+            found["gather"] = self._reading.gathered["gather"].work
+        return found | disk
+
+    def _before(self, kind: str) -> Callable[[], object] | None:
+        """Rows are read after a batch was drawn, whose tables the caches are then full of.
+
+        After LADIES, which sums over all nodes, a gather takes a third longer.
+        """
+        return None if kind == "sample" else self._loader.sample
+
+    def _handing(self, seconds: float) -> LoopOverhead:
+        from planner.profile.loop import LEAST_STEPS, MOST_STEPS, handing  # imports torch
+
+        bench = self._bench
+        step = max(1e-6, min(seconds_of(self._step) for _ in range(2)))
+        steps = max(LEAST_STEPS, min(MOST_STEPS, int(seconds / step)))
+        found = handing(
+            bench.loop,
+            self._loader.graph,
+            bench.request.workload,
+            self._request.num_ranks,
+            bench.batches[bench.steady],
+            bench.steps + 1,
+            steps,
+        )
+        bench.steps += steps
+        return found
+
+    def _step(self) -> None:
+        self._bench.turn(self._bench.steady, next(self._steps))
+
+    def _step_on_rows(self) -> None:
+        self._bench.step(self._batches[next(self._steps) % len(self._batches)])
 
 
 class InLineWork:
@@ -138,7 +169,7 @@ class InLineWork:
         return self._reading.out if self._reading.gathered else None
 
     def do(self) -> None:
-        """A batch's work."""
+        """Do a batch's work."""
         self._sampled.append(seconds_of(self._loader.choose()))  # without its seeds
         self.gather()
 
@@ -147,7 +178,7 @@ class InLineWork:
         return self._loader.sample()
 
     def gather(self) -> None:
-        """The part of a batch's work that follows sampling."""
+        """Do the part of a batch's work that follows sampling."""
         if self._kinds:
             kind = self._kinds[0]
             self._gathered[kind].append(self._reading.gathered[kind].work())
@@ -162,7 +193,7 @@ class InLineWork:
             found.clear()
 
     def found(self) -> InLine:
-        """Medians over what was done."""
+        """Return medians over what was done."""
         return InLine(
             sample_seconds=float(np.median(self._sampled)),
             sample_spread=half_width(self._sampled),
@@ -178,10 +209,12 @@ class InLineWork:
         )
 
 
+WARMUP_STEPS, LEAST_WARMUP = 10, 2
+"""First steps of a process, which are thrown away: libraries warm up in them."""
 DRAWN_WARMUP = 2
 """Steps on drawn batches that are thrown away: sizes alternated before."""
-WARMUP_STEPS = 10
-"""First steps of a process, which are thrown away: libraries warm up in them."""
+LEAST_STEPS = 3
+"""Least steps of each scale, and on drawn batches."""
 MEMORY_EVENT = "[memory]"
 """Name of the profiler's events of tensors' memory (torch 2.13)."""
 
@@ -193,7 +226,8 @@ class TimedModel:
         """Time `bench`, whose steps follow the loader's work where there is one."""
         self._bench = bench
         self._loading: InLineWork | None = None
-        """Done before each timed step."""
+        """What is done before each timed step."""
+        self._hopeless = False
         if loader is not None:
             most = max(batch.n_id.size for of_scale in bench.batches for batch in of_scale)
             self._loading = InLineWork(loader, most)
@@ -202,76 +236,103 @@ class TimedModel:
 
     def run(self) -> TimingAnswer:
         """Warm up, then time the scales in turn so that drift meets all alike."""
-        warm = [self._timed(self._bench.steady, i) for i in range(WARMUP_STEPS)]
+        bench, request = self._bench, self._bench.request
+        warm = self._repeat(
+            lambda i: self._timed(bench.steady, i), WARMUP_STEPS, LEAST_WARMUP, request.seconds / 5
+        )
         if self._loading is not None:
             self._loading.forget()
-        seconds: list[list[float]] = [[] for _ in self._bench.batches]
-        optimizer: list[float] = []
-        reduced: list[float] = []
-        steps = self._bench.request.steps
-        for i in range(steps):
-            if self._loading is not None and i == steps // 2:
-                self._loading.to_next_rows()
-            for s in range(len(self._bench.batches)):
-                compute, update, added = self._timed(s, i)
-                seconds[s].append(compute)
-                optimizer.append(update)
-                reduced.append(added)
+        # Of the quickest, since libraries warm up in the others.
+        quickest = min(compute + update for compute, update, _ in warm)
+        self._hopeless = bench.agree(quickest > request.hopeless_seconds)
+        turns = self._turns()
+        scales = range(len(bench.batches))
+        seconds = [[turn[s][0] for turn in turns] for s in scales]
+        optimizer = [update for turn in turns for _, update, _ in turn]
         medians = [float(np.median(values)) for values in seconds]
-        steady = medians[self._bench.steady] + float(np.median(optimizer))
-        drawn, waited = self._drawn_steps()
-        own = float(np.median(drawn)) / medians[self._bench.steady] if drawn else 1.0
+        steady = medians[bench.steady] + float(np.median(optimizer))
+        drawn = self._drawn_steps()
+        compute = [each for each, _ in drawn]
+        own = float(np.median(compute)) / medians[bench.steady] if drawn else 1.0
         # In a run ranks wait for whose batch is the larger: by how long, those they drew tell.
-        reduced = waited or reduced
+        reduced = [added for _, added in drawn] or [added for turn in turns for *_, added in turn]
         answer = TimingAnswer(
             forward_backward=[own * median for median in medians],
-            spread=max(half_width(values) for values in [*seconds, *([drawn] if drawn else [])]),
+            spread=max(half_width(values) for values in [*seconds, *([compute] if drawn else [])]),
             optimizer_seconds=float(np.median(optimizer)),
-            warmup_seconds=max(0.0, sum(map(sum, warm)) - WARMUP_STEPS * steady),
-            batch_seconds=self._batch_seconds(),
-            num_parameters=sum(p.numel() for p in self._bench.loop.model.parameters()),
-            activation_bytes=self._activation_bytes(),
+            warmup_seconds=max(0.0, sum(map(sum, warm)) - len(warm) * steady),
+            batch_seconds=self._batch_seconds() if request.counts_bytes else 0.0,
+            num_parameters=sum(p.numel() for p in bench.loop.model.parameters()),
+            activation_bytes=self._activation_bytes() if request.counts_bytes else 0,
             in_line=None if self._loading is None else self._loading.found(),
-            all_reduce=reduced if self._bench.request.ranks > 1 else [],
+            all_reduce=reduced if request.ranks > 1 else [],
             own_batches=bool(drawn),
         )
-        self._bench.part()
+        bench.part()
         return answer
 
+    def _turns(self) -> list[list[tuple[float, float, float]]]:
+        """Take a step of each scale in turn; half of them on the loader's other rows."""
+        request, scales = self._bench.request, range(len(self._bench.batches))
+        first = request.steps // 2 if self._loading is not None else 0
+
+        def turn(i: int) -> list[tuple[float, float, float]]:
+            return [self._timed(s, i) for s in scales]
+
+        least = 1 if self._hopeless else LEAST_STEPS
+        seconds = 0.0 if self._hopeless else request.seconds / 4
+        found = self._repeat(turn, first, min(first, least), seconds)
+        if self._loading is not None:
+            self._loading.to_next_rows()
+        rest = request.steps - first
+        return found + self._repeat(turn, rest, min(rest, least), seconds)
+
+    def _repeat(self, work: Callable[[int], T], most: int, least: int, seconds: float) -> list[T]:
+        """Do some work up to `most` times; beyond `least` only while seconds are left."""
+        until, found = time.perf_counter() + seconds, list[T]()
+        while len(found) < most and (
+            len(found) < least or self._bench.agree(time.perf_counter() < until)
+        ):
+            found.append(work(len(found)))
+        return found
+
     def _timed(self, scale: int, i: int) -> tuple[float, float, float]:
-        """A step, after what is done before each."""
+        """Take a step, after what is done before each."""
         if self._loading is not None:
             self._loading.do()
             self._meet()
         return self._bench.turn(scale, i)
 
     def _meet(self) -> None:
-        """Ranks are held against each other by what they load elsewhere."""
+        """Wait for the other ranks, which load for longer or shorter."""
         if self._bench.request.ranks > 1:
             self._bench.comm.barrier()
 
-    def _drawn_steps(self) -> tuple[list[float], list[float]]:
-        """Seconds of forward and backward, and of adding gradients over ranks.
+    def _drawn_steps(self) -> list[tuple[float, float]]:
+        """Time forward and backward, and adding gradients, on batches that each rank draws.
 
-        On batches of the graph's own, each rank its own; empty without them.
+        None without a loader; links are numbered within their batch, and shared batches are a part
+        of one.
         """
         request, loading = self._bench.request, self._loading
-        # Links are numbered within their batch, and shared ones are a part of a batch.
         if (
             loading is None
+            or self._hopeless
             or request.task == "link"
             or (request.loading and request.loading.shared)
         ):
-            return [], []
-        found = list[tuple[float, float]]()
-        for i in range(DRAWN_WARMUP + request.steps):
+            return []
+
+        def step(i: int) -> tuple[float, float]:
             batch = drawn_batch(request, loading.sample(), loading.rows, i)
             loading.gather()
             self._meet()
             compute, _, added = self._bench.step(batch)
-            found.append((compute, added))
-        kept = found[DRAWN_WARMUP:]
-        return [compute for compute, _ in kept], [added for _, added in kept]
+            return compute, added
+
+        most = DRAWN_WARMUP + request.steps
+        least = min(most, DRAWN_WARMUP + LEAST_STEPS)
+        return self._repeat(step, most, least, request.seconds / 4)[DRAWN_WARMUP:]
 
     def _batch_seconds(self) -> float:
         """Seconds to add edge weights to a mean batch, as the loader's last stage does."""
@@ -336,15 +397,19 @@ class Builder:
     def __init__(self) -> None:
         self._loaders = KeptLoaders()
 
-    def build(self, plain: Any) -> Callable[[], TimingAnswer | LoadingAnswer]:
-        """The model and batches of a request, ready to be timed; or a loader among its steps."""
+    def build(self, plain: Any) -> Callable[[], TimingAnswer | LoadingAnswer | GpuTimingReply]:
+        """Build the model and batches of a request; or a loader among its steps, or for a GPU."""
+        if GPU in plain:
+            from planner.profile.gpu_timing import answer_request
+
+            return functools.partial(answer_request, codec.decode(GpuTimingRequest, plain[GPU]))
         request = codec.decode(TimingRequest, plain)
         if request.loading is None:
             return TimedModel(Bench(request)).run
-        loader = self._loaders.of(request.loading, request.workload, request.rank)
+        loader = self._loaders.get(request.loading, request.workload, request.rank)
         if not request.times_loading:
             return TimedModel(Bench(request), loader).run
-        return functools.partial(time_loading, Bench(request), request.loading, loader)
+        return TimedLoading(Bench(request), request.loading, loader).run
 
 
 if __name__ == "__main__":

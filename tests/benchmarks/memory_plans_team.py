@@ -14,9 +14,8 @@ from typing import Any
 from planner.fullgraph import profile as whole_profile
 from planner.fullgraph.profile import CaseSeconds, PartAnswer, PartRequest
 from planner.profile import loop as bench, profile, timing_process as timed_model
-from planner.profile.loader_seconds import InLine, LoadingAnswer
 from planner.profile.model_seconds import SCALES
-from planner.profile.protocol import TimingAnswer, TimingRequest
+from planner.profile.protocol import InLine, LoadingAnswer, TimingAnswer, TimingRequest
 from planner.profile.team import TIMING, Team
 from planner.workload import ProcessCost
 from runtime import codec

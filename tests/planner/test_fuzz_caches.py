@@ -14,7 +14,7 @@ from planner.fullgraph import profile as full_graph
 from planner.fullgraph.bytes import PartSizes
 from planner.fullgraph.candidate import Cut
 from planner.fullgraph.profile import PartAnswer, Variance
-from planner.profile import cache, draws as pilots
+from planner.profile import cache
 from planner.profile.cache import PlanRecord, load_record, record_path, save_record
 from planner.profile.draws import _read, _write
 from planner.queries.calibrate import Calibration, Observation, calibration_path, load_calibration
@@ -96,14 +96,17 @@ def test_a_damaged_sequence_of_batches_is_a_value_error(tmp_path: Path, data: st
 @given(data=st.data())
 def test_a_damaged_answer_of_a_pilot_is_made_again(data: st.DataObject):
     made = Observation(plan_id="p", step_seconds=0.01, ratios={"sample": 1.1})
-    assert pilots.pilot(["question"], Observation, lambda: made) == made
-    (path,) = pilots._folder().iterdir()
+    assert cache.keep_answer(["question"], Observation, lambda: made) == made
+    (path,) = cache.cache_folder().with_name("pilots").iterdir()
     whole = path.read_bytes()
     path.write_bytes(data.draw(any_damage(whole)))
     found: list[Any] = []
     again = replace(made, plan_id="again")
-    assert refused(lambda: found.append(pilots.pilot(["question"], Observation, lambda: again)),
-                   inside=path.parent) is None  # fmt: skip
+
+    def ask() -> None:
+        found.append(cache.keep_answer(["question"], Observation, lambda: again))
+
+    assert refused(ask, inside=path.parent) is None
     assert isinstance(found[0], Observation)
     path.unlink()
 

@@ -262,11 +262,12 @@ def _forward_backward(work: RankWork, exchanges: Exchanges, disk_seconds: float)
     """Price the model's pass; exchanges or a wait leave caches cold, and not colder after both."""
     waited = disk_seconds + exchanges.asked.seconds + exchanges.sent.seconds
     exchanged = seconds_after_exchange(work.machine, work.candidate, exchanges.rows, work.row_bytes)
+    doubt = " (uncertain)" if work.timing.forward_backward.uncertain else ""
     return StageTime(
         seconds=work.timing.compute_seconds(**_cores(work))
         + max(exchanged, _cold_cache_seconds(work, waited)),
         spread=work.timing.forward_backward.spread,
-        provenance="measured: the model on this graph's own batches (links: on blocks of the "
+        provenance=f"measured{doubt}: the model on this graph's own batches (links: on blocks of the "
         "profiled sizes), each step after its sampling and gathering",
     )
 

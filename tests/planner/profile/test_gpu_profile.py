@@ -12,7 +12,7 @@ from planner.machine.model import MachineModel
 from planner.probe.presets import load_preset
 from planner.profile import gpu_profile as subject
 from planner.profile.gpu_profile import gpu_profile
-from planner.profile.protocol import GpuTimingAnswer, GpuTimingReply, GpuTimingRequest
+from planner.profile.protocol import GPU, GpuTimingAnswer, GpuTimingReply, GpuTimingRequest
 from planner.settings import PlanSettings
 from planner.workload import GpuLoop, GpuSample
 from runtime import codec
@@ -51,8 +51,8 @@ class FakeTeam:
     asked: list[GpuTimingRequest] = []  # noqa: RUF012 - emptied by the fixture
     reply = GpuTimingReply(answer=ANSWER)
 
-    def __init__(self, size: int, module: str) -> None:
-        assert (size, module) == (1, "planner.profile.gpu_timing")
+    def __init__(self, size: int) -> None:
+        assert size == 1
 
     def __enter__(self) -> "FakeTeam":
         return self
@@ -62,7 +62,9 @@ class FakeTeam:
 
     def ask(self, requests: Sequence[str], threads: int) -> list[str]:
         assert threads >= 1
-        FakeTeam.asked += [codec.decode(GpuTimingRequest, json.loads(each)) for each in requests]
+        FakeTeam.asked += [
+            codec.decode(GpuTimingRequest, json.loads(each)[GPU]) for each in requests
+        ]
         return [json.dumps(codec.to_plain(FakeTeam.reply)) for _ in requests]
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from planner.profile import loop as module
-from planner.profile.loop import STEPS, WARM, Bench, handing
+from planner.profile.loop import MOST_STEPS as STEPS, WARM, Bench, handing
 from planner.profile.protocol import TimingRequest
 from planner.profile.synthetic import BatchShape
 from runtime import meter

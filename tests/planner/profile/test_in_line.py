@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from planner.profile import timing_process as in_line
-from planner.profile.loader_session import Gathering, Loader, Reading
+from planner.profile.loading import Gathering, Loader, Reading
 from planner.profile.timing_process import InLineWork
 from runtime.graph.dataset import Graph
 from tests.planner.profile.test_loader_kept import WORK, asked

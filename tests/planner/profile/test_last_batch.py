@@ -57,13 +57,13 @@ def test_it_is_asked_for_once_for_each_number_of_ranks(small_graph: Graph) -> No
     graph, settings = with_seeds(small_graph, 230), PlanSettings(workload=WORK)
     batch, _ = presample(graph, WORK, Sampler(), 1)
     one = Combination(ranks=1, threads=1)
-    asked = timing_request(graph, settings, batch, one, with_last=True)
+    asked = timing_request(graph, settings, batch, one)
     assert asked.last is not None
     assert (asked.last.vertices, asked.last.edges) == (batch.last_vertices, batch.last_edges)
     assert asked.last.dialect == asked.shape.dialect
-    assert timing_request(graph, settings, batch, one).last is None
+    assert timing_request(graph, settings, batch, one, counts_bytes=False).last is None
     plain = replace(batch, last_vertices=[], last_edges=[])
-    assert timing_request(graph, settings, plain, one, with_last=True).last is None
+    assert timing_request(graph, settings, plain, one).last is None
 
 
 def first(shape: BatchShape) -> bool:

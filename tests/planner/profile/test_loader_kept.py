@@ -5,11 +5,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from planner.profile import loader_session as loader_kept
+from planner.profile import loading
 from planner.profile.draw import Chosen, drawer
-from planner.profile.loader_seconds import LoadingRequest
-from planner.profile.loader_session import KeptLoaders, Loader
+from planner.profile.loading import KeptLoaders, Loader
 from planner.profile.loop import Bench
+from planner.profile.protocol import LoadingRequest
 from planner.profile.timed_batches import drawn_batch
 from planner.profile.timing_process import DRAWN_WARMUP, WARMUP_STEPS, TimedModel
 from runtime.graph.dataset import Graph
@@ -45,32 +45,32 @@ def test_a_loader_draws_its_ranks_batches_and_reads_their_rows(small_graph: Grap
 
 def test_a_loader_is_kept_for_who_asks_for_the_same(small_graph: Graph) -> None:
     kept, want = KeptLoaders(), asked(small_graph)
-    first = kept.of(want, WORK, 0)
-    assert kept.of(replace(want, beside=True), WORK, 0) is first
+    first = kept.get(want, WORK, 0)
+    assert kept.get(replace(want, beside=True), WORK, 0) is first
     for other in (
-        kept.of(want, WORK, 1),
-        kept.of(asked(small_graph, 1), WORK, 0),
-        kept.of(want, replace(WORK, fanouts=[2, 2]), 0),
-        kept.of(replace(want, sampler=Sampler(name="labor")), WORK, 0),
+        kept.get(want, WORK, 1),
+        kept.get(asked(small_graph, 1), WORK, 0),
+        kept.get(want, replace(WORK, fanouts=[2, 2]), 0),
+        kept.get(replace(want, sampler=Sampler(name="labor")), WORK, 0),
     ):
         assert other is not first
-    assert kept.of(want, WORK, 0) is first  # all of them are, while they are small
+    assert kept.get(want, WORK, 0) is first  # all of them are, while they are small
 
 
 def test_loaders_asked_for_longest_ago_make_room_for_others(
     small_graph: Graph, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept, want = KeptLoaders(), asked(small_graph)
-    first = kept.of(want, WORK, 0)
+    first = kept.get(want, WORK, 0)
     first.reading(10_000)
-    monkeypatch.setattr(loader_kept, "MOST_BYTES", 2 * first.nbytes)
-    second = kept.of(want, WORK, 1)
+    monkeypatch.setattr(loading, "MOST_BYTES", 2 * first.nbytes)
+    second = kept.get(want, WORK, 1)
     assert second.nbytes < first.nbytes - 30_000 * small_graph.feature_dim
-    assert kept.of(want, WORK, 0) is first  # there was room for a second, and now it is the older
-    third = kept.of(asked(small_graph, 1), WORK, 0)
-    assert kept.of(want, WORK, 0) is first
-    assert kept.of(asked(small_graph, 1), WORK, 0) is third
-    assert kept.of(want, WORK, 1) is not second
+    assert kept.get(want, WORK, 0) is first  # there was room for a second, and now it is the older
+    third = kept.get(asked(small_graph, 1), WORK, 0)
+    assert kept.get(want, WORK, 0) is first
+    assert kept.get(asked(small_graph, 1), WORK, 0) is third
+    assert kept.get(want, WORK, 1) is not second
 
 
 def test_each_timed_step_follows_a_batch_on_rows_that_it_has_read(

@@ -6,8 +6,8 @@ import pytest
 
 from planner.cost.stages.gather import between
 from planner.machine.model import Table
-from planner.profile.loader_seconds import InLine, LoadingAnswer, TimedDisk, TimedGather
 from planner.profile.model_seconds import loading_factors
+from planner.profile.protocol import InLine, LoadingAnswer, TimedDisk, TimedGather
 from tests.support.machines import machine
 
 GATHER = Table(

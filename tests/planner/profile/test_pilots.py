@@ -8,6 +8,7 @@ import pytest
 
 from planner.machine.model import Table
 from planner.profile import draws as draws_module, draws as pilots
+from planner.profile.cache import keep_answer
 from planner.profile.draws import GraphDraws
 from planner.search.dimensions.dependence import share_draws
 from planner.search.dimensions.stacks import DEPENDENT, TABLE
@@ -36,18 +37,18 @@ def never() -> Answer:
 
 
 def test_an_answer_is_made_once(kept_here: Path):
-    first = pilots.pilot(["question", 1], Answer, lambda: Answer(number=0.1))
-    assert pilots.pilot(["question", 1], Answer, never) == first
-    assert pilots.pilot(["question", 2], Answer, lambda: Answer(number=2.0)) == Answer(number=2.0)
+    first = keep_answer(["question", 1], Answer, lambda: Answer(number=0.1))
+    assert keep_answer(["question", 1], Answer, never) == first
+    assert keep_answer(["question", 2], Answer, lambda: Answer(number=2.0)) == Answer(number=2.0)
     assert len(list(kept_here.iterdir())) == 2
 
 
 def test_a_damaged_answer_is_made_again_and_a_reason_is_not_kept(kept_here: Path):
-    pilots.pilot(["question"], Answer, lambda: Answer(number=1.0))
+    keep_answer(["question"], Answer, lambda: Answer(number=1.0))
     (file,) = kept_here.iterdir()
     file.write_text('{"number": "many"}')
-    assert pilots.pilot(["question"], Answer, lambda: Answer(number=3.0)) == Answer(number=3.0)
-    assert pilots.pilot(["other"], Answer, lambda: "there is none") == "there is none"
+    assert keep_answer(["question"], Answer, lambda: Answer(number=3.0)) == Answer(number=3.0)
+    assert keep_answer(["other"], Answer, lambda: "there is none") == "there is none"
     assert len(list(kept_here.iterdir())) == 1
 
 

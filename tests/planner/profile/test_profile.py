@@ -7,9 +7,8 @@ import pytest
 
 from planner.errors import SettingsError
 from planner.profile import profile as module
-from planner.profile.loader_seconds import LoadingAnswer
 from planner.profile.profile import Wanted, profile_key, profiles
-from planner.profile.protocol import TimingAnswer, TimingRequest
+from planner.profile.protocol import LoadingAnswer, TimingAnswer, TimingRequest
 from planner.profile.team import Team
 from planner.settings import PlanSettings
 from planner.workload import Combination, ProcessCost

@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 
 from planner.cost.stages.gather import QUEUE_DEPTH, between, disk_rate
-from planner.profile.loader_seconds import LoadingAnswer, LoadingRequest, TimedDisk
 from planner.profile.model_seconds import with_loading
+from planner.profile.protocol import LoadingAnswer, LoadingRequest, TimedDisk
 from planner.profile.team import Team
 from runtime import codec
 from runtime.errors import WorkerFailed

@@ -1,4 +1,4 @@
-"""Tests for planner/profile/loader_seconds.py and loader_work.py."""
+"""Tests for planner/profile/loading.py: a loader's work between steps and beside them."""
 
 import os
 import threading
@@ -9,26 +9,23 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from planner.profile import loader_seconds, loader_session as loader_work
+from planner.profile import loading
 from planner.profile.draw import drawer
-from planner.profile.loader_seconds import (
+from planner.profile.loading import (
     LEAST_BATCHES,
     TIMED_BATCHES,
     WARM_TURNS,
+    BesideWork,
     InTurns,
     after_wait,
-    all_beside,
-    in_turns,
-    seconds_of,
-)
-from planner.profile.loader_session import (
     disk_work,
-    drawn_batches,
-    gatherings,
-    room_for,
-    sampling,
-    timed_disk,
+    draw_batches,
+    gathers_of,
+    seconds_of,
+    time_beside,
+    time_in_turns,
 )
+from planner.workload import Interference
 from runtime.cores import usable_core_ids
 from runtime.features.disk import Disk
 from runtime.graph.dataset import Graph
@@ -41,8 +38,8 @@ from tests.support.clock import FairLock, Simulation
 def simulated(monkeypatch: pytest.MonkeyPatch) -> Simulation:
     """Time and threads of the module, simulated."""
     simulation = Simulation()
-    monkeypatch.setattr(loader_seconds, "time", simulation)
-    monkeypatch.setattr(loader_seconds, "ThreadPoolExecutor", simulation.executor)
+    monkeypatch.setattr(loading, "time", simulation)
+    monkeypatch.setattr(loading, "ThreadPoolExecutor", simulation.executor)
     return simulation
 
 
@@ -53,7 +50,14 @@ def lasting(simulation: Simulation, seconds: float) -> Callable[[], float]:
 
 def room(graph: Graph, batches: list[np.ndarray]) -> np.ndarray:
     """For the rows of any of the batches."""
-    return room_for(graph, batches, least_rows=1)
+    return np.ones((max(ids.size for ids in batches), graph.feature_dim), np.float32)
+
+
+def beside(
+    step: Callable[[], object], seconds: float = 2.0, **works: BesideWork
+) -> dict[str, Interference]:
+    """Each kind of work beside the steps."""
+    return time_beside(works, step, seconds=seconds)
 
 
 def test_work_between_steps_is_timed_alone(simulated: Simulation) -> None:
@@ -67,7 +71,7 @@ def test_work_between_steps_is_timed_alone(simulated: Simulation) -> None:
         order.append("step")
         simulated.sleep(0.001)
 
-    found = in_turns(work, step)
+    found = time_in_turns(work, step, seconds=0.7)
     assert (found.work, found.step) == (pytest.approx(0.002), pytest.approx(0.001))
     assert order == ["step", "work"] * (WARM_TURNS + TIMED_BATCHES)
 
@@ -85,13 +89,12 @@ def test_what_a_loader_does_before_is_done_between_and_is_not_timed(
         order.append("step")
         simulated.sleep(0.001)
 
-    found = in_turns(work, step, lambda: order.append("before"))
+    found = time_in_turns(work, step, lambda: order.append("before"), seconds=0.7)
     assert order[:6] == ["step", "before", "work"] * 2
     assert found.work == 0.5
     lasts = lasting(simulated, 0.5)
-    before = {"gather": lasting(simulated, 0.002)}
-    beside = all_beside({"gather": lasts}, step, {}, alone={"gather": 0.25}, before=before)
-    assert beside["gather"].work == pytest.approx(2.0)
+    work_after = BesideWork(work=lasts, alone=0.25, before=lasting(simulated, 0.002))
+    assert beside(step, gather=work_after)["gather"].work == pytest.approx(2.0)
 
 
 def test_long_steps_are_few(simulated: Simulation) -> None:
@@ -99,9 +102,9 @@ def test_long_steps_are_few(simulated: Simulation) -> None:
 
     def step() -> None:
         steps.append(1)
-        simulated.sleep(loader_seconds.TURNS_SECONDS / 2)
+        simulated.sleep(0.35)
 
-    in_turns(lambda: 0.0, step)
+    time_in_turns(lambda: 0.0, step, seconds=0.7)
     assert len(steps) == WARM_TURNS + LEAST_BATCHES
 
 
@@ -117,22 +120,25 @@ def test_work_that_wants_the_same_lock_slows_steps_down_and_is_slowed_down(
         return simulated.perf_counter() - start
 
     # Each waits for the other one's turn: twice as slow.
-    found = all_beside({"lock": held}, held, {}, alone={"lock": 0.002})["lock"]
+    found = beside(held, lock=BesideWork(work=held, alone=0.002))["lock"]
     assert found.step == pytest.approx(2.0)
     assert found.work == pytest.approx(2.0)
 
 
 def test_work_that_wants_nothing_of_the_steps_slows_nothing_down(simulated: Simulation) -> None:
     step = lasting(simulated, 0.003)
-    work = {"own core": lasting(simulated, 0.002)}
-    found = all_beside(work, step, {}, alone={"own core": 0.002})["own core"]
+    found = beside(step, own_core=BesideWork(work=lasting(simulated, 0.002), alone=0.002))[
+        "own_core"
+    ]
     assert (found.step, found.work) == (pytest.approx(1.0), pytest.approx(1.0))
 
 
 def test_work_is_held_against_what_it_takes_between_steps(simulated: Simulation) -> None:
-    works = {"slower": lasting(simulated, 3e-3), "faster": lasting(simulated, 1e-3)}
-    alone = dict.fromkeys(works, 2e-3)
-    found = all_beside(works, lasting(simulated, 0.001), {}, alone=alone)
+    found = beside(
+        lasting(simulated, 0.001),
+        slower=BesideWork(work=lasting(simulated, 3e-3), alone=2e-3),
+        faster=BesideWork(work=lasting(simulated, 1e-3), alone=2e-3),
+    )
     assert found["slower"].work == pytest.approx(1.5)
     assert found["faster"].work == pytest.approx(0.5)
 
@@ -140,7 +146,7 @@ def test_work_is_held_against_what_it_takes_between_steps(simulated: Simulation)
 def test_each_kind_has_a_thread_of_its_own_which_keeps_to_the_cores_of_that_kind(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(loader_seconds, "STRETCH_SECONDS", 0.005)
+    monkeypatch.setattr(loading, "STRETCH_SECONDS", 0.005)
     cores = usable_core_ids()[-1:]
     seen: dict[str, set[tuple[int, tuple[int, ...]]]] = {"one": set(), "two": set()}
     here: set[int] = set()
@@ -156,8 +162,11 @@ def test_each_kind_has_a_thread_of_its_own_which_keeps_to_the_cores_of_that_kind
         here.add(threading.get_ident())
 
     before = usable_core_ids()
-    works = {kind: work(kind) for kind in seen}
-    all_beside(works, step, {"two": cores}, alone=dict.fromkeys(works, 0.001))
+    beside(
+        step,
+        one=BesideWork(work=work("one"), alone=0.001),
+        two=BesideWork(work=work("two"), alone=0.001, cores=cores),
+    )
     for kind, threads in seen.items():
         ((thread, kept),) = threads
         assert thread not in here
@@ -167,7 +176,7 @@ def test_each_kind_has_a_thread_of_its_own_which_keeps_to_the_cores_of_that_kind
 
 
 def test_a_step_that_fails_ends_the_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loader_seconds, "STRETCH_SECONDS", 0.005)
+    monkeypatch.setattr(loading, "STRETCH_SECONDS", 0.005)
     before = threading.active_count()
     calls, worked = list[int](), list[int]()
 
@@ -181,7 +190,7 @@ def test_a_step_that_fails_ends_the_measurement(monkeypatch: pytest.MonkeyPatch)
         return 0.001
 
     with pytest.raises(ValueError, match="out of memory"):
-        all_beside({"gather": work}, step, {}, alone={"gather": 0.001})
+        beside(step, gather=BesideWork(work=work, alone=0.001))
     assert len(calls) > WARM_TURNS
     assert threading.active_count() == before
 
@@ -210,12 +219,11 @@ def test_a_loader_samples_anew_and_reads_rows_of_batches_in_turn(
         read.append((slots.tolist(), rest[1].copy()))  # type: ignore[union-attr]
 
     monkeypatch.setattr(Disk, "read", reading)
-    batches = drawn_batches(sample, small_graph.row_bytes)
-    assert len(drawn) == len(batches) == loader_work.MOST_DRAWN
-    work = sampling(sample)
+    batches = draw_batches(sample, small_graph.row_bytes)
+    assert len(drawn) == len(batches) == loading.MOST_DRAWN
     with disk_work(small_graph, batches, room(small_graph, batches)) as reading_work:
         for _ in range(2):
-            assert work() > 0.0
+            assert seconds_of(sample) > 0.0
             assert reading_work.works["disk"]() > 0.0
     assert len(drawn) == len(batches) + 2
     assert read[0][0] != read[1][0]
@@ -232,16 +240,15 @@ def test_reads_of_the_disk_are_counted_as_the_tier_cuts_them(
     rows = 5 * 4096 // small_graph.row_bytes
     near, far = np.arange(rows), np.array([0, small_graph.num_nodes - 1])
     # Rows side by side are one request, of their blocks; two far apart are one of a block each.
-    turns = InTurns(work=6e-5, step=1e-3)
     with disk_work(small_graph, [near], room(small_graph, [near])) as read:
         assert set(read.works) == {"disk", "disk_start"}
         assert all(0 < work() < 1 for work in read.works.values())
-        found = timed_disk(read, turns)
+        found = read.timed(6e-5)
     assert found is not None
     assert (found.seconds, found.requests) == (6e-5, 1.0)
     assert found.request_bytes in (5 * 4096, 6 * 4096)
     with disk_work(small_graph, [far], room(small_graph, [far])) as read:
-        found = timed_disk(read, turns)
+        found = read.timed(6e-5)
     assert found is not None
     assert (found.requests, found.request_bytes) == (2.0, 4096.0)
 
@@ -249,10 +256,10 @@ def test_reads_of_the_disk_are_counted_as_the_tier_cuts_them(
 def test_a_disk_that_gives_no_direct_reads_is_not_timed(
     small_graph: Graph, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    batches, turns = [np.arange(9)], InTurns(work=6e-5, step=1e-3)
+    batches = [np.arange(9)]
     monkeypatch.setattr("runtime.features.direct.open_file", _without_direct)
     with disk_work(small_graph, batches, room(small_graph, batches)) as read:
-        assert timed_disk(read, turns) is None
+        assert read.timed(6e-5) is None
     bare = replace(small_graph, x=None, meta=replace(small_graph.meta, feature_dim=0))
     with disk_work(bare, batches, room(bare, batches)) as read:
         assert read.works == {}
@@ -282,13 +289,12 @@ def test_work_that_training_waits_for_follows_itself(simulated: Simulation) -> N
     counts: dict[bool, int] = {}
     for unbroken in (False, True):
         begun.clear()
-        kinds = ["disk"] if unbroken else []
-        found = all_beside({"disk": work}, step, {}, alone={"disk": 0.0013}, unbroken=kinds)
+        found = beside(step, disk=BesideWork(work=work, alone=0.0013, unbroken=unbroken))
         assert found["disk"].work == pytest.approx(1.0)
         counts[unbroken] = len(begun)
     # Each of it begins as the one before ends, after what warms up; and none with a step.
     pauses = np.diff(begun[WARM_TURNS:])
-    assert np.count_nonzero(pauses > 0.0014) == loader_seconds.ROUNDS - 1
+    assert np.count_nonzero(pauses > 0.0014) == loading.ROUNDS - 1
     # Beside the third stretch, which is left out, one piece of work goes with every step.
     assert counts[True] < counts[False]
 
@@ -297,19 +303,19 @@ def test_batches_are_drawn_until_their_rows_fill_caches(
     small_graph: Graph, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sample, drawn = _counted(small_graph)
-    monkeypatch.setattr(loader_work, "TABLE_BYTES", 1)
-    assert len(drawn_batches(sample, 4)) == loader_work.LEAST_DRAWN == len(drawn)
+    monkeypatch.setattr(loading, "TABLE_BYTES", 1)
+    assert len(draw_batches(sample, 4)) == loading.LEAST_DRAWN == len(drawn)
     size = min(each.n_id.size for each in drawn)
-    monkeypatch.setattr(loader_work, "TABLE_BYTES", 2 * 4 * size)
-    assert loader_work.LEAST_DRAWN < len(drawn_batches(sample, 4)) <= 8
-    assert len(drawn_batches(sample, 0)) == loader_work.MOST_DRAWN
+    monkeypatch.setattr(loading, "TABLE_BYTES", 2 * 4 * size)
+    assert loading.LEAST_DRAWN < len(draw_batches(sample, 4)) <= 8
+    assert len(draw_batches(sample, 0)) == loading.MOST_DRAWN
 
 
 def test_rows_of_batches_are_gathered_in_turn(
     small_graph: Graph, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[list[int]] = []
-    real = loader_work.gather_rows
+    real = loading.gather_rows
 
     tables: list[np.ndarray] = []
 
@@ -320,9 +326,9 @@ def test_rows_of_batches_are_gathered_in_turn(
         seen.append(ids.tolist())
         return real(table, ids, out)
 
-    monkeypatch.setattr(loader_work, "gather_rows", gathered)
+    monkeypatch.setattr(loading, "gather_rows", gathered)
     batches = [np.array([5, 3, 8]), np.array([1, 2])]
-    every = gatherings(small_graph, batches, room(small_graph, batches))
+    every = gathers_of(small_graph, batches, room(small_graph, batches))
     assert set(every) == {"gather", "mapped_gather"}
     for found in every.values():
         assert (found.rows, found.row_bytes) == (2.5, small_graph.row_bytes)
@@ -338,25 +344,31 @@ def test_rows_of_batches_are_gathered_in_turn(
 def test_ids_past_the_end_of_a_table_of_part_of_the_graph_come_round(
     small_graph: Graph, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loader_work, "TABLE_BYTES", 10 * small_graph.row_bytes)
+    monkeypatch.setattr(loading, "TABLE_BYTES", 10 * small_graph.row_bytes)
     batches = [np.array([9, 10, 25])]
-    for found in gatherings(small_graph, batches, room(small_graph, batches)).values():
+    for found in gathers_of(small_graph, batches, room(small_graph, batches)).values():
         assert found.table_bytes == 10 * small_graph.row_bytes
         assert found.work() > 0.0
 
 
-def test_every_kind_of_work_has_room_for_the_largest_batch(small_graph: Graph) -> None:
-    batches = [np.arange(3), np.arange(7)]
-    width = small_graph.feature_dim
-    assert room_for(small_graph, batches, least_rows=5).shape == (7, width)
-    assert room_for(small_graph, batches, least_rows=9).shape == (9, width)
-
-
 def test_a_graph_without_rows_has_only_its_sampler(small_graph: Graph) -> None:
     bare = replace(small_graph, x=None, meta=replace(small_graph.meta, feature_dim=0))
-    assert gatherings(bare, [np.array([1])], room(bare, [np.array([1])])) == {}
+    assert gathers_of(bare, [np.array([1])], room(bare, [np.array([1])])) == {}
     with disk_work(bare, [np.array([1])], room(bare, [np.array([1])])) as read:
         assert read.works == {}
+
+
+def test_long_work_beside_steps_is_one_round(simulated: Simulation) -> None:
+    steps: list[int] = []
+
+    def step() -> None:
+        steps.append(1)
+        simulated.sleep(0.5)
+
+    work = BesideWork(work=lasting(simulated, 0.5), alone=0.5, unbroken=True)
+    found = beside(step, seconds=1.0, disk=work)["disk"]
+    assert (found.step, found.work) == (pytest.approx(1.0), pytest.approx(1.0))
+    assert len(steps) == WARM_TURNS + 2 + 2  # alone and beside, twice the step's seconds each
 
 
 def test_steps_after_a_wait_are_never_shorter() -> None:

@@ -1,0 +1,437 @@
+"""A loader's work on a graph, timed between the model's steps and beside them.
+
+The steps are the model's own: they leave the caches as training does, and want the interpreter's
+lock as often (DEC-32). A loader thread waits for that lock between two of its kernels; a step waits
+for it whenever a loader's thread, or one that reads a disk for it, has it.
+
+A process keeps its loaders from one request to the next: opening a large graph, building its
+sampler and drawing some batches takes seconds.
+"""
+
+import functools
+import itertools
+import statistics
+import threading
+import time
+from collections.abc import Callable, Generator, Mapping, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.cost.stages.gather import counted_runs
+from planner.profile.draw import Chosen, drawer
+from planner.profile.protocol import LoadingRequest, TimedDisk
+from planner.workload import ColdCachePenalty, Interference
+from runtime import codec
+from runtime.cores import keep_thread_to
+from runtime.features.disk import Disk
+from runtime.features.gather import gather_rows
+from runtime.features.tier import Counters
+from runtime.graph.dataset import Graph, open_graph
+from runtime.plan.schema import Workload
+from runtime.sampling.minibatch import MiniBatch
+
+TABLE_BYTES = 128 << 20
+"""Most bytes of rows that are gathered from: more than a core's own caches hold."""
+LEAST_DRAWN, MOST_DRAWN = 4, 32
+"""Batches that are gathered and read in turn: as few of them as the caches hold would find each
+other's rows there more often than a run's batches do."""
+DISK_BUDGET_BYTES = 8 << 20
+DISK_START = "disk_start"
+"""Kind of work that reads a single row."""
+PER_NODE = 16
+"""Bytes of each node, about, that a sampler keeps to number vertices by."""
+MOST_BYTES = 1 << 29
+"""Most bytes of a process's loaders, the one in use aside where it alone is larger."""
+
+Work = Callable[[], float]
+"""Does a batch's work and returns how many seconds it took."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Gathering:
+    """Gathering batches' rows from a table in memory, as wide as the graph's."""
+
+    work: Work
+    rows: float
+    """Mean rows of a batch."""
+    row_bytes: int
+    table_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reading:
+    """Rows of batches in turn, read to where a step takes them from."""
+
+    out: NDArray[np.float32]
+    """Rows as they are read, [most rows, feature_dim]."""
+    gathered: dict[str, Gathering]
+    """Gathers by the machine's tables; empty: the graph has no rows."""
+
+
+class Loader:
+    """What one loader does for batch after batch."""
+
+    def __init__(self, request: LoadingRequest, workload: Workload, rank: int) -> None:
+        """Open the graph and draw some batches of a rank."""
+        self.graph = open_graph(
+            Path(request.graph), validate=False, fingerprint=request.fingerprint
+        )
+        if request.shared:
+            from planner.profile.draw import shared_drawer  # imports torch
+
+            self._draw = shared_drawer(self.graph, workload, request.sampler, request.num_ranks)
+        else:
+            self._draw = drawer(self.graph, workload, request.sampler, request.num_ranks)
+        self._rank, self._numbers = rank, itertools.count()
+        self.vertices = draw_batches(self.sample, self.graph.row_bytes)
+        """Ids of the vertices of some batches."""
+        self._reading: Reading | None = None
+
+    def sample(self) -> MiniBatch:
+        """Draw the next batch."""
+        return self.choose()()
+
+    def choose(self) -> Chosen:
+        """Choose the next batch's seeds, and leave its sampling to do."""
+        return self._draw.choose(self._rank, next(self._numbers))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that it holds, about; what it maps of the dataset aside."""
+        held = PER_NODE * self.graph.num_nodes + sum(v.nbytes for v in self.vertices)
+        if self._reading is None:
+            return held
+        tables = [v.table_bytes for k, v in self._reading.gathered.items() if k == "gather"]
+        return held + self._reading.out.nbytes + sum(tables)
+
+    def reading(self, least_rows: int) -> Reading:
+        """Return reads of the rows of `vertices`, to where `least_rows` and more have room."""
+        if self._reading is None or self._reading.out.shape[0] < least_rows:
+            rows = max(least_rows, *(ids.size for ids in self.vertices))
+            out = np.ones((rows, self.graph.feature_dim), np.float32)
+            self._reading = Reading(out=out, gathered=gathers_of(self.graph, self.vertices, out))
+        return self._reading
+
+
+class KeptLoaders:
+    """Loaders of earlier requests, for later ones that ask for the same.
+
+    Rounds of timings go from one number of ranks to the next and back: each has a loader of its
+    own. All are kept where they are small; otherwise those asked for longest ago are let go.
+    """
+
+    def __init__(self) -> None:
+        self._loaders: dict[str, Loader] = {}
+        """Loaders by what was asked for, longest ago first."""
+
+    def get(self, request: LoadingRequest, workload: Workload, rank: int) -> Loader:
+        """Return the loader that is asked for."""
+        wanted = codec.content_hash([request.graph, request.sampler, request.num_ranks,
+                                     request.shared, workload, rank])  # fmt: skip
+        loader = self._loaders.pop(wanted, None)
+        if loader is None:
+            self._make_room()
+            loader = Loader(request, workload, rank)
+        self._loaders[wanted] = loader
+        return loader
+
+    def _make_room(self) -> None:
+        """Let loaders go until one more, as large as the largest, may be kept beside the rest."""
+        sizes = {name: loader.nbytes for name, loader in self._loaders.items()}
+        largest = max(sizes.values(), default=0)
+        for name in sizes:
+            if sum(sizes[left] for left in self._loaders) + largest <= MOST_BYTES:
+                return
+            del self._loaders[name]
+
+
+def draw_batches(sample: Callable[[], MiniBatch], row_bytes: int) -> list[NDArray[np.int64]]:
+    """Draw batches whose rows are several times a table of `TABLE_BYTES`, if so many are.
+
+    Args:
+        sample: draws the next batch.
+        row_bytes: bytes of a feature row; 0 for none.
+
+    Returns:
+        Ids of each batch's vertices.
+    """
+    found, drawn_bytes = list[NDArray[np.int64]](), 0
+    while len(found) < LEAST_DRAWN or (len(found) < MOST_DRAWN and drawn_bytes < 4 * TABLE_BYTES):
+        found.append(sample().n_id)
+        drawn_bytes += max(1, row_bytes) * found[-1].size
+    return found
+
+
+def gathers_of(
+    graph: Graph, batches: Sequence[NDArray[np.int64]], out: NDArray[np.float32]
+) -> dict[str, Gathering]:
+    """Prepare gathers of the batches' rows in turn; none where the graph has no feature rows.
+
+    From private memory (`gather`), and from the dataset's mapped rows (`mapped_gather`), which
+    take longer, since their pages are smaller (DEC-42). The tables are no larger than it takes to
+    exceed the caches. Rows keep their ids in them, so that those that recur, and those that lie
+    beside each other, do so here as well.
+
+    Args:
+        graph: the dataset.
+        batches: ids of each batch's vertices.
+        out: takes each batch's rows.
+    """
+    if graph.feature_dim == 0:
+        return {}
+    num_rows = max(1, min(graph.num_nodes, TABLE_BYTES // graph.row_bytes))
+    private = np.ones((num_rows, graph.feature_dim), graph.feature_dtype)
+    found = {"gather": _gathering(private, batches, out)}
+    if graph.x is not None:
+        found["mapped_gather"] = _gathering(graph.x[:num_rows], batches, out)
+    return found
+
+
+def _gathering(
+    table: NDArray[Any], batches: Sequence[NDArray[np.int64]], out: NDArray[np.float32]
+) -> Gathering:
+    num_rows, width = table.shape
+    turns = itertools.cycle([ids % num_rows for ids in batches])
+
+    def gather() -> object:
+        ids = next(turns)
+        return gather_rows(table, ids, out[: ids.size])
+
+    return Gathering(
+        work=functools.partial(seconds_of, gather),
+        rows=float(np.mean([ids.size for ids in batches])),
+        row_bytes=width * table.itemsize,
+        table_bytes=table.nbytes,
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DiskWork:
+    """Reading batches' rows past the page cache; no works where the graph has no dense rows."""
+
+    works: dict[str, Work]
+    """Reading a batch's rows as `disk`, and a row of each as `disk_start`."""
+    requests: float = 0.0
+    """Mean reads of a batch; 0 where the file system refuses direct reads."""
+    moved_bytes: float = 0.0
+    """Mean bytes of a batch."""
+
+    def timed(self, seconds: float) -> TimedDisk | None:
+        """Return what reading took in turns with steps; None where it was not from the disk."""
+        if self.requests <= 0:
+            return None
+        request_bytes = self.moved_bytes / self.requests
+        return TimedDisk(seconds=seconds, requests=self.requests, request_bytes=request_bytes)
+
+
+@contextmanager
+def disk_work(
+    graph: Graph, batches: Sequence[NDArray[np.int64]], out: NDArray[np.float32]
+) -> Generator[DiskWork]:
+    """Open the disk's work, as long as the context is.
+
+    Args:
+        graph: the dataset.
+        batches: ids of each batch's vertices.
+        out: takes each batch's rows.
+    """
+    if graph.x is None:
+        yield DiskWork(works={})
+        return
+    disk = Disk(graph.array_path("x"), budget_bytes=DISK_BUDGET_BYTES)
+    # The first of some batches' rows, each a batch: what one takes however few rows it reads.
+    firsts = [ids[:1] for ids in batches]
+    requests = moved = 0.0
+    if disk.is_direct:
+        row_bytes, offset = disk.rows.row_bytes, disk.rows.data_offset
+        cut = [counted_runs(np.sort(ids), row_bytes, offset) for ids in batches]
+        requests, moved = np.mean(cut, axis=0).tolist()
+    try:
+        yield DiskWork(
+            works={
+                "disk": functools.partial(seconds_of, _disk_reads(disk, batches, out)),
+                DISK_START: functools.partial(seconds_of, _disk_reads(disk, firsts, out)),
+            },
+            requests=requests,
+            moved_bytes=moved,
+        )
+    finally:
+        disk.close()
+
+
+def _disk_reads(
+    disk: Disk, batches: Sequence[NDArray[np.int64]], out: NDArray[np.float32]
+) -> Callable[[], object]:
+    turns = itertools.cycle([np.sort(ids) for ids in batches])
+    counters = Counters()
+
+    def read() -> None:
+        slots = next(turns)
+        disk.read(slots, np.arange(slots.size), np.zeros(0, np.int64), out, counters)
+
+    return read
+
+
+WARM_TURNS = 2
+"""Turns before the clock counts: a thread makes room for its batches once."""
+TIMED_BATCHES = 16
+"""Most batches timed between steps, of each kind of work."""
+LEAST_BATCHES = 3
+ROUNDS = 3
+"""Most rounds of steps alone, steps beside work and work beside steps."""
+STRETCH_SECONDS = 0.06
+"""Seconds of each of them; longer where one step is."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class InTurns:
+    """Median seconds of what was done in turns."""
+
+    work: float
+    step: float
+
+
+def time_in_turns(
+    work: Work,
+    step: Callable[[], object],
+    before: Callable[[], object] | None = None,
+    *,
+    seconds: float,
+) -> InTurns:
+    """Time a step and some work one after the other, by the same thread.
+
+    Args:
+        work: does a batch's work of a loader.
+        step: takes a step of the model.
+        before: does what a loader does before that work, untimed.
+        seconds: after which no more than the least is timed.
+    """
+    loading = work if before is None else functools.partial(_after, before, work)
+
+    def turn() -> tuple[float, float]:
+        return seconds_of(step), loading()
+
+    until = time.perf_counter() + seconds
+    for _ in range(WARM_TURNS):
+        turn()
+    found = [turn() for _ in range(LEAST_BATCHES)]
+    while len(found) < TIMED_BATCHES and time.perf_counter() < until:
+        found.append(turn())
+    steps, works = zip(*found, strict=True)
+    return InTurns(work=statistics.median(works), step=statistics.median(steps))
+
+
+def after_wait(waited: InTurns, others: InTurns) -> ColdCachePenalty:
+    """Return by how much steps after a wait are longer than steps after short work."""
+    return ColdCachePenalty(wait_seconds=waited.work, seconds=max(0.0, waited.step - others.step))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BesideWork:
+    """Work that a loader thread does beside the model's steps."""
+
+    work: Work
+    alone: float
+    """Seconds of it between two steps."""
+    cores: Sequence[int] = ()
+    """Cores that the thread keeps to; none: wherever the system puts it."""
+    unbroken: bool = False
+    """Whether training waits for it, so that the thread begins with the next batch at once."""
+    before: Callable[[], object] | None = None
+    """What a loader does before, where `alone` follows it as well; untimed."""
+
+
+def time_beside(
+    works: Mapping[str, BesideWork], step: Callable[[], object], *, seconds: float
+) -> dict[str, Interference]:
+    """Time each kind of work, by a thread of its own, and the steps beside each other.
+
+    A loader begins its batch with a step, as one does that has waited for training to take a batch:
+    that is what the work takes. Steps are slowed down by work without a pause.
+
+    Args:
+        works: by kind.
+        step: takes one step of the model, by the calling thread.
+        seconds: of each kind, after which no more than one round is timed.
+    """
+    found = dict[str, Interference]()
+    for kind, each in works.items():
+        with ThreadPoolExecutor(1, initializer=keep_thread_to, initargs=(each.cores,)) as loader:
+            found[kind] = _time_beside(each, step, loader, seconds)
+    return found
+
+
+def _after(before: Callable[[], object], work: Work) -> float:
+    before()
+    return work()
+
+
+def _time_beside(
+    asked: BesideWork, step: Callable[[], object], loader: Executor, seconds: float
+) -> Interference:
+    """Take medians over rounds, in each of which steps are alone, and then are not."""
+    work, before = asked.work, asked.before
+    begun = work if before is None else functools.partial(_after, before, work)
+
+    def timed_step() -> float:
+        return seconds_of(step)
+
+    until = time.perf_counter() + seconds
+    step_seconds = max(timed_step() for _ in range(WARM_TURNS))
+    work_seconds = max(loader.submit(seconds_of, work).result() for _ in range(WARM_TURNS))
+    stretch = max(STRETCH_SECONDS, 2 * step_seconds, 2 * work_seconds)
+    rounds: list[Interference] = []
+    while not rounds or (len(rounds) < ROUNDS and time.perf_counter() + 3 * stretch < until):
+        step_alone = _repeat(timed_step, stretch)
+        stop = threading.Event()
+        working = loader.submit(_until, work, stop)
+        try:
+            steps = _repeat(timed_step, stretch)
+        finally:
+            stop.set()
+        work_beside = working.result()
+        if not asked.unbroken:
+            work_beside = _repeat(lambda: _begun_with(step, loader.submit(begun)), stretch)
+        rounds.append(Interference(work=work_beside / asked.alone, step=steps / step_alone))
+    return Interference(
+        work=statistics.median(each.work for each in rounds),
+        step=max(1.0, statistics.median(each.step for each in rounds)),
+    )
+
+
+def seconds_of(work: Callable[[], object]) -> float:
+    """Time one call."""
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
+
+
+def _repeat(work: Work, stretch: float) -> float:
+    """Return the median seconds over as many times as fit."""
+    until = time.perf_counter() + stretch
+    found = [work()]
+    while time.perf_counter() < until:
+        found.append(work())
+    return statistics.median(found)
+
+
+def _until(work: Work, stop: threading.Event) -> float:
+    """Return the median seconds, without the last: steps ended before it did."""
+    found = [work()]
+    while not stop.is_set():
+        found.append(work())
+    return statistics.median(found[:-1] or found)
+
+
+def _begun_with(step: Callable[[], object], working: Future[float]) -> float:
+    """Return the seconds of work that a thread has begun, with steps beside it until it is done."""
+    step()
+    while not working.done():
+        step()
+    return working.result()
