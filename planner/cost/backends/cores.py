@@ -267,8 +267,8 @@ def _forward_backward(work: RankWork, exchanges: Exchanges, disk_seconds: float)
         seconds=work.timing.compute_seconds(**_cores(work))
         + max(exchanged, _cold_cache_seconds(work, waited)),
         spread=work.timing.forward_backward.spread,
-        provenance=f"measured{doubt}: the model on this graph's own batches (links: on blocks of the "
-        "profiled sizes), each step after its sampling and gathering",
+        provenance=f"measured{doubt}: the model on this graph's own batches (links: on blocks of "
+        "the profiled sizes), each step after its sampling and gathering",
     )
 
 
