@@ -13,7 +13,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
@@ -32,6 +32,7 @@ from planner.profile.protocol import (
     TimingRequest,
     half_range,
 )
+from planner.profile.team import Team
 from planner.progress import Progress, silent
 from planner.settings import PlanSettings
 from planner.workload import BatchProfile, Combination, ModelTiming
@@ -81,22 +82,10 @@ class Timed:
     """What was not reached, lost early, or stayed uncertain."""
 
 
-class Timer(Protocol):
-    """Processes that time what they are asked (`planner.profile.team.Team`)."""
-
-    def time(self, request: TimingRequest, ranks: int) -> list[TimingAnswer]:
-        """Time the same steps on so many ranks at once."""
-        ...
-
-    def load(self, request: TimingRequest, ranks: int) -> LoadingAnswer:
-        """Time a loader's work on so many ranks at once."""
-        ...
-
-
 def time_all(
     graph: Graph,
     wanted: Sequence[TimedBatch],
-    team: Timer,
+    team: Team,
     progress: Progress | None,
     seconds: float,
     clock: Callable[[], float] = time.monotonic,
@@ -158,7 +147,7 @@ class _Steps:
     lost: bool = False
     most: float = STEPS_SECONDS
 
-    def take(self, team: Timer, seconds: float, hopeless_seconds: float) -> None:
+    def take(self, team: Team, seconds: float, hopeless_seconds: float) -> None:
         """Time one more round."""
         request = replace(
             self.request,
@@ -207,7 +196,7 @@ class _Loading:
         beside = self.request.loading is not None and self.request.loading.beside
         return BESIDE_SECONDS if beside else BETWEEN_SECONDS
 
-    def take(self, team: Timer, seconds: float, hopeless_seconds: float) -> None:
+    def take(self, team: Team, seconds: float, hopeless_seconds: float) -> None:
         """Time one more round."""
         del hopeless_seconds  # loading has to be known of every batch size
         self.rounds.append(team.load(replace(self.request, seconds=seconds), self.ranks))

@@ -23,6 +23,7 @@ from planner.profile.schedule import (
     middle_round,
     time_all,
 )
+from planner.profile.team import Team
 from planner.settings import PlanSettings
 from planner.workload import Combination, Interference
 from runtime.graph.dataset import Graph
@@ -34,7 +35,7 @@ from tests.support.timings import answer
 SETTINGS = PlanSettings(workload=Workload(batch_size=100, fanouts=[3, 2]))
 
 
-class Recorded:
+class Recorded(Team):
     """A team that answers at once, every round as it was told, and takes its time to do so."""
 
     def __init__(
