@@ -1,7 +1,7 @@
 """Graph -> profiles: draw batches for every number of ranks, then time the model on those shapes.
 
 All of it ends within a minute on graphs of up to ten million edges, whatever else runs:
-what drawing leaves is dealt to the timings (`planner.profile.schedule`, DEC-101).
+what drawing leaves is dealt to the timings (`planner.profile.schedule`, DEC-102).
 """
 
 import time

@@ -1,4 +1,4 @@
-"""A profile's timings within a time: rounds over everything, fewer for what cannot win (DEC-101).
+"""A profile's timings within a time: rounds over everything, fewer for what cannot win (DEC-102).
 
 Each round visits every number of ranks and threads in turn, and the loading of every batch size, so
 that drift meets all alike. What is left of the time is dealt to the visits that are left. Ranks and
