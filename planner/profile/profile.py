@@ -14,6 +14,7 @@ from planner.cost.backends.cooperative import part_of, part_profile
 from planner.errors import SettingsError
 from planner.machine.model import MachineModel
 from planner.probe.quiet import disturbance
+from planner.probe.timing import DISTURBED
 from planner.profile import cache
 from planner.profile.batches import MOST_SAMPLED, draw_all, draw_sharing
 from planner.profile.cache import Profile
@@ -34,8 +35,6 @@ KEYED = (14, 3, 9)
 PROFILE_SECONDS, LEAST_SECONDS = 48.0, 5.0
 """Seconds after which nothing more of a profile is begun, a minute less what a busy machine takes
 to end what is under way; and the least for timing."""
-DISTURBED = 1.0
-"""Level of a disturbance from which the profile says that the machine was busy."""
 DRAWN = 0.05
 """Of the progress of a profile: drawing batches. The rest is timing."""
 GATHER_TABLES = ("gather", "mapped_gather", "disk_read")
