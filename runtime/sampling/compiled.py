@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numba
+from numba.extending import overload
 
 from runtime import intrinsics
 
@@ -26,6 +27,25 @@ def inlined_kernel(function: Callable[..., Any]) -> Any:
     return _compiled(function, inline="always")
 
 
+def form_for(generic: Callable[..., Any], *kinds: type) -> Callable[..., Any]:
+    """Make the decorated function what kernels call as `generic` with a first argument of `kinds`.
+
+    The kinds are named tuples of arrays. Numba chooses by type while it compiles, so a loop that
+    calls `generic` is compiled anew for each kind, costs nothing more, and is cached on disk;
+    a compiled function as an argument would not be.
+    """
+
+    def register(function: Callable[..., Any]) -> Callable[..., Any]:
+        def choose(first: Any, *rest: Any) -> Callable[..., Any] | None:
+            del rest
+            return function if getattr(first, "instance_class", None) in kinds else None
+
+        overload(generic, strict=False)(choose)
+        return function
+
+    return register
+
+
 def _compiled(function: Callable[..., Any], *, inline: Literal["never", "always"]) -> Any:
     """Compile with a disk cache that depends on all files of the function's package."""
     dispatcher: Any = numba.njit(nogil=True, cache=True, inline=inline)(function)
@@ -34,7 +54,16 @@ def _compiled(function: Callable[..., Any], *, inline: Literal["never", "always"
         # A numba that keeps its cache otherwise: better compiled anew than stale.
         return numba.njit(nogil=True, inline=inline)(function)
     index._source_stamp = (*folder_stamp(_package_folder(function)), _shared_stamp())
+    index._load_index = functools.partial(_load_or_forget, index._load_index)
     return dispatcher
+
+
+def _load_or_forget(load: Callable[[], dict[Any, Any]]) -> dict[Any, Any]:
+    """What is cached; nothing where it names a type of arguments that is gone from the sources."""
+    try:
+        return load()
+    except (AttributeError, ImportError):
+        return {}
 
 
 def _package_folder(function: Callable[..., Any]) -> Path:

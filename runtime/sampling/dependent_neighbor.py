@@ -10,10 +10,11 @@ from typing import no_type_check
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.sampling.choose.labor_scan import keep_all, read_chosen
+from runtime.sampling.checks import RELABEL_BUDGET_BYTES
+from runtime.sampling.choose.labor_scan import keep_all
 from runtime.sampling.compiled import kernel
 from runtime.sampling.dependent import Dependence, HopStreams, StreamPolicy, word_kernel
-from runtime.sampling.labor import RELABEL_BUDGET_BYTES, AbstractHopSampler
+from runtime.sampling.frontier import HopwiseSampler
 from runtime.sampling.minibatch import Dialect
 from runtime.sampling.rng import Purpose, bounded_kernel
 from runtime.sampling.workspace import SPARE, Workspace
@@ -37,7 +38,7 @@ def _mark(marks, stamp, offset):
 @no_type_check
 def _choose_rows(
     indptr, indices, first, second, cosine, sine, fanout, node_ids, i, last, row, edge, row_ptr,
-    positions, values,
+    positions,
 ):  # fmt: skip
     """Choose the edges of the rows of nodes i .. last-1 while `positions` has room."""
     bits = 3
@@ -60,14 +61,13 @@ def _choose_rows(
                     _mark(marks, i, offset)
                 positions[edge] = start + offset
                 edge += 1
-        read_chosen(indices, positions, values, row_ptr[row], edge)
         i += 1
         row += 1
         row_ptr[row] = edge
     return i, edge
 
 
-class DependentNeighborSampler(AbstractHopSampler):
+class DependentNeighborSampler(HopwiseSampler):
     """Uniform neighbour sampling without replacement whose consecutive batches hang together.
 
     Args:
@@ -126,7 +126,7 @@ class DependentNeighborSampler(AbstractHopSampler):
             return _choose_rows(
                 self.indptr, self.indices, streams.first[hop], streams.second[hop],
                 streams.cosine, streams.sine, self.fanouts[hop], w.node_ids, node, last, row, edge,
-                w.row_ptr, w.positions, w.values,
+                w.row_ptr, w.positions,
             )  # fmt: skip
 
         self._choose_rows(w, hop, first, last, choose)

@@ -2,13 +2,8 @@
 
 A model that may aggregate over the very edge it is asked for learns to look it up. The sampler here
 gives, bit for bit, the batch that `NeighborSampler` would give on the graph with those edges taken
-out (`reference_links`), and takes about 1.8 times as long for a batch: in a row of degree d with m
-edges out it chooses among d - m offsets and then passes over those that are out.
-
-The neighbour sampler's kernels for a graph without some edges; `exclusion` says what for.
-
-In a row of degree d with m edges out, Floyd's method chooses among d - m offsets, with the draws of
-`choose`, and each offset then passes over the edges that are out before it.
+out (tests/reference): in a row of degree d with m edges out it chooses among d - m offsets, and
+each passes over the edges that are out before it.
 """
 
 from enum import StrEnum
@@ -17,14 +12,20 @@ from typing import NamedTuple, no_type_check
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.sampling.choose.uniform import choose_rows, edge_bound
-from runtime.sampling.compiled import kernel
-from runtime.sampling.minibatch import Dialect, MiniBatch
+from runtime.sampling.choose.uniform import AHEAD, UniformRows, bound_row_edges, choose_row
+from runtime.sampling.compiled import form_for, kernel
+from runtime.sampling.frontier import (
+    bound_edges,
+    choose_rows,
+    expand_chunks,
+    expand_hop,
+    rows_per_node,
+)
+from runtime.sampling.minibatch import MiniBatch
 from runtime.sampling.negative import check_pairs
-from runtime.sampling.neighbor import CHUNK, NeighborSampler
-from runtime.sampling.relabel import gather, relabel_range
+from runtime.sampling.neighbor import NeighborSampler
+from runtime.sampling.placed_indices import prefetch_read
 from runtime.sampling.rng import ODD, bounded_kernel, key_kernel, value_kernel
-from runtime.sampling.workspace import HOP, Workspace, has_room
 
 
 @kernel
@@ -77,81 +78,6 @@ def _choose_without(key, start, degree, fanout, out, positions, edge):
     return edge + fanout
 
 
-@kernel
-@no_type_check
-def _choose_rows_without(
-    indptr, indices, stream, fanout, excluded, node_ids, i, last, row, edge, enough, row_ptr,
-    positions,
-):  # fmt: skip
-    """`choose_rows` with edges out."""
-    rows, ends, places, slots = excluded
-    while i < last and edge < enough:
-        node = node_ids[i]
-        number = _row_number(rows, slots, node)
-        if number < 0:
-            _, edge = choose_rows(
-                indptr, indices, stream, fanout, node_ids, i, i + 1, row, edge, edge + 1, row_ptr,
-                positions,
-            )  # fmt: skip
-        else:
-            out = places[ends[number] : ends[number + 1]]
-            start = indptr[node]
-            edge = _choose_without(
-                key_kernel(stream, node), start, indptr[node + 1] - start, fanout, out, positions,
-                edge,
-            )  # fmt: skip
-        i += 1
-        row += 1
-        row_ptr[row] = edge
-    return i, edge
-
-
-@kernel
-@no_type_check
-def _expand_hop_without(
-    indptr, indices, stream, fanout, excluded, table, shift, base, node_ids, first, last, row,
-    edge, row_ptr, positions, values, local,
-):  # fmt: skip
-    row_ptr[row] = edge
-    known = np.uint64(last)
-    i = first
-    while i < last:
-        begin = edge
-        i, edge = _choose_rows_without(
-            indptr, indices, stream, fanout, excluded, node_ids, i, last, row + i - first, begin,
-            begin + CHUNK, row_ptr, positions,
-        )  # fmt: skip
-        gather(indices, positions, values, begin, edge, table, shift)
-        known = relabel_range(values, local, begin, edge, node_ids, known, table, shift, base)
-    return edge, np.int64(known)
-
-
-@kernel
-@no_type_check
-def expand_hops_without(
-    indptr, indices, streams, fanouts, every_hop, excluded, table, shift, base, node_ids, row_ptr,
-    positions, values, local, node_ends, row_ends, edge_ends, state,
-):  # fmt: skip
-    """`expand_hops` with edges out; its buffers hold the rows with all their edges."""
-    num_nodes = indptr.shape[0] - 1
-    for hop in range(state[HOP], fanouts.shape[0]):
-        first = 0 if every_hop or hop == 0 else node_ends[hop - 1]
-        last, row, edge = node_ends[hop], row_ends[hop], edge_ends[hop]
-        more = edge_bound(indptr, fanouts[hop], node_ids, first, last)
-        nodes = min(last + more, num_nodes)
-        rows = row + last - first
-        if not has_room(
-            state, hop, rows, edge + more, nodes, row_ptr, local, node_ids, table, shift
-        ):
-            return False
-        edge_ends[hop + 1], node_ends[hop + 1] = _expand_hop_without(
-            indptr, indices, streams[hop], fanouts[hop], excluded, table, shift, base, node_ids,
-            first, last, row, edge, row_ptr, positions, values, local,
-        )  # fmt: skip
-        row_ends[hop + 1] = rows
-    return True
-
-
 class Exclude(StrEnum):
     """Which edges are taken out for a batch of links."""
 
@@ -173,6 +99,53 @@ class ExcludedEdges(NamedTuple):
     """Positions in the graph's `indices`, ascending."""
     slots: NDArray[np.int32]
     """Hash table from a destination to its row number, -1 where empty; length a power of two."""
+
+
+class RowsWithout(NamedTuple):
+    """`UniformRows` of a graph without some edges; bounds count the edges that are out."""
+
+    indptr: NDArray[np.integer]
+    indices: NDArray[np.integer]
+    fanouts: NDArray[np.int64]
+    excluded: ExcludedEdges
+
+
+@form_for(rows_per_node, RowsWithout)
+@no_type_check
+def _rows_per_node(rows):
+    return 1
+
+
+@form_for(bound_edges, RowsWithout)
+@no_type_check
+def _bound_edges(rows, hop, node_ids, first, last):
+    return bound_row_edges(rows.indptr, rows.fanouts[hop], node_ids, first, last)
+
+
+@form_for(choose_rows, RowsWithout)
+@no_type_check
+def _choose_rows(rows, hop, stream, node_ids, i, last, row, edge, enough, row_ptr, positions):
+    indptr, indices, fanouts, (nodes, ends, places, slots) = rows
+    fanout = fanouts[hop]
+    while i < last and edge < enough:
+        prefetch_read(indptr, node_ids[i + AHEAD])
+        node = np.uint64(node_ids[i])
+        number = _row_number(nodes, slots, node_ids[i])
+        if number < 0:
+            edge = choose_row(indptr, indices, stream, fanout, node, positions, edge)
+        else:
+            out = places[ends[number] : ends[number + 1]]
+            start = indptr[node]
+            degree = indptr[node + np.uint64(1)] - start
+            key = key_kernel(stream, node)
+            edge = _choose_without(key, start, degree, fanout, out, positions, edge)
+        i += 1
+        row += 1
+        row_ptr[row] = edge
+    return i, edge
+
+
+form_for(expand_hop, RowsWithout)(expand_chunks.py_func)
 
 
 @kernel
@@ -267,12 +240,8 @@ class ExcludingSampler(NeighborSampler):
         finally:
             self._threads.excluded = None
 
-    def _expand(self, w: Workspace, streams: NDArray[np.uint64]) -> bool:
+    def _rows_now(self) -> UniformRows | RowsWithout:
         excluded: ExcludedEdges | None = getattr(self._threads, "excluded", None)
         if excluded is None or len(excluded.places) == 0:
-            return super()._expand(w, streams)
-        return expand_hops_without(
-            self.indptr, self.indices, streams, self._fanouts, self.dialect is Dialect.EVERY_HOP,
-            tuple(excluded), w.table, w.shift, np.uint64(w.base), w.node_ids, w.row_ptr,
-            w.positions, w.values, w.local, w.node_ends, w.row_ends, w.edge_ends, w.state,
-        )  # fmt: skip
+            return self._rows
+        return RowsWithout(*self._rows, excluded)

@@ -20,7 +20,6 @@ from runtime.errors import SamplerError
 from runtime.sampling.bulk.memory import Ledger
 from runtime.sampling.bulk.product import StackedBlocks, extract
 from runtime.sampling.bulk.stack import Request, forget_nodes, stack_seeds, unstack
-from runtime.sampling.bulk.table import Table
 from runtime.sampling.checks import (
     RELABEL_BUDGET_BYTES,
     check_graph,
@@ -31,6 +30,7 @@ from runtime.sampling.checks import (
 from runtime.sampling.choose.layerwise import Law, LayerGraph, Method, Norm, Numbers
 from runtime.sampling.dependent import StreamPolicy
 from runtime.sampling.minibatch import Dialect, MiniBatch
+from runtime.sampling.relabel import Table
 from runtime.sampling.rng import Purpose
 from runtime.sampling.statistics import Estimator
 from runtime.sampling.weighted import Boost

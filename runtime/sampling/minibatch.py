@@ -191,3 +191,39 @@ def _hop_blocks(w: Workspace, edge_ids: bool, weight: NDArray[np.float32] | None
             )
         )
     return blocks
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Request:
+    """What the caller says about one batch."""
+
+    seeds: NDArray[np.int64]
+    epoch: int
+    step: int
+    input_id: NDArray[np.int64] | None = None
+    global_num_seeds: int | None = None
+
+
+def make_batch(
+    request: Request,
+    blocks: list[Block],
+    n_id: NDArray[np.int64],
+    edges_drawn: list[int],
+    dialect: Dialect,
+) -> MiniBatch:
+    """Make a batch from its blocks, outermost first, and the edges drawn per hop."""
+    num_seeds = int(request.seeds.shape[0])
+    total, input_id = request.global_num_seeds, request.input_id
+    fresh = [block.num_src - block.num_dst for block in reversed(blocks)]
+    return MiniBatch(
+        blocks=blocks,
+        n_id=n_id,
+        seeds=request.seeds,
+        input_id=np.arange(num_seeds, dtype=np.int64) if input_id is None else input_id,
+        dialect=dialect,
+        num_sampled_nodes=[num_seeds, *fresh],
+        num_sampled_edges=edges_drawn,
+        global_num_seeds=num_seeds if total is None else total,
+        epoch=request.epoch,
+        step=request.step,
+    )

@@ -8,19 +8,74 @@ min(t, known) is its local id whether it is known or new.
 - dense: entry of node v at v. 4 bytes per node of the graph.
 - hashed: multiplicative hashing, linear probing, at most half full; the key of a slot is looked up
   in `node_ids` at its local id, so a slot takes 4 bytes too.
-
-`shift` tells them apart: 0 is dense, otherwise a hash is the top 64 - shift bits of a product.
 """
 
-from typing import no_type_check
+from typing import NamedTuple, no_type_check
 
 import numpy as np
+from numpy.typing import NDArray
 
 from runtime.sampling.compiled import inlined_kernel, kernel
 from runtime.sampling.placed_indices import prefetch_write
 from runtime.sampling.rng import ODD
 
+CHUNK = 256
+"""Edges that are relabelled while the table's entries of the next ones are on their way."""
+ENTRIES = 1 << 32
+"""Bases and local ids stay below it; then the table is cleared."""
+_SMALLEST = 1024
 _ZERO, _ONE = np.uint64(0), np.uint64(1)
+
+
+class TableArrays(NamedTuple):
+    """A table as kernels take it."""
+
+    entries: NDArray[np.uint32]
+    shift: int
+    """0: dense; otherwise a hash is the top 64 - shift bits of a product."""
+    stamp: NDArray[np.int64]
+    """Base of this batch or, between two, of the next. Shape (1,)."""
+
+
+class Table:
+    """One thread's table.
+
+    Args:
+        num_nodes: Nodes of the graph.
+        dense: One entry per node of the graph, or a hash table that `reserve` makes large enough.
+    """
+
+    def __init__(self, num_nodes: int, *, dense: bool) -> None:
+        self.dense = dense
+        self.entries: NDArray[np.uint32] = np.zeros(num_nodes if dense else _SMALLEST, np.uint32)
+        self.stamp = np.ones(1, dtype=np.int64)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the table."""
+        return self.entries.nbytes
+
+    def arrays(self) -> TableArrays:
+        """The table for kernels, until it grows."""
+        shift = 0 if self.dense else 65 - int(self.entries.shape[0]).bit_length()
+        return TableArrays(self.entries, shift, self.stamp)
+
+    def reserve(self, nodes: int) -> bool:
+        """Make room for so many nodes, at most half full; True where the table is a new one."""
+        if self.dense or self.entries.shape[0] >= 2 * nodes:
+            return False
+        self.entries = np.zeros(1 << (2 * nodes - 1).bit_length(), dtype=np.uint32)
+        return True
+
+
+@kernel
+@no_type_check
+def begin_batch(table, nodes):
+    """Base of a batch with up to `nodes` distinct nodes; the table is cleared when bases end."""
+    if table.stamp[0] + nodes + 1 >= ENTRIES:
+        table.entries[:] = 0
+        table.stamp[0] = 1
+    return np.uint64(table.stamp[0])
 
 
 @inlined_kernel
@@ -31,37 +86,59 @@ def _slot_of(node, shift):
 
 @inlined_kernel
 @no_type_check
-def _find_or_add(table, mask, shift, base, node_ids, node, known):
-    """Local id of a node in the hashed table; it is `known`, and entered, where the node is new."""
+def _find_slot(entries, shift, base, node_ids, node, known):
+    """The slot of a node in a hashed table, and its local id or at least `known`."""
+    mask = np.uint64(entries.shape[0] - 1)
     slot = _slot_of(node, shift)
-    name = np.uint64(np.uint32(table[slot] - base))
+    name = np.uint64(np.uint32(entries[slot] - base))
     # One test for both ends of the probing: they alternate too irregularly to be guessed.
     while (name < known) & (np.uint64(node_ids[name if name < known else _ZERO]) != node):
         slot = (slot + _ONE) & mask
-        name = np.uint64(np.uint32(table[slot] - base))
+        name = np.uint64(np.uint32(entries[slot] - base))
+    return slot, name
+
+
+@kernel
+@no_type_check
+def find(entries, shift, base, node_ids, node, known):
+    """Local id of a node, or `known` where it has not been entered."""
+    if shift == 0:
+        return min(np.uint64(np.uint32(entries[node] - base)), known)
+    _, name = _find_slot(entries, shift, base, node_ids, np.uint64(node), known)
+    return min(name, known)
+
+
+@kernel
+@no_type_check
+def find_or_add(entries, shift, base, node_ids, node, known):
+    """Local id of a node; where it is new that is `known`, and the node is entered.
+
+    The caller writes node_ids[known] and counts on where `known` is returned.
+    """
+    if shift == 0:
+        name = min(np.uint64(np.uint32(entries[node] - base)), known)
+        entries[node] = np.uint32(base + name)
+        return name
+    slot, name = _find_slot(entries, shift, base, node_ids, np.uint64(node), known)
     name = min(name, known)
-    table[slot] = np.uint32(base + name)
+    entries[slot] = np.uint32(base + name)
     return name
 
 
 @kernel
 @no_type_check
-def add_seeds(seeds, num_nodes, node_ids, table, shift, base):
+def add_seeds(table, node_ids, seeds, num_nodes):
     """Enter the seeds as local 0 .. n-1; return the position of the first bad one, or -1.
 
     A seed is bad when it is out of range or has occurred before.
     """
-    mask = np.uint64(table.shape[0] - 1)
+    entries, shift, stamp = table
+    base = np.uint64(stamp[0])
     for i in range(seeds.shape[0]):
-        node = seeds[i]
-        known = np.uint64(i)
+        node, known = seeds[i], np.uint64(i)
         if node < 0 or node >= num_nodes:
             return i
-        if shift == 0:
-            if np.uint64(np.uint32(table[node] - base)) < known:
-                return i
-            table[node] = np.uint32(base + known)
-        elif _find_or_add(table, mask, shift, base, node_ids, np.uint64(node), known) != known:
+        if find_or_add(entries, shift, base, node_ids, node, known) != known:
             return i
         node_ids[i] = node
     return -1
@@ -69,42 +146,56 @@ def add_seeds(seeds, num_nodes, node_ids, table, shift, base):
 
 @kernel
 @no_type_check
-def refill(node_ids, num_local, table, shift, base):
-    """Enter the nodes known so far into a new, larger hashed table."""
-    mask = np.uint64(table.shape[0] - 1)
+def refill(table, node_ids, num_local):
+    """Enter the nodes known so far into a new, larger table."""
+    entries, shift, stamp = table
+    base = np.uint64(stamp[0])
     for i in range(num_local):
-        _find_or_add(table, mask, shift, base, node_ids, np.uint64(node_ids[i]), np.uint64(i))
+        find_or_add(entries, shift, base, node_ids, node_ids[i], np.uint64(i))
 
 
 @kernel
 @no_type_check
-def gather(indices, positions, values, first, last, table, shift):
+def ask_entries(table, values, first, last):
+    """Ask for the table's entries of values[first:last]."""
+    entries, shift, _ = table
+    for e in range(first, last):
+        node = np.uint64(values[e])
+        prefetch_write(entries, np.int64(node if shift == 0 else _slot_of(node, shift)))
+
+
+@kernel
+@no_type_check
+def gather(table, indices, positions, values, first, last):
     """Read the chosen neighbours of edges first .. last-1 and ask for their table entries."""
+    entries, shift, _ = table
     for e in range(np.uint64(first), np.uint64(last)):
         node = indices[np.uint64(positions[e])]
         values[e] = node
-        prefetch_write(table, np.int64(node) if shift == 0 else np.int64(_slot_of(node, shift)))
+        prefetch_write(entries, np.int64(node) if shift == 0 else np.int64(_slot_of(node, shift)))
 
 
 @kernel
 @no_type_check
-def relabel_chunk(values, local, first, last, node_ids, known, table, shift, base):
-    """Local ids of edges first .. last-1, whose global ids start `values`; the number of nodes."""
-    count = np.uint64(last - first)
+def relabel_range(table, values, local, first, last, node_ids, known):
+    """Local ids of values[first:last]; new nodes are added. Return the number of nodes then."""
+    entries, shift, stamp = table
+    base = np.uint64(stamp[0])
     if shift == 0:
-        return relabel_dense(values, local[first:], 0, count, node_ids, known, table, base)
-    return relabel_hashed(values, local[first:], 0, count, node_ids, known, table, shift, base)
-
-
-@kernel
-@no_type_check
-def relabel_dense(values, local, first, last, node_ids, known, table, base):
-    """Local ids of edges first .. last-1; return the new number of nodes."""
+        for e in range(np.uint64(first), np.uint64(last)):
+            node = np.uint64(values[e])
+            # No branch: whether a node is new is a coin flip that no predictor guesses.
+            name = min(np.uint64(np.uint32(entries[node] - base)), known)
+            entries[node] = np.uint32(base + name)
+            node_ids[known] = node
+            local[e] = name
+            known += np.uint64(name == known)
+        return known
     for e in range(np.uint64(first), np.uint64(last)):
         node = np.uint64(values[e])
-        # No branch: whether a node is new is a coin flip that no predictor guesses.
-        name = min(np.uint64(np.uint32(table[node] - base)), known)
-        table[node] = np.uint32(base + name)
+        slot, name = _find_slot(entries, shift, base, node_ids, node, known)
+        name = min(name, known)
+        entries[slot] = np.uint32(base + name)
         node_ids[known] = node
         local[e] = name
         known += np.uint64(name == known)
@@ -113,22 +204,41 @@ def relabel_dense(values, local, first, last, node_ids, known, table, base):
 
 @kernel
 @no_type_check
-def relabel_hashed(values, local, first, last, node_ids, known, table, shift, base):
-    """`relabel_dense` over the hashed table."""
-    mask = np.uint64(table.shape[0] - 1)
-    for e in range(np.uint64(first), np.uint64(last)):
-        node = np.uint64(values[e])
-        name = _find_or_add(table, mask, shift, base, node_ids, node, known)
-        node_ids[known] = node
-        local[e] = name
-        known += np.uint64(name == known)
-    return known
+def relabel_values(table, values, local, first, last, node_ids, known):
+    """`relabel_range` of many values, chunk by chunk."""
+    known = np.uint64(known)
+    ask_entries(table, values, first, min(first + CHUNK, last))
+    while first < last:
+        stop = min(first + CHUNK, last)
+        ask_entries(table, values, stop, min(stop + CHUNK, last))
+        known = relabel_range(table, values, local, first, stop, node_ids, known)
+        first = stop
+    return np.int64(known)
 
 
 @kernel
 @no_type_check
-def relabel_range(values, local, first, last, node_ids, known, table, shift, base):
-    """`relabel_dense` or `relabel_hashed`, whichever the table is for."""
-    if shift == 0:
-        return relabel_dense(values, local, first, last, node_ids, known, table, base)
-    return relabel_hashed(values, local, first, last, node_ids, known, table, shift, base)
+def relabel_chosen(table, indices, positions, values, local, first, last, node_ids, known):
+    """`relabel_values` of the neighbours at positions[first:last], which it reads into `values`."""
+    known = np.uint64(known)
+    done, gathered = first, first
+    while done < last:
+        until = min(gathered + CHUNK, last)
+        gather(table, indices, positions, values, gathered, until)
+        known = relabel_range(table, values, local, done, gathered, node_ids, known)
+        done, gathered = gathered, until
+    return np.int64(known)
+
+
+@kernel
+@no_type_check
+def find_bad_seed(table, nodes, ends, num_nodes):
+    """Position in `nodes` of the first seed out of range or twice in its batch, or -1."""
+    for b in range(ends.shape[0] - 1):
+        ids = nodes[ends[b] : ends[b + 1]]
+        begin_batch(table, ids.shape[0])
+        bad = add_seeds(table, ids, ids, num_nodes)
+        table.stamp[0] += ids.shape[0] + 1
+        if bad >= 0:
+            return ends[b] + bad
+    return -1

@@ -1,30 +1,34 @@
 """Neighbour sampling on typed graphs: every edge type has its own fan-out at every hop.
 
 A vertex draws, of each edge type apart, up to that type's fan-out of in-neighbours, uniformly and
-without replacement (`reference_typed`). Blocks list a destination's edges type after type, with
-`relation_ptr` telling them apart.
-
-Kernels of typed sampling: a row's edges by type, and one choice per vertex and type.
-
-With R edge types, the edges of type r of vertex v are a row of their own, v * R + r; that number is
-also the id that its draws are keyed by.
+without replacement (tests/reference). With R edge types, the edges of type r of vertex v are a row
+of their own, v * R + r; that number is also the id that its draws are keyed by. Blocks list a
+destination's edges type after type, with `relation_ptr` telling them apart.
 """
 
 from collections.abc import Sequence
-from typing import no_type_check
+from typing import NamedTuple, no_type_check
 
 import numpy as np
 from numpy.typing import NDArray
 
 from runtime.errors import SamplerError
 from runtime.sampling.checks import RELABEL_BUDGET_BYTES, check_fanouts
-from runtime.sampling.choose.uniform import choose_rows
-from runtime.sampling.compiled import kernel
+from runtime.sampling.choose.uniform import AHEAD, choose_row
+from runtime.sampling.compiled import form_for, kernel
+from runtime.sampling.frontier import (
+    Weights,
+    bound_edges,
+    choose_rows,
+    expand_chunks,
+    expand_hop,
+    rows_per_node,
+)
 from runtime.sampling.minibatch import Block, Dialect, MiniBatch
-from runtime.sampling.neighbor import CHUNK, NeighborSampler
-from runtime.sampling.relabel import gather, relabel_range
+from runtime.sampling.neighbor import NeighborSampler
+from runtime.sampling.placed_indices import prefetch_read
 from runtime.sampling.rng import Purpose
-from runtime.sampling.workspace import HOP, SPARE, Workspace, has_room
+from runtime.sampling.workspace import Workspace
 
 
 @kernel
@@ -53,70 +57,53 @@ def sort_by_type(indptr, indices, edge_type, num_types, ends, sorted_indices, or
     return -1
 
 
-@kernel
+class TypedRows(NamedTuple):
+    """A graph with R edge types: vertex v has a row per type, v * R .. v * R + R - 1."""
+
+    indptr: NDArray[np.integer]
+    """Shape (N * R + 1,)."""
+    indices: NDArray[np.integer]
+    fanouts: NDArray[np.int64]
+    """Shape (L, R)."""
+
+
+@form_for(rows_per_node, TypedRows)
 @no_type_check
-def _edge_bound(ends, fanouts, num_types, node_ids, first, last):
-    total = 0
+def _rows_per_node(rows):
+    return rows.fanouts.shape[1]
+
+
+@form_for(bound_edges, TypedRows)
+@no_type_check
+def _bound_edges(rows, hop, node_ids, first, last):
+    total, num_types = 0, rows.fanouts.shape[1]
     for r in range(num_types):
-        if fanouts[r] > 0:
-            total += (last - first) * fanouts[r]
+        if rows.fanouts[hop, r] > 0:
+            total += (last - first) * rows.fanouts[hop, r]
         else:
             for i in range(first, last):
                 row = node_ids[i] * num_types + r
-                total += ends[row + 1] - ends[row]
+                total += rows.indptr[row + 1] - rows.indptr[row]
     return total
 
 
-@kernel
+@form_for(choose_rows, TypedRows)
 @no_type_check
-def _expand_hop(
-    ends, indices, stream, fanouts, num_types, scratch, table, shift, base, node_ids, first, last,
-    row, edge, row_ptr, positions, values, local,
-):  # fmt: skip
-    row_ptr[row] = edge
-    known = np.uint64(last)
-    i = first
-    while i < last:
-        begin = edge
-        while i < last and edge < begin + CHUNK:
-            for r in range(num_types):
-                scratch[0] = node_ids[i] * num_types + r
-                _, edge = choose_rows(
-                    ends, indices, stream, fanouts[r], scratch, 0, 1, row, edge, edge + 1, row_ptr,
-                    positions,
-                )  # fmt: skip
-                row += 1
-            i += 1
-        gather(indices, positions, values, begin, edge, table, shift)
-        known = relabel_range(values, local, begin, edge, node_ids, known, table, shift, base)
-    return edge, np.int64(known)
-
-
-@kernel
-@no_type_check
-def expand_hops_typed(
-    ends, indices, streams, fanouts, num_nodes, every_hop, table, shift, base, node_ids, row_ptr,
-    positions, values, local, node_ends, row_ends, edge_ends, state,
-):  # fmt: skip
-    """`expand_hops` over rows of one type: `ends` [N * R + 1], `fanouts` [L, R]."""
+def _choose_rows(rows, hop, stream, node_ids, i, last, row, edge, enough, row_ptr, positions):
+    indptr, indices, fanouts = rows
     num_types = fanouts.shape[1]
-    scratch = np.zeros(SPARE, np.int64)
-    for hop in range(state[HOP], fanouts.shape[0]):
-        first = 0 if every_hop or hop == 0 else node_ends[hop - 1]
-        last, row, edge = node_ends[hop], row_ends[hop], edge_ends[hop]
-        more = _edge_bound(ends, fanouts[hop], num_types, node_ids, first, last)
-        nodes = min(last + more, num_nodes)
-        rows = row + (last - first) * num_types
-        if not has_room(
-            state, hop, rows, edge + more, nodes, row_ptr, local, node_ids, table, shift
-        ):
-            return False
-        edge_ends[hop + 1], node_ends[hop + 1] = _expand_hop(
-            ends, indices, streams[hop], fanouts[hop], num_types, scratch, table, shift, base,
-            node_ids, first, last, row, edge, row_ptr, positions, values, local,
-        )  # fmt: skip
-        row_ends[hop + 1] = rows
-    return True
+    while i < last and edge < enough:
+        prefetch_read(indptr, node_ids[i + AHEAD] * num_types)
+        for r in range(num_types):
+            number = np.uint64(node_ids[i] * num_types + r)
+            edge = choose_row(indptr, indices, stream, fanouts[hop, r], number, positions, edge)
+            row += 1
+            row_ptr[row] = edge
+        i += 1
+    return i, edge
+
+
+form_for(expand_hop, TypedRows)(expand_chunks.py_func)
 
 
 class TypedSampler(NeighborSampler):
@@ -217,17 +204,13 @@ class TypedSampler(NeighborSampler):
             )
         self._sorted = sorted_indices
 
-    def _expand(self, w: Workspace, streams: NDArray[np.uint64]) -> bool:
-        return expand_hops_typed(
-            self._ends, self._sorted, streams, self.type_fanouts, self.num_nodes,
-            self.dialect is Dialect.EVERY_HOP, w.table, w.shift, np.uint64(w.base), w.node_ids,
-            w.row_ptr, w.positions, w.values, w.local, w.node_ends, w.row_ends, w.edge_ends,
-            w.state,
-        )  # fmt: skip
+    def _rows_now(self) -> TypedRows:
+        return TypedRows(self._ends, self._sorted, self.type_fanouts)
 
-    def _blocks(self, workspace: Workspace) -> list[Block]:
+    def _blocks(self, w: Workspace, weight: Weights | None) -> list[Block]:
         """Copy the batch out of the workspace as blocks, outermost first."""
-        w, types = workspace, self.num_types
+        del weight
+        types = self.num_types
         nested = self.dialect is Dialect.FIRST_SEEN
         blocks: list[Block] = []
         for hop in reversed(range(self.num_hops)):

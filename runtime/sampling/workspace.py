@@ -1,20 +1,17 @@
 """What one thread keeps between batches: buffers that only grow, and its relabelling table.
 
-All arrays come from numpy, which asks for huge pages where it helps.
-
-Room for a hop in the batch's buffers: what it may need, and whether the buffers hold it.
-
-A kernel that lacks room says how much it needs in the state vector that it shares with the
-workspace, and returns; called again with larger buffers it goes on with the hop where it stopped.
+All arrays come from numpy, which asks for huge pages where it helps. A kernel that lacks room says
+how much it needs in the state vector that it shares with the workspace, and returns; called again
+with larger buffers it goes on with the hop where it stopped.
 """
 
-from typing import Any, no_type_check
+from typing import NamedTuple, no_type_check
 
 import numpy as np
 from numpy.typing import NDArray
 
 from runtime.sampling.compiled import kernel
-from runtime.sampling.relabel import refill
+from runtime.sampling.relabel import ENTRIES, Table, TableArrays, refill
 
 SPARE = 64
 """Entries that buffers have beyond the last one used, which prefetches read ahead."""
@@ -24,24 +21,42 @@ HOP, ROWS_NEEDED, EDGES_NEEDED, NODES_NEEDED = 0, 1, 2, 3
 STATE_LENGTH = 4
 
 
+class Buffers(NamedTuple):
+    """A workspace as kernels take it."""
+
+    table: TableArrays
+    node_ids: NDArray[np.int64]
+    """Global id of each local one, the seeds first."""
+    row_ptr: NDArray[np.int64]
+    """One entry per expanded row of all hops, and one more."""
+    positions: NDArray[np.int64]
+    """Place in `indices` of each edge of all hops."""
+    values: NDArray[np.integer]
+    """Global source of each edge."""
+    local: NDArray[np.int32]
+    """Local source of each edge."""
+    node_ends: NDArray[np.int64]
+    """Nodes after each hop, the seeds first. Shape (L + 1,), as the other ends."""
+    row_ends: NDArray[np.int64]
+    edge_ends: NDArray[np.int64]
+    state: NDArray[np.int64]
+    """Where to start (`HOP`) and, on return, what is needed."""
+
+
 @kernel
 @no_type_check
-def has_room(state, hop, rows, edges, nodes, row_ptr, local, node_ids, table, shift):
+def has_room(w, hop, rows, edges, nodes):
     """Note that the hop may need so many rows, edges and nodes in all; False where room lacks."""
-    state[HOP] = hop
-    state[ROWS_NEEDED] = rows + 1
-    state[EDGES_NEEDED] = edges + SPARE
-    state[NODES_NEEDED] = nodes + SPARE
+    w.state[HOP] = hop
+    w.state[ROWS_NEEDED] = rows + 1
+    w.state[EDGES_NEEDED] = edges + SPARE
+    w.state[NODES_NEEDED] = nodes + SPARE
     return (
-        state[ROWS_NEEDED] <= row_ptr.shape[0]
-        and state[EDGES_NEEDED] <= local.shape[0]
-        and state[NODES_NEEDED] <= node_ids.shape[0]
-        and (shift == 0 or 2 * nodes <= table.shape[0])
+        w.state[ROWS_NEEDED] <= w.row_ptr.shape[0]
+        and w.state[EDGES_NEEDED] <= w.local.shape[0]
+        and w.state[NODES_NEEDED] <= w.node_ids.shape[0]
+        and (w.table.shift == 0 or 2 * nodes <= w.table.entries.shape[0])
     )
-
-
-_ENTRIES = 1 << 32
-_SMALLEST_TABLE = 1024
 
 
 class Workspace:
@@ -50,52 +65,51 @@ class Workspace:
     def __init__(
         self, num_nodes: int, num_hops: int, value_dtype: np.dtype, *, dense: bool
     ) -> None:
-        self.dense = dense
         self.num_nodes = num_nodes
-        self.table = np.zeros(num_nodes if dense else _SMALLEST_TABLE, dtype=np.uint32)
-        self.base = 1
+        self.table = Table(num_nodes, dense=dense)
         self.used = 0
+        """By how much the table's base moves before the next batch."""
         self.node_ids = np.zeros(SPARE, dtype=np.int64)
         self.row_ptr = np.zeros(1, dtype=np.int64)
         self.positions = np.zeros(SPARE, dtype=np.int64)
         self.values = np.zeros(SPARE, dtype=value_dtype)
         self.local = np.zeros(SPARE, dtype=np.int32)
-        self.node_ends = np.zeros(num_hops + 1, dtype=np.int64)
-        self.row_ends = np.zeros(num_hops + 1, dtype=np.int64)
-        self.edge_ends = np.zeros(num_hops + 1, dtype=np.int64)
+        self.node_ends, self.row_ends, self.edge_ends = np.zeros((3, num_hops + 1), dtype=np.int64)
         self.state = np.zeros(STATE_LENGTH, dtype=np.int64)
-
-    @property
-    def shift(self) -> int:
-        """0 for the dense table, 64 - log2(slots) for the hashed one."""
-        return 0 if self.dense else 65 - int(self.table.shape[0]).bit_length()
 
     @property
     def nbytes(self) -> int:
         """Bytes of all buffers, the table included."""
-        return sum(a.nbytes for a in vars(self).values() if isinstance(a, np.ndarray))
+        own = sum(a.nbytes for a in vars(self).values() if isinstance(a, np.ndarray))
+        return own + self.table.nbytes
+
+    def buffers(self) -> Buffers:
+        """All of it for kernels, until it grows."""
+        return Buffers(
+            self.table.arrays(), self.node_ids, self.row_ptr, self.positions, self.values,
+            self.local, self.node_ends, self.row_ends, self.edge_ends, self.state,
+        )  # fmt: skip
 
     def begin(self, num_seeds: int) -> None:
         """Start a batch: entries of earlier ones become void, totals zero, room for the seeds."""
-        self.base += self.used
-        # Until `finish` says better: whatever happens, no more entries than nodes are written.
-        self.used = self.num_nodes + 1
-        if self.base + self.used >= _ENTRIES:
-            self.table[:] = 0
-            self.base = 1
+        self.forget_batch()
+        if self.table.stamp[0] + self.used >= ENTRIES:
+            self.table.entries[:] = 0
+            self.table.stamp[0] = 1
         self.state[:] = 0
         self.node_ends[0] = num_seeds
         self.row_ends[0] = self.edge_ends[0] = 0
         self.node_ids = _grown(self.node_ids, num_seeds + SPARE, keep=0)
-        if not self.dense and self.table.shape[0] < 2 * num_seeds:
-            self.table = np.zeros(_slots(num_seeds), dtype=np.uint32)
+        self.table.reserve(num_seeds)
 
-    def arrays(self) -> tuple[Any, ...]:
-        """The table's shift and everything a kernel of stacked batches works on."""
-        return (
-            self.shift, self.table, self.node_ids, self.row_ptr, self.positions, self.values,
-            self.local, self.node_ends, self.row_ends, self.edge_ends, self.state,
-        )  # fmt: skip
+    def forget_batch(self) -> None:
+        """Move the table's base past the last batch; the next may enter each node of the graph."""
+        self.table.stamp[0] += self.used
+        self.used = self.num_nodes + 1
+
+    def finish(self) -> None:
+        """End a batch that succeeded: only its own entries need to be passed by the next one."""
+        self.used = int(self.node_ends[-1])
 
     def make_room(self, num_seeds: int) -> None:
         """Make the buffers large enough to start the batch, and as a kernel asked, anew."""
@@ -104,9 +118,12 @@ class Workspace:
         self.state[NODES_NEEDED] = max(int(self.state[NODES_NEEDED]), num_seeds + SPARE)
         self.grow(0)
 
-    def finish(self) -> None:
-        """End a batch that succeeded: only its own entries need to be passed by the next one."""
-        self.used = int(self.node_ends[-1])
+    def reserve(self, hop: int, rows: int, edges: int, nodes: int) -> None:
+        """Make room for so many rows, edges and nodes in all, keeping what hops < `hop` wrote."""
+        self.state[ROWS_NEEDED] = rows + 1
+        self.state[EDGES_NEEDED] = edges + SPARE
+        self.state[NODES_NEEDED] = nodes + SPARE
+        self.grow(hop)
 
     def grow(self, hop: int) -> None:
         """Make the buffers as large as the kernel asked for, keeping what hops < `hop` wrote."""
@@ -118,14 +135,8 @@ class Workspace:
         self.values = _grown(self.values, edges, keep=0)
         self.local = _grown(self.local, edges, keep=kept_edges)
         self.node_ids = _grown(self.node_ids, nodes, keep=known)
-        if not self.dense and self.table.shape[0] < 2 * nodes:
-            self.table = np.zeros(_slots(nodes), dtype=np.uint32)
-            refill(self.node_ids, known, self.table, self.shift, np.uint64(self.base))
-
-
-def _slots(nodes: int) -> int:
-    """Slots of a hashed table that holds `nodes` nodes at most half full, a power of two."""
-    return 1 << (2 * nodes - 1).bit_length()
+        if self.table.reserve(nodes):
+            refill(self.table.arrays(), self.node_ids, known)
 
 
 def _grown(buffer: NDArray, size: int, *, keep: int) -> NDArray:

@@ -13,8 +13,6 @@ from numpy.typing import NDArray
 from runtime.errors import BudgetExceeded, SamplerError
 from runtime.sampling.bulk.memory import BulkBytes, Ledger, object_bytes
 from runtime.sampling.bulk.sage import SageStack
-from runtime.sampling.bulk.stack import Request
-from runtime.sampling.bulk.table import Table
 from runtime.sampling.checks import (
     RELABEL_BUDGET_BYTES,
     check_fanouts,
@@ -24,8 +22,9 @@ from runtime.sampling.checks import (
 )
 from runtime.sampling.choose.layerwise import LayerGraph, Method, Norm
 from runtime.sampling.layerwise import LayerStack, LayerwiseSampler, make_law, policy_of
-from runtime.sampling.minibatch import Dialect, MiniBatch
+from runtime.sampling.minibatch import Dialect, MiniBatch, Request
 from runtime.sampling.neighbor import NeighborSampler
+from runtime.sampling.relabel import Table
 from runtime.sampling.rng import Purpose
 from runtime.sampling.statistics import Estimator
 from runtime.sampling.workspace import Workspace
@@ -249,7 +248,7 @@ class BulkSampler:
             stack = self._stack
             assert isinstance(stack, SageStack)
             workspace = Workspace(
-                self.num_nodes, len(stack.fanouts), stack.indices.dtype, dense=self._dense
+                self.num_nodes, len(stack.rows.fanouts), stack.rows.indices.dtype, dense=self._dense
             )
             self._threads.workspace = workspace
         return workspace

@@ -16,15 +16,15 @@ only where that vertex was drawn as well, so that its weight needs no other incl
 """
 
 from dataclasses import dataclass
-from typing import no_type_check
+from typing import NamedTuple, no_type_check
 
 import numpy as np
 from numpy.typing import NDArray
 
 from runtime.sampling.bulk.memory import Ledger
-from runtime.sampling.bulk.table import Table, begin, find, find_or_add
 from runtime.sampling.compiled import kernel
 from runtime.sampling.placed_indices import prefetch_read, prefetch_write
+from runtime.sampling.relabel import Table, begin_batch, find, find_or_add
 from runtime.sampling.statistics import Estimator
 
 _AHEAD = 16
@@ -70,22 +70,21 @@ def _gather_rows(indptr, indices, edge_weight, nodes, ptr, cols, values):
 
 @kernel
 @no_type_check
-def _add_rows(
-    indptr, indices, edge_weight, power, nodes, ends, table, shift, stamp, ptr, cols, values
-):
+def _add_rows(indptr, indices, edge_weight, power, nodes, ends, table, ptr, cols, values):
     """Values = sum over the rows of A of entry^power; returns the number of non-zeros."""
+    entries, shift, stamp = table
     ptr[0] = 0
     for b in range(ends.shape[0] - 1):
         ids, sums = cols[ptr[b] :], values[ptr[b] :]
-        base = begin(table, stamp, ids.shape[0])
+        base = begin_batch(table, ids.shape[0])
         known = np.uint64(0)
         for i in range(ends[b], ends[b + 1]):
             start, end = indptr[nodes[i]], indptr[nodes[i] + 1]
             prefetch_read(indices, indptr[nodes[min(i + 2, ends[b + 1] - 1)]])
             for e in range(start, end):
                 if shift == 0:
-                    prefetch_write(table, np.int64(indices[min(e + _AHEAD, end - 1)]))
-                name = find_or_add(table, shift, base, ids, indices[e], known)
+                    prefetch_write(entries, np.int64(indices[min(e + _AHEAD, end - 1)]))
+                name = find_or_add(entries, shift, base, ids, indices[e], known)
                 # No branch: whether a column is new is a coin flip that no predictor guesses.
                 ids[known] = indices[e]
                 sums[known] = 0.0
@@ -172,8 +171,7 @@ def sum_product(
     cols = ledger.empty(size, indices.dtype)
     values = ledger.empty(size, np.float64)
     used = _add_rows(
-        indptr, indices, edge_weight, power, nodes, ends, table.entries, table.shift, table.stamp,
-        ptr, cols, values,
+        indptr, indices, edge_weight, power, nodes, ends, table.arrays(), ptr, cols, values
     )  # fmt: skip
     return SparseRows(ptr=ptr, cols=ledger.trim(cols, used), values=ledger.trim(values, used))
 
@@ -183,7 +181,6 @@ def normalise(rows: SparseRows, *, squared: bool = False) -> None:
     _normalise(rows.ptr, rows.values, squared)
 
 
-_EXTRACT_AHEAD = 16
 _PLAIN, _HORVITZ_THOMPSON, _HAJEK = 0, 1, 2
 _CODES = {Estimator.PLAIN: 0, Estimator.HORVITZ_THOMPSON: 1, Estimator.HAJEK: 2}
 
@@ -212,16 +209,16 @@ class StackedBlocks:
 
 @kernel
 @no_type_check
-def _enter_sources(ids, dst, drawn, drawn_factor, table, shift, base, factor):
+def _enter_sources(entries, shift, base, ids, dst, drawn, drawn_factor, factor):
     """Destinations, then the vertices drawn that are new; factor 0 marks those not drawn."""
     known = np.uint64(0)
     for i in range(dst.shape[0]):
-        find_or_add(table, shift, base, ids, dst[i], known)
+        find_or_add(entries, shift, base, ids, dst[i], known)
         ids[known] = dst[i]
         factor[known] = 0.0
         known += np.uint64(1)
     for i in range(drawn.shape[0]):
-        name = find_or_add(table, shift, base, ids, drawn[i], known)
+        name = find_or_add(entries, shift, base, ids, drawn[i], known)
         ids[known] = drawn[i]
         factor[name] = drawn_factor[i]
         known += np.uint64(name == known)
@@ -241,21 +238,35 @@ def _weigh(weight, first, last, estimator, row_sum):
         weight[e] = weight[e] / total
 
 
+class _Out(NamedTuple):
+    """Arrays of the `StackedBlocks` that `_extract` fills."""
+
+    row_ptr: NDArray[np.int64]
+    edge_ends: NDArray[np.int64]
+    indices: NDArray[np.int32]
+    weight: NDArray[np.float32]
+    e_id: NDArray[np.int64]
+    nodes: NDArray[np.int64]
+    ends: NDArray[np.int64]
+
+
 @kernel
 @no_type_check
 def _extract(
-    indptr, indices, edge_weight, estimator, dst_nodes, dst_ends, drawn_ptr, drawn, drawn_factor,
-    table, shift, stamp, factor, row_ptr, edge_ends, local, weight, e_id, nodes, ends,
-):  # fmt: skip
+    indptr, indices, edge_weight, estimator, dst_nodes, dst_ends, drawn, table, factor, out
+):
+    entries, shift, stamp = table
+    drawn_ptr, drawn_ids, drawn_factor = drawn
+    row_ptr, edge_ends, local, weight, e_id, nodes, ends = out
     edge = 0
     ends[0] = edge_ends[0] = 0
     for b in range(dst_ends.shape[0] - 1):
         dst = dst_nodes[dst_ends[b] : dst_ends[b + 1]]
         ids = nodes[ends[b] :]
-        base = begin(table, stamp, ids.shape[0])
+        base = begin_batch(table, ids.shape[0])
         known = _enter_sources(
-            ids, dst, drawn[drawn_ptr[b] : drawn_ptr[b + 1]],
-            drawn_factor[drawn_ptr[b] : drawn_ptr[b + 1]], table, shift, base, factor,
+            entries, shift, base, ids, dst, drawn_ids[drawn_ptr[b] : drawn_ptr[b + 1]],
+            drawn_factor[drawn_ptr[b] : drawn_ptr[b + 1]], factor,
         )  # fmt: skip
         row = dst_ends[b] + b
         row_ptr[row] = 0
@@ -265,10 +276,10 @@ def _extract(
             first, row_sum = edge, 0.0
             for e in range(start, end):
                 if shift == 0:
-                    prefetch_read(table, np.int64(indices[min(e + _EXTRACT_AHEAD, end - 1)]))
+                    prefetch_read(entries, np.int64(indices[min(e + _AHEAD, end - 1)]))
                 value = np.float64(edge_weight[e]) if edge_weight.shape[0] > 0 else 1.0
                 row_sum += value
-                name = find(table, shift, base, ids, indices[e], known)
+                name = find(entries, shift, base, ids, indices[e], known)
                 if name < known and factor[name] > 0.0 and value > 0.0:
                     local[edge] = name
                     if estimator != _PLAIN:
@@ -319,8 +330,7 @@ def extract(
     table.reserve(int(sources.max(initial=0)))
     weighted = estimator is not Estimator.PLAIN
     factor = ledger.scratch(int(sources.max(initial=0)), np.float64)
-    out = StackedBlocks(
-        dst_ends=ends,
+    out = _Out(
         row_ptr=ledger.empty(nodes.shape[0] + num_batches, np.int64),
         edge_ends=ledger.empty(num_batches + 1, np.int64),
         indices=ledger.empty(size, np.int32),
@@ -330,15 +340,17 @@ def extract(
         e_id=ledger.empty(size if edge_ids else 0, np.int64),
     )
     used = _extract(
-        indptr, indices, edge_weight, _CODES[estimator], nodes, ends, *drawn, table.entries,
-        table.shift, table.stamp, factor, out.row_ptr, out.edge_ends, out.indices, out.weight,
-        out.e_id, out.nodes, out.ends,
+        indptr, indices, edge_weight, _CODES[estimator], nodes, ends, drawn,
+        table.arrays(), factor, out,
     )  # fmt: skip
     ledger.free_scratch()
-    out.nodes = ledger.trim(out.nodes, int(out.ends[-1]))
-    out.indices = ledger.trim(out.indices, used)
-    assert out.weight is not None
-    assert out.e_id is not None
-    out.weight = ledger.trim(out.weight, used) if weighted else None
-    out.e_id = ledger.trim(out.e_id, used) if edge_ids else None
-    return out
+    return StackedBlocks(
+        dst_ends=ends,
+        row_ptr=out.row_ptr,
+        edge_ends=out.edge_ends,
+        indices=ledger.trim(out.indices, used),
+        nodes=ledger.trim(out.nodes, int(out.ends[-1])),
+        ends=out.ends,
+        weight=ledger.trim(out.weight, used) if weighted else None,
+        e_id=ledger.trim(out.e_id, used) if edge_ids else None,
+    )

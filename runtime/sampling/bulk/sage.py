@@ -1,28 +1,26 @@
 """GraphSAGE over k stacked batches in one launch, equal to `NeighborSampler` edge for edge.
 
 Q has one 1 per row, so a row of P = QA is a vertex's neighbour list and NORM makes it 1/d all over:
-gathering, normalising and drawing by floor(r d) collapse into choosing positions of the list,
-with the numbers that `NeighborSampler` draws for the same (epoch, step, hop, vertex). EXTRACT drops
-the empty columns of each batch. Row r of the stack needs nothing but its own batch's table, so all
-layers of all batches fit one launch.
-
-The hops themselves are `kernels.expand_hops`, in the workspace of a per-batch sampler: it stays in
-the second-level cache, and a batch that is done is copied once to the end of the stack.
+gathering, normalising and drawing by floor(r d) collapse into choosing positions of the list, with
+the numbers that `NeighborSampler` draws. Row r of the stack needs nothing but its own batch's
+table, so all layers of all batches fit one launch of `frontier.expand_hops`.
 """
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import no_type_check
+from typing import NamedTuple, no_type_check
 
 import numpy as np
 from numpy.typing import NDArray
 
 from runtime.sampling.bulk.memory import Ledger
-from runtime.sampling.bulk.stack import Request, as_batch, join_seeds
+from runtime.sampling.bulk.stack import join_seeds
+from runtime.sampling.checks import bad_seed
+from runtime.sampling.choose.uniform import UniformRows
 from runtime.sampling.compiled import kernel
-from runtime.sampling.minibatch import Block, Dialect, MiniBatch
-from runtime.sampling.neighbor import bad_seed, expand_hops
-from runtime.sampling.relabel import add_seeds
+from runtime.sampling.frontier import expand_hops
+from runtime.sampling.minibatch import Block, Dialect, MiniBatch, Request, make_batch
+from runtime.sampling.relabel import add_seeds, begin_batch
 from runtime.sampling.rng import GOLDEN, Purpose, mix_kernel
 from runtime.sampling.workspace import Workspace
 
@@ -31,74 +29,87 @@ NODES, EDGES, ROWS = 0, 1, 2
 DONE, GROW_WORKSPACE, GROW_STACK, BAD_SEED = 0, 1, 2, 3
 """Why the kernel returned."""
 
-_ENTRIES = 1 << 32
+
+class StackArrays(NamedTuple):
+    """Where the batches of a stack end up, one after another."""
+
+    node_ids: NDArray[np.int64]
+    local: NDArray[np.int32]
+    e_id: NDArray[np.int64]
+    """Filled where positions are kept."""
+    row_ptr: NDArray[np.int64]
+    starts: NDArray[np.int64]
+    """Where each batch begins in these. Shape (k + 1, 3)."""
+    known: NDArray[np.int64]
+    """A batch's nodes after each hop. Shape (k, L + 1)."""
+    edges: NDArray[np.int64]
+    """Likewise its edges."""
+    needed: NDArray[np.int64]
+    """What the arrays must hold, on return. Shape (3,)."""
 
 
 @kernel
 @no_type_check
-def expand_stack(
-    indptr, indices, streams, fanouts, every_hop, keep_positions, seeds, seed_ends, batch, stamp,
-    workspace, node_ids, local, e_id, row_ptr, starts, known, edges, needed,
-):  # fmt: skip
+def _sample_batch(rows, streams, every_hop, keep_positions, seeds, w):
+    """One batch in the workspace; return whether it is done, why not, and the bad seed."""
+    table, num_nodes = w.table, rows.indptr.shape[0] - 1
+    small = w.node_ids.shape[0] < seeds.shape[0]
+    if small or (table.shift != 0 and table.entries.shape[0] < 2 * seeds.shape[0]):
+        return GROW_WORKSPACE, 0
+    begin_batch(table, num_nodes)
+    w.state[:] = 0
+    w.node_ends[0] = seeds.shape[0]
+    bad = add_seeds(table, w.node_ids, seeds, num_nodes)
+    if bad >= 0:
+        table.stamp[0] += seeds.shape[0] + 1
+        return BAD_SEED, bad
+    if not expand_hops(rows, streams, every_hop, keep_positions, w):
+        table.stamp[0] += num_nodes + 1
+        return GROW_WORKSPACE, 0
+    table.stamp[0] += w.node_ends[streams.shape[0]] + 1
+    return DONE, 0
+
+
+@kernel
+@no_type_check
+def expand_stack(rows, streams, every_hop, keep_positions, seeds, seed_ends, batch, w, out):
     """Sample batches `batch` .. k-1; return the first that is not done, why, and the bad seed.
 
-    The graph is `indptr`, `indices`; there are uint64 streams [L, k] and int64 fan-outs [L].
-    `seeds` are those of all batches, `seed_ends` [k + 1]. `workspace` holds a `Workspace`'s arrays,
-    `stamp` [1] the next base of its table. The result is `node_ids`, `local`, `row_ptr` and, with
-    `keep_positions`, `e_id`, batch after batch: `starts` [k + 1, 3] says where each begins, `known`
-    and `edges` [k, L + 1] are a batch's totals after each hop. `needed` [3] says on return what the
-    result must hold.
+    There are uint64 streams [L, k]; `seeds` are those of all batches, `seed_ends` [k + 1]. Every
+    batch is sampled in `w`, which stays in the second-level cache, and copied to `out`.
     """
-    num_nodes, num_hops = indptr.shape[0] - 1, fanouts.shape[0]
-    shift, table, ids, rows, positions, values, drawn, node_ends, row_ends, edge_ends, state = (
-        workspace
-    )
+    num_hops = streams.shape[0]
     for b in range(batch, seed_ends.shape[0] - 1):
         mine = seeds[seed_ends[b] : seed_ends[b + 1]]
-        if ids.shape[0] < mine.shape[0] or (shift != 0 and table.shape[0] < 2 * mine.shape[0]):
-            return b, GROW_WORKSPACE, 0
-        if stamp[0] + num_nodes + 1 >= _ENTRIES:
-            table[:] = 0
-            stamp[0] = 1
-        base = np.uint64(stamp[0])
-        state[:] = 0
-        node_ends[0] = mine.shape[0]
-        bad = add_seeds(mine, num_nodes, ids, table, shift, base)
-        if bad >= 0:
-            stamp[0] += mine.shape[0] + 1
-            return b, BAD_SEED, bad
-        if not expand_hops(
-            indptr, indices, streams[:, b].copy(), fanouts, every_hop, table, shift, base, ids,
-            rows, positions, values, drawn, node_ends, row_ends, edge_ends, state, keep_positions,
-        ):  # fmt: skip
-            stamp[0] += num_nodes + 1
-            return b, GROW_WORKSPACE, 0
-        stamp[0] += node_ends[num_hops] + 1
-        node, edge, row = starts[b]
-        num_rows = row_ends[num_hops] + (num_hops if every_hop else 1)
-        starts[b + 1, NODES] = node + node_ends[num_hops]
-        starts[b + 1, EDGES] = edge + edge_ends[num_hops]
-        starts[b + 1, ROWS] = row + num_rows
-        needed[:] = starts[b + 1]
+        why, bad = _sample_batch(rows, streams[:, b].copy(), every_hop, keep_positions, mine, w)
+        if why != DONE:
+            return b, why, bad
+        num_nodes, num_edges = w.node_ends[num_hops], w.edge_ends[num_hops]
+        node, edge, row = out.starts[b]
+        num_rows = w.row_ends[num_hops] + (num_hops if every_hop else 1)
+        out.starts[b + 1, NODES] = node + num_nodes
+        out.starts[b + 1, EDGES] = edge + num_edges
+        out.starts[b + 1, ROWS] = row + num_rows
+        out.needed[:] = out.starts[b + 1]
         if (
-            needed[NODES] > node_ids.shape[0]
-            or needed[EDGES] > local.shape[0]
-            or needed[ROWS] > row_ptr.shape[0]
+            out.needed[NODES] > out.node_ids.shape[0]
+            or out.needed[EDGES] > out.local.shape[0]
+            or out.needed[ROWS] > out.row_ptr.shape[0]
         ):
             return b, GROW_STACK, 0
-        node_ids[node : starts[b + 1, NODES]] = ids[: node_ends[num_hops]]
-        local[edge : starts[b + 1, EDGES]] = drawn[: edge_ends[num_hops]]
+        out.node_ids[node : node + num_nodes] = w.node_ids[:num_nodes]
+        out.local[edge : edge + num_edges] = w.local[:num_edges]
         if keep_positions:
-            e_id[edge : starts[b + 1, EDGES]] = positions[: edge_ends[num_hops]]
+            out.e_id[edge : edge + num_edges] = w.positions[:num_edges]
         if every_hop:  # the hops count their own edges from 0
             for hop in range(num_hops):
-                first, last = row_ends[hop], row_ends[hop + 1] + 1
-                row_ptr[row : row + last - first] = rows[first:last] - edge_ends[hop]
+                first, last = w.row_ends[hop], w.row_ends[hop + 1] + 1
+                out.row_ptr[row : row + last - first] = w.row_ptr[first:last] - w.edge_ends[hop]
                 row += last - first
         else:
-            row_ptr[row : row + num_rows] = rows[:num_rows]
-        known[b] = node_ends
-        edges[b] = edge_ends
+            out.row_ptr[row : row + num_rows] = w.row_ptr[:num_rows]
+        out.known[b] = w.node_ends
+        out.edges[b] = w.edge_ends
     return seed_ends.shape[0] - 1, DONE, 0
 
 
@@ -142,8 +153,7 @@ class SageStack:
         purpose: Purpose,
         edge_ids: bool,
     ) -> None:
-        self.indptr, self.indices = indptr, indices
-        self.fanouts = np.array(fanouts, dtype=np.int64)
+        self.rows = UniformRows(indptr, indices, np.array(fanouts, dtype=np.int64))
         self.dialect, self.seed, self.purpose, self.edge_ids = dialect, seed, purpose, edge_ids
         self.num_nodes = int(indptr.shape[0]) - 1
         self._per_seed: NDArray[np.float64] | None = None
@@ -156,21 +166,18 @@ class SageStack:
         """
         seeds, seed_ends = join_seeds(requests)
         ledger.note(seeds.nbytes)
-        buffers = _Buffers(len(requests), len(self.fanouts), self.edge_ids, ledger)
+        buffers = _Buffers(len(requests), len(self.rows.fanouts), self.edge_ids, ledger)
         if self._per_seed is not None:
             buffers.grow((_MARGIN * self._per_seed * seeds.shape[0]).astype(np.int64) + 1)
         streams = self._streams(requests)
         every_hop = self.dialect is Dialect.EVERY_HOP
-        stamp = np.array([w.base + w.used], dtype=np.int64)
-        w.used = w.num_nodes + 1  # until all is well
+        w.forget_batch()
         done, why = 0, GROW_WORKSPACE
         while why != DONE:
             done, why, bad = expand_stack(
-                self.indptr, self.indices, streams, self.fanouts, every_hop, self.edge_ids, seeds,
-                seed_ends, done, stamp, w.arrays(), buffers.node_ids, buffers.local, buffers.e_id,
-                buffers.row_ptr, buffers.starts, buffers.known, buffers.edges, buffers.needed,
+                self.rows, streams, every_hop, self.edge_ids, seeds, seed_ends, done, w.buffers(),
+                buffers.arrays(),
             )  # fmt: skip
-            w.base = int(stamp[0])
             if why == BAD_SEED:
                 raise bad_seed(requests[done].seeds, bad, self.num_nodes)
             if why == GROW_WORKSPACE:
@@ -188,7 +195,7 @@ class SageStack:
         """Shape (L, k)."""
         epochs = np.array([request.epoch for request in requests], dtype=np.int64)
         steps = np.array([request.step for request in requests], dtype=np.int64)
-        words = np.empty((len(self.fanouts), len(requests)), dtype=np.uint64)
+        words = np.empty((len(self.rows.fanouts), len(requests)), dtype=np.uint64)
         stream_words(np.uint64(self.seed % (1 << 64)), epochs, steps, int(self.purpose), words)
         return words
 
@@ -205,6 +212,13 @@ class _Buffers:
         self.starts = np.zeros((num_batches + 1, 3), dtype=np.int64)
         self.known, self.edges = np.zeros((2, num_batches, num_hops + 1), dtype=np.int64)
         self.needed = np.zeros(3, dtype=np.int64)
+
+    def arrays(self) -> StackArrays:
+        """All of them for the kernel, until they grow."""
+        return StackArrays(
+            self.node_ids, self.local, self.e_id, self.row_ptr, self.starts, self.known,
+            self.edges, self.needed,
+        )  # fmt: skip
 
     def grow(self, sizes: NDArray[np.int64], *, done: int = 0) -> None:
         """Give the arrays `sizes` entries, keeping what the first batches wrote."""
@@ -250,7 +264,7 @@ def _unstack(buffers: _Buffers, requests: Sequence[Request], dialect: Dialect) -
         blocks = cut(indptr, indices, e_id, known[b], edges[b])
         n_id = buffers.node_ids[node:node_end]
         drawn = [last - first for first, last in pairwise(edges[b])]
-        batches.append(as_batch(request, blocks[::-1], n_id, drawn, dialect))
+        batches.append(make_batch(request, blocks[::-1], n_id, drawn, dialect))
     return batches
 
 

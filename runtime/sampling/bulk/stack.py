@@ -1,29 +1,17 @@
 """Stacking batches one after another, and taking the stack apart again, without copying."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from runtime.sampling.bulk.memory import Ledger
 from runtime.sampling.bulk.product import StackedBlocks
-from runtime.sampling.bulk.table import Table, find_bad_seed
 from runtime.sampling.checks import bad_seed
-from runtime.sampling.minibatch import Block, Dialect, MiniBatch
+from runtime.sampling.minibatch import Block, Dialect, MiniBatch, Request, make_batch
+from runtime.sampling.relabel import Table, find_bad_seed
 
 NOTHING = np.empty(0, dtype=np.int64)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Request:
-    """What the caller says about one batch."""
-
-    seeds: NDArray[np.int64]
-    epoch: int
-    step: int
-    input_id: NDArray[np.int64] | None = None
-    global_num_seeds: int | None = None
 
 
 def join_seeds(requests: Sequence[Request]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -45,7 +33,7 @@ def stack_seeds(
     """
     nodes, ends = join_seeds(requests)
     table.reserve(int(np.diff(ends).max()))
-    bad = find_bad_seed(nodes, ends, num_nodes, table.entries, table.shift, table.stamp)
+    bad = find_bad_seed(table.arrays(), nodes, ends, num_nodes)
     if bad >= 0:
         batch = int(np.searchsorted(ends, bad, side="right")) - 1
         raise bad_seed(requests[batch].seeds, int(bad - ends[batch]), num_nodes)
@@ -82,30 +70,5 @@ def unstack(layers: Sequence[StackedBlocks], requests: Sequence[Request]) -> lis
             )
         edges_drawn = [ends[b + 1] - ends[b] for _, _, ends, _ in reversed(hops)]
         n_id = nodes[node_ends[b] : node_ends[b + 1]]
-        batches.append(as_batch(request, blocks, n_id, edges_drawn, Dialect.EVERY_HOP))
+        batches.append(make_batch(request, blocks, n_id, edges_drawn, Dialect.EVERY_HOP))
     return batches
-
-
-def as_batch(
-    request: Request,
-    blocks: list[Block],
-    n_id: NDArray[np.int64],
-    edges_drawn: list[int],
-    dialect: Dialect,
-) -> MiniBatch:
-    """A batch from its blocks, outermost first, and the edges drawn per hop."""
-    num_seeds = int(request.seeds.shape[0])
-    total, input_id = request.global_num_seeds, request.input_id
-    fresh = [block.num_src - block.num_dst for block in reversed(blocks)]
-    return MiniBatch(
-        blocks=blocks,
-        n_id=n_id,
-        seeds=request.seeds,
-        input_id=np.arange(num_seeds, dtype=np.int64) if input_id is None else input_id,
-        dialect=dialect,
-        num_sampled_nodes=[num_seeds, *fresh],
-        num_sampled_edges=edges_drawn,
-        global_num_seeds=num_seeds if total is None else total,
-        epoch=request.epoch,
-        step=request.step,
-    )

@@ -1,29 +1,35 @@
-"""Choosing a hop's edges from the candidates' words and probabilities, and weighting them.
+"""LABOR chooses a hop: candidates, their probabilities, and the edges drawn (formulas 5.3).
 
-`chances` receives pi_ts of every chosen edge. Three rules give pi_ts: k/d (LABOR-0 without weights,
-compared in integers like the scan), c_s A_ts (LABOR-0 with weights), c_s p_t (after passes).
+Every vertex that a row of the hop may draw is a candidate, with one random number and one
+probability p_t. Vertices known before the hop come first, candidates or not, so that new ones are
+told apart by their number.
 
-The candidates of a hop: every vertex that a row of the hop may draw, numbered once.
+pi_ts = min(1, c_s p_ts). A pass raises p_t to p_t max_s c_s and solves every row's c_s anew, so
+that sum_t A^2 / pi_ts keeps its target, that of neighbour sampling with the row's fan-out. LABOR-*
+passes until the expected number of new vertices gains less than a tolerance.
 
-What LABOR-i needs beyond a scan: one random number and one probability per candidate, and for every
-edge of the hop the number of its candidate. Vertices known before the hop come first, whether they
-are candidates or not, so that new ones are told apart by their number.
+Three rules give pi_ts: k/d (LABOR-0 without weights, compared in integers like the scan), c_s A_ts
+(LABOR-0 with weights), c_s p_t (after passes).
 """
 
-from typing import no_type_check
+from typing import NamedTuple, no_type_check
 
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.sampling.choose.labor_scan import read_chosen
-from runtime.sampling.choose.poisson import offer, share_word, unit
+from runtime.sampling.checks import read_only
+from runtime.sampling.choose.poisson import (
+    offer,
+    row_scale,
+    row_scale_weighted,
+    share_word,
+    unit,
+)
 from runtime.sampling.compiled import inlined_kernel, kernel
 from runtime.sampling.dependent import HopStreams, words_kernel
-from runtime.sampling.neighbor import CHUNK
-from runtime.sampling.placed_indices import prefetch_read, prefetch_write
-from runtime.sampling.relabel import add_seeds, relabel_dense, relabel_hashed
-from runtime.sampling.rng import ODD
-from runtime.sampling.workspace import EDGES_NEEDED, NODES_NEEDED, ROWS_NEEDED, SPARE, Workspace
+from runtime.sampling.placed_indices import prefetch_read
+from runtime.sampling.relabel import add_seeds, relabel_values
+from runtime.sampling.workspace import SPARE, Workspace
 
 AHEAD = 16
 """Rows between asking for a row's bounds and reading them."""
@@ -31,64 +37,88 @@ UNIFORM, PER_EDGE, PER_VERTEX = 0, 1, 2
 """The three rules."""
 
 
+class CandidateRows(NamedTuple):
+    """The rows of a hop, and the numbers by which their edges are chosen."""
+
+    indptr: NDArray[np.integer]
+    edge_weight: NDArray[np.floating]
+    """Empty: all 1."""
+    row_ptr: NDArray[np.int64]
+    """Where each row's edges begin in `numbers`, as `scale` from the hop's first row on."""
+    numbers: NDArray[np.int32]
+    """The candidate of every edge."""
+    words: NDArray[np.uint64]
+    """One random word per candidate."""
+    pi: NDArray[np.float64]
+    """p_t of each candidate."""
+    scale: NDArray[np.float64]
+    """c_s of each row."""
+    found: NDArray[np.float64]
+    """Scratch of the longest row: pi_ts of its edges."""
+    rule: int
+    fanout: int
+    exact: bool
+    """Exactly `fanout` edges of a row, rather than so many on average."""
+
+
+class ChosenEdges(NamedTuple):
+    """What is chosen, edge by edge from the batch's first on."""
+
+    row_ptr: NDArray[np.int64]
+    positions: NDArray[np.int64]
+    chances: NDArray[np.float64]
+    """pi_ts."""
+
+
 @inlined_kernel
 @no_type_check
-def _chance(rule, edge_weight, place, scale, pi, t, everything, share):
-    """pi_ts of an edge, at most 1; 0 where its weight is 0."""
-    weight = np.float64(edge_weight[place]) if edge_weight.shape[0] > 0 else 1.0
-    if weight == 0.0:
-        return 0.0
-    if everything:
-        return 1.0
-    if rule == UNIFORM:
-        return share
-    return min(1.0, scale * (weight if rule == PER_EDGE else pi[t]))
+def _fill_chances(rule, edge_weight, start, numbers, pi, scale, everything, share, found):
+    """pi_ts of a row's edges, at most 1; 0 where the weight is 0."""
+    for i in range(numbers.shape[0]):
+        weight = np.float64(edge_weight[start + i]) if edge_weight.shape[0] > 0 else 1.0
+        if weight == 0.0:
+            found[i] = 0.0
+        elif everything:
+            found[i] = 1.0
+        elif rule == UNIFORM:
+            found[i] = share
+        else:
+            found[i] = min(1.0, scale * (weight if rule == PER_EDGE else pi[numbers[i]]))
 
 
 @kernel
 @no_type_check
-def _row_below(
-    start, degree, begin, numbers, words, pi, edge_weight, rule, scale, everything, share,
-    threshold, positions, chances, edge,
-):  # fmt: skip
-    """Poisson: the edges of a row whose number is below their chance; return the edge end."""
-    for i in range(degree):
-        t = numbers[begin + i]
-        chance = _chance(rule, edge_weight, start + i, scale, pi, t, everything, share)
-        if rule == UNIFORM and not everything:
-            keep = words[t] < threshold and chance > 0
-        else:
-            keep = unit(words[t]) < chance
-        if keep:
-            positions[edge], chances[edge] = start + i, chance
+def _take_below(numbers, words, found, threshold, start, positions, chances, edge):
+    """Poisson: the edges of a row whose number is below their chance; return the edge end.
+
+    With a threshold words are compared with it instead, where the chance is positive.
+    """
+    for i in range(numbers.shape[0]):
+        word = words[numbers[i]]
+        by_word = word < threshold and found[i] > 0
+        if by_word or (threshold == 0 and unit(word) < found[i]):
+            positions[edge], chances[edge] = start + i, found[i]
             edge += 1
     return edge
 
 
 @kernel
 @no_type_check
-def _row_smallest(
-    start, degree, begin, numbers, words, pi, edge_weight, rule, scale, share, keys, places,
-    positions, chances, edge,
-):  # fmt: skip
+def _take_smallest(numbers, words, found, keys, places, start, positions, chances, edge):
     """Order sampling: the len(keys) edges with the smallest r_t / pi_ts; return the edge end.
 
     Only edges of positive chance are candidates; without weights and passes the words are keys.
     """
     count = 0
-    for i in range(degree):
-        t = numbers[begin + i]
-        chance = _chance(rule, edge_weight, start + i, scale, pi, t, False, share)
-        if chance > 0:
-            key = np.float64(words[t] >> np.uint64(11)) / chance
+    for i in range(numbers.shape[0]):
+        if found[i] > 0:
+            key = np.float64(words[numbers[i]] >> np.uint64(11)) / found[i]
             count = offer(keys, places, count, key, i)
-    for i in range(degree):
-        t = numbers[begin + i]
-        chance = _chance(rule, edge_weight, start + i, scale, pi, t, False, share)
-        if chance > 0:
-            key = np.float64(words[t] >> np.uint64(11)) / chance
+    for i in range(numbers.shape[0]):
+        if found[i] > 0:
+            key = np.float64(words[numbers[i]] >> np.uint64(11)) / found[i]
             if key < keys[0] or (key == keys[0] and i <= places[0]):
-                positions[edge], chances[edge] = start + i, chance
+                positions[edge], chances[edge] = start + i, found[i]
                 edge += 1
     return edge
 
@@ -107,15 +137,13 @@ def _positive(edge_weight, start, degree):
 
 @kernel
 @no_type_check
-def choose_rows(
-    indptr, indices, node_ids, first, i, last, row_ptr, numbers, words, pi, scale, edge_weight,
-    rule, fanout, exact, out_ptr, row, positions, values, chances, edge,
-):  # fmt: skip
-    """Choose the edges of the rows of nodes i .. last-1 while `positions` has room.
+def choose_by_number(rows, node_ids, first, i, last, out, row, edge):
+    """Choose the edges of nodes i .. last-1, of a hop from node `first` on, while there is room.
 
-    `row_ptr` and `scale` are indexed from node `first` on. Returns the first node whose row is left
-    and the edge end; fills out_ptr after each row, positions, values and chances.
+    Return the first node whose row is left and the edge end; `row` is the row of node i.
     """
+    indptr, edge_weight, row_ptr, all_numbers, words, pi, scale, scratch, rule, fanout, exact = rows
+    out_ptr, positions, chances = out
     keys = np.empty(max(fanout, 0), dtype=np.float64)
     places = np.empty(max(fanout, 0), dtype=np.int64)
     while i < last:
@@ -125,19 +153,17 @@ def choose_rows(
             break
         everything = fanout < 0 or _positive(edge_weight, start, degree) <= fanout
         share = 1.0 if everything else fanout / degree
-        begin, c = row_ptr[i - first], scale[i - first]
+        begin, c, found = row_ptr[i - first], scale[i - first], scratch[:degree]
+        numbers = all_numbers[begin : begin + degree]
+        _fill_chances(rule, edge_weight, start, numbers, pi, c, everything, share, found)
         if exact and not everything:
-            edge = _row_smallest(
-                start, degree, begin, numbers, words, pi, edge_weight, rule, c, share, keys,
-                places, positions, chances, edge,
-            )  # fmt: skip
+            edge = _take_smallest(
+                numbers, words, found, keys, places, start, positions, chances, edge
+            )
         else:
-            threshold = np.uint64(0) if everything else share_word(fanout, degree)
-            edge = _row_below(
-                start, degree, begin, numbers, words, pi, edge_weight, rule, c, everything, share,
-                threshold, positions, chances, edge,
-            )  # fmt: skip
-        read_chosen(indices, positions, values, out_ptr[row], edge)
+            by_word = rule == UNIFORM and not everything
+            threshold = share_word(fanout, degree) if by_word else np.uint64(0)
+            edge = _take_below(numbers, words, found, threshold, start, positions, chances, edge)
         i += 1
         row += 1
         out_ptr[row] = edge
@@ -184,9 +210,6 @@ def weigh_rows(
                 out[e - before] = out[e - before] / chosen
 
 
-_AHEAD = 16
-
-
 @kernel
 @no_type_check
 def _count_edges(indptr, node_ids, first, last, row_ptr):
@@ -194,7 +217,7 @@ def _count_edges(indptr, node_ids, first, last, row_ptr):
     largest = 0
     row_ptr[0] = 0
     for i in range(first, last):
-        prefetch_read(indptr, node_ids[min(i + _AHEAD, last - 1)])
+        prefetch_read(indptr, node_ids[min(i + AHEAD, last - 1)])
         degree = indptr[node_ids[i] + 1] - indptr[node_ids[i]]
         row_ptr[i - first + 1] = row_ptr[i - first] + degree
         largest = max(largest, degree)
@@ -210,38 +233,6 @@ def _copy_rows(indptr, indices, node_ids, first, last, values):
         for place in range(indptr[node_ids[i]], indptr[node_ids[i] + 1]):
             values[end] = indices[place]
             end += 1
-
-
-@inlined_kernel
-@no_type_check
-def _ask(values, begin, end, table, shift):
-    """Ask for the table entries of some values."""
-    for e in range(begin, end):
-        node = np.uint64(values[e])
-        slot = node if shift == 0 else (node * ODD) >> np.uint64(shift)
-        prefetch_write(table, np.int64(slot))
-
-
-@kernel
-@no_type_check
-def relabel_values(values, numbers, begin, end, node_ids, known, table, shift, base):
-    """Local ids of values[begin:end]; new ones are added. Returns the number of nodes then.
-
-    While a chunk is looked up, the entries of the next one are on their way.
-    """
-    known = np.uint64(known)
-    _ask(values, begin, min(begin + CHUNK, end), table, shift)
-    while begin < end:
-        stop = min(begin + CHUNK, end)
-        _ask(values, stop, min(stop + CHUNK, end), table, shift)
-        if shift == 0:
-            known = relabel_dense(values, numbers, begin, stop, node_ids, known, table, base)
-        else:
-            known = relabel_hashed(
-                values, numbers, begin, stop, node_ids, known, table, shift, base
-            )
-        begin = stop
-    return np.int64(known)
 
 
 class Candidates:
@@ -297,30 +288,26 @@ class Candidates:
         """
         space = self._space
         space.begin(last)
-        space.state[ROWS_NEEDED] = last - first + 1
-        space.grow(0)
+        space.reserve(0, last - first, 0, last)
         largest = _count_edges(indptr, nodes, first, last, space.row_ptr)
         edges = int(space.row_ptr[last - first])
-        space.state[EDGES_NEEDED] = edges + SPARE
-        space.state[NODES_NEEDED] = min(last + edges, space.num_nodes) + SPARE
-        space.grow(0)
-        base = np.uint64(space.base)
-        add_seeds(nodes[:last], space.num_nodes, space.node_ids, space.table, space.shift, base)
+        space.reserve(0, last - first, edges, min(last + edges, space.num_nodes))
+        table = space.table.arrays()
+        add_seeds(table, space.node_ids, nodes[:last], space.num_nodes)
         self.num_known = last
         _copy_rows(indptr, indices, nodes, first, last, space.values)
         self.count = relabel_values(
-            space.values, space.local, 0, edges, space.node_ids, last, space.table, space.shift,
-            base,
-        )  # fmt: skip
+            table, space.values, space.local, 0, edges, space.node_ids, last
+        )
         space.node_ends[1] = self.count
         space.finish()
-        self._reserve(last - first, largest)
+        self._make_room(last - first, largest)
         words_kernel(
             streams.first[hop], streams.second[hop], streams.cosine, streams.sine,
             space.node_ids, self.count, self.words,
         )  # fmt: skip
 
-    def _reserve(self, rows: int, largest: int) -> None:
+    def _make_room(self, rows: int, largest: int) -> None:
         if self.words.shape[0] < self.count:
             size = self.count + self.count // 4
             self.words = np.empty(size, dtype=np.uint64)
@@ -329,3 +316,132 @@ class Candidates:
             self.scale = np.empty(rows + rows // 4, dtype=np.float64)
         if self.row.shape[1] < largest:
             self.row = np.empty((2, largest), dtype=np.float64)
+
+
+MAX_PASSES = 100
+"""LABOR-* stops here even where it still gains; about ten passes are usual."""
+
+
+@kernel
+@no_type_check
+def _solve_rows(row_ptr, num_rows, numbers, fanout, inverse, scratch, scale):
+    """Every row's c_s without weights; rows of at most `fanout` edges get all pi = 1."""
+    for row in range(num_rows):
+        begin, degree = row_ptr[row], row_ptr[row + 1] - row_ptr[row]
+        largest = 0.0
+        for i in range(degree):
+            scratch[i] = inverse[numbers[begin + i]]
+            largest = max(largest, scratch[i])
+        if fanout < 0 or degree <= fanout:
+            scale[row] = largest
+        else:
+            scale[row] = row_scale(scratch, degree, degree * (degree / fanout))
+
+
+@kernel
+@no_type_check
+def _solve_rows_weighted(
+    row_ptr, num_rows, numbers, fanout, inverse, per_edge, starts, edge_weight, scratch, scale
+):
+    """`_solve_rows` with weights; p_ts is A_ts itself where `per_edge`, 1 / inverse otherwise."""
+    for row in range(num_rows):
+        begin, start = row_ptr[row], starts[row]
+        count, total, largest = 0, 0.0, 0.0
+        for i in range(row_ptr[row + 1] - begin):
+            weight = np.float64(edge_weight[start + i])
+            if weight > 0:
+                one = 1.0 / weight if per_edge else inverse[numbers[begin + i]]
+                scratch[0, count], scratch[1, count] = one, weight * weight
+                total += weight
+                largest = max(largest, one)
+                count += 1
+        if fanout < 0 or count <= fanout:
+            scale[row] = largest
+        else:
+            excess = total * total * (1.0 / fanout - 1.0 / count)
+            scale[row] = row_scale_weighted(scratch[0], scratch[1], count, excess)
+
+
+@kernel
+@no_type_check
+def _highest_scale(row_ptr, num_rows, numbers, scale, weighted, per_edge, starts, edge_weight, top):
+    """top_t = max over the rows s of t of c_s (of c_s A_ts where `per_edge`)."""
+    for row in range(num_rows):
+        for e in range(row_ptr[row], row_ptr[row + 1]):
+            value = scale[row]
+            if weighted:
+                weight = np.float64(edge_weight[starts[row] + e - row_ptr[row]])
+                value = value * weight if per_edge else value * (weight > 0)
+            t = numbers[e]
+            top[t] = max(top[t], value)
+
+
+@kernel
+@no_type_check
+def _expected_new(top, pi, known, count):
+    """Expected vertices that the hop adds: sum of min(1, p_t max_s c_s) over new candidates."""
+    total = 0.0
+    for t in range(known, count):
+        total += min(1.0, pi[t] * top[t])
+    return total
+
+
+class LaborSolver:
+    """Runs the passes of one hop over its candidates.
+
+    Args:
+        variant: Number of passes, or "star" for as many as gain something.
+        tolerance: Relative gain in expected new vertices below which LABOR-* stops.
+        edge_weight: float array [E] or None.
+    """
+
+    def __init__(
+        self, variant: int | str, tolerance: float, edge_weight: NDArray[np.floating] | None
+    ) -> None:
+        self._passes = MAX_PASSES if variant == "star" else int(variant)
+        self._star = variant == "star"
+        self._tolerance = tolerance
+        self._weighted = edge_weight is not None
+        no_weight = read_only(np.zeros(0, dtype=np.float32))
+        self._weight = no_weight if edge_weight is None else edge_weight
+
+    def solve(
+        self, candidates: Candidates, starts: NDArray[np.integer], fanout: int
+    ) -> tuple[float, int]:
+        """Fill `scale` and, after at least one pass, `pi`; rows begin at `starts` in the graph.
+
+        Returns:
+            The expected number of new vertices, and the passes made.
+        """
+        c = candidates
+        c.pi[: c.count] = 1.0
+        c.inverse[: c.count] = 1.0
+        self._rows(c, starts, fanout, 0)
+        expected = self._expect(c, starts, 0)
+        for turn in range(1, self._passes + 1):
+            c.pi[: c.count] *= c.top[: c.count]
+            with np.errstate(divide="ignore"):
+                np.divide(1.0, c.pi[: c.count], out=c.inverse[: c.count])
+            self._rows(c, starts, fanout, turn)
+            before, expected = expected, self._expect(c, starts, turn)
+            if self._star and before - expected <= self._tolerance * before:
+                return expected, turn
+        return expected, self._passes
+
+    def _rows(self, c: Candidates, starts: NDArray[np.integer], fanout: int, turn: int) -> None:
+        rows = starts.shape[0]
+        if self._weighted:
+            _solve_rows_weighted(
+                c.row_ptr, rows, c.numbers, fanout, c.inverse, turn == 0, starts, self._weight,
+                c.row, c.scale,
+            )  # fmt: skip
+        else:
+            _solve_rows(c.row_ptr, rows, c.numbers, fanout, c.inverse, c.row[0], c.scale)
+
+    def _expect(self, c: Candidates, starts: NDArray[np.integer], turn: int) -> float:
+        c.top[: c.count] = 0.0
+        _highest_scale(
+            c.row_ptr, starts.shape[0], c.numbers, c.scale, self._weighted, turn == 0, starts,
+            self._weight, c.top,
+        )  # fmt: skip
+        return _expected_new(c.top, c.pi, c.num_known, c.count)

@@ -165,14 +165,6 @@ def keep_all(start, stop, positions, edge):
 
 @kernel
 @no_type_check
-def read_chosen(indices, positions, values, begin, end):
-    """The neighbours at positions[begin:end]."""
-    for e in range(begin, end):
-        values[e] = indices[positions[e]]
-
-
-@kernel
-@no_type_check
 def _keep_smallest(indices, stream, positions, edge, end, keys, places):
     """Of positions[edge:end] the len(keys) with the smallest words, in order; the edge end."""
     count = 0
@@ -206,12 +198,12 @@ def _keep_exactly(indices, start, stop, stream, positions, edge, keys, places):
 @kernel
 @no_type_check
 def scan_rows(
-    indptr, indices, stream, fanout, exact, node_ids, i, last, row, edge, row_ptr, positions, values
+    indptr, indices, stream, fanout, exact, node_ids, i, last, row, edge, row_ptr, positions
 ):
     """Choose the edges of the rows of nodes i .. last-1 while `positions` has room.
 
     Returns the first node whose row is left (last, when all is done) and the edge end; fills
-    row_ptr after each row, positions, and the neighbours themselves in values.
+    row_ptr after each row, and positions.
     """
     keys = np.empty(max(fanout, 0), dtype=np.uint64)
     places = np.empty(max(fanout, 0), dtype=np.int64)
@@ -230,7 +222,6 @@ def scan_rows(
         else:
             threshold = share_word(fanout, stop - start)
             edge = _keep_below(indices, start, stop, stream, threshold, positions, edge)
-        read_chosen(indices, positions, values, row_ptr[row], edge)
         i += 1
         row += 1
         row_ptr[row] = edge

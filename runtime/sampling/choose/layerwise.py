@@ -28,40 +28,13 @@ from runtime.errors import SamplerError
 from runtime.sampling.bulk.its import by_column, exponential, its_rows, smallest, uniform
 from runtime.sampling.bulk.memory import Ledger
 from runtime.sampling.bulk.product import SparseRows, normalise, sum_product
-from runtime.sampling.bulk.table import Table
 from runtime.sampling.checks import float32_weight
+from runtime.sampling.choose.poisson import water_level
 from runtime.sampling.compiled import kernel
 from runtime.sampling.dependent import word_kernel
+from runtime.sampling.relabel import Table
 from runtime.sampling.statistics import Estimator
 from runtime.sampling.weighted import Boost
-
-
-@kernel
-@no_type_check
-def water_level(values, size):
-    """The c with sum of min(1, c * values) = size; infinite where size reaches the positive ones.
-
-    Each pass spreads what the entries at 1 leave over the others. Entries reach 1 once, so there
-    are at most as many passes as entries, in practice a few. Where an entry is at 1 but for
-    rounding, a level may come out a hair below the one before: that is the end, too.
-    """
-    saturated, positive = -1, 0
-    for value in values:
-        positive += value > 0
-    if size >= positive:
-        return np.inf
-    level = 0.0
-    while True:
-        count, rest = 0, 0.0
-        for value in values:
-            if value * level >= 1.0:
-                count += 1
-            else:
-                rest += value
-        if count <= saturated or count >= size:
-            return level
-        saturated = count
-        level = (size - count) / rest
 
 
 @kernel

@@ -124,3 +124,32 @@ def row_scale_weighted(inverse, squares, count, excess):
             return scale
         saturated = below
         scale = rest / free
+
+
+@inlined_kernel
+@no_type_check
+def water_level(values, size):
+    """The c with sum of min(1, c * values) = size; infinite where size reaches the positive ones.
+
+    Each pass spreads what the entries at 1 leave over the others. Entries reach 1 once, so there
+    are at most as many passes as entries, in practice a few. Where an entry is at 1 but for
+    rounding, a level may come out a hair below the one before: that is the end, too.
+    """
+    saturated, positive, total = 0, 0, 0.0
+    for value in values:
+        positive += value > 0
+        total += value
+    if size >= positive:
+        return np.inf
+    level = size / total
+    while True:
+        count, rest = 0, 0.0
+        for value in values:
+            if value * level >= 1.0:
+                count += 1
+            else:
+                rest += value
+        if count <= saturated or count >= size:
+            return level
+        saturated = count
+        level = (size - count) / rest

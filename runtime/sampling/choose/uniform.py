@@ -1,21 +1,28 @@
-"""Choosing the edges of a row: Floyd's method on counter-based draws, as tests/reference has it.
+"""Choosing edges uniformly: Floyd's method on counter-based draws, as tests/reference has it.
 
 A chosen edge is a position in the graph's `indices`; its cache line is asked for at once.
 
-Choosing the edges of many rows side by side, in the processor's vector lanes.
-
-The draws and choices are those of `choose` (Floyd's method as tests/reference has it), worked out
-for up to `MAX_ROWS` rows at once: draw j of every row, then whether any row has taken it before,
-then draw j + 1. Inside a loop over rows nothing depends on the row before, so the compiler uses
-vector instructions, and no branch waits for a collision that no predictor guesses.
+Narrow fan-outs are worked out for up to `MAX_ROWS` rows at once, in the processor's vector lanes:
+draw j of every row, then whether any row has taken it before, then draw j + 1. Inside a loop over
+rows nothing depends on the row before, so the compiler uses vector instructions, and no branch
+waits for a collision that no predictor guesses.
 """
 
-from typing import no_type_check
+from typing import NamedTuple, no_type_check
 
 import numpy as np
+from numpy.typing import NDArray
 
-from runtime.sampling.compiled import inlined_kernel, kernel
+from runtime.sampling.compiled import form_for, inlined_kernel, kernel
+from runtime.sampling.frontier import (
+    bound_edges,
+    choose_rows,
+    expand_chunks,
+    expand_hop,
+    rows_per_node,
+)
 from runtime.sampling.placed_indices import prefetch_read
+from runtime.sampling.relabel import gather, relabel_range
 from runtime.sampling.rng import GOLDEN, bounded_kernel, key_kernel, mix_kernel, value_kernel
 
 AHEAD = 24
@@ -79,44 +86,58 @@ def _choose_wide(indices, key, start, degree, fanout, positions, edge):
         prefetch_read(indices, start + offset)
 
 
-@kernel
+@inlined_kernel
 @no_type_check
-def choose_rows(
-    indptr, indices, stream, fanout, node_ids, i, last, row, edge, enough, row_ptr, positions
-):
-    """Choose the edges of rows of nodes i .. last-1 until there are `enough`.
-
-    Returns the first node whose row is left, and the edge end. `row` is the row of node i; fills
-    row_ptr after each row, and positions.
-    """
-    while i < last and edge < enough:
-        prefetch_read(indptr, node_ids[i + AHEAD])
-        node = np.uint64(node_ids[i])
-        start = indptr[node]
-        degree = indptr[node + _ONE] - start
-        to = np.uint64(edge)
-        if 0 < fanout < degree:
-            key = key_kernel(stream, node)
-            if fanout <= MAX_WORD:
-                _choose_some(indices, key, start, degree, fanout, positions, to)
-            else:
-                _choose_wide(indices, key, start, degree, fanout, positions, to)
-            edge += fanout
+def choose_row(indptr, indices, stream, fanout, node, positions, edge):
+    """Choose the edges of one row; return the edge end."""
+    start = indptr[node]
+    degree = indptr[node + _ONE] - start
+    to = np.uint64(edge)
+    if 0 < fanout < degree:
+        key = key_kernel(stream, node)
+        if fanout <= MAX_WORD:
+            _choose_some(indices, key, start, degree, fanout, positions, to)
         else:
-            for offset in range(degree):
-                positions[to + np.uint64(offset)] = start + offset
-            for offset in range(0, degree, 16):
-                prefetch_read(indices, start + offset)
-            edge += degree
-        i += 1
-        row += 1
-        row_ptr[row] = edge
-    return i, edge
+            _choose_wide(indices, key, start, degree, fanout, positions, to)
+        return edge + fanout
+    take_row(indices, start, degree, positions, to)
+    return edge + degree
+
+
+@inlined_kernel
+@no_type_check
+def take_row(indices, start, degree, positions, edge):
+    """Choose all edges of a row."""
+    for offset in range(degree):
+        positions[edge + np.uint64(offset)] = start + offset
+    for offset in range(0, degree, 16):
+        prefetch_read(indices, start + offset)
+
+
+class UniformRows(NamedTuple):
+    """A graph whose rows choose alike, uniformly and without replacement."""
+
+    indptr: NDArray[np.integer]
+    indices: NDArray[np.integer]
+    fanouts: NDArray[np.int64]
+    """Per hop; -1 takes all."""
+
+
+@form_for(rows_per_node, UniformRows)
+@no_type_check
+def _rows_per_node(rows):
+    return 1
+
+
+@form_for(bound_edges, UniformRows)
+@no_type_check
+def _bound_edges(rows, hop, node_ids, first, last):
+    return bound_row_edges(rows.indptr, rows.fanouts[hop], node_ids, first, last)
 
 
 @kernel
 @no_type_check
-def edge_bound(indptr, fanout, node_ids, first, last):
+def bound_row_edges(indptr, fanout, node_ids, first, last):
     """At least the number of edges that nodes first .. last-1 choose, exact for fan-out -1."""
     if fanout > 0:
         return (last - first) * fanout
@@ -125,6 +146,20 @@ def edge_bound(indptr, fanout, node_ids, first, last):
         prefetch_read(indptr, node_ids[i + AHEAD])
         total += indptr[node_ids[i] + 1] - indptr[node_ids[i]]
     return total
+
+
+@form_for(choose_rows, UniformRows)
+@no_type_check
+def _choose_rows(rows, hop, stream, node_ids, i, last, row, edge, enough, row_ptr, positions):
+    indptr, indices, fanout = rows.indptr, rows.indices, rows.fanouts[hop]
+    while i < last and edge < enough:
+        prefetch_read(indptr, node_ids[i + AHEAD])
+        node = np.uint64(node_ids[i])
+        edge = choose_row(indptr, indices, stream, fanout, node, positions, edge)
+        i += 1
+        row += 1
+        row_ptr[row] = edge
+    return i, edge
 
 
 MAX_FANOUT = 64
@@ -151,11 +186,11 @@ def rows_per_call(fanout):
 def make_lanes():
     """Scratch of vector lanes: keys, degrees, starts and ends of rows, draws, collisions."""
     return (
-        np.zeros(MAX_ROWS, np.uint64),
-        np.ones(MAX_ROWS, np.uint64),
-        np.zeros((2, MAX_ROWS), np.int64),
-        np.zeros(MAX_EDGES, np.uint32),
-        np.zeros(MAX_ROWS, np.uint32),
+        np.empty(MAX_ROWS, np.uint64),
+        np.empty(MAX_ROWS, np.uint64),
+        np.empty((2, MAX_ROWS), np.int64),
+        np.empty(MAX_EDGES, np.uint32),
+        np.empty(MAX_ROWS, np.uint32),
     )
 
 
@@ -212,16 +247,10 @@ def choose_lanes(
             many += 1
             edge += fanout
         elif degree > fanout:
-            choose_rows(
-                indptr, indices, stream, fanout, node_ids, node_at, node_at + 1, row, to, to + 1,
-                row_ptr, positions,
-            )  # fmt: skip
+            choose_row(indptr, indices, stream, fanout, node, positions, to)
             edge += fanout
         else:
-            for offset in range(degree):
-                positions[np.uint64(to + offset)] = start + offset
-            for offset in range(0, degree, 16):
-                prefetch_read(indices, start + offset)
+            take_row(indices, start, degree, positions, np.uint64(to))
             edge += degree
         row += 1
         row_ptr[row] = edge
@@ -236,3 +265,49 @@ def choose_lanes(
             to += _LANES_ONE
             at += step
     return min(last, i + stride), edge
+
+
+@form_for(expand_hop, UniformRows)
+@no_type_check
+def _expand_hop(rows, hop, stream, w, first, last, row, edge, keep_positions):
+    if 0 < rows.fanouts[hop] <= MAX_FANOUT:
+        return _expand_lanes(rows, hop, stream, w, first, last, row, edge, keep_positions)
+    return expand_chunks(rows, hop, stream, w, first, last, row, edge, keep_positions)
+
+
+@kernel
+@no_type_check
+def _expand_lanes(rows, hop, stream, w, first, last, row, edge, keep_positions):
+    """`expand_chunks` for narrow fan-outs.
+
+    What one stage leaves for the next lies in two chunks of scratch used in turns, so that it stays
+    in the first-level cache.
+    """
+    indptr, indices, fanout = rows.indptr, rows.indices, rows.fanouts[hop]
+    lanes = make_lanes()
+    both_positions = np.empty((2, MAX_EDGES), np.int64)
+    both_values = np.empty((2, MAX_EDGES), indices.dtype)
+    w.row_ptr[row] = edge
+    known = np.uint64(last)
+    i = first
+    turn = 0
+    # Edges [relabelled, gathered) wait for relabelling, [gathered, edge) for gathering.
+    relabelled = gathered = edge
+    while relabelled < edge or i < last:
+        begin, chosen, waiting = edge, both_positions[turn], both_positions[1 - turn]
+        if i < last:
+            stop, edge = choose_lanes(
+                indptr, indices, stream, fanout, w.node_ids, i, last, row, edge, w.row_ptr, chosen,
+                lanes,
+            )  # fmt: skip
+            row += stop - i
+            i = stop
+        if keep_positions:
+            w.positions[begin:edge] = chosen[: edge - begin]
+        read, ready = both_values[turn], both_values[1 - turn]
+        gather(w.table, indices, waiting, read, 0, begin - gathered)
+        local = w.local[relabelled:]
+        known = relabel_range(w.table, ready, local, 0, gathered - relabelled, w.node_ids, known)
+        relabelled, gathered = gathered, begin
+        turn = 1 - turn
+    return edge, np.int64(known)

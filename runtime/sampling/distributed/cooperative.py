@@ -21,11 +21,11 @@ from numpy.typing import NDArray
 from runtime.errors import SamplerError
 from runtime.plan.schema import Sampler
 from runtime.sampling.build import build_sampler
+from runtime.sampling.checks import bad_seed
 from runtime.sampling.distributed.exchange import RowExchange
 from runtime.sampling.distributed.frontier import Frontier, IdExchange
 from runtime.sampling.distributed.owner import Owners
 from runtime.sampling.minibatch import Block, Dialect, MiniBatch
-from runtime.sampling.neighbor import bad_seed
 from runtime.sampling.parameters import LAYERWISE, number, parameters_of
 
 

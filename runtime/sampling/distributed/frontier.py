@@ -13,11 +13,11 @@ import torch
 from numpy.typing import NDArray
 
 from runtime.errors import PlanError
-from runtime.sampling.choose.labor import relabel_values
+from runtime.sampling.checks import RELABEL_BUDGET_BYTES
 from runtime.sampling.distributed.exchange import RowExchange
 from runtime.sampling.distributed.owner import Owners, deal
-from runtime.sampling.neighbor import RELABEL_BUDGET_BYTES
-from runtime.sampling.workspace import EDGES_NEEDED, NODES_NEEDED, ROWS_NEEDED, SPARE, Workspace
+from runtime.sampling.relabel import relabel_values
+from runtime.sampling.workspace import Workspace
 
 _NO_IDS = np.zeros(0, dtype=np.int64)
 
@@ -56,15 +56,11 @@ class Numbering:
         """The number of each id, new ones being the next; ids may repeat."""
         space, more = self._space, ids.shape[0]
         space.node_ends[0] = self.count
-        space.state[ROWS_NEEDED] = 1
-        space.state[EDGES_NEEDED] = more + SPARE
-        space.state[NODES_NEEDED] = min(self.count + more, self._num_nodes) + SPARE
-        space.grow(0)
+        space.reserve(0, 0, more, min(self.count + more, self._num_nodes))
         space.values[:more] = ids
         self.count = relabel_values(
-            space.values, space.local, 0, more, space.node_ids, self.count, space.table,
-            space.shift, np.uint64(space.base),
-        )  # fmt: skip
+            space.table.arrays(), space.values, space.local, 0, more, space.node_ids, self.count
+        )
         return space.local[:more].astype(np.int64)
 
     def ids(self, first: int = 0) -> NDArray[np.int64]:

@@ -23,13 +23,14 @@ from runtime.sampling.bulk.memory import BulkBytes, Ledger, object_bytes
 from runtime.sampling.bulk.product import StackedBlocks, extract
 from runtime.sampling.bulk.sage import stream_words
 from runtime.sampling.bulk.stack import Request, forget_nodes, stack_seeds, unstack
-from runtime.sampling.bulk.table import Table
+from runtime.sampling.checks import RELABEL_BUDGET_BYTES
 from runtime.sampling.choose.layerwise import LayerGraph, Method, Numbers, one_row
 from runtime.sampling.distributed.grid_rows import Exchange, GridRows, Shard
 from runtime.sampling.distributed.grid_sage import Frontier, expand_layer, nest
 from runtime.sampling.layerwise import LayerStack, LayerwiseSampler, hop_numbers
 from runtime.sampling.minibatch import Dialect, MiniBatch
-from runtime.sampling.neighbor import RELABEL_BUDGET_BYTES, NeighborSampler
+from runtime.sampling.neighbor import NeighborSampler
+from runtime.sampling.relabel import Table
 
 Batches = tuple[NDArray[np.int64], NDArray[np.int64]]
 """Node ids, batch after batch, and the ends [k + 1]."""

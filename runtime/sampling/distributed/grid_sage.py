@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 
 from runtime.sampling.bulk.memory import Ledger
 from runtime.sampling.bulk.product import StackedBlocks
-from runtime.sampling.bulk.stack import Request, as_batch
-from runtime.sampling.bulk.table import Table, begin, find_or_add
-from runtime.sampling.choose.uniform import choose_rows
+from runtime.sampling.choose.uniform import UniformRows
 from runtime.sampling.compiled import kernel
-from runtime.sampling.minibatch import Block, Dialect, MiniBatch
+from runtime.sampling.frontier import choose_rows
+from runtime.sampling.minibatch import Block, Dialect, MiniBatch, Request, make_batch
 from runtime.sampling.placed_indices import prefetch_write
+from runtime.sampling.relabel import Table, begin_batch, find_or_add
 
 AHEAD = 16
 SPARE = 64
@@ -48,31 +48,32 @@ class Frontier:
 @kernel
 @no_type_check
 def _expand_layer(
-    indptr, indices, streams, fanout, nodes, ends, firsts, table, shift, stamp, ids, positions,
-    edge_bounds, out_nodes, out_ends, row_ptr, edge_ends, local, places,
+    rows, streams, nodes, ends, firsts, table, ids, positions, edge_bounds, out_nodes, out_ends,
+    row_ptr, edge_ends, local, places,
 ):  # fmt: skip
     """Expand one hop of every batch; `ids` and `positions` are scratch of one batch."""
+    entries, shift, stamp = table
+    indices = rows.indices
     row = 0
     out_ends[0] = edge_ends[0] = 0
     for b in range(ends.shape[0] - 1):
         last, first = ends[b + 1] - ends[b], firsts[b]
-        base = begin(table, stamp, last + edge_bounds[b])
+        base = begin_batch(table, last + edge_bounds[b])
         for i in range(last):
             ids[i] = nodes[ends[b] + i]
-            find_or_add(table, shift, base, ids, ids[i], np.uint64(i))
+            find_or_add(entries, shift, base, ids, ids[i], np.uint64(i))
         edge = edge_ends[b]
         _, count = choose_rows(
-            indptr, indices, streams[b], fanout, ids, first, last, 0, 0, ALL, row_ptr[row:],
-            positions,
-        )  # fmt: skip
+            rows, 0, streams[b], ids, first, last, 0, 0, ALL, row_ptr[row:], positions
+        )
         row_ptr[row] = 0
         known = np.uint64(last)
         for e in range(count):
             if shift == 0:
                 ahead = min(e + AHEAD, count - 1)
-                prefetch_write(table, np.int64(indices[positions[ahead]]))
+                prefetch_write(entries, np.int64(indices[positions[ahead]]))
             node = indices[positions[e]]
-            name = find_or_add(table, shift, base, ids, node, known)
+            name = find_or_add(entries, shift, base, ids, node, known)
             # No branch: whether a node is new is a coin flip that no predictor guesses.
             ids[known] = node
             local[edge + e] = name
@@ -135,8 +136,8 @@ def expand_layer(
     )
     assert out.e_id is not None
     _expand_layer(
-        indptr, indices, streams, fanout, frontier.nodes, ends, frontier.firsts, table.entries,
-        table.shift, table.stamp, ids, positions, edges, out.nodes, out.ends, out.row_ptr,
+        UniformRows(indptr, indices, np.array([fanout])), streams, frontier.nodes, ends,
+        frontier.firsts, table.arrays(), ids, positions, edges, out.nodes, out.ends, out.row_ptr,
         out.edge_ends, out.indices, out.e_id,
     )  # fmt: skip
     ledger.free_scratch()
@@ -175,5 +176,5 @@ def nest(layers: Sequence[StackedBlocks], requests: Sequence[Request]) -> list[M
         last = layers[-1]
         n_id = last.nodes[last.ends[b] : last.ends[b + 1]]
         drawn = np.diff(edges).tolist()
-        batches.append(as_batch(request, blocks, n_id, drawn, Dialect.FIRST_SEEN))
+        batches.append(make_batch(request, blocks, n_id, drawn, Dialect.FIRST_SEEN))
     return batches

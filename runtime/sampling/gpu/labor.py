@@ -5,7 +5,7 @@ out: one candidate number, word and probability per vertex, the passes of the fi
 over rows (`gpu.segments`), exactly-k by the k-th smallest key of a row. Weights are float32 of
 sums whose order differs from the CPU's, so they agree to float32's last place.
 
-The probabilities of LABOR-i and LABOR-* on a GPU, pass by pass as `labor_solve` makes them.
+The probabilities of LABOR-i and LABOR-* are made pass by pass as `choose.labor` makes them.
 
 Rows are solved by a kernel each (`segments_triton.row_scales`), the maximum over a vertex's rows by
 an atomic maximum, which does not depend on the order. LABOR-* waits once per pass, to see whether
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from runtime.sampling.checks import check_edge_weight
-from runtime.sampling.choose.labor_solve import MAX_PASSES
+from runtime.sampling.choose.labor import MAX_PASSES
 from runtime.sampling.dependent import Dependence, StreamPolicy
 from runtime.sampling.gpu.hops import AbstractDeviceHops, Drawn, HopDraws
 from runtime.sampling.gpu.neighbor import scan_rows

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from runtime.sampling.choose.labor import Candidates
-from runtime.sampling.choose.labor_solve import LaborSolver
+from runtime.sampling.choose.labor import Candidates, LaborSolver
 from runtime.sampling.choose.poisson import row_scale, row_scale_weighted
 from runtime.sampling.dependent import StreamPolicy
 from runtime.sampling.labor import Form, LaborSampler

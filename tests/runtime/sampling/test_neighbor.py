@@ -278,9 +278,9 @@ def test_table_entries_that_run_out_start_over_with_a_clean_table(budget: int) -
     seeds = np.arange(20, dtype=np.int64)
     first = as_bytes(sampler.sample(seeds, epoch=0, step=0))
     sampler.sample(seeds[::-1].copy(), epoch=0, step=0)
-    sampler._workspace().base = (1 << 32) - 250
+    sampler._workspace().table.stamp[0] = (1 << 32) - 250
     assert [as_bytes(sampler.sample(seeds, epoch=0, step=0)) for _ in range(5)] == [first] * 5
-    assert sampler._workspace().base < 1000
+    assert sampler._workspace().table.stamp[0] < 1000
 
 
 def test_hashed_table_stays_near_the_size_of_the_batch() -> None:

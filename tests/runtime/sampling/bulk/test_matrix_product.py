@@ -15,9 +15,9 @@ from runtime.sampling.bulk.product import (
     normalise,
     sum_product,
 )
-from runtime.sampling.bulk.table import Table
 from runtime.sampling.choose.layerwise import LayerGraph
 from runtime.sampling.layerwise import make_law
+from runtime.sampling.relabel import Table
 from runtime.sampling.statistics import Estimator
 from tests.reference.matrix import (
     adjacency,

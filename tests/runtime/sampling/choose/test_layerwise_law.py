@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from runtime.sampling.choose.layerwise import water_level
+from runtime.sampling.choose.poisson import water_level
 from runtime.sampling.layerwise import LayerwiseSampler
 from runtime.sampling.minibatch import Dialect, MiniBatch
 from runtime.sampling.neighbor import NeighborSampler

@@ -5,8 +5,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from runtime.sampling.choose.layerwise import water_level
-from runtime.sampling.choose.poisson import row_scale, row_scale_weighted
+from runtime.sampling.choose.poisson import row_scale, row_scale_weighted, water_level
 
 pytest.importorskip("triton")
 

@@ -1,0 +1,304 @@
+"""The hop loop: every sampler's batch grows from its seeds hop by hop: choose, gather, relabel.
+
+Rows that choose independently of each other are expanded by `expand_hops`, all hops of a batch in
+one call without the GIL. What it expands is a named tuple of arrays (`indptr`, `indices`, `fanouts`
+and more) whose type says how a row chooses: `choose.uniform`, `exclusion` and `typed` each compile
+their forms of the functions below into the loop.
+
+Samplers that need a hop as a whole before they choose run the same hops from Python
+(`HopwiseSampler`).
+"""
+
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any, no_type_check
+
+import numpy as np
+from numpy.typing import NDArray
+
+from runtime.sampling.checks import bad_seed, check_fanouts, check_graph, check_seeds, fits_densely
+from runtime.sampling.compiled import kernel
+from runtime.sampling.dependent import HopStreams, StreamPolicy
+from runtime.sampling.minibatch import (
+    Block,
+    Dialect,
+    MiniBatch,
+    Request,
+    assemble,
+    copied,
+    make_batch,
+    steps_between,
+)
+from runtime.sampling.relabel import CHUNK, add_seeds, gather, relabel_chosen, relabel_range
+from runtime.sampling.workspace import HOP, Workspace, has_room
+
+Weights = NDArray[np.float32]
+
+
+def rows_per_node(rows: Any) -> int:
+    """Count the rows that one node expands."""
+    raise NotImplementedError
+
+
+def bound_edges(rows: Any, hop: int, node_ids: Any, first: int, last: int) -> int:
+    """Bound the edges that nodes first .. last-1 choose at a hop."""
+    raise NotImplementedError
+
+
+def choose_rows(
+    rows: Any, hop: int, stream: Any, node_ids: Any, i: int, last: int, row: int, edge: int,
+    enough: int, row_ptr: Any, positions: Any,
+) -> tuple[int, int]:  # fmt: skip
+    """Choose the edges of nodes i .. last-1 until there are `enough`; `row` is the row of node i.
+
+    Return the first node that is left, and the edge end. Fills `row_ptr` after each row, and
+    `positions`.
+    """
+    raise NotImplementedError
+
+
+def expand_hop(
+    rows: Any, hop: int, stream: Any, w: Any, first: int, last: int, row: int, edge: int,
+    keep_positions: bool,
+) -> tuple[int, int]:  # fmt: skip
+    """Sample the rows of nodes first .. last-1; return the edge end and the number of nodes."""
+    raise NotImplementedError
+
+
+@kernel
+@no_type_check
+def expand_chunks(rows, hop, stream, w, first, last, row, edge, keep_positions):
+    """`expand_hop` for rows of any length.
+
+    While a chunk of rows is chosen, the neighbours of the one before arrive, and the entries of the
+    relabelling table of the one before that.
+    """
+    w.row_ptr[row] = edge
+    known, each = np.uint64(last), rows_per_node(rows)
+    i = first
+    relabelled = gathered = chosen = edge
+    while relabelled < chosen or i < last:
+        before = chosen
+        i, chosen = choose_rows(
+            rows, hop, stream, w.node_ids, i, last, row + (i - first) * each, before,
+            before + CHUNK, w.row_ptr, w.positions,
+        )  # fmt: skip
+        gather(w.table, rows.indices, w.positions, w.values, gathered, before)
+        known = relabel_range(w.table, w.values, w.local, relabelled, gathered, w.node_ids, known)
+        relabelled, gathered = gathered, before
+    return chosen, np.int64(known)
+
+
+@kernel
+@no_type_check
+def expand_hops(rows, streams, every_hop, keep_positions, w):
+    """Sample hop after hop; return True when done, False when a buffer is too small.
+
+    There is one uint64 stream per hop. `w` are the workspace's `Buffers`, with the seeds entered
+    and node_ends[0] their number. Without `keep_positions` the contents of `positions` and `values`
+    are anything.
+    """
+    each = rows_per_node(rows)
+    num_nodes = (rows.indptr.shape[0] - 1) // each
+    for hop in range(w.state[HOP], rows.fanouts.shape[0]):
+        first = 0 if every_hop or hop == 0 else w.node_ends[hop - 1]
+        last, row, edge = w.node_ends[hop], w.row_ends[hop], w.edge_ends[hop]
+        more = bound_edges(rows, hop, w.node_ids, first, last)
+        row_end = row + (last - first) * each
+        if not has_room(w, hop, row_end, edge + more, min(last + more, num_nodes)):
+            return False
+        w.edge_ends[hop + 1], w.node_ends[hop + 1] = expand_hop(
+            rows, hop, streams[hop], w, first, last, row, edge, keep_positions
+        )
+        w.row_ends[hop + 1] = row_end
+    return True
+
+
+class HopSampler(ABC):
+    """Samples batches hop by hop, every thread in a workspace of its own.
+
+    Args:
+        indptr: int64 [N + 1], non-decreasing.
+        indices: int32 or int64 [E], C-contiguous; may be memory-mapped.
+        fanouts: Neighbours per hop, the hop next to the seeds first; -1 takes all.
+        dialect: Which vertices a hop expands.
+        streams: Which streams the steps draw from.
+        edge_ids: Fill each block's `e_id` with positions in `indices`.
+        relabel_budget_bytes: Per thread and table. The dense table is used where it fits, otherwise
+            a hash table of the batch's size; the batches are the same.
+
+    Raises:
+        SamplerError: fan-outs empty, zero or below -1; arrays of the wrong type or shape.
+    """
+
+    first_hop: int = 0
+    """Number of the first hop in the streams; other than 0 where another sampler drew those before
+    (`cooperative`)."""
+
+    def __init__(
+        self,
+        indptr: NDArray[np.integer],
+        indices: NDArray[np.integer],
+        fanouts: Sequence[int],
+        *,
+        dialect: Dialect,
+        streams: StreamPolicy,
+        edge_ids: bool,
+        relabel_budget_bytes: int,
+    ) -> None:
+        self.fanouts = check_fanouts(fanouts)
+        self.indptr, self.indices = check_graph(indptr, indices)
+        self.num_nodes = int(self.indptr.shape[0]) - 1
+        self.dialect = Dialect(dialect)
+        self.streams = streams
+        self.edge_ids = edge_ids
+        self.dense_table = fits_densely(self.num_nodes, relabel_budget_bytes)
+        self._threads = threading.local()
+
+    @property
+    def num_hops(self) -> int:
+        """Number of hops, and of blocks."""
+        return len(self.fanouts)
+
+    @property
+    def seed(self) -> int:
+        """The run's seed."""
+        return self.streams.seed
+
+    @abstractmethod
+    def _draw(self, w: Workspace, streams: HopStreams) -> Weights | None:
+        """Draw all hops from the seeds entered; the edges' weights in order, if they have any."""
+
+    def sample(
+        self,
+        seeds: NDArray[np.int64],
+        *,
+        epoch: int,
+        step: int,
+        input_id: NDArray[np.int64] | None = None,
+        global_num_seeds: int | None = None,
+    ) -> MiniBatch:
+        """Sample the blocks of one batch; any thread may call it.
+
+        Args:
+            seeds: int64 [n], distinct; n = 0 gives an empty batch with all its blocks.
+            epoch: Epoch number, part of the stream of the draws.
+            step: Optimiser step in the epoch, likewise.
+            input_id: int64 [n], position of each seed in the training index; 0 .. n-1 if None.
+            global_num_seeds: Seeds of the step over all ranks; n if None.
+
+        Raises:
+            SamplerError: seeds are no list of node ids, one is out of range, or occurs twice.
+        """
+        seeds = check_seeds(seeds)
+        w = self._workspace()
+        w.begin(int(seeds.shape[0]))
+        bad = add_seeds(w.table.arrays(), w.node_ids, seeds, self.num_nodes)
+        if bad >= 0:
+            raise bad_seed(seeds, bad, self.num_nodes)
+        weight = self._draw(w, self.streams.streams(epoch, step, self.num_hops, self.first_hop))
+        w.finish()
+        return make_batch(
+            Request(
+                seeds=seeds,
+                epoch=epoch,
+                step=step,
+                input_id=input_id,
+                global_num_seeds=global_num_seeds,
+            ),
+            self._blocks(w, weight),
+            copied(w.node_ids, int(w.node_ends[-1])),
+            steps_between(w.edge_ends),
+            self.dialect,
+        )
+
+    def _blocks(self, w: Workspace, weight: Weights | None) -> list[Block]:
+        return assemble(w, self.dialect, edge_ids=self.edge_ids, weight=weight)
+
+    def workspace_bytes(self) -> int:
+        """Bytes held by the calling thread's buffers and relabelling table."""
+        return self._workspace().nbytes
+
+    def _workspace(self) -> Workspace:
+        return self._of_thread(
+            "workspace",
+            lambda: Workspace(
+                self.num_nodes, self.num_hops, self.indices.dtype, dense=self.dense_table
+            ),
+        )
+
+    def _of_thread(self, name: str, make: Callable[[], Any]) -> Any:
+        """What the calling thread keeps by a name, made where it has none."""
+        found = getattr(self._threads, name, None)
+        if found is None:
+            found = make()
+            setattr(self._threads, name, found)
+        return found
+
+
+class HopwiseSampler(HopSampler):
+    """Chooses a whole hop, then relabels it: for rows that depend on each other or on scratch."""
+
+    @abstractmethod
+    def _choose(
+        self, w: Workspace, streams: HopStreams, hop: int, first: int, last: int
+    ) -> Weights | None:
+        """Choose the edges of the rows of nodes first .. last-1, and weigh them if they are."""
+
+    def _draw(self, w: Workspace, streams: HopStreams) -> Weights | None:
+        weights: list[Weights] = []
+        for hop in range(self.num_hops):
+            every_hop = self.dialect is Dialect.EVERY_HOP
+            first = 0 if every_hop or hop == 0 else int(w.node_ends[hop - 1])
+            weight = self._choose(w, streams, hop, first, int(w.node_ends[hop]))
+            if weight is not None:
+                weights.append(weight)
+            self._relabel(w, hop)
+        return np.concatenate(weights) if weights else None
+
+    def _choose_rows(
+        self,
+        w: Workspace,
+        hop: int,
+        first: int,
+        last: int,
+        choose: Callable[[int, int, int], tuple[int, int]],
+    ) -> None:
+        """Call choose(node, row, edge) until it has done the rows of nodes first .. last-1.
+
+        It fills positions, and returns the first node whose row is left, for want of
+        room, and the edge end. Afterwards the ends of rows and edges stand in the workspace.
+        """
+        row, edge = int(w.row_ends[hop]), int(w.edge_ends[hop])
+        w.row_ends[hop + 1] = row + last - first
+        w.node_ends[hop + 1] = last
+        w.reserve(hop, row + last - first, edge, last)
+        w.row_ptr[row] = edge
+        node = first
+        while True:
+            node, edge = choose(node, row + node - first, edge)
+            w.edge_ends[hop + 1] = edge
+            if node == last:
+                return
+            start, stop = self.indptr[w.node_ids[node]], self.indptr[w.node_ids[node] + 1]
+            more = max(int(stop - start), self.fanouts[hop])
+            w.reserve(hop + 1, 0, max(2 * edge, edge + more), last)
+
+    def _relabel(self, w: Workspace, hop: int) -> None:
+        begin, end = int(w.edge_ends[hop]), int(w.edge_ends[hop + 1])
+        known = int(w.node_ends[hop])
+        w.reserve(hop, 0, end, min(known + end - begin, self.num_nodes))
+        w.node_ends[hop + 1] = relabel_chosen(
+            w.table.arrays(), self.indices, w.positions, w.values, w.local, begin, end, w.node_ids,
+            known,
+        )  # fmt: skip
+
+    def _edge_numbers(self, w: Workspace, edge: int) -> NDArray[np.float64]:
+        """One float64 per edge that the workspace has room for, the first `edge` kept."""
+        numbers = self._of_thread("edge_numbers", lambda: np.zeros(0, dtype=np.float64))
+        if numbers.shape[0] < w.positions.shape[0]:
+            larger = np.empty(w.positions.shape[0], dtype=np.float64)
+            larger[:edge] = numbers[:edge]
+            self._threads.edge_numbers = numbers = larger
+        return numbers
