@@ -216,10 +216,6 @@ class HopSampler(ABC):
     def _blocks(self, w: Workspace, weight: Weights | None) -> list[Block]:
         return assemble(w, self.dialect, edge_ids=self.edge_ids, weight=weight)
 
-    def workspace_bytes(self) -> int:
-        """Bytes held by the calling thread's buffers and relabelling table."""
-        return self._workspace().nbytes
-
     def _workspace(self) -> Workspace:
         return self._of_thread(
             "workspace",

@@ -290,4 +290,4 @@ def test_hashed_table_stays_near_the_size_of_the_batch() -> None:
     sampler = NeighborSampler(indptr, indices, [2, 2], relabel_budget_bytes=HASHED)
     batch = sampler.sample(np.arange(0, 1000, 5, dtype=np.int64), epoch=0, step=0)
     assert len(batch.n_id) == 600
-    assert sampler.workspace_bytes() < 100_000
+    assert sampler._workspace().nbytes < 100_000
