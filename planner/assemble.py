@@ -14,9 +14,9 @@ from planner.cost.request import row_bytes
 from planner.cost.stages.gather_gpu import gather_programs, peer_way
 from planner.placement.location import build_locations, check_locations, sources
 from planner.placement.place import Placed
-from planner.search.choose import Priced, alternatives, certificate
+from planner.search.choose import Evaluated, alternatives, certificate
 from planner.search.samplers import plan_sampler, statistics_of
-from planner.search.search import Explored, Search
+from planner.search.search import Search, SearchResult
 from planner.settings import PlanSettings
 from runtime.features.location import Codes, LocationTable, renumber
 from runtime.plan.schema import (
@@ -94,7 +94,7 @@ DISK_BUDGET_BYTES = 64 * 2**20
 
 
 def assemble(
-    search: Search, explored: Explored, chosen: Priced, *, elsewhere: Sequence[float] = ()
+    search: Search, explored: SearchResult, chosen: Evaluated, *, elsewhere: Sequence[float] = ()
 ) -> tuple[Plan, dict[str, NDArray[Any]]]:
     """The plan and its arrays.
 
@@ -109,9 +109,9 @@ def assemble(
             plan's bound is below them too.
     """
     request, few = search.request, chosen
-    bound, prices = search.lower_bound(explored.priced), search.prices(few)
+    bound, prices = search.lower_bound(explored.priced), search.shadow_prices(few)
     bound = min(bound, *elsewhere) if elsewhere else bound
-    chosen = search.whole(few)
+    chosen = search.place_every_node(few)
     listed, arrays = plan_arrays(chosen.placed, request.graph.num_nodes)
     machine = request.machine
     result = Plan(
@@ -134,7 +134,7 @@ def assemble(
     return result, arrays
 
 
-def _strategy(search: Search, chosen: Priced, listed: list[Source]) -> Strategy:
+def _strategy(search: Search, chosen: Evaluated, listed: list[Source]) -> Strategy:
     """Return the chosen candidate with what its placement and the user's sampler add."""
     candidate, placement = chosen.candidate, chosen.placed.placement
     graph = search.request.graph
@@ -160,14 +160,14 @@ def _strategy(search: Search, chosen: Priced, listed: list[Source]) -> Strategy:
     )
 
 
-def _threads(search: Search, chosen: Priced) -> Threads:
+def _threads(search: Search, chosen: Evaluated) -> Threads:
     """The candidate's, with the grid that a GPU's gather needs."""
     machine, graph = search.request.machine, search.request.graph
     most = gather_programs(machine, chosen.candidate, chosen.placed.rows, row_bytes(graph))
     return replace(chosen.candidate.threads, gather_programs=most)
 
 
-def _peer_way(search: Search, chosen: Priced) -> str:
+def _peer_way(search: Search, chosen: Evaluated) -> str:
     """Batches that are made ahead map their peers' rows: NCCL is training's alone then."""
     if has_lanes(chosen.candidate):
         return "mapped"
@@ -175,7 +175,7 @@ def _peer_way(search: Search, chosen: Priced) -> str:
     return peer_way(machine, chosen.candidate, chosen.placed.rows, row_bytes(graph))
 
 
-def _cache(chosen: Priced) -> DynamicCache:
+def _cache(chosen: Evaluated) -> DynamicCache:
     """The slots of every rank's dynamic cache, where the placement is one."""
     policy = chosen.candidate.cache
     if policy is None:

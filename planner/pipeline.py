@@ -33,9 +33,9 @@ from planner.progress import Progress, onward, portion, silent
 from planner.queries.calibrate import calibrated, load_calibration
 from planner.queries.remedies import advice, ways_out
 from planner.request import check_graph, check_output, check_outputs, check_settings
-from planner.search.choose import Priced, choose
-from planner.search.dimensions.dimension import Ask
-from planner.search.dimensions.registry import first_candidates
+from planner.search.choose import Evaluated, choose
+from planner.search.dimensions.dimension import Proposing
+from planner.search.dimensions.registry import propose_first
 from planner.search.enumerate import plans_gpus
 from planner.search.samplers import with_samplers
 from planner.search.search import Search
@@ -69,8 +69,10 @@ def joined_candidates(
     Raises:
         SettingsError: more devices than there are cores or GPUs, or than seeds in a batch.
     """
-    ask = Ask(settings=settings, machine=machine, policies=policies, task=task, profile=profile)
-    return first_candidates(ask).candidates
+    asked = Proposing(
+        settings=settings, machine=machine, policies=policies, task=task, profile=profile
+    )
+    return propose_first(asked).candidates
 
 
 def combinations_of(tried: Iterable[Candidate]) -> list[Combination]:
@@ -260,7 +262,7 @@ def _profiles(
     return profiles(graph, wanted, machine, progress=progress, measure=measure)
 
 
-def _choose(search: Search, priced: list[Priced]) -> Priced:
+def _choose(search: Search, priced: list[Evaluated]) -> Evaluated:
     """The best candidate; where none fits, the refusal names the cheapest ways out too."""
     try:
         return choose(priced, search.request.machine.noise)

@@ -7,7 +7,7 @@ from planner.cost.memory import host_memory, size_text
 from planner.errors import PlanDoesNotFit
 from planner.queries.explain import seconds_text
 from planner.queries.whatif import Outcome, outcome, reopen
-from planner.search.choose import Priced
+from planner.search.choose import Evaluated
 from planner.search.search import Search
 from runtime.plan.schema import Plan
 
@@ -72,15 +72,15 @@ def cheapest_for(plan: Plan, target_epoch_seconds: float, changes: Sequence[str]
 
 
 def _least_memory(
-    search: Search, within: Sequence[Priced], target_epoch_seconds: float
-) -> tuple[Priced, int]:
+    search: Search, within: Sequence[Evaluated], target_epoch_seconds: float
+) -> tuple[Evaluated, int]:
     """Bisect the host's budget for those candidates that need least as they are."""
     host, _ = host_memory(search.request.machine)
 
-    def total(priced: Priced) -> int:
+    def total(priced: Evaluated) -> int:
         return priced.prediction.memory_bytes[host].total
 
-    found: list[tuple[int, int, Priced]] = []
+    found: list[tuple[int, int, Evaluated]] = []
     for order, start in enumerate(sorted(within, key=total)[:TRIED]):
         low, high, best = 0, total(start), start
         while high - low > PRECISION * high:
@@ -97,7 +97,7 @@ def _least_memory(
     return best, least
 
 
-def _under(search: Search, priced: Priced, host_bytes: int) -> Priced:
+def _under(search: Search, priced: Evaluated, host_bytes: int) -> Evaluated:
     budgets = replace(search.request.budgets, host_bytes=host_bytes)
     return replace(search, request=replace(search.request, budgets=budgets)).price(priced.candidate)
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from planner.cost.memory import size_text
 from planner.cost.request import expected_vertices, row_bytes, seeds_per_rank
-from planner.search.choose import Priced
+from planner.search.choose import Evaluated
 from planner.search.search import Search
 from runtime.plan.schema import MemoryUse
 
@@ -27,12 +27,12 @@ class WayOut:
     """Whether the memory would fit after this change alone."""
 
 
-def nearest(priced: Sequence[Priced]) -> Priced:
+def nearest(priced: Sequence[Evaluated]) -> Evaluated:
     """The candidate that lacks least: the one whose sum a refusal shows."""
     return max(priced, key=lambda p: min(m.headroom for m in p.prediction.memory_bytes.values()))
 
 
-def ways_out(search: Search, priced: Sequence[Priced]) -> list[WayOut]:
+def ways_out(search: Search, priced: Sequence[Evaluated]) -> list[WayOut]:
     """Changes that lower the memory that the nearest candidate does not fit into.
 
     Args:
@@ -64,7 +64,7 @@ def ways_out(search: Search, priced: Sequence[Priced]) -> list[WayOut]:
     return [*ways, _more_memory(search, name, memory)]
 
 
-def _smaller_batch(search: Search, found: Priced, each: MemoryUse, times: int) -> dict[str, int]:
+def _smaller_batch(search: Search, found: Evaluated, each: MemoryUse, times: int) -> dict[str, int]:
     """Half the global batch: parts of a batch shrink with its expected vertices [A5]."""
     batch = search.request.workload.batch_size
     if batch < 2:
@@ -77,7 +77,7 @@ def _smaller_batch(search: Search, found: Priced, each: MemoryUse, times: int) -
     return {f"--batch-size {batch // 2}": round(times * size * (1.0 - ratio))}
 
 
-def _fewer_hidden(search: Search, found: Priced, each: MemoryUse, times: int) -> dict[str, int]:
+def _fewer_hidden(search: Search, found: Evaluated, each: MemoryUse, times: int) -> dict[str, int]:
     """Half the hidden columns: that share of the activations which is not the input's rows."""
     work, graph = search.request.workload, search.request.graph
     if work.hidden < 2:
@@ -93,7 +93,9 @@ def _fewer_hidden(search: Search, found: Priced, each: MemoryUse, times: int) ->
     return {f"--hidden {work.hidden // 2}": round(times * size)}
 
 
-def _half_precision(search: Search, found: Priced, memory: MemoryUse, name: str) -> dict[str, int]:
+def _half_precision(
+    search: Search, found: Evaluated, memory: MemoryUse, name: str
+) -> dict[str, int]:
     """Features stored in float16: half of what rows take."""
     graph = search.request.graph
     if graph.feature_dtype != "float32":
@@ -106,7 +108,7 @@ def _half_precision(search: Search, found: Priced, memory: MemoryUse, name: str)
 
 
 def _other_ranks(
-    search: Search, priced: Sequence[Priced], name: str, memory: MemoryUse
+    search: Search, priced: Sequence[Evaluated], name: str, memory: MemoryUse
 ) -> dict[str, int]:
     """Other numbers of devices that were priced, where their sum is smaller; and more of them."""
     found: dict[str, int] = {}

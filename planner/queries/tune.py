@@ -44,7 +44,7 @@ from planner.queries.tune_measure import (
     run_to,
 )
 from planner.queries.whatif import reopen
-from planner.search.choose import Priced, choose
+from planner.search.choose import Evaluated, choose
 from planner.search.samplers import plan_sampler
 from planner.search.search import Search
 from planner.settings import PlanSettings
@@ -58,8 +58,12 @@ from runtime.train.checkpoint_files import CHECKPOINTS, list_checkpoints
 
 
 def shortlist(
-    priced: Sequence[Priced], model_choice: Priced, top: int, *, apart: PlanSettings | None = None
-) -> list[Priced]:
+    priced: Sequence[Evaluated],
+    model_choice: Evaluated,
+    top: int,
+    *,
+    apart: PlanSettings | None = None,
+) -> list[Evaluated]:
     """At most `top` candidates that fit and run differently, the model's choice first.
 
     Args:
@@ -72,25 +76,25 @@ def shortlist(
     fitting = sorted((p for p in priced if not p.overflow), key=lambda p: p.seconds)
     found = distinct([model_choice, *fitting])
     if apart is not None:
-        first: dict[str, Priced] = {}
+        first: dict[str, Evaluated] = {}
         for each in found:
             first.setdefault(statistics_key(apart, each.candidate), each)
         found = distinct([*first.values(), *found])
     return found[:top]
 
 
-def distinct(priced: Sequence[Priced]) -> list[Priced]:
+def distinct(priced: Sequence[Evaluated]) -> list[Evaluated]:
     """The first of those that run alike: the same choices, and rows in the same places.
 
     Policies may agree on where every row lives; measuring both would be measuring one twice.
     """
-    kept: dict[tuple[Candidate, bytes], Priced] = {}
+    kept: dict[tuple[Candidate, bytes], Evaluated] = {}
     for each in priced:
         kept.setdefault(_shape(each), each)
     return list(kept.values())
 
 
-def _shape(priced: Priced) -> tuple[Candidate, bytes]:
+def _shape(priced: Evaluated) -> tuple[Candidate, bytes]:
     """All that decides how a candidate runs; the name of a placement does not, its rows do."""
     candidate, placement = priced.candidate, priced.placed.placement
     rows = hashlib.sha256()
@@ -285,7 +289,7 @@ class Bench:
         return found
 
 
-def _row(search: Search, priced: Priced, plan: Plan, reports: list[RunReport]) -> TunedCandidate:
+def _row(search: Search, priced: Evaluated, plan: Plan, reports: list[RunReport]) -> TunedCandidate:
     predicted = plan.prediction.step_seconds
     found = measured(reports, plan.strategy.bulk_batches)
     return TunedCandidate(

@@ -17,7 +17,7 @@ from planner.profile.cache import PlanRecord, load_record
 from planner.queries.calibrate import calibrated
 from planner.queries.explain import seconds_text
 from planner.queries.simulate import open_plan_graph
-from planner.search.choose import Priced, choose
+from planner.search.choose import Evaluated, choose
 from planner.search.dimensions.registry import name_of
 from planner.search.search import Search
 from planner.search.sensitivity import LINK_TABLES
@@ -112,7 +112,7 @@ def whatif(plan: Plan, changes: Sequence[str]) -> WhatIf:
     )
 
 
-def best_of(search: Search) -> Priced:
+def best_of(search: Search) -> Evaluated:
     """The candidate a search would choose.
 
     Raises:
@@ -122,7 +122,7 @@ def best_of(search: Search) -> Priced:
     return choose(search.run(), search.request.machine.noise)
 
 
-def outcome(priced: Priced) -> Outcome:
+def outcome(priced: Evaluated) -> Outcome:
     """A priced candidate, for reading."""
     return _outcome(priced.name, priced.candidate.policy, priced.prediction)
 

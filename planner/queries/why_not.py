@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from planner.errors import PlanDoesNotFit
 from planner.queries.explain import PLACES, seconds_text
 from planner.queries.whatif import Outcome, outcome, reopen
-from planner.search.choose import Priced, choose, why_it_lost
+from planner.search.choose import Evaluated, choose, why_it_lost
 from planner.units import in_order
 from runtime.plan.schema import Plan
 
@@ -44,7 +44,7 @@ def why_not(plan: Plan, policy: str) -> WhyNot:
     chosen = choose(explored.priced, noise)
     here = search.price(chosen.candidate.with_policy(policy))
     try:
-        best: Priced | None = choose(named.run(), noise)
+        best: Evaluated | None = choose(named.run(), noise)
     except PlanDoesNotFit:
         best = None
     stages, theirs = chosen.prediction.stages, here.prediction.stages

@@ -8,7 +8,7 @@ from planner.cost.memory import require_fit, sum_text
 from planner.errors import PlanDoesNotFit
 from planner.placement.place import Placed
 from planner.search.dimensions.dimension import LeftOut
-from planner.search.dimensions.registry import changes_of, family_of, idle_words, name_of
+from planner.search.dimensions.registry import count_changes, explain_no_gain, family_of, name_of
 from runtime.plan.schema import Alternative, Certificate, Prediction, TopologyPlacement
 from runtime.stages import LOADER_STAGES
 
@@ -16,7 +16,7 @@ MOST_ALTERNATIVES = 12
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Priced:
+class Evaluated:
     """A candidate with its placement and its price."""
 
     candidate: Candidate
@@ -73,7 +73,7 @@ class Priced:
     @property
     def changes(self) -> int:
         """Choices that are not the plain ones: they must pay for being there."""
-        return changes_of(self.candidate)
+        return count_changes(self.candidate)
 
     @property
     def name(self) -> str:
@@ -81,7 +81,7 @@ class Priced:
         return name_of(self.candidate)
 
 
-def choose(priced: Sequence[Priced], noise: float) -> Priced:
+def choose(priced: Sequence[Evaluated], noise: float) -> Evaluated:
     """The fastest that fits; what is not plain must win by more than the noise to be worth it.
 
     Plainer is: fewer of stacks, dependence, locality and caches, then fewer copies of rows in
@@ -122,13 +122,13 @@ def choose(priced: Sequence[Priced], noise: float) -> Priced:
     return min(alike, key=lambda p: (round(p.hidden, 6), p.far_rows, p.seconds))
 
 
-def _where_it_runs(p: Priced) -> Candidate:
+def _where_it_runs(p: Evaluated) -> Candidate:
     """The candidate without the places of its rows and lists."""
     return replace(p.candidate.with_policy(""), topology=TopologyPlacement())
 
 
 def alternatives(
-    priced: Sequence[Priced], chosen: Priced, left_out: Sequence[LeftOut] = ()
+    priced: Sequence[Evaluated], chosen: Evaluated, left_out: Sequence[LeftOut] = ()
 ) -> list[Alternative]:
     """The others, fastest first and those that do not fit last, each with why it lost.
 
@@ -136,8 +136,8 @@ def alternatives(
     """
     others = [p for p in priced if p.candidate != chosen.candidate]
     others.sort(key=lambda p: (bool(p.overflow), p.seconds))
-    kept, seen = list[Priced](), set[Candidate]()
-    kinds, firsts = {family_of(chosen.candidate)}, list[Priced]()
+    kept, seen = list[Evaluated](), set[Candidate]()
+    kinds, firsts = {family_of(chosen.candidate)}, list[Evaluated]()
     for p in others:
         shape, kind = p.candidate.with_policy(""), family_of(p.candidate)
         if kind not in kinds:
@@ -163,7 +163,7 @@ def alternatives(
     ]
 
 
-def why_it_lost(other: Priced, chosen: Priced) -> str:
+def why_it_lost(other: Evaluated, chosen: Evaluated) -> str:
     """One sentence: the sum that overflows, the copies that do not pay, or the slower stage."""
     if other.overflow:
         return f"does not fit: {other.overflow}"
@@ -200,10 +200,12 @@ def _faster(gain: float) -> str:
 
 def _no_gain(candidate: Candidate, gain: float) -> str:
     """Why a choice that costs nothing is not taken all the same."""
-    return f"{_faster(gain)}: {idle_words(candidate) or 'the simpler one is kept'}"
+    return f"{_faster(gain)}: {explain_no_gain(candidate) or 'the simpler one is kept'}"
 
 
-def certificate(chosen: Priced, lower_bound: float, complete: bool, stride: int = 1) -> Certificate:
+def certificate(
+    chosen: Evaluated, lower_bound: float, complete: bool, stride: int = 1
+) -> Certificate:
     """How far the plan can be from the best, within the model.
 
     Args:

@@ -1,15 +1,14 @@
-"""Pricing the candidates of one request: discrete choices first, policies on the fastest of them.
+"""Price the candidates of one request: ranks first, placements on the fastest, then sampling.
 
-The placement changes only where rows are read from, so the candidates are first priced without any
-copy of rows; the placements are then tried on the few that are fastest, and on the fastest of those
-what the sampler may do otherwise. Which choices there are, what each changes and why one is not
-tried is the kinds' own (`planner.search.dimensions`): the search knows none of them by name.
+A placement changes only where rows are read from. So candidates are first priced without copies of
+rows; placements are tried on the few fastest, and the sampler's choices on the fastest of those.
+The search knows no dimension by name (`planner.search.dimensions`).
 
-Choices that follow from a candidate's own price, and are not enumerated.
+Two choices follow from a candidate's own price and are made while pricing it:
 
 threads.capture   a GPU samples by one CUDA graph, where launches cost more than its buffers
 threads.comm      the gradient is sent while the backward pass runs, where that saves more
-                  than the noise; why, or why not, stands in the stage's provenance
+                  than the noise; the stage's provenance says why, or why not
 """
 
 from collections.abc import Callable, Iterable
@@ -19,21 +18,21 @@ from planner.candidate import Candidate, PlacedRows
 from planner.cost.backends.gpu_lanes import MOST_OF_MEMORY, buffer_bytes, capture_gain, timed_gain
 from planner.cost.memory import gpu_capacity, size_text
 from planner.cost.model import batch_and_timing, predict
-from planner.cost.request import Request, seeds_per_rank, steps_per_epoch
+from planner.cost.request import Request, steps_per_epoch
 from planner.cost.stages.all_reduce import gradient_bytes
 from planner.cost.stages.exchange import UNMEASURED, hidden_share, measured_eta
 from planner.placement.place import Memories, Placed, memories_of
-from planner.search.choose import Priced, shadow_prices
-from planner.search.dimensions.dimension import Ask, LeftOut, Question
+from planner.search.choose import Evaluated, shadow_prices
+from planner.search.dimensions.dimension import LeftOut, Proposing, SearchInputs
 from planner.search.dimensions.registry import (
-    KINDS,
+    DIMENSIONS,
     PLACEMENTS,
-    first_candidates,
-    kinds_of,
-    more_choices,
-    proposed,
+    dimensions_of,
+    propose_first,
+    propose_from,
+    propose_more,
+    rows_of,
 )
-from planner.search.floor import least_share, scaled
 from planner.settings import PlanSettings
 from planner.workload import Hotness
 from runtime.plan.schema import Prediction
@@ -43,7 +42,7 @@ ALL_REDUCE = "all_reduce"
 
 
 def with_capture(settings: PlanSettings, request: Request, candidate: Candidate) -> Candidate:
-    """The candidate, sampling by a graph where its GPUs gain from that."""
+    """Return the candidate, sampling by a CUDA graph where its GPUs gain from that."""
     threads = replace(candidate.threads, capture=0, comm=0)
     plain = settings.sampler == "neighbor" and not settings.sampler_parameters
     node = request.graph.task != "link" and candidate.las is None and candidate.bulk_batches == 1
@@ -63,11 +62,11 @@ def with_capture(settings: PlanSettings, request: Request, candidate: Candidate)
 def with_parts(
     request: Request, candidate: Candidate, placed: PlacedRows, prediction: Prediction
 ) -> tuple[Candidate, Prediction]:
-    """The candidate and its price, the gradient sent beside the backward pass if that pays.
+    """Return the candidate and its price, its gradient sent beside the backward pass if that pays.
 
     Args:
         request: on the hosts that the candidate uses.
-        candidate: whose gradient is sent afterwards.
+        candidate: sends its gradient after the backward pass.
         placed: its rows.
         prediction: its price.
     """
@@ -76,7 +75,7 @@ def with_parts(
     size = gradient_bytes(batch_and_timing(request, candidate)[1].num_parameters)
     why = _refusal(request, candidate, size)
     if why:
-        return candidate, _told(prediction, f"sent after the backward pass: {why}")
+        return candidate, _add_note(prediction, f"sent after the backward pass: {why}")
     beside = replace(candidate, threads=replace(candidate.threads, comm=1))
     found = predict(request, beside, placed)
     gain = 1 - found.step_seconds.value / prediction.step_seconds.value
@@ -84,15 +83,15 @@ def with_parts(
         words = f"in parts it would save {gain:.1%} of the step, which is within the noise"
         if gain <= 0:
             words = "in parts it would take longer, for their latencies"
-        return candidate, _told(prediction, f"sent after the backward pass: {words}")
+        return candidate, _add_note(prediction, f"sent after the backward pass: {words}")
     parts = most_parts(size)
     eta = hidden_share(request.machine, candidate)
     words = f"sent in {parts} parts beside the backward pass, overlap measured: {eta:.0%}"
-    return beside, _told(found, f"{words}; {gain:.1%} less")
+    return beside, _add_note(found, f"{words}; {gain:.1%} less")
 
 
 def _refusal(request: Request, candidate: Candidate, size: int) -> str:
-    """Why nothing can be hidden; empty where something can."""
+    """Return why nothing can be hidden; empty where something can."""
     machine = request.machine
     if most_parts(size) == 1:
         return f"{size_text(size)} are a single part"
@@ -105,7 +104,8 @@ def _refusal(request: Request, candidate: Candidate, size: int) -> str:
     return ""
 
 
-def _told(prediction: Prediction, words: str) -> Prediction:
+def _add_note(prediction: Prediction, words: str) -> Prediction:
+    """Add words to the provenance of the all-reduce."""
     known = prediction.provenance.get(ALL_REDUCE, "derived")
     return replace(
         prediction, provenance={**prediction.provenance, ALL_REDUCE: f"{known}; {words}"}
@@ -113,141 +113,146 @@ def _told(prediction: Prediction, words: str) -> Prediction:
 
 
 SHORTLIST = 4
-"""Candidates on which every placement is tried, and placed ones on which other choices are."""
+"""Candidates on which placements are tried, and placed ones on which sampling choices are."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Explored:
-    """What a search priced and what it did not."""
+class SearchResult:
+    """The candidates that a search priced, and what it left out."""
 
-    priced: list[Priced]
+    priced: list[Evaluated]
+    """In order of preference where times are equal."""
     left_out: list[LeftOut]
-    """Kinds of choices of the sampler that could not be priced."""
+    """Choices of the sampler that could not be priced."""
     refused: list[LeftOut] = field(default_factory=list[LeftOut])
-    """Ways to run ranks that this request or machine has not."""
+    """Ways to run ranks that this request or machine does not have."""
 
 
-def shortest(priced: Iterable[Priced]) -> list[Candidate]:
-    """The fastest that fit, and the others after them; of those alike the first."""
+def list_fastest(priced: Iterable[Evaluated]) -> list[Candidate]:
+    """Return the few fastest candidates, those that fit first, without near-equal ones."""
     found: dict[Candidate, Candidate] = {}
     for p in sorted(priced, key=lambda p: (bool(p.overflow), p.seconds)):
-        alike = p.candidate
-        for kind in kinds_of(p.candidate):
-            alike = kind.alike(alike)
-        found.setdefault(alike, p.candidate)
+        key = p.candidate
+        for dimension in dimensions_of(p.candidate):
+            key = dimension.dedup_key(key)
+        found.setdefault(key, p.candidate)
     return list(found.values())[:SHORTLIST]
 
 
-def _bounded(p: Priced) -> bool:
-    """Whether rows are placed that could be placed better."""
-    return all(kind.bounded for kind in kinds_of(p.candidate))
+def _is_bounded(p: Evaluated) -> bool:
+    return all(dimension.bounded for dimension in dimensions_of(p.candidate))
 
 
-def _shape(p: Priced) -> Candidate:
-    """What placements are bounded for: the candidate without what leaves the reads as they are."""
+def _read_shape(p: Evaluated) -> Candidate:
+    """Return the candidate without what leaves the rows it reads unchanged."""
     candidate = p.candidate
-    for kind in KINDS:
-        candidate = kind.shape(candidate)
+    for dimension in DIMENSIONS:
+        candidate = dimension.read_shape(candidate)
     return candidate
 
 
-def _longest(p: Priced) -> float:
-    """Seconds of feature reads of the rank that reads longest, on the whole profile."""
+def _read_seconds(p: Evaluated) -> float:
+    """Return the seconds of feature reads of the rank that reads longest, on all batches."""
     return p.placed.placement.evaluation.max_seconds
 
 
+def scale_reads(placed: PlacedRows, least_seconds: float, seconds: float) -> PlacedRows:
+    """Return a placement's reads scaled to the least seconds that any placement takes.
+
+    Both seconds are of the whole profile, on which placements were made. A plan's own reads are
+    those of one half of the profile under the placement of the other half [A9]; a bound from a half
+    would count that half's accidents as gains.
+    """
+    share = min(1.0, max(0.0, least_seconds) / seconds) if seconds > 0 else 1.0
+    ranks = [
+        replace(r, rows={kind: count * share for kind, count in r.rows.items()})
+        for r in placed.ranks
+    ]
+    return replace(placed, ranks=ranks)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Search(Question):
+class Search(SearchInputs):
     """One planning request, and the placements made for it so far."""
 
     memo: dict[object, Placed] = field(default_factory=dict[object, Placed], compare=False)
-    """Placements made so far: candidates that differ elsewhere share them."""
+    """Placements by what they depend on, shared by candidates that differ in nothing of that."""
     floors: dict[object, float] = field(default_factory=dict[object, float], compare=False)
     """Least seconds of feature reads, by the same keys."""
 
-    def price(self, candidate: Candidate) -> Priced:
-        """Place and price one candidate, or what its kinds make of one that contradicts itself."""
-        return self._priced(candidate, self._place)
+    def price(self, candidate: Candidate) -> Evaluated:
+        """Place the rows of a candidate and price it; contradictory choices are mended first."""
+        return self._price(candidate, self._place)
 
-    def whole(self, p: Priced) -> Priced:
-        """The same with a place for every vertex, where those priced stand for others."""
-        few = self.stride(p.candidate) > 1
-        return self._priced(p.candidate, self._place_all) if few else p
+    def place_every_node(self, p: Evaluated) -> Evaluated:
+        """Return the same with a place for every node, where few nodes stood for all."""
+        return self._price(p.candidate, self._place_all) if self.stride(p.candidate) > 1 else p
 
     def stride(self, candidate: Candidate) -> int:
-        """Vertices that each of those which are placed for it stands for."""
+        """Return how many nodes each placed node of a candidate stands for."""
         return self._hotness(candidate).stride
 
-    def _priced(self, candidate: Candidate, place: Callable[[Candidate], Placed]) -> Priced:
-        """The candidate, its rows placed in that way."""
-        for kind in kinds_of(candidate):
-            candidate = kind.settled(candidate)
+    def _price(self, candidate: Candidate, place: Callable[[Candidate], Placed]) -> Evaluated:
+        for dimension in dimensions_of(candidate):
+            candidate = dimension.normalise(candidate)
         request = self._request(candidate)
         candidate = with_capture(self.settings, request, candidate)
         placed = place(candidate)
-        for kind in kinds_of(candidate):
-            request, placed = kind.adjusted(request, candidate, placed, self.draws)
+        for dimension in dimensions_of(candidate):
+            request, placed = dimension.adjust_reads(request, candidate, placed, self.draws)
         prediction = predict(request, candidate, placed.rows)
         candidate, prediction = with_parts(request, candidate, placed.rows, prediction)
-        return Priced(candidate=candidate, placed=placed, prediction=prediction)
+        return Evaluated(candidate=candidate, placed=placed, prediction=prediction)
 
     def _request(self, candidate: Candidate) -> Request:
-        """The request as the candidate's kinds meet it."""
+        """Return the request as the candidate's dimensions meet it."""
         request = self.request
-        for kind in kinds_of(candidate):
-            request = kind.request(request, candidate, self.draws)
+        for dimension in dimensions_of(candidate):
+            request = dimension.adapt_request(request, candidate, self.draws)
         return request
 
     def _hotness(self, candidate: Candidate) -> Hotness:
-        """Of the batches that a candidate's rows are read for."""
+        """Return the hotness that the candidate's rows are placed by."""
         batch_size = self.request.workload.batch_size
-        kinds = list(kinds_of(candidate))
-        of_kinds = (kind.seeds(batch_size) for kind in kinds)
-        own = next((seeds for seeds in of_kinds if seeds is not None), None)
-        found = self.hotness[own or seeds_per_rank(batch_size, candidate.num_ranks)]
-        for kind in kinds:
-            found = kind.looks_at(found)
-        return found
+        return rows_of(candidate).select_hotness(self.hotness, batch_size, candidate)
 
     def _memories(self, request: Request, candidate: Candidate, hotness: Hotness) -> Memories:
         shared = self.settings.shared_host
         return memories_of(request, candidate, hotness, shared_host=shared)
 
     def _place(self, candidate: Candidate) -> Placed:
-        """The candidate's rows; equal problems are solved once."""
+        """Place the candidate's rows; equal problems are solved once."""
         request, hotness = self._request(candidate), self._hotness(candidate)
         memories = self._memories(request, candidate, hotness)
-        key = self._problem(candidate, hotness, memories)
+        key = self._placement_key(candidate, hotness, memories)
         if key not in self.memo:
-            kinds = kinds_of(candidate)
-            made = (kind.place(self, request, candidate, hotness, memories) for kind in kinds)
-            self.memo[key] = next(placed for placed in made if placed is not None)
+            rows = rows_of(candidate)
+            self.memo[key] = rows.place(self, request, candidate, hotness, memories)
         return self.memo[key]
 
     def _place_all(self, candidate: Candidate) -> Placed:
-        """The rows of every vertex; kept by nobody, since they are as many as the graph's."""
+        """Place every node; the result is kept by nobody, since it is as large as the graph."""
         request, hotness = self._request(candidate), self._hotness(candidate)
-        placed, kinds = self._place(candidate), kinds_of(candidate)
-        made = (kind.spread(self, request, candidate, placed, hotness) for kind in kinds)
-        return next((found for found in made if found is not None), placed)
+        placed = self._place(candidate)
+        return rows_of(candidate).place_all(self, request, candidate, placed, hotness)
 
-    def _problem(self, candidate: Candidate, hotness: Hotness, memories: Memories) -> object:
-        """What a candidate's placement depends on."""
-        kinds = list(kinds_of(candidate))
-        own = [k for kind in kinds if (k := kind.placement_key(candidate)) is not None]
-        rooms = tuple(dict.fromkeys(kind.placement_room(memories.room) for kind in kinds))
+    def _placement_key(
+        self, candidate: Candidate, hotness: Hotness, memories: Memories
+    ) -> tuple[object, ...]:
+        """Return all that a candidate's placement depends on."""
         ranks = (candidate.num_ranks, candidate.hosts, candidate.cliques)
-        return (candidate.policy, candidate.batching, *ranks, rooms, memories.costs,
-                id(hotness), *own)  # fmt: skip
+        own = rows_of(candidate).placement_key(candidate, memories)
+        policy = (candidate.policy, candidate.batching)
+        return (*policy, *ranks, memories.costs, id(hotness), own)
 
-    def run(self) -> list[Priced]:
-        """Every candidate priced, in order of preference where times are equal."""
+    def run(self) -> list[Evaluated]:
+        """Return every candidate priced, in order of preference where times are equal."""
         return self.explore().priced
 
-    def explore(self) -> Explored:
-        """Every candidate priced, and the kinds of choices that could not be."""
+    def explore(self) -> SearchResult:
+        """Price every candidate, and say which choices could not be."""
         request, policy = self.request, self.settings.policy
-        ask = Ask(
+        asked = Proposing(
             settings=self.settings,
             machine=request.machine,
             policies=("none",) if policy == "auto" else (policy,),
@@ -256,55 +261,54 @@ class Search(Question):
             draws=self.draws,
             num_steps=steps_per_epoch(request.graph.num_train, request.workload.batch_size),
         )
-        first = first_candidates(ask)
+        first = propose_first(asked)
         found = [self.price(c) for c in first.candidates]
         if policy == "auto":
-            placed = proposed(PLACEMENTS, ask, shortest(found))
+            placed = propose_from(PLACEMENTS, asked, list_fastest(found))
             found += [self.price(c) for c in placed.candidates]
-        more = more_choices(ask, shortest(found))
+        more = propose_more(asked, list_fastest(found))
         found += [self.price(c) for c in more.candidates]
-        return Explored(priced=found, left_out=more.left_out, refused=first.left_out)
+        return SearchResult(priced=found, left_out=more.left_out, refused=first.left_out)
 
-    def lower_bound(self, priced: list[Priced]) -> float:
-        """Step seconds that no candidate is below, within the cost model.
+    def lower_bound(self, priced: list[Evaluated]) -> float:
+        """Return step seconds that no candidate is below, within the cost model.
 
-        Each is bounded as it was priced. Those whose rows could be placed otherwise are bounded
-        under any placement too: by their shape's best one, its reads at their least.
+        Each candidate bounds itself. Where rows could be placed otherwise, its shape's best
+        placement with reads scaled to their least bounds it under any placement too.
         """
         found = [p.seconds for p in priced]
-        best: dict[Candidate, Priced] = {}
-        for p in filter(_bounded, priced):
-            known = best.get(_shape(p))
-            if known is None or _longest(p) < _longest(known):
-                best[_shape(p)] = p
+        best: dict[Candidate, Evaluated] = {}
+        bounded = [p for p in priced if _is_bounded(p)]
+        for p in bounded:
+            known = best.get(_read_shape(p))
+            if known is None or _read_seconds(p) < _read_seconds(known):
+                best[_read_shape(p)] = p
         least = {
-            shape: scaled(p.placed.rows, least_share(self._floor(p), _longest(p)))
+            shape: scale_reads(p.placed.rows, self._least_read_seconds(p), _read_seconds(p))
             for shape, p in best.items()
         }
-        for p in filter(_bounded, priced):
-            again = predict(self._request(p.candidate), p.candidate, least[_shape(p)])
+        for p in bounded:
+            again = predict(self._request(p.candidate), p.candidate, least[_read_shape(p)])
             found.append(again.step_seconds.value)
         return min(found)
 
-    def _floor(self, p: Priced) -> float:
-        """Least seconds of feature reads of a candidate's slowest rank."""
+    def _least_read_seconds(self, p: Evaluated) -> float:
+        """Return the least seconds of feature reads of a candidate's slowest rank."""
         request, hotness = self._request(p.candidate), self._hotness(p.candidate)
-        key = self._problem(p.candidate, hotness, self._memories(request, p.candidate, hotness))
+        memories = self._memories(request, p.candidate, hotness)
+        key = self._placement_key(p.candidate, hotness, memories)
         if key not in self.floors:
-            floors = (
-                kind.floor(self, request, p.candidate, p.placed, hotness)
-                for kind in kinds_of(p.candidate)
-            )
-            self.floors[key] = next(seconds for seconds in floors if seconds is not None)
+            rows = rows_of(p.candidate)
+            self.floors[key] = rows.least_read_seconds(p.candidate, p.placed, hotness)
         return self.floors[key]
 
-    def prices(self, chosen: Priced) -> dict[str, float]:
-        """Shadow prices of memories and links, by placing and pricing the candidate again."""
+    def shadow_prices(self, chosen: Evaluated) -> dict[str, float]:
+        """Return seconds per step saved by a little more of each memory and link."""
         more: dict[str, Request] = {}
-        for kind in kinds_of(chosen.candidate):
-            more |= kind.relaxed(self.request)
+        for dimension in dimensions_of(chosen.candidate):
+            more |= dimension.relax_request(self.request)
 
-        def again(name: str) -> float | None:
+        def price_again(name: str) -> float:
             return replace(self, request=more[name]).price(chosen.candidate).seconds
 
-        return shadow_prices(chosen.seconds, again, list(more))
+        return shadow_prices(chosen.seconds, price_again, list(more))

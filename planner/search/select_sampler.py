@@ -4,8 +4,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from planner.errors import PlanDoesNotFit
-from planner.search.choose import Priced
-from planner.search.search import Explored, Search
+from planner.search.choose import Evaluated
+from planner.search.search import Search, SearchResult
 from runtime.plan.schema import Alternative
 
 
@@ -14,8 +14,8 @@ class Found:
     """What one search has come to."""
 
     search: Search
-    explored: Explored
-    chosen: Priced
+    explored: SearchResult
+    chosen: Evaluated
 
     @property
     def sampler(self) -> str:
@@ -35,7 +35,7 @@ class Outcome:
 
 def across(
     searches: Sequence[Search],
-    pick: Callable[[Search, list[Priced]], Priced],
+    pick: Callable[[Search, list[Evaluated]], Evaluated],
 ) -> Outcome:
     """Explore every search and keep the one whose choice is the fastest.
 

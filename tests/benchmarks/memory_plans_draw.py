@@ -29,8 +29,8 @@ from planner.fullgraph.price import FullRequest, price
 from planner.fullgraph.profile import profile_cuts
 from planner.machine.model import MachineModel
 from planner.pipeline import graph_ref, search_for
-from planner.search.choose import Priced
-from planner.search.search import Explored, Search
+from planner.search.choose import Evaluated
+from planner.search.search import Search, SearchResult
 from planner.settings import PlanSettings
 from runtime.graph.dataset import Graph, open_graph
 from runtime.graph.generate import generate_rmat, generate_sbm
@@ -188,7 +188,7 @@ def _batches(
     chosen = _any(list(_fitting(search, search.explore().priced)), own)
     if chosen is None:
         return None
-    alone = Explored(priced=[chosen], left_out=[])
+    alone = SearchResult(priced=[chosen], left_out=[])
     where = "" if settings.shared_host else ", no shared host"
     return Drawn(
         plan=save_plan(*assemble(search, alone, chosen), out),
@@ -199,7 +199,7 @@ def _batches(
     )
 
 
-def _fitting(search: Search, priced: Sequence[Priced]) -> Iterator[Priced]:
+def _fitting(search: Search, priced: Sequence[Evaluated]) -> Iterator[Evaluated]:
     """Candidates that fit, are large, and reach their peak soon enough."""
     for each in priced:
         large = above_baseline(rank_uses(each.prediction.memory_bytes)) >= LEAST_BYTES
@@ -208,7 +208,7 @@ def _fitting(search: Search, priced: Sequence[Priced]) -> Iterator[Priced]:
             yield each
 
 
-def _steps_to_peak(search: Search, priced: Priced) -> int:
+def _steps_to_peak(search: Search, priced: Evaluated) -> int:
     """Two stacks, and a cache full: it takes new rows batch after batch.
 
     Of rows met with probability p by a batch, T batches meet sum (1 - (1 - p)^T).
@@ -226,9 +226,9 @@ def _steps_to_peak(search: Search, priced: Priced) -> int:
     return least
 
 
-def _any(priced: Sequence[Priced], rng: np.random.Generator) -> Priced | None:
+def _any(priced: Sequence[Evaluated], rng: np.random.Generator) -> Evaluated | None:
     """One of them: first its kind, so that the many of one kind do not crowd out the few."""
-    kinds: dict[Any, list[Priced]] = {}
+    kinds: dict[Any, list[Evaluated]] = {}
     for each in priced:
         c = each.candidate
         key = (c.policy, c.batching, c.topology.policy, c.bulk_batches, c.kappa, c.las)

@@ -14,9 +14,9 @@ from planner.placement.owned import OWNED
 from planner.placement.place import code_bytes
 from planner.queries.calibrate import calibrated
 from planner.queries.tune import distinct
-from planner.search.choose import Priced, choose
+from planner.search.choose import Evaluated, choose
 from planner.search.enumerate import machine_candidates
-from planner.search.search import Explored, Search
+from planner.search.search import Search, SearchResult
 from planner.settings import PlanSettings
 from runtime.graph.dataset import Graph
 from runtime.plan.io import save_plan
@@ -37,7 +37,7 @@ class Option:
 
     search: Search
     raw: Search
-    priced: Priced
+    priced: Evaluated
 
     @property
     def key(self) -> dict[str, Any]:
@@ -88,7 +88,9 @@ def over_the_link(search: Search) -> Search:
     return replace(search, request=request)
 
 
-def grid(case: Case, search: Search, settings: PlanSettings, machine: MachineModel) -> list[Priced]:
+def grid(
+    case: Case, search: Search, settings: PlanSettings, machine: MachineModel
+) -> list[Evaluated]:
     """Every split of the threads, and on the best of them every policy of the tier.
 
     Where there are two ranks, they share a batch in one more: what they exchange between two layers
@@ -123,6 +125,6 @@ def device_budget(case: Case, graph: Graph, machine: MachineModel) -> int:
 
 def write(option: Option, folder: Path) -> Plan:
     """The plan folder that the ranks run."""
-    alone = Explored(priced=[option.priced], left_out=[])
+    alone = SearchResult(priced=[option.priced], left_out=[])
     plan, arrays = assemble(option.search, alone, option.priced)
     return save_plan(plan, arrays, folder)

@@ -16,11 +16,11 @@ from planner.machine.model import MachineModel
 from planner.profile.cache import Profile
 from planner.profile.draws import GraphDraws
 from planner.profile.presample import presample
-from planner.search.choose import Priced
+from planner.search.choose import Evaluated
 from planner.search.dimensions.dependence import KAPPAS
 from planner.search.dimensions.locality import FACTORS
 from planner.search.dimensions.stacks import BULKS
-from planner.search.search import Explored, Search
+from planner.search.search import Search, SearchResult
 from planner.settings import PlanSettings
 from runtime.graph.dataset import Graph
 from runtime.loader.loader import PlannedLoader
@@ -42,7 +42,7 @@ def opened(monkeypatch: pytest.MonkeyPatch, small_graph: Graph, tmp_path: Path):
     """Searches over batches that were really drawn; only the model's seconds are made up."""
     monkeypatch.setenv("GNNPLAN_CACHE", str(tmp_path / "cache"))
 
-    def search(model: MachineModel = SLOW, **settings: object) -> tuple[Search, Explored]:
+    def search(model: MachineModel = SLOW, **settings: object) -> tuple[Search, SearchResult]:
         asked = PlanSettings(**{"workload": WORK, "devices": 1, **settings})
         sampler = Sampler(name=asked.sampler, parameters=asked.sampler_parameters)
         batch, hot = presample(small_graph, asked.workload, sampler, 1)
@@ -56,7 +56,7 @@ def opened(monkeypatch: pytest.MonkeyPatch, small_graph: Graph, tmp_path: Path):
 
 
 def run(
-    search: Search, explored: Explored, chosen: Priced, graph: Graph, folder: Path
+    search: Search, explored: SearchResult, chosen: Evaluated, graph: Graph, folder: Path
 ) -> tuple[Plan, dict[str, float]]:
     """The plan as written, and rows per whole batch by source as its loader read them."""
     plan = save_plan(*assemble(search, explored, chosen), folder)
@@ -76,7 +76,7 @@ def shares(rows: dict[str, float]) -> dict[str, float]:
     return {source: count / total for source, count in rows.items()}
 
 
-def with_own_rows(opened, policy: str, num_rows: int) -> tuple[Search, Explored]:
+def with_own_rows(opened, policy: str, num_rows: int) -> tuple[Search, SearchResult]:
     """A search whose device budget holds so many rows of 16 floats beside all else."""
     _, free = opened(policy=policy)
     memory = free.priced[0].prediction.memory_bytes["rank0"]

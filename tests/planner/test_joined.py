@@ -20,10 +20,10 @@ from planner.machine.hosts import first_hosts, num_hosts, one_host
 from planner.machine.model import MachineModel, load_machine
 from planner.pipeline import combinations_of, joined_candidates
 from planner.placement.owned import OWNED, owners_of
-from planner.search.choose import Priced
+from planner.search.choose import Evaluated
 from planner.search.dimensions.grids import shares_topology
 from planner.search.dimensions.shared_batch import shares_batches
-from planner.search.search import Explored, Search
+from planner.search.search import Search, SearchResult
 from planner.settings import PlanSettings
 from runtime.features.location import LocationTable
 from runtime.graph.dataset import Graph, open_graph
@@ -42,7 +42,7 @@ Pick = Callable[[Candidate], bool]
 
 def search(
     graph: Graph, model: MachineModel, monkeypatch: pytest.MonkeyPatch, **changes: Any
-) -> tuple[Search, Explored]:
+) -> tuple[Search, SearchResult]:
     """A search over a profile whose times are by hand; no process is started."""
     settings = replace(SETTINGS, **changes)
     tried = joined_candidates(settings, model, ("none",), task=str(graph.task))
@@ -52,7 +52,7 @@ def search(
     return found, found.explore()
 
 
-def written(found: tuple[Search, Explored], pick: Pick, folder: Path) -> tuple[Priced, Plan]:
+def written(found: tuple[Search, SearchResult], pick: Pick, folder: Path) -> tuple[Evaluated, Plan]:
     """The plan of the fastest candidate of a kind."""
     searched, explored = found
     chosen = min((p for p in explored.priced if pick(p.candidate)), key=lambda p: p.seconds)

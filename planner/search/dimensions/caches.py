@@ -1,6 +1,6 @@
-"""Caches that fill themselves while training: LRU and CLOCK in each rank on one host's cores."""
+"""Choose a cache that fills itself while training: LRU or CLOCK, on one host's cores."""
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Mapping
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,92 +10,92 @@ from planner.cost.cache_model import DrawnReads, ExpectedReads, SuccessiveReads
 from planner.cost.request import Request
 from planner.cost.terms import look_up_seconds
 from planner.placement.caches import place_behind_caches
-from planner.placement.place import Capacity, Memories, Placed
-from planner.search.dimensions.dimension import Ask, Kind, LeftOut, Question
+from planner.placement.place import Memories, Placed
+from planner.search.dimensions.dimension import LeftOut, Proposing, RowsDimension, SearchInputs
 from planner.workload import Hotness
 from runtime.plan.schema import DYNAMIC
 
 
-class Caches(Kind):
-    """Rows where the last batches left them."""
+class Caches(RowsDimension):
+    """Keep the rows that the last batches read."""
 
     name = "caches that fill themselves"
     bounded = False
 
-    def taken(self, candidate: Candidate) -> bool:
-        """Whether the placement is a cache."""
+    def applies(self, candidate: Candidate) -> bool:
+        """Return whether the placement is a cache."""
         return candidate.cache is not None
 
-    def changes(self, candidate: Candidate) -> int:
-        """One."""
+    def count_changes(self, candidate: Candidate) -> int:
+        """Count the cache itself, which the name says by its policy."""
         del candidate
         return 1
 
-    def sort(self, candidate: Candidate) -> Hashable:
-        """Which cache."""
+    def family(self, candidate: Candidate) -> Hashable:
+        """Tell the caches apart."""
         return candidate.cache
 
-    def idle(self, candidate: Candidate) -> str:
-        """The cache itself."""
+    def no_gain_reason(self, candidate: Candidate) -> str:
+        """Name the cache."""
         return f"a {candidate.cache} cache that fills itself"
 
-    def propose(self, ask: Ask, base: Candidate | None) -> Iterator[Candidate | LeftOut]:
-        """Each cache on the same ranks, where they are alone on a host's cores."""
-        del ask
+    def propose(self, asked: Proposing, base: Candidate | None) -> Iterator[Candidate | LeftOut]:
+        """Yield each cache on the same ranks, where they are alone on one host's cores."""
+        del asked
         if base is None or base.kind != "cpu" or base.hosts > 1 or base.batching == "cooperative":
             return
         for policy in DYNAMIC:
             yield base.with_policy(policy)
 
-    def placement_key(self, candidate: Candidate) -> Hashable:
-        """Batches that hang together find more of their rows again."""
-        return candidate.kappa
+    def placement_key(self, candidate: Candidate, memories: Memories) -> Hashable:
+        """Add bytes, which slots and the host's rows share, and kappa, which makes rows recur."""
+        return memories.room, candidate.kappa
 
-    def placement_room(self, room: Capacity) -> Hashable:
-        """Bytes besides: slots and rows of the host share them."""
-        return room
-
-    def looks_at(self, hotness: Hotness) -> Hotness:
-        """Every vertex: batches are drawn, and read by id."""
-        return hotness.everything
+    def select_hotness(
+        self, hotness: Mapping[int, Hotness], batch_size: int, candidate: Candidate
+    ) -> Hotness:
+        """Return the hotness of every node: drawn batches name nodes by id."""
+        return super().select_hotness(hotness, batch_size, candidate).everything
 
     def place(
-        self, ask: Question, request: Request, candidate: Candidate, hotness: Hotness,
+        self, search: SearchInputs, request: Request, candidate: Candidate, hotness: Hotness,
         memories: Memories,
-    ) -> Placed | None:  # fmt: skip
-        """Slots of the caches beside what the host holds."""
-        batches = _batches(ask, request, candidate, memories)
-        reads = _reads(ask, candidate, hotness, batches)
+    ) -> Placed:  # fmt: skip
+        """Share memory out between cache slots and the host's rows."""
+        batches = _batches(search, request, candidate, memories)
+        reads = _reads(search, candidate, hotness, batches)
         return place_behind_caches(request, candidate, hotness, reads, memories)
 
 
 def _batches(
-    ask: Question, request: Request, candidate: Candidate, memories: Memories
+    search: SearchInputs, request: Request, candidate: Candidate, memories: Memories
 ) -> list[NDArray[np.int32]]:
-    """A rank's successive batches, as ids; none where they cannot be drawn.
+    """Return the ids of a rank's successive batches.
 
-    Nor are they drawn where the cache could not win, and nobody asked for it, if it never missed.
+    Nothing is drawn where it cannot be, or where a cache that never missed could not win.
     """
-    if ask.draws is None or _cannot_win(ask, request, candidate, memories):
+    if search.draws is None or _cannot_win(search, request, candidate, memories):
         return []
-    found = ask.draws.batches(candidate.num_ranks, candidate.kappa)
+    found = search.draws.batches(candidate.num_ranks, candidate.kappa)
     return [] if isinstance(found, str) else found
 
 
 def _reads(
-    ask: Question, candidate: Candidate, hotness: Hotness, batches: list[NDArray[np.int32]]
+    search: SearchInputs, candidate: Candidate, hotness: Hotness, batches: list[NDArray[np.int32]]
 ) -> SuccessiveReads:
-    """From a rank's successive batches; from frequencies where none were drawn."""
+    """Count reads in successive batches, or expect them from hotness where none were drawn."""
     if not batches:
         return ExpectedReads(p=hotness.features, num_batches=hotness.num_batches)
-    asked = ask.settings.sampler_parameters.get("kappa", 1)
+    asked = search.settings.sampler_parameters.get("kappa", 1)
     alone = candidate.kappa is None and float(asked) == 1.0
     return DrawnReads(batches=batches, num_nodes=hotness.features.size, independent=alone)
 
 
-def _cannot_win(ask: Question, request: Request, candidate: Candidate, memories: Memories) -> bool:
-    """Whether the host holds every row and hands one out sooner than any cache would."""
-    if memories.room.host_rows is not None or ask.settings.policy == candidate.policy:
+def _cannot_win(
+    search: SearchInputs, request: Request, candidate: Candidate, memories: Memories
+) -> bool:
+    """Return whether the host holds every row and hands one out sooner than any cache."""
+    if memories.room.host_rows is not None or search.settings.policy == candidate.policy:
         return False
     costs = memories.costs
     look_up = look_up_seconds(request.machine, candidate, request.graph.num_nodes, 0.0)

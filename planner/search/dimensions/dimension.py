@@ -1,12 +1,12 @@
-"""What a kind of choice is to the search: it proposes candidates, prices them, or says why not.
+"""Define a dimension of the search: one choice that candidates are made of.
 
-A candidate takes several kinds at once (cores, fixed rows, stacks). The search asks the kinds of
-the registry in their order and knows none of them by name: a new one is a module and its line
-there.
+A candidate takes several dimensions at once, such as ranks on cores, fixed rows and stacked
+batches. The search asks the dimensions of the registry in their order and knows none by name: a new
+one is a module and its line there.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.candidate import Candidate
-from planner.cost.request import Request
+from planner.cost.request import Request, seeds_per_rank
 from planner.machine.model import MachineModel
-from planner.placement.place import Capacity, Memories, Placed
+from planner.placement.place import Memories, Placed
 from planner.placement.policies.policy import Parts
 from planner.search.drawn import Draws
 from planner.settings import PlanSettings
@@ -25,24 +25,24 @@ from planner.workload import Hotness, WorkloadProfile
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LeftOut:
-    """A kind of choice that was not priced, and why."""
+    """A dimension of which no candidate was priced, and why."""
 
     name: str
     why: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Ask:
-    """What proposals are made for."""
+class Proposing:
+    """What dimensions propose candidates for."""
 
     settings: PlanSettings
     machine: MachineModel
     policies: tuple[str, ...]
-    """Placements of the first candidates."""
+    """Placement policies of the first candidates."""
     task: str
-    """Of the graph."""
+    """Task of the graph."""
     profile: WorkloadProfile | None = None
-    """What was profiled; None: nothing yet, so that every kind may still be."""
+    """What was profiled; None before profiling, when anything may still be proposed."""
     draws: Draws | None = None
     """Sizes and sequences of batches; None where the graph is not at hand."""
     num_steps: int = 0
@@ -50,128 +50,138 @@ class Ask:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Question:
-    """One planning request with what placements and prices need."""
+class SearchInputs:
+    """One planning request with all that placing and pricing its candidates needs."""
 
     request: Request
     settings: PlanSettings
     hotness: dict[int, Hotness]
-    """By seeds per rank."""
+    """Hotness of the graph's nodes, by seeds per rank."""
     out_degree: Callable[[], NDArray[np.int64]]
-    """Lists each vertex stands in; counted only where a policy needs it."""
+    """Out-degrees of the nodes, counted only where a policy needs them."""
     parts: Parts | None = None
     """Partitions of the graph, made only where a policy needs one."""
     draws: Draws | None = None
     """Sizes and sequences of batches; None: only what the profile holds is priced."""
 
 
-class Kind(ABC):
-    """One kind of choice; what a kind does not change is as it stands here."""
+class Dimension(ABC):
+    """One choice of the search. A hook that a dimension does not override changes nothing."""
 
     name: ClassVar[str]
-    """In plain words; a reason why it is left out stands under it."""
+    """Name in plain words, under which a plan says why the dimension was left out."""
     bounded: ClassVar[bool] = True
-    """Whether rows are placed that could be placed better, so that a bound says how much."""
+    """Whether the lower bound on feature reads holds for candidates of this dimension."""
 
     @abstractmethod
-    def taken(self, candidate: Candidate) -> bool:
-        """Whether a candidate takes this kind."""
+    def applies(self, candidate: Candidate) -> bool:
+        """Return whether a candidate makes this choice."""
 
     @abstractmethod
-    def propose(self, ask: Ask, base: Candidate | None) -> Iterator[Candidate | LeftOut]:
-        """Candidates that take it, made from `base` or from nothing; or why there are none.
+    def propose(self, asked: Proposing, base: Candidate | None) -> Iterator[Candidate | LeftOut]:
+        """Yield candidates that make this choice, or the reason why there are none.
+
+        Args:
+            asked: the request, and what is known of machine and graph.
+            base: candidate to vary; None where candidates are made from nothing.
 
         Raises:
             SettingsError: the user asks for what no candidate can be.
         """
 
-    def words(self, candidate: Candidate) -> str:
-        """What a candidate's name says of this kind beside ranks, threads and placement."""
+    def describe(self, candidate: Candidate) -> str:
+        """Return the words that this choice adds to the candidate's name; empty for the default."""
         del candidate
         return ""
 
-    def changes(self, candidate: Candidate) -> int:
-        """Choices of this kind that must pay for being there; 0 where it is the plain one."""
-        del candidate
-        return 0
+    def count_changes(self, candidate: Candidate) -> int:
+        """Return how many defaults the choice departs from: each must gain more than the noise."""
+        return int(bool(self.describe(candidate)))
 
-    def sort(self, candidate: Candidate) -> Hashable:
-        """What sets candidates of this kind apart: of each sort the best is told of."""
+    def family(self, candidate: Candidate) -> Hashable:
+        """Return a key: of candidates with equal keys the plan lists only the best as losing."""
         del candidate
         return None
 
-    def idle(self, candidate: Candidate) -> str:
-        """What a candidate costs or lacks, where this kind gains it nothing."""
+    def no_gain_reason(self, candidate: Candidate) -> str:
+        """Return what the choice costs or lacks, for a candidate that is as fast without it."""
         del candidate
         return ""
 
-    def settled(self, candidate: Candidate) -> Candidate:
-        """The candidate as it is priced, where its choices contradict each other."""
+    def normalise(self, candidate: Candidate) -> Candidate:
+        """Return the candidate to price instead, where this choice contradicts another one."""
         return candidate
 
-    def shape(self, candidate: Candidate) -> Candidate:
-        """The candidate without what leaves its reads as they are: those are bounded once."""
+    def read_shape(self, candidate: Candidate) -> Candidate:
+        """Return the candidate without what leaves the rows it reads unchanged.
+
+        Candidates of one shape share one lower bound on their reads.
+        """
         return candidate
 
-    def alike(self, candidate: Candidate) -> Candidate:
-        """What a candidate has in common with those of which the fastest alone is gone on with."""
+    def dedup_key(self, candidate: Candidate) -> Candidate:
+        """Return the candidate without what the search decides later.
+
+        Of candidates with equal keys the search varies only the fastest any further.
+        """
         return candidate
 
-    def seeds(self, batch_size: int) -> int | None:
-        """Seeds of the batches that rows are read for; None: each rank's share of the batch."""
-        del batch_size
-        return None
-
-    def request(self, request: Request, candidate: Candidate, draws: Draws | None) -> Request:
-        """The request as the candidate meets it: its hosts, its rates."""
+    def adapt_request(self, request: Request, candidate: Candidate, draws: Draws | None) -> Request:
+        """Return the request as the candidate meets it: on its hosts, at its sampling rates."""
         del candidate, draws
         return request
 
-    def relaxed(self, request: Request) -> dict[str, Request]:
-        """The request with a little more of one thing, by its name."""
+    def relax_request(self, request: Request) -> dict[str, Request]:
+        """Return the request with a little more of one resource each, by the resource's name."""
         del request
         return {}
 
-    def placement_key(self, candidate: Candidate) -> Hashable:
-        """What placements of this kind depend on besides ranks, memory, costs and policy."""
-        del candidate
-        return None
-
-    def placement_room(self, room: Capacity) -> Hashable:
-        """What placements of this kind depend on of the room there is: whole rows."""
-        return room.own_rows, room.host_rows
-
-    def looks_at(self, hotness: Hotness) -> Hotness:
-        """What this kind places by: vertices that may stand for others, or every one."""
-        return hotness
-
-    def place(
-        self, ask: Question, request: Request, candidate: Candidate, hotness: Hotness,
-        memories: Memories,
-    ) -> Placed | None:  # fmt: skip
-        """The candidate's rows, where this kind places them."""
-        del ask, request, candidate, hotness, memories
-        return None
-
-    def spread(
-        self, ask: Question, request: Request, candidate: Candidate, placed: Placed,
-        hotness: Hotness,
-    ) -> Placed | None:  # fmt: skip
-        """The rows of all vertices, where this kind placed those that stand for them."""
-        del ask, request, candidate, placed, hotness
-        return None
-
-    def adjusted(
+    def adjust_reads(
         self, request: Request, candidate: Candidate, placed: Placed, draws: Draws | None
     ) -> tuple[Request, Placed]:
-        """Request and reads as the sampler changes them, once rows are placed."""
+        """Return request and reads as the choice changes them after the rows are placed."""
         del candidate, draws
         return request, placed
 
-    def floor(
-        self, ask: Question, request: Request, candidate: Candidate, placed: Placed,
+
+class RowsDimension(Dimension):
+    """A way to place feature rows; exactly one applies to each normalised candidate."""
+
+    def select_hotness(
+        self, hotness: Mapping[int, Hotness], batch_size: int, candidate: Candidate
+    ) -> Hotness:
+        """Return the hotness that rows are placed by; by default of each rank's own batches.
+
+        Args:
+            hotness: by seeds per rank; its nodes may stand for several each.
+            batch_size: seeds of a step over all ranks.
+            candidate: whose rows are placed.
+        """
+        return hotness[seeds_per_rank(batch_size, candidate.num_ranks)]
+
+    def placement_key(self, candidate: Candidate, memories: Memories) -> Hashable:
+        """Return what placements depend on besides ranks, policy, costs and hotness."""
+        del candidate
+        return memories.room.own_rows, memories.room.host_rows
+
+    @abstractmethod
+    def place(
+        self, search: SearchInputs, request: Request, candidate: Candidate, hotness: Hotness,
+        memories: Memories,
+    ) -> Placed:  # fmt: skip
+        """Place the candidate's rows."""
+
+    def place_all(
+        self, search: SearchInputs, request: Request, candidate: Candidate, placed: Placed,
         hotness: Hotness,
-    ) -> float | None:  # fmt: skip
-        """Least seconds of feature reads of the slowest rank, where this kind places the rows."""
-        del ask, request, candidate, placed, hotness
-        return None
+    ) -> Placed:  # fmt: skip
+        """Extend a placement of nodes that stand for several each to all nodes."""
+        del search, request, candidate, hotness
+        return placed
+
+    def least_read_seconds(self, candidate: Candidate, placed: Placed, hotness: Hotness) -> float:
+        """Return seconds of feature reads per batch that no placement is below.
+
+        They are those of the rank that reads longest. Asked only of `bounded` dimensions.
+        """
+        raise NotImplementedError

@@ -1,10 +1,10 @@
-"""The topology in parts: a 1.5D grid of ranks over hosts, none of which holds all lists."""
+"""Choose a partitioned topology: ranks form a 1.5D grid over hosts, none with all lists."""
 
 from collections.abc import Iterator
 from dataclasses import replace
 
 from planner.candidate import Candidate
-from planner.search.dimensions.dimension import Ask, Kind, LeftOut
+from planner.search.dimensions.dimension import Dimension, LeftOut, Proposing
 from planner.search.dimensions.shared_batch import SHARED_MODELS
 from planner.settings import PlanSettings
 from runtime.plan.schema import TopologyPlacement
@@ -13,34 +13,29 @@ GRID_BULKS = (1, 8)
 """Batches of each rank that a grid samples at once."""
 
 
-class Grids(Kind):
-    """Adjacency lists in parts over hosts."""
+class Grids(Dimension):
+    """Spread the adjacency lists over hosts."""
 
     name = "topology in parts"
 
-    def taken(self, candidate: Candidate) -> bool:
-        """Whether the topology is in parts."""
+    def applies(self, candidate: Candidate) -> bool:
+        """Return whether the topology is partitioned."""
         return candidate.topology.policy == "partitioned"
 
-    def words(self, candidate: Candidate) -> str:
-        """How many copies there are of the lists."""
+    def describe(self, candidate: Candidate) -> str:
+        """Name the number of copies of the lists."""
         copies = "copy" if candidate.topology.replication == 1 else "copies"
         return f"{self.name}, {candidate.topology.replication} {copies}"
 
-    def changes(self, candidate: Candidate) -> int:
-        """One."""
-        del candidate
-        return 1
-
-    def propose(self, ask: Ask, base: Candidate | None) -> Iterator[Candidate | LeftOut]:
-        """Every number of copies; on one host its shared mapping holds all lists once."""
+    def propose(self, asked: Proposing, base: Candidate | None) -> Iterator[Candidate | LeftOut]:
+        """Yield every number of copies; one host's shared mapping holds all lists anyway."""
         if base is None or base.policy != "none":
             return
         if base.kind == "cuda":
             yield LeftOut(name=self.name, why="not priced where ranks are GPUs")
-        elif not shares_topology(ask.settings, ask.task):
+        elif not shares_topology(asked.settings, asked.task):
             yield LeftOut(name=self.name, why="grids draw uniform neighbours of one type alone")
-        elif ask.profile is not None and not ask.profile.stacks:
+        elif asked.profile is not None and not asked.profile.stacks:
             yield LeftOut(
                 name=self.name, why="the profile did not count the rows that stacks ask for"
             )
@@ -53,7 +48,7 @@ class Grids(Kind):
 
 
 def shares_topology(settings: PlanSettings, task: str) -> bool:
-    """Whether a grid can sample this request: uniform neighbours of one node type.
+    """Return whether a grid can sample this request: uniform neighbours of one node type.
 
     >>> shares_topology(PlanSettings(), "multiclass"), shares_topology(PlanSettings(), "link")
     (True, False)

@@ -1,4 +1,4 @@
-"""Locality-aware sampling: neighbours whose rows a rank holds are preferred."""
+"""Choose locality-aware sampling, which prefers neighbours whose rows a rank holds."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -6,7 +6,7 @@ from dataclasses import replace
 from planner.candidate import Candidate, RankRows
 from planner.cost.request import Request, seeds_per_rank
 from planner.placement.place import Placed
-from planner.search.dimensions.dimension import Ask, Kind, LeftOut
+from planner.search.dimensions.dimension import Dimension, LeftOut, Proposing
 from planner.search.drawn import Draws, LocalBatches
 from planner.search.samplers import forbidden
 from planner.workload import BatchProfile
@@ -16,7 +16,7 @@ from runtime.plan.schema import Sampler
 def preferring_local(
     request: Request, candidate: Candidate, placed: Placed, drawn: LocalBatches
 ) -> tuple[Request, Placed]:
-    """The request and the reads of a candidate whose sampler prefers the ranks' own rows.
+    """Return request and reads of a candidate whose sampler prefers the ranks' own rows.
 
     Sizes of batches change by what was drawn over what was profiled; of the rows that a rank does
     not hold, each source keeps its share. The model's seconds stay those of the profiled batch.
@@ -39,7 +39,7 @@ def preferring_local(
 
 
 def _resized(batch: BatchProfile, drawn: LocalBatches) -> BatchProfile:
-    """Every hop in proportion to the whole."""
+    """Resize every hop in proportion to the whole batch."""
     edges = sum(e.mean for e in batch.edges)
     vertices = drawn.vertices / batch.vertices[-1].mean if batch.vertices[-1].mean > 0 else 1.0
     factor = drawn.edges / edges if edges > 0 else 1.0
@@ -52,7 +52,7 @@ def _resized(batch: BatchProfile, drawn: LocalBatches) -> BatchProfile:
 
 
 def _moved(rows: RankRows, drawn: LocalBatches) -> RankRows:
-    """Own rows by the share drawn, the others by their shares among themselves."""
+    """Read own rows by the share drawn, and the others in their proportions."""
     if "own" not in rows.shares:
         return rows
     elsewhere = sum(share for kind, share in rows.shares.items() if kind != "own")
@@ -66,7 +66,7 @@ def _moved(rows: RankRows, drawn: LocalBatches) -> RankRows:
 
 
 FACTORS = (2.0, 4.0, 8.0, 16.0)
-"""Preferences for local neighbours."""
+"""Factors to try."""
 
 
 def prefer_local(base: Candidate, factor: float) -> Candidate:
@@ -75,40 +75,35 @@ def prefer_local(base: Candidate, factor: float) -> Candidate:
     return replace(base, sampler=Sampler(name="las", parameters={**shared, "factor": factor}))
 
 
-class LocalNeighbours(Kind):
-    """Fewer rows from elsewhere, for a little more variance."""
+class LocalNeighbours(Dimension):
+    """Prefer local neighbours: fewer rows from elsewhere, for a little more variance."""
 
     name = "local neighbours"
     bounded = False
 
-    def taken(self, candidate: Candidate) -> bool:
-        """Whether the factor is the planner's choice."""
+    def applies(self, candidate: Candidate) -> bool:
+        """Return whether the factor is the planner's choice."""
         return candidate.las is not None
 
-    def words(self, candidate: Candidate) -> str:
-        """By how much."""
+    def describe(self, candidate: Candidate) -> str:
+        """Name the factor."""
         return f"local neighbours preferred {candidate.las:g}-fold"
 
-    def changes(self, candidate: Candidate) -> int:
-        """One."""
-        del candidate
-        return 1
-
-    def propose(self, ask: Ask, base: Candidate | None) -> Iterator[Candidate | LeftOut]:
-        """Every factor, where ranks hold rows that could be preferred."""
+    def propose(self, asked: Proposing, base: Candidate | None) -> Iterator[Candidate | LeftOut]:
+        """Yield every factor, where ranks hold rows that could be preferred."""
         if base is None:
             return
-        why = _refused(ask, base)
+        why = _refused(asked, base)
         if why:
             yield LeftOut(name=self.name, why=why)
             return
         for factor in FACTORS:
             yield prefer_local(base, factor)
 
-    def adjusted(
+    def adjust_reads(
         self, request: Request, candidate: Candidate, placed: Placed, draws: Draws | None
     ) -> tuple[Request, Placed]:
-        """Sizes and shares as drawn with the preference."""
+        """Return sizes and shares as drawn with the preference."""
         if candidate.las is None or draws is None:
             return request, placed
         held = placed.spread(placed.placement.own[0])
@@ -118,21 +113,21 @@ class LocalNeighbours(Kind):
         return preferring_local(request, candidate, placed, drawn)
 
 
-def _refused(ask: Ask, base: Candidate) -> str:
-    """Why nothing is proposed; empty where something is."""
-    sampler, parameters = ask.settings.sampler, ask.settings.sampler_parameters
+def _refused(asked: Proposing, base: Candidate) -> str:
+    """Return why nothing is proposed; empty where something is."""
+    sampler, parameters = asked.settings.sampler, asked.settings.sampler_parameters
     if sampler == "las" and "factor" in parameters:
         return "the factor is the user's own"
     if sampler not in ("las", "neighbor") or "factor" in parameters:
         return f"sampler {sampler} has no form that prefers local neighbours"
     if sampler == "neighbor" and parameters:
         return "the sampler's parameters are the user's own"
-    why = forbidden(ask.settings, prefer_local(base, FACTORS[0]))
+    why = forbidden(asked.settings, prefer_local(base, FACTORS[0]))
     if why:
         return why
     if base.kind == "cuda":
         return "not priced where ranks are GPUs"
-    if ask.draws is None:
+    if asked.draws is None:
         return "nothing was drawn"
     if base.policy == "none" or base.cache is not None:
         return "no fast candidate keeps rows of its own"

@@ -1,4 +1,4 @@
-"""Ranks on cores: on one host alone, or equally many on each of several."""
+"""Choose what the ranks are: processes on the cores of one host or several, or GPUs."""
 
 from collections.abc import Hashable, Iterator
 from dataclasses import replace
@@ -9,78 +9,74 @@ from planner.cost.memory import host_memory
 from planner.cost.request import Request
 from planner.errors import SettingsError
 from planner.machine.hosts import first_hosts, joins_hosts, num_hosts, one_host
-from planner.search.dimensions.dimension import Ask, Kind, LeftOut
+from planner.search.dimensions.dimension import Dimension, LeftOut, Proposing
 from planner.search.drawn import Draws
 from planner.search.enumerate import candidates, machine_candidates, plans_gpus
 from planner.search.sensitivity import GIB, LINK_TABLES, faster, relaxed_gpus
 from planner.settings import PlanSettings
 
 
-class Cores(Kind):
+class Cores(Dimension):
     """Ranks that are processes on cores."""
 
     name = "cores"
 
-    def taken(self, candidate: Candidate) -> bool:
-        """Whether the ranks are processes on cores."""
+    def applies(self, candidate: Candidate) -> bool:
+        """Return whether the ranks are processes on cores."""
         return candidate.kind == "cpu"
 
-    def words(self, candidate: Candidate) -> str:
-        """Over how many hosts, where there are several."""
+    def describe(self, candidate: Candidate) -> str:
+        """Name the number of hosts where there are several."""
         return f"{candidate.hosts} hosts" if candidate.hosts > 1 else ""
 
-    def changes(self, candidate: Candidate) -> int:
-        """Several hosts must pay for the links between them."""
-        return int(candidate.hosts > 1)
-
-    def sort(self, candidate: Candidate) -> Hashable:
-        """How many hosts."""
+    def family(self, candidate: Candidate) -> Hashable:
+        """Tell numbers of hosts apart."""
         return candidate.hosts
 
-    def alike(self, candidate: Candidate) -> Candidate:
-        """How far to read ahead changes memory, and time only where batches vary."""
+    def dedup_key(self, candidate: Candidate) -> Candidate:
+        """Ignore the prefetch depth, which changes time only where batches vary."""
         return replace(candidate, prefetch_depth=0)
 
-    def propose(self, ask: Ask, base: Candidate | None) -> Iterator[Candidate | LeftOut]:
-        """On the first host alone, and spread over two, four ... and all of them."""
+    def propose(self, asked: Proposing, base: Candidate | None) -> Iterator[Candidate | LeftOut]:
+        """Yield ranks on the first host alone, and spread over two, four ... and all hosts."""
         del base
-        settings, machine = ask.settings, ask.machine
+        settings, machine = asked.settings, asked.machine
         known = num_hosts(machine) if joins_hosts(machine) else 1
-        asked = settings.hosts or known
-        if asked > known:
+        wanted = settings.hosts or known
+        if wanted > known:
             raise SettingsError(
                 f"expected at most {known} hosts (the machine's, with links between them), found "
-                f"{asked}; ask for fewer or probe more together (gnnplan probe --hosts)"
+                f"{wanted}; ask for fewer or probe more together (gnnplan probe --hosts)"
             )
         if plans_gpus(machine):
             yield LeftOut(name=self.name, why="ranks are GPUs where the machine has them")
         elif not joins_hosts(machine):
             one = first_hosts(machine, 1)
-            yield from candidates(settings, one.num_cores, ask.policies)
+            yield from candidates(settings, one.num_cores, asked.policies)
         else:
             any_found = False
             cores = [one_host(machine, host).num_cores for host in range(known)]
             for hosts in [settings.hosts] if settings.hosts else _host_counts(known):
-                for found in _spread(settings, hosts, min(cores[:hosts]), ask.policies):
+                for found in _spread(settings, hosts, min(cores[:hosts]), asked.policies):
                     any_found = True
                     yield found
             if not any_found:
                 raise SettingsError(
-                    f"expected a number of devices that {asked} hosts of "
+                    f"expected a number of devices that {wanted} hosts of "
                     f"{min(cores)} cores share evenly, found {settings.devices}; ask for fewer or "
-                    f"for {asked * min(cores)}"
+                    f"for {wanted * min(cores)}"
                 )
 
-    def request(self, request: Request, candidate: Candidate, draws: Draws | None) -> Request:
-        """The request on the hosts that the candidate uses."""
+    def adapt_request(self, request: Request, candidate: Candidate, draws: Draws | None) -> Request:
+        """Return the request on the hosts that the candidate uses."""
         del draws
         machine = request.machine
         if candidate.hosts == num_hosts(machine):
             return request
         return replace(request, machine=first_hosts(machine, candidate.hosts))
 
-    def relaxed(self, request: Request) -> dict[str, Request]:
-        """One more GiB of a device's limit or the host, and each link 10% faster."""
+    def relax_request(self, request: Request) -> dict[str, Request]:
+        """Give one GiB more to a device's limit and to the host, and make each link 10% faster."""
         machine, budgets = request.machine, request.budgets
         host, capacity = host_memory(machine)
         device_limit, host_limit = budgets.device_bytes, budgets.host_bytes
@@ -103,7 +99,7 @@ class Cores(Kind):
 
 
 def _host_counts(known: int) -> list[int]:
-    """One, two, four ... and all.
+    """Return one, two, four ... and all.
 
     >>> _host_counts(6), _host_counts(1)
     ([1, 2, 4, 6], [1])
@@ -114,7 +110,7 @@ def _host_counts(known: int) -> list[int]:
 def _spread(
     settings: PlanSettings, hosts: int, cores: int, policies: tuple[str, ...]
 ) -> list[Candidate]:
-    """Equal numbers of ranks on each of some hosts."""
+    """Return candidates with equally many ranks on each of some hosts."""
     asked, batch = settings.devices, settings.workload.batch_size
     here = None if asked is None else asked // hosts
     if asked is not None and (asked % hosts or asked < hosts):
@@ -126,36 +122,36 @@ def _spread(
 
 
 def _on_hosts(candidate: Candidate, hosts: int) -> Candidate:
-    """Return a candidate of one host on each of several; ranks of a host are a clique."""
+    """Return a candidate of one host as it is on each of several, whose ranks are a clique."""
     return replace(candidate, devices=list_cores(candidate.num_ranks * hosts, hosts))
 
 
-class Gpus(Kind):
+class Gpus(Dimension):
     """One rank to a GPU."""
 
     name = "GPUs"
 
-    def taken(self, candidate: Candidate) -> bool:
-        """Whether the ranks are GPUs."""
+    def applies(self, candidate: Candidate) -> bool:
+        """Return whether the ranks are GPUs."""
         return candidate.kind == "cuda"
 
-    def sort(self, candidate: Candidate) -> Hashable:
-        """How many."""
+    def family(self, candidate: Candidate) -> Hashable:
+        """Tell numbers of GPUs apart."""
         return candidate.num_ranks
 
-    def propose(self, ask: Ask, base: Candidate | None) -> Iterator[Candidate | LeftOut]:
-        """Every number of GPUs in every cover by cliques."""
+    def propose(self, asked: Proposing, base: Candidate | None) -> Iterator[Candidate | LeftOut]:
+        """Yield every number of GPUs in every cover by cliques."""
         del base
-        if plans_gpus(ask.machine):
-            yield from machine_candidates(ask.settings, ask.machine, ask.policies)
+        if plans_gpus(asked.machine):
+            yield from machine_candidates(asked.settings, asked.machine, asked.policies)
             return
-        why = "the machine has none" if not ask.machine.gpus else "too little is known of them"
+        why = "the machine has none" if not asked.machine.gpus else "too little is known of them"
         yield LeftOut(name=self.name, why=why)
 
-    def alike(self, candidate: Candidate) -> Candidate:
-        """Of lanes the best depth alone."""
+    def dedup_key(self, candidate: Candidate) -> Candidate:
+        """Ignore the prefetch depth."""
         return replace(candidate, prefetch_depth=0)
 
-    def relaxed(self, request: Request) -> dict[str, Request]:
-        """More memory of GPUs and hosts, faster links of one sort."""
+    def relax_request(self, request: Request) -> dict[str, Request]:
+        """Give GPUs and hosts more memory, and make links of one sort faster."""
         return relaxed_gpus(request)

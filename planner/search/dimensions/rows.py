@@ -1,12 +1,10 @@
-"""Fixed copies of rows in each rank, by any of the named policies or none.
+"""Choose which rows each rank keeps for the whole training: by a policy, or by owner.
 
-A placement of vertices that stand for others, as one of all vertices.
-
-Every vertex lies where the one that stands for it was placed: the same memories are filled and the
-same reads are left, to a run of vertices. What the placement costs is evaluated anew over all.
+Large graphs are placed by a few nodes, each of which stands for several. A plan places every node:
+where hotness alone decides, a node lies where the one that stands for it does.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TypedDict
 
@@ -17,6 +15,7 @@ from planner.candidate import Candidate
 from planner.cost.request import Request
 from planner.placement.downsample import Spread
 from planner.placement.evaluate import evaluate
+from planner.placement.lp.joint import bound_of
 from planner.placement.owned import OWNED, place_shared, shared_floor
 from planner.placement.place import (
     KINDS,
@@ -27,20 +26,20 @@ from planner.placement.place import (
     place_rows,
     rank_rows,
 )
+from planner.placement.policies.copies import rows_instance
 from planner.placement.policies.policy import Parts, Placement
 from planner.placement.policies.registry import find_policy, list_tried_by_auto
 from planner.placement.reads import first_alike
-from planner.search.dimensions.dimension import Ask, Kind, LeftOut, Question
-from planner.search.floor import reads_floor
+from planner.search.dimensions.dimension import LeftOut, Proposing, RowsDimension, SearchInputs
 from planner.workload import Hotness
 
 
 def spread_placement(placed: Placed, hotness: Hotness) -> Placement:
-    """The placement of every vertex as the one that stands for it.
+    """Place every node where the one that stands for it lies.
 
     Args:
-        placed: of the vertices that `hotness` has.
-        hotness: as it was placed on.
+        placed: of the nodes that `hotness` has.
+        hotness: what it was placed by.
     """
     spread, found = Spread(hotness), placed.placement
     firsts = first_alike(found.own)
@@ -59,130 +58,125 @@ def spread_placement(placed: Placed, hotness: Hotness) -> Placement:
 
 
 def of_all(request: Request, placed: Placed, whole: Placement, hotness: Hotness) -> Placed:
-    """What a placement of every vertex leaves to read.
+    """Return what a placement of every node leaves to read.
 
     Args:
         request: whose rows they are.
-        placed: of the vertices that `hotness` has; the shares of reads stay those that were
+        placed: of the nodes that `hotness` has; the shares of reads stay those that were
             cross-validated there.
-        whole: the same policy's, of every vertex.
-        hotness: as the few were placed on.
+        whole: the same policy's placement of every node.
+        hotness: what the few were placed by.
     """
     shares = np.array([[r.shares.get(kind, 0.0) for kind in KINDS] for r in placed.rows.ranks])
     ranks = rank_rows(request, whole, shares, hotness.everything)
     return Placed(placement=whole, memories=placed.memories, rows=replace(placed.rows, ranks=ranks))
 
 
-class FixedRows(Kind):
-    """Rows at places that stay while training."""
+class FixedRows(RowsDimension):
+    """Keep the same rows throughout, for ranks with batches of their own."""
 
     name = "fixed rows"
 
-    def taken(self, candidate: Candidate) -> bool:
-        """Whether rows lie at fixed places, for ranks with batches of their own."""
+    def applies(self, candidate: Candidate) -> bool:
+        """Return whether rows stay where they are and batches are independent."""
         return candidate.cache is None and candidate.batching == "independent"
 
-    def propose(self, ask: Ask, base: Candidate | None) -> Iterator[Candidate | LeftOut]:
-        """Every such policy on the same ranks."""
-        del ask
+    def propose(self, asked: Proposing, base: Candidate | None) -> Iterator[Candidate | LeftOut]:
+        """Yield every policy that auto tries, on the same ranks."""
+        del asked
         if base is not None and base.batching == "independent":
             for policy in list_tried_by_auto():
                 yield base.with_policy(policy)
 
-    def alike(self, candidate: Candidate) -> Candidate:
-        """Of the ways to place rows on the same ranks the best stands for all."""
+    def dedup_key(self, candidate: Candidate) -> Candidate:
+        """Ignore the policy."""
         return candidate.with_policy("")
 
-    def shape(self, candidate: Candidate) -> Candidate:
-        """One bound holds for all policies."""
+    def read_shape(self, candidate: Candidate) -> Candidate:
+        """Ignore the policy: one bound holds for all."""
         return candidate.with_policy("")
 
     def place(
-        self, ask: Question, request: Request, candidate: Candidate, hotness: Hotness,
+        self, search: SearchInputs, request: Request, candidate: Candidate, hotness: Hotness,
         memories: Memories,
-    ) -> Placed | None:  # fmt: skip
-        """By the named policy."""
-        return place_rows(request, candidate, hotness, memories, **_known(ask, candidate))
+    ) -> Placed:  # fmt: skip
+        """Place rows by the named policy."""
+        return place_rows(request, candidate, hotness, memories, **_known(search, candidate))
 
-    def spread(
-        self, ask: Question, request: Request, candidate: Candidate, placed: Placed,
+    def place_all(
+        self, search: SearchInputs, request: Request, candidate: Candidate, placed: Placed,
         hotness: Hotness,
-    ) -> Placed | None:  # fmt: skip
-        """Where heat alone decides, each as the one that stands for it; else placed anew."""
+    ) -> Placed:  # fmt: skip
+        """Follow the nodes that stand for others where hotness decides; else place anew."""
         if hotness.stride == 1:
             return placed
         if find_policy(candidate.policy).heat_alone:
             whole = spread_placement(placed, hotness)
         else:
-            every, shared_host = hotness.everything, ask.settings.shared_host
+            every, shared_host = hotness.everything, search.settings.shared_host
             memories = memories_of(request, candidate, every, shared_host=shared_host)
-            choose = chooser(request, candidate, every, memories, **_known(ask, candidate))
+            choose = chooser(request, candidate, every, memories, **_known(search, candidate))
             whole = choose(every.features)
         return of_all(request, placed, whole, hotness)
 
-    def floor(
-        self, ask: Question, request: Request, candidate: Candidate, placed: Placed,
-        hotness: Hotness,
-    ) -> float | None:  # fmt: skip
-        """By weak duality, at these costs and capacities."""
-        del ask, request, candidate
-        room, costs = placed.memories.room, placed.memories.costs
-        cliques = placed.placement.cliques
-        own = hotness.most_places(room.own_rows)
+    def least_read_seconds(self, candidate: Candidate, placed: Placed, hotness: Hotness) -> float:
+        """Bound the reads by weak duality, at the placement's costs and capacities."""
+        room, cliques = placed.memories.room, placed.placement.cliques
+        own = [hotness.most_places(room.own_rows)] * candidate.num_ranks
         on_host = None if room.host_rows is None else hotness.most_places(room.host_rows)
-        return reads_floor(hotness, costs, own, on_host, cliques)
+        features, costs = hotness.features, placed.memories.costs
+        return bound_of(rows_instance(features, costs, own, cliques, on_host), "serial")
 
 
 class _Known(TypedDict):
-    """What policies may look at besides heat."""
+    """What policies may look at besides hotness."""
 
     out_degree: NDArray[np.int64] | None
     parts: Parts | None
 
 
-def _known(ask: Question, candidate: Candidate) -> _Known:
+def _known(search: SearchInputs, candidate: Candidate) -> _Known:
     needs = find_policy(candidate.policy).needs
     return _Known(
-        out_degree=ask.out_degree() if "out_degree" in needs else None,
-        parts=ask.parts if "parts" in needs else None,
+        out_degree=search.out_degree() if "out_degree" in needs else None,
+        parts=search.parts if "parts" in needs else None,
     )
 
 
-class OwnedRows(Kind):
-    """Rows that nobody but their owner reads."""
+class OwnedRows(RowsDimension):
+    """Keep the hottest of the rows that a rank owns, which nobody else reads."""
 
     name = "owned rows"
 
-    def taken(self, candidate: Candidate) -> bool:
-        """Whether the ranks share a batch, and so read their own vertices alone."""
+    def applies(self, candidate: Candidate) -> bool:
+        """Return whether ranks share a batch, so that each reads its own nodes alone."""
         return candidate.batching == "cooperative"
 
-    def propose(self, ask: Ask, base: Candidate | None) -> Iterator[Candidate | LeftOut]:
-        """The hottest of every owner."""
-        del ask
-        if base is not None and self.taken(base):
+    def propose(self, asked: Proposing, base: Candidate | None) -> Iterator[Candidate | LeftOut]:
+        """Yield the same ranks, each keeping its hottest rows."""
+        del asked
+        if base is not None and self.applies(base):
             yield base.with_policy(OWNED)
 
-    def shape(self, candidate: Candidate) -> Candidate:
-        """One bound holds for keeping rows and for none."""
+    def read_shape(self, candidate: Candidate) -> Candidate:
+        """Ignore whether rows are kept: one bound holds."""
         return candidate.with_policy("")
 
-    def looks_at(self, hotness: Hotness) -> Hotness:
-        """Every vertex: owners are dealt by id."""
-        return hotness.everything
+    def select_hotness(
+        self, hotness: Mapping[int, Hotness], batch_size: int, candidate: Candidate
+    ) -> Hotness:
+        """Return the whole batch's hotness of every node: owners are dealt by id."""
+        del candidate
+        return hotness[batch_size].everything
 
     def place(
-        self, ask: Question, request: Request, candidate: Candidate, hotness: Hotness,
+        self, search: SearchInputs, request: Request, candidate: Candidate, hotness: Hotness,
         memories: Memories,
-    ) -> Placed | None:  # fmt: skip
-        """What fits of each owner's hottest."""
-        del ask
+    ) -> Placed:  # fmt: skip
+        """Place what fits of each owner's hottest rows."""
+        del search
         return place_shared(request, candidate, hotness, memories)
 
-    def floor(
-        self, ask: Question, request: Request, candidate: Candidate, placed: Placed,
-        hotness: Hotness,
-    ) -> float | None:  # fmt: skip
-        """Each rank with its share of the hottest rows."""
-        del ask, request
+    def least_read_seconds(self, candidate: Candidate, placed: Placed, hotness: Hotness) -> float:
+        """Give each rank its share of the hottest rows."""
         return shared_floor(hotness, placed.memories, candidate.num_ranks)

@@ -7,7 +7,7 @@ from planner.candidate import PlacedRows, RankRows
 from planner.placement.costs import RowCosts
 from planner.placement.place import Capacity, Memories, Placed
 from planner.placement.policies.policy import place
-from planner.search.choose import Priced, choose, why_it_lost
+from planner.search.choose import Evaluated, choose, why_it_lost
 from runtime.plan.schema import Interval, Prediction, Threads
 from tests.support.candidates import candidate_of_ranks
 
@@ -17,7 +17,7 @@ NOISE = 0.05
 def priced(
     policy: str, ms: float, gather_ms: float, *, gpus: bool, own: int = 0, loaders: int = 1,
     host: float = 0.0,
-) -> Priced:  # fmt: skip
+) -> Evaluated:  # fmt: skip
     """Two ranks with a placement, a step and a gather of so many milliseconds."""
     candidate = candidate_of_ranks(
         num_ranks=2,
@@ -45,7 +45,7 @@ def priced(
     rows = PlacedRows(policy=policy, ranks=[each], host_rows=4)
     memories = Memories(room=Capacity(own_rows=0, host_rows=None), costs=costs)
     placed = Placed(placement=placement, memories=memories, rows=rows)
-    return Priced(candidate=candidate, placed=placed, prediction=prediction)
+    return Evaluated(candidate=candidate, placed=placed, prediction=prediction)
 
 
 def test_on_gpus_what_leaves_least_to_hide_is_kept_within_the_noise() -> None:

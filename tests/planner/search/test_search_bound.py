@@ -19,7 +19,7 @@ from planner.probe.presets import load_preset
 from planner.profile import gpu_profile
 from planner.profile.cache import Profile
 from planner.search.choose import alternatives, certificate, choose
-from planner.search.search import Explored, Search
+from planner.search.search import Search, SearchResult
 from planner.search.select_sampler import across
 from planner.settings import POLICIES, PlanSettings
 from planner.workload import Hotness
@@ -100,7 +100,7 @@ def gpus_search(seed: int, graph: Graph, patch: pytest.MonkeyPatch) -> Search:
     return pipeline.search_for(graph, settings, model)
 
 
-def check(search: Search, explored: Explored) -> None:
+def check(search: Search, explored: SearchResult) -> None:
     """Hold a search's bound against all candidates, and its certificate against its table."""
     bound = search.lower_bound(explored.priced)
     assert 0 < bound <= min(p.seconds for p in explored.priced)

@@ -16,9 +16,9 @@ from planner.probe.presets import load_preset
 from planner.profile.cache import Profile
 from planner.profile.presample import presample
 from planner.search.dimensions import registry
-from planner.search.dimensions.dimension import Ask, Kind, LeftOut
-from planner.search.dimensions.registry import KINDS, first_candidates, kinds_of
-from planner.search.search import Explored
+from planner.search.dimensions.dimension import Dimension, LeftOut, Proposing, RowsDimension
+from planner.search.dimensions.registry import DIMENSIONS, dimensions_of, propose_first
+from planner.search.search import SearchResult
 from planner.settings import PlanSettings
 from runtime.graph.dataset import Graph
 from runtime.plan.schema import Sampler, Workload
@@ -46,7 +46,7 @@ def explored(monkeypatch: pytest.MonkeyPatch, small_graph: Graph, tmp_path: Path
     """A search over drawn batches; the model's seconds are by hand."""
     monkeypatch.setenv("GNNPLAN_CACHE", str(tmp_path / "cache"))
 
-    def explore(model: MachineModel, settings: PlanSettings) -> Explored:
+    def explore(model: MachineModel, settings: PlanSettings) -> SearchResult:
         if settings.devices == 1:
             sampler = Sampler(name=settings.sampler, parameters=settings.sampler_parameters)
             batch, hot = presample(small_graph, settings.workload, sampler, 1)
@@ -71,15 +71,15 @@ def test_the_recorded_candidates_in_their_order(name: str, explored) -> None:
 
 def test_every_start_and_join_is_proposed_or_says_why_not() -> None:
     for model in (machine(), hosts_machine(), load_preset("siton")):
-        ask = Ask(
+        ask = Proposing(
             settings=PlanSettings(workload=WORK, sampler="ladies"),
             machine=model,
             policies=("none",),
             task="multiclass",
         )
-        found = first_candidates(ask)
+        found = propose_first(ask)
         assert found.candidates
-        taken = {kind.name for c in found.candidates for kind in kinds_of(c)}
+        taken = {kind.name for c in found.candidates for kind in dimensions_of(c)}
         refused = {each.name for each in found.left_out if each.why}
         for kind in (*registry.STARTS, *registry.JOINS):
             assert (kind.name in taken) != (kind.name in refused), kind.name
@@ -100,28 +100,31 @@ def test_more_hosts_than_the_machine_has_are_refused(model: MachineModel) -> Non
 
 
 def test_each_kind_has_a_name_of_its_own_and_every_candidate_one_that_places_it() -> None:
-    assert len({kind.name for kind in KINDS}) == len(KINDS)
+    assert len({kind.name for kind in DIMENSIONS}) == len(DIMENSIONS)
     for model in (machine(), hosts_machine(), load_preset("siton")):
         settings = PlanSettings(workload=WORK)
         for c in joined_candidates(settings, model, ("none", "joint"), task="multiclass"):
-            placing = [k for k in kinds_of(c) if type(k).place is not Kind.place]
+            placing = [each for each in dimensions_of(c) if isinstance(each, RowsDimension)]
             assert len(placing) == 1
-            assert type(placing[0]).floor is not Kind.floor or not placing[0].bounded
+            bounds = type(placing[0]).least_read_seconds is not RowsDimension.least_read_seconds
+            assert bounds or not placing[0].bounded
 
 
 def test_a_kind_in_the_registry_is_all_that_the_search_needs(
     explored, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Deeper(Kind):
+    class Deeper(Dimension):
         """Eight batches ahead."""
 
         name = "a deep queue"
 
-        def taken(self, candidate: Candidate) -> bool:
+        def applies(self, candidate: Candidate) -> bool:
             return candidate.prefetch_depth == 8
 
-        def propose(self, ask: Ask, base: Candidate | None) -> Iterator[Candidate | LeftOut]:
-            del ask
+        def propose(
+            self, asked: Proposing, base: Candidate | None
+        ) -> Iterator[Candidate | LeftOut]:
+            del asked
             if base is not None:
                 yield replace(base, prefetch_depth=8)
 

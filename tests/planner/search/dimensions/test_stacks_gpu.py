@@ -12,7 +12,7 @@ import torch
 from planner.cost.stages.sample import batch_launches
 from planner.pipeline import plan
 from planner.probe.presets import load_preset
-from planner.search.dimensions.dimension import Ask, LeftOut
+from planner.search.dimensions.dimension import LeftOut, Proposing
 from planner.search.dimensions.stacks import Stacks
 from planner.settings import PlanSettings
 from runtime.graph.dataset import Graph
@@ -76,7 +76,7 @@ def test_one_cuda_graph_beats_stacks_of_neighbours_which_are_listed(
 def test_what_a_gpu_cannot_stack_is_left_out_with_the_reason(
     changes: dict[str, Any], task: str, words: str
 ) -> None:
-    ask = Ask(
+    ask = Proposing(
         settings=PlanSettings(workload=WORK, **changes), machine=load_preset("h200x1"),
         policies=("none",), task=task, num_steps=10,
     )  # fmt: skip
