@@ -203,7 +203,7 @@ def import_command(
     as_json: JsonFlag = False,
 ) -> None:
     """Put what other tools know of a machine onto a machine model."""
-    from planner.probe.imports.importing import import_machine
+    from planner.probe.imports import import_machine
 
     if output.is_dir():
         raise IsADirectoryError(21, "expected a file name for -o, found a folder", str(output))

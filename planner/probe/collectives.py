@@ -40,8 +40,8 @@ from planner.machine.model import Table
 from planner.probe.budget import Point
 from planner.probe.burst import background_load, make_burst
 from planner.probe.context import ProbeContext
+from planner.probe.team import State
 from planner.probe.timing import Measurement, robust_spread, summarize, wait_until
-from planner.probe.worker import State
 from runtime.cores import batch_threads
 
 CALLS = ("asked", "all_to_all", "all_reduce")

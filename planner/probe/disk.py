@@ -25,8 +25,8 @@ from numpy.typing import NDArray
 from planner.machine.model import Table
 from planner.probe.budget import Point
 from planner.probe.context import ProbeContext
+from planner.probe.team import State
 from planner.probe.timing import Measurement, summarize, wait_until
-from planner.probe.worker import State
 from runtime.cores import process_on, usable_core_ids
 from runtime.features.direct import read_blocks_at, read_buffers
 from runtime.features.disk import DEFAULT_DEPTH, MOST_REQUEST_BYTES

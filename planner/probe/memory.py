@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from planner.machine.model import Table
 from planner.probe.context import ProbeContext
+from planner.probe.team import State
 from planner.probe.timing import timed, wait_until
-from planner.probe.worker import State
 
 MODULE = "planner.probe.memory"
 WARM_UP = f"{MODULE}:warm_up"

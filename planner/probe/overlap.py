@@ -22,8 +22,8 @@ from planner.probe.burst import make_burst
 from planner.probe.collectives import distributed
 from planner.probe.context import ProbeContext
 from planner.probe.memory import gather
+from planner.probe.team import State
 from planner.probe.timing import Measurement, robust_spread, summarize, timed, wait_until
-from planner.probe.worker import State
 
 MODULE = "planner.probe.overlap"
 EXCHANGE_BYTES = 4 * 2**20

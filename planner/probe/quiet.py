@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from planner.probe.worker import State
+from planner.probe.team import State
 from runtime.codec import write_text_atomically
 from runtime.device import machine_fingerprint
 

@@ -26,8 +26,8 @@ from planner.machine.model import Table
 from planner.probe.budget import Point
 from planner.probe.context import AGAIN, ProbeContext
 from planner.probe.fit import fit_non_negative
+from planner.probe.team import State
 from planner.probe.timing import Measurement, is_wanting, wait_until
-from planner.probe.worker import State
 
 MODULE = "planner.probe.sampling"
 RELABEL_BYTES = 8

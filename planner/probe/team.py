@@ -1,14 +1,21 @@
 """A team of worker processes that measure at the same time.
 
-Real processes, because ranks are: each has its own memory, its own threads and its own sockets. The
-team is started once per probe (starting Python with torch costs seconds) and told what to run.
+Real processes, because ranks are: each has its own memory, threads and sockets. The team is started
+once per probe (starting Python with torch costs seconds) and told what to run: a task is a function
+of a probe module named `module:function`; it gets the worker's `State` and keyword arguments. What
+it leaves in `state.kept` lives until the team ends, so preparation and measurement are two tasks.
+A worker is `python -m planner.probe.team DESCRIPTOR RANK`.
 """
 
 import contextlib
+import importlib
+import os
 import subprocess
 import sys
 import tempfile
 import time
+import traceback
+from dataclasses import dataclass, field
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from types import TracebackType
@@ -75,7 +82,7 @@ class Team:
         output = tempfile.TemporaryFile()  # noqa: SIM115  kept until the process has ended
         self._outputs.append(output)
         process = subprocess.Popen(
-            [sys.executable, "-m", "planner.probe.worker", str(descriptor), str(rank)],
+            [sys.executable, "-m", "planner.probe.team", str(descriptor), str(rank)],
             pass_fds=[descriptor],
             env=with_huge_pages(environment),
             stdin=subprocess.DEVNULL,
@@ -162,3 +169,54 @@ class Team:
         self._pipes.clear()
         self._processes.clear()
         self._outputs.clear()
+
+
+PACKAGE = "planner.probe."
+
+
+@dataclass(slots=True)
+class State:
+    """What a worker keeps between tasks."""
+
+    rank: int
+    kept: dict[str, Any] = field(default_factory=dict[str, Any])
+
+
+def run_task(state: State, name: str, arguments: dict[str, Any]) -> Any:
+    """Run one named task of the probe package.
+
+    Raises:
+        ValueError: the name is not one of a probe module.
+    """
+    module, _, function = name.partition(":")
+    if not module.startswith(PACKAGE) or not function:
+        raise ValueError(f"expected a task of {PACKAGE}*, found {name!r}")
+    return getattr(importlib.import_module(module), function)(state, **arguments)
+
+
+def serve(connection: Connection, rank: int) -> None:
+    """Answer tasks until the other side closes or sends None."""
+    state = State(rank=rank)
+    while True:
+        try:
+            request = connection.recv()
+        except EOFError:
+            return
+        if request is None:
+            return
+        try:
+            answer = ("value", run_task(state, *request))
+        except Exception as error:
+            last = traceback.extract_tb(error.__traceback__)[-1]
+            place = f"{os.path.basename(last.filename)}:{last.lineno}"  # noqa: PTH119
+            answer = ("error", f"{type(error).__name__}: {error} ({place})")
+        connection.send(answer)
+
+
+def main() -> None:
+    """Serve the descriptor given on the command line."""
+    serve(Connection(int(sys.argv[1])), int(sys.argv[2]))
+
+
+if __name__ == "__main__":
+    main()

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from planner.errors import MachineError
-from planner.probe.gpu.nvlinks import bus_key
+from planner.probe.gpu.nvml import bus_key
 from planner.probe.host import PciDevices, RecordedDevices
 from runtime import codec
 

@@ -1,11 +1,8 @@
 """What the driver says of the GPUs that CUDA shows, and what a reader must know of them.
 
-Read by `nvml.py`; facts, no measured rate. None is unknown throughout.
-
-The inventory of the GPUs that CUDA shows: slices in the place of divided GPUs, and what to say.
-
-A divided GPU (MIG) is planned with its slice's own memory. Where the driver does not name the
-slices, the smallest one that there is stands for it: an eighth of the memory.
+Read by `nvml.py`; facts, no measured rate. None is unknown throughout. A divided GPU
+(MIG) is planned with its slice's own memory. Where the driver does not name the slices, the
+smallest one that there is stands for it: an eighth of the memory.
 """
 
 import os
@@ -14,11 +11,25 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from planner.probe.gpu.nvlinks import NvLink
 from runtime.device import VARIABLE, Listed, Shown, read_slices, shown_gpus
 
 IDLE_BYTES = 1 << 30
 """The driver itself takes less of a GPU's memory: what is more belongs to other processes."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NvLink:
+    """One link of one GPU."""
+
+    index: int
+    up: bool | None
+    peer_access: bool | None
+    remote_kind: str
+    """gpu | npu | switch | unknown."""
+    remote_bus_id: str
+    """Empty where unknown."""
+    bytes_per_second: float | None
+    """One direction, as the driver states it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

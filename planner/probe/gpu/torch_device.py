@@ -25,7 +25,7 @@ from planner.probe.gpu.measure import (
     measure_gpus,
 )
 from planner.probe.gpu.nvml import MASK_WORDS, set_bits
-from planner.probe.worker import State
+from planner.probe.team import State
 
 WARM_UPS = 4
 HOLD_CYCLES = 20_000_000

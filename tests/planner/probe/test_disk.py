@@ -10,8 +10,7 @@ import pytest
 
 from planner.probe import disk
 from planner.probe.context import QUICK, ProbeContext
-from planner.probe.team import Team
-from planner.probe.worker import State
+from planner.probe.team import State, Team
 
 
 def context(folder: Path) -> ProbeContext:

@@ -10,7 +10,7 @@ from hypothesis import given, strategies as st
 
 from planner.machine.model import load_machine, save_machine
 from planner.probe.gpu.nvml import inventory
-from planner.probe.imports.importing import import_machine
+from planner.probe.imports import import_machine
 from planner.probe.links import gpu_links, gpu_parts, gpu_switches, nvlink_covers
 from planner.probe.presets import load_preset
 from planner.probe.topology import faults

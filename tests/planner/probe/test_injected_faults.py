@@ -6,7 +6,7 @@ import pytest
 
 from planner.errors import MachineError
 from planner.probe.doctor import topology_findings
-from planner.probe.gpu.nvlinks import bus_key
+from planner.probe.gpu.nvml import bus_key
 from planner.probe.topology import refuse_changed
 from tests.support.nvml_recording import call_key
 from tests.support.recordings import NAMES, Recording, look, machine_of, recorded

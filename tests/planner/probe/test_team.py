@@ -5,8 +5,7 @@ import subprocess
 
 import pytest
 
-from planner.probe.team import Team
-from planner.probe.worker import State, run_task
+from planner.probe.team import State, Team, run_task
 from runtime.errors import WorkerFailed
 
 TIMING = "planner.probe.timing"

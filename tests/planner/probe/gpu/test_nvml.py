@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from planner.probe.gpu.nvlinks import bus_key
-from planner.probe.gpu.nvml import inventory
+from planner.probe.gpu.nvml import bus_key, inventory
 from tests.planner.probe.fake_nvml import (
     SWITCH,
     UNKNOWN,

@@ -11,8 +11,7 @@ from planner.cli.main import main
 from planner.errors import MachineError
 from planner.machine.model import MachineModel, load_machine
 from planner.machine.routes import Reader, routes, row_seconds
-from planner.probe.imports.importing import import_machine
-from planner.probe.imports.nvbandwidth import read_nvbandwidth, with_nvbandwidth
+from planner.probe.imports import import_machine, read_nvbandwidth, with_nvbandwidth
 from planner.probe.presets import load_preset
 
 

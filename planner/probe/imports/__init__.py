@@ -1,1 +1,0 @@
-"""What other tools measured of a machine, read from their files."""
