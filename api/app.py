@@ -1,6 +1,6 @@
 """The REST service: resources in their final shapes, no arithmetic, no torch in this process.
 
-    middleware.Gate -> routes/*.py -> service/*.py -> storage/*.py, jobs/*.py
+    middleware.Gate -> routes/*.py, dashboard/*.py -> service/*.py -> storage/*.py, jobs/*.py
 
 Routes hold bytes and statuses; what they do are the functions of `api.service`, which pages and
 tests call the same way.
@@ -17,9 +17,9 @@ from pathlib import Path
 from fastapi import Depends, FastAPI
 
 from api import errors as problems, openapi
-from api.dashboard import routes as dashboard
+from api.dashboard import jobs as job_pages, machines as machine_pages, pages, plans as plan_pages
 from api.middleware import Gate
-from api.routes import audit, graphs, health, jobs, machines, plans, profiles, runs
+from api.routes import inputs, jobs, operations, plans, runs
 from api.routes.common import no_other_parameters
 from api.service.context import Service, open_service
 from api.service.events import JobStates
@@ -63,9 +63,26 @@ def create_app(settings: ServiceSettings | Path) -> FastAPI:
     app.state.job_states = JobStates(service)
     problems.install(app)
     app.add_middleware(Gate, service=service)
-    for each in (health, graphs, machines, profiles, plans, runs, jobs, audit):
-        app.include_router(each.router, dependencies=[Depends(no_other_parameters)])
-    dashboard.install(app)
+    for router in (
+        operations.health_router,
+        inputs.graphs_router,
+        inputs.machines_router,
+        inputs.profiles_router,
+        plans.router,
+        runs.router,
+        jobs.router,
+        operations.audit_router,
+    ):
+        app.include_router(router, dependencies=[Depends(no_other_parameters)])
+    # Fixed names before those that hold an id.
+    for router in (
+        pages.router,
+        pages.login_router,
+        plan_pages.router,
+        machine_pages.router,
+        job_pages.router,
+    ):
+        app.include_router(router)
     app.openapi = lambda: openapi.document(app)
     return app
 

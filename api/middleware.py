@@ -25,10 +25,10 @@ from api.errors import (
     of_service_error,
     problem_response,
 )
-from api.logs import REQUEST_ID
-from api.security.keys import Principal
+from api.security import Principal
 from api.service.context import Service
 from api.storage.tables import AuditRow
+from api.telemetry import REQUEST_ID
 
 HEADERS = {
     b"content-security-policy": b"default-src 'none'; frame-ancestors 'none'; base-uri 'none'; "

@@ -28,7 +28,7 @@ def document(app: FastAPI) -> dict[str, Any]:
 
 
 def _with_problems(found: dict[str, Any]) -> None:
-    from api.schemas.resources import Problem
+    from api.resources import Problem
 
     schemas = found.setdefault("components", {}).setdefault("schemas", {})
     schemas["Problem"] = Problem.model_json_schema(ref_template="#/components/schemas/{model}")

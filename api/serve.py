@@ -14,11 +14,11 @@ from uvicorn import Config, Server
 from api.app import create_app
 from api.connections import ConnectionLimits, Connections, protocol_of, within_files
 from api.jobs.ray import ClusterUnreachableError, RayJobs, checked_address
-from api.logs import log_json
-from api.security.keys import SCOPES, create_key
+from api.security import SCOPES, create_key
 from api.service.context import Service
 from api.settings import LOOPBACK_HOSTS, ServiceSettings
 from api.storage.storage import Storage
+from api.telemetry import log_json
 from runtime.errors import InputError
 
 GRACE_SECONDS = 3

@@ -17,7 +17,7 @@ UNCHECKED = (
     "planner.cli.remote",
     "planner.profile.draws",
     "planner.client.client",
-    "planner.client.plans",
+    "planner.client.client",
     "runtime.features.device_store",
     "runtime.loader.stages",
     "runtime.sampling.pyg",

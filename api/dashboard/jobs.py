@@ -1,14 +1,134 @@
-"""Pages of jobs: the list, one job as it goes on, and its end at a button."""
+"""Pages of jobs and runs: the list, one as it goes on, its losses as they come, its end."""
 
-from typing import Annotated
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path as FilePath
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Query, Request, Response
+from markupsafe import Markup
+from pydantic import ValidationError
+from starlette.concurrency import run_in_threadpool
 
-from api.dashboard.pages import PageRoute, page, part_status, see
-from api.routes.common import ServiceIn
-from api.schemas.resources import Job
-from api.security.auth import Maker, Reader
-from api.service import jobs
+from api.dashboard.pages import PageRoute, form, page, part_status, see
+from api.errors import ConflictError
+from api.jobs.events import EVENTS_FILE, event_of
+from api.requests import RunRequest
+from api.resources import Job
+from api.routes.common import CallerIn, ServiceIn
+from api.security import Maker, Reader, Runner
+from api.service import jobs, runs
+from api.service.context import Service
+from api.service.jobs import end_of
+from planner.errors import SettingsError
+from planner.report.machine import machine_of
+from planner.report.measured import Measured, draw_measured, measured
+from planner.report.page import swatch
+from planner.report.run_links import measured_links
+from planner.report.svg import element, figure
+from runtime.errors import GnnplanError
+from runtime.plan.schema import Plan
+
+HEIGHT = 220
+TOP = 18
+MOST_POINTS = 400
+MOST_DOTS = 40
+MOST_LOSS = 1e300
+"""A loss beyond it has diverged: differences of such numbers are none."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Loss:
+    """One step's loss per seed, or the mean of an epoch's steps."""
+
+    epoch: int
+    step: int | None
+    """None for the mean."""
+    loss: float
+
+    @property
+    def place(self) -> str:
+        """Where in the run."""
+        return f"epoch {self.epoch}, {'mean' if self.step is None else f'step {self.step}'}"
+
+
+def losses(folder: FilePath) -> list[Loss]:
+    """Losses that a job has told of last, thinned to what a picture shows.
+
+    Steps are told of ten times a second at most; where that is less often than epochs end, the
+    epochs' means say more.
+    """
+    told: dict[str, list[Loss]] = {"step": [], "epoch": []}
+    for line in end_of(folder / EVENTS_FILE).splitlines():
+        event = event_of(line) or {}
+        kind, data = event.get("event"), event.get("data", {})
+        if kind in told and (loss := _loss(data, mean=kind == "epoch")) is not None:
+            told[kind].append(loss)
+    found = max(told["step"], told["epoch"], key=len)
+    every = 1 + len(found) // MOST_POINTS
+    return found[::-1][::every][::-1]
+
+
+def _loss(data: dict[str, Any], *, mean: bool) -> Loss | None:
+    """What an event tells of a loss; None where that is no number that can be drawn."""
+    loss, epoch, step = data.get("loss"), data.get("epoch", 0), data.get("step", 0)
+    if not isinstance(loss, float) or not abs(loss) < MOST_LOSS:
+        return None
+    if not isinstance(epoch, int) or not isinstance(step, int):
+        return None
+    return Loss(epoch=epoch, step=None if mean else step, loss=loss)
+
+
+def draw_losses(found: list[Loss]) -> Markup:
+    """Loss over the steps told of, first to last across the picture."""
+    high, low = max(x.loss for x in found), min(x.loss for x in found)
+    span = (high - low) or 1.0
+    places = [
+        (i / max(1, len(found) - 1), TOP + (high - x.loss) / span * (HEIGHT - TOP - 26))
+        for i, x in enumerate(found)
+    ]
+    lines = [
+        element(
+            "line",
+            class_="loss",
+            x1=f"{100 * xa:.2f}%",
+            y1=ya,
+            x2=f"{100 * xb:.2f}%",
+            y2=yb,
+        )
+        for (xa, ya), (xb, yb) in pairwise(places)
+    ]
+    dots = [
+        element("circle", class_="point", cx=f"{100 * x:.2f}%", cy=y, r=3)
+        for x, y in (places if len(places) <= MOST_DOTS else [])
+    ]
+    first, last = found[0], found[-1]
+    words = (
+        f"Loss {first.loss:.3f} at {first.place}; {last.loss:.3f} at {last.place}; "
+        f"between {low:.3f} and {high:.3f}."
+    )
+    return figure(
+        "losses",
+        "Loss per seed, as measured",
+        words,
+        element("line", class_="grid", x1=0, x2="100%", y1=TOP, y2=TOP),
+        element("line", class_="grid", x1=0, x2="100%", y1=HEIGHT - 26, y2=HEIGHT - 26),
+        *lines,
+        *dots,
+        element("text", f"{high:.3f}", class_="axis", x=0, y=TOP - 5),
+        element("text", f"{low:.3f}", class_="axis", x=0, y=HEIGHT - 31),
+        element("text", first.place, class_="axis", x=0, y=HEIGHT - 8),
+        element(
+            "text",
+            f"{last.place}: {last.loss:.3f}",
+            class_="axis",
+            x="100%",
+            y=HEIGHT - 8,
+            text_anchor="end",
+        ),
+        height=HEIGHT,
+    )
+
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 JobId = Annotated[str, Path(max_length=64)]
@@ -54,3 +174,68 @@ def cancel_job(service: ServiceIn, who: Maker, job: JobId) -> Response:
     """Cancel a job, and back to it."""
     row = jobs.cancel_job(service, who, job)
     return see(f"/runs/{row.id}" if row.kind == "train" else f"/jobs/{row.id}")
+
+
+RunId = Annotated[str, Path(max_length=64)]
+
+
+@router.post("/plans/{plan}/train")
+async def start_run(
+    request: Request,
+    service: ServiceIn,
+    _who: Runner,
+    caller: CallerIn,
+    plan: Annotated[str, Path(max_length=64)],
+) -> Response:
+    """Train under the plan, and on to the run."""
+    fields = await form(request)
+    options = {"epochs": fields.get("epochs", "10"), "force": fields.get("force") == "yes"}
+    try:
+        wanted = RunRequest.model_validate({"plan": plan, **options})
+    except ValidationError as error:
+        raise SettingsError(f"epochs: {error.errors()[0]['msg']}") from None
+    row = await run_in_threadpool(runs.start_run, service, caller, wanted)
+    return see(f"/runs/{row.id}")
+
+
+@router.get("/runs/{run}")
+def show_run(request: Request, service: ServiceIn, who: Reader, run: RunId) -> Response:
+    """One run; htmx asks again for what changes."""
+    row = runs.get_run(service, run)
+    plan = runs.plan_of_run(service, row)
+    found = _measured(service, run, plan)
+    told = losses(service.storage.job_folder(run))
+    template = "run_state.html" if "hx-request" in request.headers else "run_page.html"
+    return page(
+        request,
+        template,
+        status=part_status(request, row.state),
+        job=Job.of(row),
+        may_cancel=jobs.may_cancel(who, row),
+        plan=plan,
+        run=found,
+        run_picture=draw_measured(found) if found and found.stages else None,
+        losses=told,
+        loss_picture=draw_losses(told) if told else None,
+        links=_links(plan, found),
+        swatch=swatch,
+    )
+
+
+def _measured(service: Service, run: str, plan: Plan) -> Measured | None:
+    """What was measured so far; None before the first epoch's end."""
+    try:
+        return measured(plan, runs.run_report(service, run))
+    except ConflictError:
+        return None
+
+
+def _links(plan: Plan, found: Measured | None) -> list[object]:
+    """Load of the links, predicted and counted; none where the machine is not known."""
+    try:
+        machine = machine_of(plan)
+        if machine is None:
+            return []
+        return list(measured_links(plan, machine, None if found is None else found.report))
+    except GnnplanError:
+        return []

@@ -6,7 +6,7 @@ from fastapi import APIRouter, Path, Query, Request, Response
 
 from api.dashboard.pages import PageRoute, page
 from api.routes.common import ServiceIn
-from api.security.auth import Reader
+from api.security import Reader
 from api.service import machines
 from api.service.context import Service
 from planner.report.links import link_rows

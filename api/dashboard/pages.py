@@ -1,4 +1,7 @@
-"""What every page shares: templates, headers, and refusals that are pages too."""
+"""What every page shares: templates, headers, files, refusals that are pages too, and the login.
+
+A browser's key is given once, and kept in a cookie that scripts and other sites cannot use.
+"""
 
 import hashlib
 import time
@@ -13,11 +16,12 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, RedirectResponse
 from fastapi.routing import APIRoute
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
+from starlette.concurrency import run_in_threadpool
 
 from api.errors import ServiceError, UnauthorizedError, validation_text
-from api.routes.common import tagged
-from api.schemas.resources import JobState
-from api.security.keys import Principal
+from api.resources import JobState
+from api.routes.common import ServiceIn, tagged
+from api.security import COOKIE, Principal, principal_of
 from planner.errors import PlanDoesNotFit
 from planner.report.page import filters, style
 from runtime.errors import InputError
@@ -162,3 +166,41 @@ def get_file(request: Request, name: str) -> Response:
 def contents(name: str) -> bytes:
     """A file's bytes."""
     return style().encode() if name == "report.css" else (ASSETS / name).read_bytes()
+
+
+login_router = APIRouter(route_class=PageRoute, include_in_schema=False)
+KEPT_SECONDS = 30 * 86400
+
+
+@login_router.get("/login")
+def show_login(request: Request) -> Response:
+    """Where a key is given."""
+    return page(request, "login.html", told="")
+
+
+@login_router.post("/login")
+async def log_in(request: Request, service: ServiceIn) -> Response:
+    """Keep a valid key in a cookie."""
+    text = (await form(request)).get("key", "").strip()
+    who = await run_in_threadpool(principal_of, service.storage.access, text) if text else None
+    if who is None:
+        told = "Expected a valid key, found one that is unknown or revoked."
+        return page(request, "login.html", status=401, told=told)
+    answer = see("/plans")
+    answer.set_cookie(
+        COOKIE,
+        text,
+        max_age=KEPT_SECONDS,
+        httponly=True,
+        samesite="strict",
+        secure=request.url.scheme == "https",
+    )
+    return answer
+
+
+@login_router.post("/logout")
+def log_out() -> Response:
+    """Forget the key."""
+    answer = see("/login")
+    answer.delete_cookie(COOKIE, httponly=True, samesite="strict")
+    return answer

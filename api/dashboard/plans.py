@@ -1,24 +1,131 @@
-"""Pages of plans: the list, one plan, two plans side by side, its file to take away."""
+"""Pages of plans: the form that makes one, the list, one plan, two side by side, its file.
+
+The form has the settings of a request, checked by the REST request's schema.
+"""
 
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Query, Request, Response
 from fastapi.responses import HTMLResponse
+from pydantic import ValidationError
+from starlette.concurrency import run_in_threadpool
 
-from api.dashboard.pages import PageRoute, headers, page
-from api.routes.common import ServiceIn
-from api.schemas.resources import PlanSummary
-from api.security.auth import Reader
-from api.service import plans, runs
+from api.dashboard.pages import PageRoute, form, headers, page, see
+from api.errors import ServiceError
+from api.requests import PlanRequest
+from api.resources import PlanSummary
+from api.routes.common import CallerIn, ServiceIn
+from api.security import Planner, Reader
+from api.service import graphs, machines, plans, runs
 from api.service.artefacts import drawn_machine, measured_report, plan_page
+from api.service.context import Service
+from planner.options import YES_NO, default_text, read_texts
 from planner.queries.explain import explain
 from planner.report.differences import differences, verdict
 from planner.report.page import sections, swatch
 from planner.report.timeline import Timeline, draw_timeline, timeline
+from planner.settings import MODELS, POLICIES, PlanSettings
+from runtime import codec
 from runtime.device import machine_fingerprint
+from runtime.errors import InputError
 from runtime.plan.schema import Plan
+from runtime.plan.setting import SettingField, setting_fields
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
+FIRST = ("devices", "model", "hidden", "fanouts", "batch_size")
+"""Settings that the form shows at once; the others stand under "More"."""
+
+
+@router.get("/plans/new")
+def show_form(request: Request, service: ServiceIn, _who: Planner) -> Response:
+    """The form."""
+    return _form(request, service, {_key(each): default_text(each) for each in form_fields()})
+
+
+@router.post("/plans/new")
+async def create_plan(
+    request: Request, service: ServiceIn, _who: Planner, caller: CallerIn
+) -> Response:
+    """Accept the form; on at the job, or at the plan where it was there already."""
+    fields = await form(request)
+    try:
+        wanted = PlanRequest.model_validate(request_fields(fields))
+        row, done = await run_in_threadpool(plans.create_plan, service, caller, wanted)
+    except ValidationError as error:
+        told = [f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()]
+        return await run_in_threadpool(_form, request, service, fields, told, 422)
+    except ServiceError as error:
+        status = error.status
+        return await run_in_threadpool(_form, request, service, fields, [error.detail], status)
+    except InputError as error:
+        return await run_in_threadpool(_form, request, service, fields, [str(error)], 422)
+    return see(f"/plans/{row.subject}" if done else f"/jobs/{row.id}")
+
+
+def request_fields(fields: dict[str, str]) -> dict[str, Any]:
+    """A form's fields as the REST request has them.
+
+    Raises:
+        SettingsError: a field is no number or size.
+    """
+    wanted: dict[str, Any] = {name: fields[name] for name in ("graph", "machine") if name in fields}
+    given = {each.name: fields[_key(each)] for each in form_fields() if _key(each) in fields}
+    return wanted | codec.to_plain(read_texts(PlanSettings, given, name_of=_label))
+
+
+def form_fields(kind: type = PlanSettings) -> list[SettingField]:
+    """Settings that the form has, in the order of the flags."""
+    return [each for each in setting_fields(kind) if each.setting.surface == "all"]
+
+
+def _key(field: SettingField) -> str:
+    """Name of a setting's field in the form."""
+    return field.flag.removeprefix("--").replace("-", "_")
+
+
+def _label(field: SettingField) -> str:
+    return field.setting.label or _key(field).replace("_", " ").capitalize()
+
+
+def _choices(field: SettingField, models: list[str]) -> tuple[str, ...]:
+    """Words that the form offers of a setting; empty where it takes a text."""
+    open_names = {"policy": POLICIES, "model": tuple(models)}
+    yes_no = YES_NO if field.hint is bool else ()
+    return field.choices or yes_no or open_names.get(field.name, ())
+
+
+def _form(
+    request: Request,
+    service: Service,
+    fields: dict[str, str],
+    told: list[str] | None = None,
+    status: int = 200,
+) -> Response:
+    models = sorted({*MODELS, *service.settings.allowed_models})
+    shown = {
+        each.name: {
+            "key": _key(each),
+            "label": _label(each),
+            "choices": _choices(each, models),
+            "hint": each.setting.unset or each.setting.how,
+            "value": fields.get(_key(each), ""),
+            "changed": fields.get(_key(each), "") not in ("", default_text(each)),
+        }
+        for each in form_fields()
+    }
+    return page(
+        request,
+        "new_plan.html",
+        status=status,
+        fields={"graph": "", "machine": "", **fields},
+        first=[shown[name] for name in FIRST],
+        more=[each for name, each in shown.items() if name not in FIRST],
+        told=told or [],
+        graphs=graphs.list_graphs(service),
+        machines=machines.list_machines(service, limit=200).items,
+    )
+
+
 PlanId = Annotated[str, Path(max_length=64)]
 Which = Annotated[str, Query(max_length=64)]
 

@@ -10,14 +10,23 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from api.jobs.events import JobContext
 from api.storage.job_queue import Ending
 from api.storage.storage import Storage
 from api.storage.tables import JobRow, PlanRequestRow, PlanRow, ProfileRow
+from runtime import codec
 from runtime.errors import BudgetExceeded, GnnplanError, InputError
 from runtime.plan.io import load_plan
 
 PLAN_FOLDER = "plan"
 RESULT_FILE = "result.json"
+
+
+def write_result(job: JobContext, document: Any) -> None:
+    """Write a job's document for the service to keep."""
+    # In the document's own order, which is the one it is shown in.
+    text = json.dumps(codec.to_plain(document), allow_nan=False)
+    codec.write_text_atomically(job.folder / RESULT_FILE, text)
 
 
 def recorded(storage: Storage, job: JobRow, outcome: dict[str, Any]) -> Ending:

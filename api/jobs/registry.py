@@ -1,6 +1,10 @@
 """Kinds of jobs: which lane runs them, what does the work, and for how long it may."""
 
+import time
 from dataclasses import dataclass
+from typing import Any
+
+from api.jobs.events import JobContext
 
 PLANNING = "planning"
 PROBING = "probing"
@@ -28,18 +32,23 @@ class Kind:
 
 KINDS = {
     "noop": Kind(
-        lane=PLANNING, work="api.jobs.work.noop:run", limit_seconds=600.0, most_crashes=20
+        lane=PLANNING, work="api.jobs.registry:wait", limit_seconds=600.0, most_crashes=20
     ),
-    "plan": Kind(lane=PLANNING, work="api.jobs.work.planning:make_plan", limit_seconds=3600.0),
-    "profile": Kind(
-        lane=PLANNING, work="api.jobs.work.planning:profile_graph", limit_seconds=3600.0
-    ),
-    "simulate": Kind(
-        lane=PLANNING, work="api.jobs.work.planning:simulate_plan", limit_seconds=3600.0
-    ),
-    "why-not": Kind(lane=PLANNING, work="api.jobs.work.planning:hold_policy", limit_seconds=3600.0),
-    "what-if": Kind(lane=PLANNING, work="api.jobs.work.planning:change_plan", limit_seconds=3600.0),
+    "plan": Kind(lane=PLANNING, work="api.jobs.planning:make_plan", limit_seconds=3600.0),
+    "profile": Kind(lane=PLANNING, work="api.jobs.planning:profile_graph", limit_seconds=3600.0),
+    "simulate": Kind(lane=PLANNING, work="api.jobs.planning:simulate_plan", limit_seconds=3600.0),
+    "why-not": Kind(lane=PLANNING, work="api.jobs.planning:hold_policy", limit_seconds=3600.0),
+    "what-if": Kind(lane=PLANNING, work="api.jobs.planning:change_plan", limit_seconds=3600.0),
     "train": Kind(
-        lane=EXCLUSIVE, work="api.jobs.work.train:run", limit_seconds=7 * 86400.0, scope="run"
+        lane=EXCLUSIVE, work="api.jobs.train:run", limit_seconds=7 * 86400.0, scope="run"
     ),
 }
+
+
+def wait(request: dict[str, Any], job: JobContext) -> dict[str, Any]:
+    """Do nothing for `seconds`, in `steps` pieces, with progress after each."""
+    steps = int(request["steps"])
+    for step in range(steps):
+        time.sleep(float(request["seconds"]) / steps)
+        job.progress("waiting", (step + 1) / steps)
+    return {}

@@ -9,10 +9,10 @@ from fastapi.routing import APIRoute
 from pydantic import BaseModel
 
 from api.errors import UnprocessableError
-from api.schemas.resources import Job, PageOf
-from api.security.auth import principal_in
+from api.resources import Job, PageOf
+from api.security import principal_in
 from api.service.context import Caller, Service
-from api.storage.paging import Page
+from api.storage.database import Page
 from api.storage.tables import JobRow
 
 Row = TypeVar("Row")

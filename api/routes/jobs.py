@@ -6,10 +6,10 @@ from fastapi import APIRouter, Header, Path, Query, Request, Response
 from fastapi.sse import EventSourceResponse
 from starlette.concurrency import run_in_threadpool
 
+from api.requests import NoopRequest
+from api.resources import Attempt, Document, Job, JobKind, JobState, PageOf
 from api.routes.common import CallerIn, PageIn, ServiceIn, accepted, shown, tagged, tagged_model
-from api.schemas.requests import NoopRequest
-from api.schemas.resources import Attempt, Document, Job, JobKind, JobState, PageOf
-from api.security.auth import Maker, Planner, Reader
+from api.security import Maker, Planner, Reader
 from api.service import jobs
 from api.service.events import JobStates, Position, follow
 

@@ -6,12 +6,12 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Path, Query, Request, Response
 from fastapi.responses import FileResponse
 
+from api.requests import PlanRequest, SimulationRequest, WhatIfRequest, WhyNotRequest
+from api.resources import ArtefactSummary, Job, PageOf, PlanSummary
 from api.routes.common import CallerIn, PageIn, ServiceIn, accepted, shown, tagged
-from api.schemas.requests import PlanRequest, SimulationRequest, WhatIfRequest, WhyNotRequest
-from api.schemas.resources import ArtefactSummary, Job, PageOf, PlanSummary
-from api.security.auth import Planner, Reader
-from api.service import artefacts, planning, plans
-from api.service.documents import as_json
+from api.security import Planner, Reader
+from api.service import artefacts, plans
+from api.service.context import as_json
 from planner.queries.diff import PlanDiff
 from planner.queries.explain import Explanation
 from runtime.plan.schema import Plan
@@ -61,7 +61,7 @@ def create_plan(
 
     With the same fingerprints and request as a plan that is there, 200 and a job that is done.
     """
-    row, done = planning.create_plan(service, caller, body)
+    row, done = plans.create_plan(service, caller, body)
     job = accepted(response, row)
     if done:
         response.status_code = 200

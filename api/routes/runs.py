@@ -5,14 +5,14 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Path, Query, Request, Response
 from starlette.concurrency import run_in_threadpool
 
+from api.requests import RunRequest
+from api.resources import Job, JobState, PageOf, Run
 from api.routes.common import CallerIn, PageIn, ServiceIn, accepted, shown, tagged, tagged_model
 from api.routes.jobs import EVENTS, TEXT, LastEventId, stream
-from api.schemas.requests import RunRequest
-from api.schemas.resources import Job, JobState, PageOf, Run
-from api.security.auth import Reader, Runner
+from api.security import Reader, Runner
 from api.service import artefacts as pages, jobs, runs
 from api.service.artefacts import HTML
-from api.service.documents import as_json
+from api.service.context import as_json
 from planner.queries.compare import Comparison
 from runtime.report import RunReport
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from api.errors import ConflictError, NotFoundError
-from api.schemas.resources import ArtefactSummary
+from api.resources import ArtefactSummary
 from api.service import runs
 from api.service.context import Service
 from api.service.plans import get_plan

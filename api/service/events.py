@@ -15,7 +15,7 @@ from fastapi.sse import KEEPALIVE_COMMENT, format_sse_event
 
 from api.errors import UnavailableError
 from api.jobs.events import EVENTS_FILE, LOG_FILE, Tail, event_of
-from api.schemas.resources import Job
+from api.resources import Job
 from api.service.context import Service
 from api.storage.job_queue import ENDED
 from api.storage.tables import JobRow

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from api.errors import ForbiddenError, NotFoundError
 from api.fingerprints import graph_fingerprint
-from api.schemas.resources import GraphDetail, GraphSummary
-from api.security.requests import OutsideRootsError, dataset_folder
+from api.resources import GraphDetail, GraphSummary
+from api.security import OutsideRootsError, dataset_folder
 from api.service.context import Service
 from runtime.errors import InputError
 from runtime.graph.format import META_FILE, GraphMeta, read_meta

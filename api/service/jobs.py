@@ -6,12 +6,11 @@ from typing import Any
 from api.errors import ConflictError, NotFoundError, TooManyError, UnprocessableError
 from api.jobs.events import LOG_FILE
 from api.jobs.registry import KINDS
-from api.schemas.requests import NoopRequest
-from api.security.auth import check_owner, owns
-from api.security.keys import Principal
+from api.requests import NoopRequest
+from api.security import Principal, check_owner, owns
 from api.service.context import Caller, Service
+from api.storage.database import Page
 from api.storage.job_queue import ENDED, KeyReusedError, NewJob, PlanGoneError
-from api.storage.paging import Page
 from api.storage.tables import AttemptRow, JobRow
 
 LONGEST_LOG_BYTES = 1 << 20

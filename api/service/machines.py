@@ -5,9 +5,9 @@ import time
 from typing import Any
 
 from api.errors import NotFoundError, UnprocessableError
-from api.schemas.resources import MachineSummary
+from api.resources import MachineSummary
 from api.service.context import Service
-from api.storage.paging import Page
+from api.storage.database import Page
 from api.storage.tables import MachineRow
 from planner.errors import MachineError
 from planner.machine.model import SCHEMA_VERSION, MachineModel, check_machine, load_machine

@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import Any
 
 from api.errors import ConflictError, NotFoundError, ServiceError, UnprocessableError
-from api.schemas.requests import RunRequest
+from api.requests import RunRequest
 from api.service.context import Caller, Service
 from api.service.jobs import end_of, submit
 from api.service.plans import get_plan
-from api.storage.paging import Page
+from api.storage.database import Page
 from api.storage.tables import JobRow
 from planner.queries.compare import Comparison, compare
 from runtime import codec

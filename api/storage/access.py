@@ -4,8 +4,7 @@ import time
 
 from sqlalchemy import select, update
 
-from api.storage.database import Database
-from api.storage.paging import Page, page_of
+from api.storage.database import Database, Page, page_of
 from api.storage.tables import AuditRow, KeyRow
 
 

@@ -7,8 +7,7 @@ from typing import Any
 from sqlalchemy import delete, select
 from sqlalchemy.exc import IntegrityError
 
-from api.storage.database import Database
-from api.storage.paging import Page, page_of
+from api.storage.database import Database, Page, page_of
 from api.storage.tables import JobRow, MachineRow, PlanRequestRow, PlanRow, ProfileRow
 
 

@@ -14,8 +14,7 @@ from sqlalchemy import func, or_, select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
-from api.storage.database import Database
-from api.storage.paging import Page, page_of
+from api.storage.database import Database, Page, page_of
 from api.storage.tables import AttemptRow, IdempotencyRow, JobRow, PlanRow
 from runtime import codec
 

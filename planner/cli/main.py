@@ -23,9 +23,7 @@ from planner.cli import (
     graphs,
     machines,
     planning,
-    report,
     training,
-    tuning,
 )
 from planner.errors import PlanDoesNotFit
 from runtime.errors import GnnplanError, InputError
@@ -41,7 +39,7 @@ app = typer.Typer(
 )
 app.add_typer(graphs.app, name="graph")
 app.add_typer(machines.app, name="machine")
-for module in (machines, planning, explaining, training, tuning, report, demo):
+for module in (machines, planning, explaining, training, demo):
     module.register(app)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from api.client import Client
-from api.security.keys import create_key
+from api.security import create_key
 from api.storage.storage import Storage
 from planner.cli.main import main
 from planner.machine.model import save_machine

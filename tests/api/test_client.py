@@ -15,7 +15,7 @@ from fastapi.testclient import TestClient
 
 from api.client import Client, ServiceProblemError, ServiceUnreachableError
 from api.openapi import COMMITTED
-from api.schemas.requests import PlanRequest, ProfileRequest, RunRequest
+from api.requests import PlanRequest, ProfileRequest, RunRequest
 from planner.client import resources
 from planner.client.connection import Problem, RequestRefusedError, error_of
 from planner.client.resources import plan_body, profile_body

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from api.jobs import train as train_job
 from api.jobs.events import JobContext, append_line
 from api.jobs.ray import ClusterRefusalError, ClusterUnreachableError, RayJobs, stop_left_over
 from api.jobs.recording import plan_row
-from api.jobs.work import train_ray
-from api.jobs.work.train import Relay
+from api.jobs.train import Relay
 from api.serve import main, parse, settings_of
 from api.storage.job_queue import Ending, NewJob
 from api.storage.storage import Storage
@@ -51,7 +51,7 @@ class Attempt:
             if len(self.events) == self.killed_after:
                 raise KeyboardInterrupt
 
-        return train_ray.train_on_cluster(self.request, self.job, self.run_folder, follow)
+        return train_job.train_on_cluster(self.request, self.job, self.run_folder, follow)
 
     @property
     def epochs(self) -> list[int]:
@@ -60,7 +60,7 @@ class Attempt:
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(train_ray, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(train_job, "LOOK_SECONDS", 0.05)
 
 
 def in_background(attempt: Attempt) -> tuple[threading.Thread, list[Any]]:
@@ -135,10 +135,10 @@ def test_what_the_cluster_refuses_is_not_asked_again(tmp_path: Path):
         attempt = Attempt(ray, tmp_path)
         started = time.monotonic()
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(train_ray, "ENTRY", "another.entry")
+            patch.setattr(train_job, "ENTRY", "another.entry")
             with pytest.raises(ClusterRefusalError, match="found status 400: no such command"):
                 attempt.run()
-        assert time.monotonic() - started < train_ray.PATIENCE_SECONDS
+        assert time.monotonic() - started < train_job.PATIENCE_SECONDS
 
 
 def test_a_lost_driver_is_a_crash_and_the_next_attempt_goes_on(
@@ -152,7 +152,7 @@ def test_a_lost_driver_is_a_crash_and_the_next_attempt_goes_on(
         thread.join()
         # No outcome and a code of its own: the lane begins another attempt.
         assert isinstance(found[0], SystemExit)
-        assert found[0].code == train_ray.CRASHED
+        assert found[0].code == train_job.CRASHED
         ray.mode = "train"
         second = Attempt(ray, tmp_path, number=2)
         assert second.run().epochs
@@ -212,7 +212,7 @@ def test_a_cluster_that_is_away_for_a_while_is_waited_for(
         (attempt.run_folder / "go").touch()
         thread.join()
         assert found[0].epochs
-    monkeypatch.setattr(train_ray, "PATIENCE_SECONDS", 0.1)
+    monkeypatch.setattr(train_job, "PATIENCE_SECONDS", 0.1)
     with pytest.raises(ClusterUnreachableError, match="expected the dashboard of a Ray cluster"):
         Attempt(ray, tmp_path, number=2).run()
 

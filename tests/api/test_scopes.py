@@ -11,7 +11,7 @@ from fastapi.testclient import TestClient
 from sqlalchemy import update
 
 from api.jobs.lanes import Lanes
-from api.security.keys import create_key, principal_of
+from api.security import create_key, principal_of
 from api.service.context import Caller, Service
 from api.service.jobs import submit
 from api.storage.job_queue import Ending
@@ -110,7 +110,7 @@ def keyed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[TestClient
     """A service that takes no jobs, with two keys of each scope: `plan`, and `other plan`."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Lanes, "_serve", lambda lanes, _lane: lanes._stopping.wait())
-        patch.setattr("api.security.auth.REMEMBERED_SECONDS", 0.0)
+        patch.setattr("api.security.REMEMBERED_SECONDS", 0.0)
         with make_client(tmp_path_factory.mktemp("scopes")) as client:
             access = service_of(client).storage.access
             keys = {"nobody": ""}

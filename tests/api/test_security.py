@@ -7,9 +7,7 @@ from pathlib import Path
 import pytest
 from fastapi.testclient import TestClient
 
-from api.security.keys import create_key, hash_of
-from api.security.limits import RateLimit
-from api.security.requests import OutsideRootsError, confined, dataset_folder
+from api.security import OutsideRootsError, RateLimit, confined, create_key, dataset_folder, hash_of
 from api.serve import is_loopback, main
 from api.storage.storage import Storage
 from runtime.errors import InputError
@@ -38,7 +36,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
-    monkeypatch.setattr("api.security.auth.monotonic", made)
+    monkeypatch.setattr("api.security.monotonic", made)
     return made
 
 
@@ -300,7 +298,7 @@ def test_wrong_keys_are_tried_no_faster_than_things_are_changed(tmp_path: Path):
 
 def test_an_idle_client_saves_no_more_than_a_burst(monkeypatch: pytest.MonkeyPatch):
     now = 0.0
-    monkeypatch.setattr("api.security.limits.time.monotonic", lambda: now)
+    monkeypatch.setattr("api.security.time.monotonic", lambda: now)
     limit = RateLimit(2.0)
     assert limit.wait_seconds("a") == 0
     now = 3600.0
@@ -309,7 +307,7 @@ def test_an_idle_client_saves_no_more_than_a_burst(monkeypatch: pytest.MonkeyPat
 
 def test_a_bucket_refills_at_its_rate(monkeypatch: pytest.MonkeyPatch):
     now = 0.0
-    monkeypatch.setattr("api.security.limits.time.monotonic", lambda: now)
+    monkeypatch.setattr("api.security.time.monotonic", lambda: now)
     limit = RateLimit(2.0)
     # Twice a second's worth at once, then one each half second.
     assert [limit.wait_seconds("a") for _ in range(5)] == [0, 0, 0, 0, 0.5]

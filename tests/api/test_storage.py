@@ -15,9 +15,8 @@ from sqlalchemy import inspect, text, update
 
 from api.jobs.lanes import lock_folder, sign_folder
 from api.storage.artefacts import Artefacts
-from api.storage.database import Database, normal_url
+from api.storage.database import Database, decode_cursor, normal_url
 from api.storage.job_queue import Ending, KeyReusedError, NewJob, PlanGoneError
-from api.storage.paging import decode_cursor
 from api.storage.storage import Storage
 from api.storage.tables import AuditRow, Base, JobRow, MachineRow
 from runtime.errors import InputError

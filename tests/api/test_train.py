@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from api.jobs import train
 from api.jobs.events import JobContext
-from api.jobs.work import train
-from api.jobs.work.inputs import RESULT_FILE
+from api.jobs.recording import RESULT_FILE
 from runtime.launch import launch
 
 

@@ -7,8 +7,8 @@ import pytest
 import typer
 from pydantic import ValidationError
 
-from api.dashboard.planning import form_fields
-from api.schemas.requests import GraphRequest, WorkloadRequest, with_settings
+from api.dashboard.plans import form_fields
+from api.requests import GraphRequest, WorkloadRequest, with_settings
 from planner.cli.options import option_fields, with_options
 from planner.client.resources import profile_body
 from planner.errors import SettingsError

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from pydantic.fields import FieldInfo
 
-from api.schemas.requests import WorkloadRequest
+from api.requests import WorkloadRequest
 from planner.errors import SettingsError
 from planner.settings import PlanSettings, check_workload, make_settings
 from runtime import codec

@@ -8,7 +8,7 @@ import pytest
 pytest.importorskip("selenium", reason="selenium is not installed: pip install selenium")
 
 from api.app import create_app
-from api.schemas.requests import NoopRequest
+from api.requests import NoopRequest
 from api.service.context import Caller, Service
 from api.service.jobs import get_job, submit_noop
 from api.settings import ServiceSettings

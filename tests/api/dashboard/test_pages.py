@@ -11,10 +11,10 @@ from fastapi.testclient import TestClient
 from sqlalchemy import update
 
 from api.app import create_app
-from api.dashboard.planning import request_fields
+from api.dashboard.plans import request_fields
 from api.jobs.events import EVENTS_FILE, append_line
-from api.schemas.requests import NoopRequest
-from api.security.keys import create_key
+from api.requests import NoopRequest
+from api.security import create_key
 from api.service.context import Caller, Service
 from api.service.jobs import get_job, list_jobs, submit, submit_noop
 from api.service.plans import get_plan

@@ -1,25 +1,55 @@
-"""Planning jobs, each a function (request, job) that returns the outcome's result."""
+"""Planning jobs, each a function (request, job) that returns the outcome's result.
+
+A job's graph, machine and settings are checked again before they open.
+"""
 
 from pathlib import Path
 from typing import Any
 
 from api.fingerprints import graph_fingerprint, request_key
 from api.jobs.events import JobContext
-from api.jobs.recording import PLAN_FOLDER
-from api.jobs.work.inputs import (
-    PROBED,
-    factors_of,
-    graph_of,
-    machine_of,
-    settings_of,
-    write_result,
-)
+from api.jobs.recording import PLAN_FOLDER, write_result
+from api.security import dataset_folder
+from planner.machine.model import MachineModel, load_machine
 from planner.pipeline import plan, searches_for
+from planner.probe.presets import load_preset
 from planner.profile.cache import load_record
-from planner.progress import portion
+from planner.progress import Progress, portion
+from planner.queries.calibrate import load_calibration
+from planner.settings import PlanSettings
 from runtime import codec
 from runtime.graph.dataset import open_graph
 from runtime.plan.io import load_plan
+
+PROBED = 0.4
+"""Of the progress of a job: the probe of the machine, where there was none yet."""
+
+
+def graph_of(request: dict[str, Any]) -> Path:
+    """The dataset's folder; what has become a way out of the roots since is refused."""
+    return dataset_folder([Path(root) for root in request["roots"]], request["graph"])
+
+
+def settings_of(request: dict[str, Any]) -> PlanSettings:
+    """The request's settings."""
+    return codec.decode(PlanSettings, request["settings"])
+
+
+def machine_of(request: dict[str, Any], progress: Progress) -> MachineModel:
+    """A preset, an uploaded machine, or the one the service runs on, probed once."""
+    machine = request["machine"]
+    if machine is None:
+        from planner.probe.probe import load_or_probe
+
+        return load_or_probe(quick=False, progress=progress)
+    if "preset" in machine:
+        return load_preset(machine["preset"])
+    return load_machine(Path(machine["file"]))
+
+
+def factors_of(request: dict[str, Any], machine: MachineModel, graph: str) -> dict[str, float]:
+    """What `compare` has learnt of the machine for the graph of that fingerprint, if asked for."""
+    return load_calibration(machine.fingerprint).factors(graph) if request["calibrated"] else {}
 
 
 def make_plan(request: dict[str, Any], job: JobContext) -> dict[str, Any]:

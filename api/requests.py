@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, create_model
 
-from api.schemas.resources import Strict
+from api.resources import Strict
 from planner.settings import PlanSettings, SamplerChoice, make_settings
 from runtime.launch.config import TrainOptions
 from runtime.plan.schema import MOST_FANOUT

@@ -1,25 +1,26 @@
-"""Whether the service lives and is ready, and its metrics."""
+"""Whether the service lives and is ready, its metrics, and who has asked for what."""
 
 from importlib.metadata import version
+from typing import Annotated
 
-from fastapi import APIRouter, Depends, Response
+from fastapi import APIRouter, Depends, Query, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from api.errors import UnavailableError
-from api.routes.common import ServiceIn
-from api.schemas.resources import Health
-from api.security.auth import require
+from api.resources import AuditLine, Health, PageOf
+from api.routes.common import PageIn, ServiceIn, shown
+from api.security import Admin, require
 
-router = APIRouter(tags=["health"])
+health_router = APIRouter(tags=["health"])
 
 
-@router.get("/healthz")
+@health_router.get("/healthz")
 async def healthz() -> Health:
     """The service answers."""
     return Health(version=version("gnnplan"))
 
 
-@router.get("/readyz")
+@health_router.get("/readyz")
 def readyz(service: ServiceIn) -> Health:
     """The database and the data folder can be written, and jobs are taken."""
     if reason := service.readiness.why_not(service.storage.check_writable):
@@ -29,7 +30,7 @@ def readyz(service: ServiceIn) -> Health:
     return Health(version=version("gnnplan"))
 
 
-@router.get(
+@health_router.get(
     "/metrics",
     dependencies=[Depends(require("read"))],
     response_class=Response,
@@ -38,3 +39,17 @@ def readyz(service: ServiceIn) -> Health:
 def metrics(service: ServiceIn) -> Response:
     """Counters for Prometheus."""
     return Response(service.metrics.text(), media_type=CONTENT_TYPE_LATEST)
+
+
+audit_router = APIRouter(prefix="/v1/audit", tags=["audit"])
+
+
+@audit_router.get("")
+def list_audit(
+    service: ServiceIn,
+    _who: Admin,
+    page: PageIn,
+    principal: Annotated[str | None, Query(max_length=64, description="Id of a key.")] = None,
+) -> PageOf[AuditLine]:
+    """The audit log, newest first."""
+    return shown(service.storage.access.audit(principal=principal, **page), AuditLine.of)

@@ -1,8 +1,10 @@
-"""A run as a job of a Ray cluster: submitted once, found again by the attempt after this one.
+"""Training jobs: under a plan on this machine, or as a job of a Ray cluster.
 
-The run's folder must be seen by the cluster under the same path, as plan and dataset must: what the
-ranks write there is what is handed on, wherever they run. This process may be killed at any moment;
-what it has submitted goes on, and `ray.json` in the job's folder says what that was.
+An attempt after the first goes on from the last checkpoint. A run on a cluster is submitted once,
+and found again by the attempt after this one. Its folder must be seen by the cluster under the same
+path, as plan and dataset must: what the ranks write there is what is handed on, wherever they run.
+This process may be killed at any moment; what it has submitted goes on, and `ray.json` in the job's
+folder says what that was.
 """
 
 import json
@@ -16,9 +18,63 @@ from typing import Any, TypeVar
 
 from api.jobs.events import EVENTS_FILE as JOB_EVENTS_FILE, JobContext, Tail, event_of
 from api.jobs.ray import JOB_KEY, ClusterRefusalError, ClusterUnreachableError, RayJob, RayJobs
+from api.jobs.recording import write_result
 from runtime import codec
 from runtime.errors import InputError, WorkerFailed
 from runtime.report import RunReport, load_report
+
+STEP_EVENT_SECONDS = 0.5
+"""Least time between two step events that are handed on."""
+OTHER_NAMES = {"end": "trained"}
+"""Of the ranks' events whose names say something else to followers: `end` is a stream's last."""
+
+
+class Relay:
+    """Hands on what the ranks write, and the share that is done.
+
+    Args:
+        job: whose followers are told.
+        epochs: of the run.
+    """
+
+    def __init__(self, job: JobContext, epochs: int) -> None:
+        self._job, self._epochs = job, epochs
+        self._told = 0.0
+
+    def __call__(self, event: dict[str, Any], place: tuple[int, int] | None = None) -> None:
+        """One event of the ranks, and where it was read."""
+        name = str(event.get("event", "event"))
+        if name == "step":
+            if time.monotonic() - self._told < STEP_EVENT_SECONDS:
+                return
+            self._told = time.monotonic()
+        name = OTHER_NAMES.get(name, name)
+        data = {key: value for key, value in event.items() if key != "event"}
+        self._job.event(name, data, place=place)
+        if isinstance(event.get("share"), float):
+            done = (int(event.get("epoch", 0)) + event["share"]) / self._epochs  # counted from 0
+            self._job.progress(f"epoch {event.get('epoch')}", done)
+
+
+def run(request: dict[str, Any], job: JobContext) -> dict[str, Any]:
+    """Start the plan's ranks here, or on the cluster that the request names, and follow them."""
+    run_folder = Path(request["runs"]) / job.folder.name
+    relay = Relay(job, int(request["options"]["epochs"]))
+    if "ray_address" in request:
+        write_result(job, train_on_cluster(request, job, run_folder, relay))
+        return {}
+    from runtime.launch.launch import train
+
+    report = train(
+        Path(request["plan_folder"]),
+        run_folder=run_folder,
+        resume=job.attempt > 1,
+        progress=relay,
+        **request["options"],
+    )
+    write_result(job, report)
+    return {}
+
 
 STATE_FILE = "ray.json"
 REQUEST_FILE = "ray-request.json"

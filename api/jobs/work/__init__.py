@@ -1,1 +1,0 @@
-"""What job processes do: functions (request, job) that return the outcome's result."""

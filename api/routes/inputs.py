@@ -1,0 +1,110 @@
+"""Graphs, machines and profiles: what plans are made of."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Path, Query, Request, Response
+
+from api.errors import NotFoundError
+from api.requests import ProfileRequest
+from api.resources import (
+    Document,
+    GraphDetail,
+    GraphSummary,
+    Job,
+    MachineSummary,
+    PageOf,
+    ProfileSummary,
+)
+from api.routes.common import CallerIn, PageIn, ServiceIn, accepted, shown, tagged, tagged_model
+from api.security import Planner, Reader
+from api.service import graphs, machines, plans
+from planner.machine.model import MachineModel
+from planner.workload import WorkloadProfile
+from runtime import codec
+
+graphs_router = APIRouter(prefix="/v1/graphs", tags=["graphs"])
+
+
+@graphs_router.get("")
+def list_graphs(service: ServiceIn, _who: Reader) -> PageOf[GraphSummary]:
+    """Datasets below the graph roots, by name."""
+    return PageOf(items=graphs.list_graphs(service))
+
+
+@graphs_router.get("/{graph:path}", response_model=GraphDetail)
+def get_graph(
+    request: Request,
+    service: ServiceIn,
+    _who: Reader,
+    graph: Annotated[str, Path(min_length=1, max_length=4096)],
+) -> Response:
+    """One dataset, by its folder below a root."""
+    return tagged_model(request, graphs.get_graph(service, graph))
+
+
+machines_router = APIRouter(prefix="/v1/machines", tags=["machines"])
+
+
+@machines_router.get("")
+def list_machines(service: ServiceIn, _who: Reader, page: PageIn) -> PageOf[MachineSummary]:
+    """Presets first, then uploaded machines, newest first."""
+    found = machines.list_machines(service, **page)
+    return PageOf(items=found.items, next_cursor=found.next_cursor)
+
+
+@machines_router.post("", status_code=201)
+def upload_machine(
+    service: ServiceIn, _who: Planner, document: Document, response: Response
+) -> MachineSummary:
+    """Keep a machine file that `gnnplan probe` wrote; equal content is one machine."""
+    kept = machines.upload_machine(service, document)
+    response.headers["Location"] = f"/v1/machines/{kept.id}"
+    return kept
+
+
+@machines_router.get("/{machine}", response_model=MachineModel)
+def get_machine(
+    request: Request,
+    service: ServiceIn,
+    _who: Reader,
+    machine: Annotated[str, Path(max_length=128)],
+) -> Response:
+    """Processors, memories, links and tables; NAME:N is N boxes of a preset."""
+    return tagged(request, codec.dumps(machines.machine_model(service, machine)).encode())
+
+
+profiles_router = APIRouter(prefix="/v1/profiles", tags=["profiles"])
+
+
+@profiles_router.get("")
+def list_profiles(
+    service: ServiceIn,
+    _who: Reader,
+    page: PageIn,
+    graph: Annotated[str | None, Query(max_length=4096, description="Name of the graph.")] = None,
+) -> PageOf[ProfileSummary]:
+    """Profiles that were made here, newest first."""
+    return shown(service.storage.catalogue.profiles(graph=graph, **page), ProfileSummary.of)
+
+
+@profiles_router.post("", status_code=202)
+def create_profile(
+    service: ServiceIn, _who: Planner, caller: CallerIn, body: ProfileRequest, response: Response
+) -> Job:
+    """Draw batches and time the model; follow the job at Location."""
+    return accepted(response, plans.create_profile(service, caller, body))
+
+
+@profiles_router.get("/{profile}", response_model=WorkloadProfile)
+def get_profile(
+    request: Request,
+    service: ServiceIn,
+    _who: Reader,
+    profile: Annotated[str, Path(max_length=64)],
+) -> Response:
+    """A profile's numbers."""
+    row = service.storage.catalogue.profile(profile)
+    data = None if row is None else service.storage.artefacts.get(row.sha256)
+    if row is None or data is None:
+        raise NotFoundError(f"no profile {profile}")
+    return tagged(request, data, tag=row.sha256[:32])

@@ -1,1 +1,0 @@
-"""Bytes in and out of the service: requests are checked here, resources have one shape each."""

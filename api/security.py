@@ -1,0 +1,368 @@
+"""Who may do what, how often, and with which files: keys, scopes, owners, rates, confined paths.
+
+API keys are 256 random bits, kept as SHA-256 without salt or stretching: nobody can search 2^256
+keys, and the lookup by hash is one read of an index.
+
+Jobs, runs and plans belong to the key that asked for them: it and admins may end or remove them.
+What was made while no key was asked for, or before owners were kept, is left to admins.
+"""
+
+import asyncio
+import hashlib
+import hmac
+import re
+import secrets
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from http.cookies import CookieError, SimpleCookie
+from pathlib import Path
+from time import monotonic
+from typing import Annotated, Any
+
+from fastapi import Depends, Request, Security
+from fastapi.security import HTTPBearer
+from starlette.datastructures import Headers
+
+from api.errors import ForbiddenError, UnauthorizedError
+from api.storage.access import Access
+from api.storage.tables import KeyRow
+from planner.settings import MODELS
+from runtime.errors import InputError
+
+PREFIX = "gnnplan_"
+SCOPES = ("read", "plan", "run", "admin")
+INCLUDED = {
+    "read": {"read"},
+    "plan": {"read", "plan"},
+    "run": {"read", "run"},
+    "admin": set(SCOPES),
+}
+"""What each scope allows."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Principal:
+    """Who asks."""
+
+    name: str
+    """Id of a key, or `local` where none is needed."""
+    scopes: frozenset[str]
+
+
+LOCAL = Principal(name="local", scopes=frozenset(SCOPES))
+"""Whoever can connect, on a loopback address without keys."""
+
+
+def create_key(access: Access, name: str, scopes: list[str]) -> tuple[KeyRow, str]:
+    """Make a key; the text is shown once and never stored.
+
+    Raises:
+        InputError: an unknown scope, or a name that is none.
+    """
+    unknown = sorted(set(scopes) - set(SCOPES))
+    if unknown or not scopes:
+        raise InputError(
+            f"expected scopes among {', '.join(SCOPES)}, found {', '.join(unknown) or 'none'}"
+        )
+    if not re.fullmatch(r"[\w .@-]{1,64}", name):
+        raise InputError(
+            f"expected a name of 1 to 64 letters, digits, spaces and .@-_, found {name!r}"
+        )
+    text = PREFIX + secrets.token_urlsafe(32)
+    row = KeyRow(
+        id=uuid.uuid4().hex[:12],
+        name=name,
+        sha256=hash_of(text),
+        scopes=",".join(s for s in SCOPES if s in scopes),
+        created_seconds=time.time(),
+        revoked_seconds=None,
+    )
+    access.add_key(row)
+    return row, text
+
+
+def hash_of(text: str) -> str:
+    """What is stored of a key."""
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def principal_of(access: Access, text: str) -> Principal | None:
+    """Whose key this is; None where it is wrong or revoked."""
+    digest = hash_of(text)
+    row = access.key_of_hash(digest)
+    if row is None or not hmac.compare_digest(row.sha256, digest):
+        return None
+    if row.revoked_seconds is not None:
+        return None
+    allowed: set[str] = set()
+    for scope in row.scopes.split(","):
+        allowed |= INCLUDED.get(scope, set())
+    return Principal(name=row.id, scopes=frozenset(allowed))
+
+
+def owns(who: Principal, scope: str, owner: str) -> bool:
+    """Whether somebody may end or remove a thing.
+
+    Args:
+        who: who asks.
+        scope: what it takes to make such things.
+        owner: id of the key that made it.
+    """
+    return scope in who.scopes and ("admin" in who.scopes or owner == who.name)
+
+
+def check_owner(who: Principal, scope: str, owner: str, what: str) -> None:
+    """Let through who may end or remove a thing; `what` names it.
+
+    Raises:
+        ForbiddenError: the key has not the scope, or is not the one that made it.
+    """
+    if owns(who, scope, owner):
+        return
+    if scope not in who.scopes:
+        raise wrong_scope(who, scope)
+    raise ForbiddenError(
+        f"{what}: expected the key that made it, or one with scope admin, found another",
+        kind="not-owner",
+    )
+
+
+def wrong_scope(who: Principal, *scopes: str) -> ForbiddenError:
+    """The refusal of a key that has none of the scopes that something takes."""
+    wanted = " or ".join(scopes)
+    return ForbiddenError(
+        f"expected a key with scope {wanted}, found {', '.join(sorted(who.scopes))}",
+        kind="wrong-scope",
+        scope=wanted,
+    )
+
+
+COOKIE = "gnnplan_key"
+"""Where a browser keeps its key; set by whoever shows a login, HttpOnly and SameSite=Strict."""
+REMEMBERED_SECONDS = 1.0
+"""A revoked key may be answered for so long after it was last looked up."""
+MOST_REMEMBERED = 10_000
+
+bearer = HTTPBearer(auto_error=False, description="Key made by `gnnplan-serve keys create`.")
+
+
+class Authenticator:
+    """Looks keys up, and remembers the answers for a second."""
+
+    def __init__(self, access: Access, *, require_key: bool) -> None:
+        self._access = access
+        self._require_key = require_key
+        self._known: dict[str, tuple[float, Principal | None]] = {}
+
+    async def principal(self, headers: Headers) -> Principal | None:
+        """Who asks; None where a key is needed and there is none.
+
+        Raises:
+            UnauthorizedError: the key is wrong or revoked.
+        """
+        text = key_of(headers)
+        found = await self._look_up(text or "")
+        if found is None and text:
+            raise UnauthorizedError(
+                "expected a valid key, found one that is unknown or revoked",
+                headers={
+                    "WWW-Authenticate": 'Bearer error="invalid_token"',
+                    # A browser forgets it, and is shown the login when it asks again.
+                    "Set-Cookie": f"{COOKIE}=; Max-Age=0; Path=/; HttpOnly; SameSite=Strict",
+                },
+            )
+        return found
+
+    async def _look_up(self, text: str) -> Principal | None:
+        now, name = monotonic(), hash_of(text)
+        known = self._known.get(name)
+        if known is not None and now - known[0] < REMEMBERED_SECONDS:
+            return known[1]
+        found = await asyncio.to_thread(self._ask, text)
+        if len(self._known) >= MOST_REMEMBERED:
+            self._known.clear()
+        self._known[name] = (now, found)
+        return found
+
+    def _ask(self, text: str) -> Principal | None:
+        if text:
+            return principal_of(self._access, text)
+        # Revoking the last key must not let everybody in.
+        needed = self._require_key or self._access.has_keys(revoked_too=True)
+        return None if needed else LOCAL
+
+
+def key_of(headers: Headers) -> str | None:
+    """The key that a request carries, in its Authorization header or its cookie."""
+    scheme, _, text = headers.get("authorization", "").partition(" ")
+    if scheme.lower() == "bearer":
+        return text.strip()
+    if scheme:
+        return "an authorization that is no bearer key"
+    try:
+        cookie = SimpleCookie(headers.get("cookie", "")).get(COOKIE)
+    except CookieError:
+        return None
+    return None if cookie is None else cookie.value
+
+
+def principal_in(request: Request) -> Principal:
+    """Who asks.
+
+    Raises:
+        UnauthorizedError: a key is needed and there is none.
+    """
+    found: Principal | None = request.scope.get("principal")
+    if found is None:
+        raise UnauthorizedError(
+            "expected a key: Authorization: Bearer gnnplan_..., found none",
+            headers={"WWW-Authenticate": "Bearer"},
+        )
+    return found
+
+
+def require(*scopes: str) -> Callable[..., Any]:
+    """A dependency that lets through who holds one of the scopes."""
+
+    async def check(request: Request, _shown: Annotated[Any, Security(bearer)]) -> Principal:
+        principal = principal_in(request)
+        if principal.scopes.isdisjoint(scopes):
+            raise wrong_scope(principal, *scopes)
+        return principal
+
+    return check
+
+
+Reader = Annotated[Principal, Depends(require("read"))]
+Planner = Annotated[Principal, Depends(require("plan"))]
+Runner = Annotated[Principal, Depends(require("run"))]
+Maker = Annotated[Principal, Depends(require("plan", "run"))]
+"""Who may make something; what was made says which scope ends it."""
+Admin = Annotated[Principal, Depends(require("admin"))]
+
+
+MOST_CLIENTS = 10_000
+
+
+@dataclass(slots=True)
+class _Bucket:
+    tokens: float
+    seen: float
+
+
+class RateLimit:
+    """A rate for each of many names; bursts of twice a second's worth."""
+
+    def __init__(self, per_second: float) -> None:
+        self._rate = per_second
+        self._most = max(1.0, 2 * per_second)
+        self._buckets: dict[str, _Bucket] = {}
+
+    def wait_seconds(self, name: str) -> float:
+        """Take a token; 0 where there was one, else the seconds until there is."""
+        now = time.monotonic()
+        bucket = self._buckets.get(name)
+        if bucket is None:
+            if len(self._buckets) >= MOST_CLIENTS:
+                self._forget(now)
+            bucket = self._buckets[name] = _Bucket(self._most, now)
+        bucket.tokens = min(self._most, bucket.tokens + (now - bucket.seen) * self._rate)
+        bucket.seen = now
+        if bucket.tokens >= 1.0:
+            bucket.tokens -= 1.0
+            return 0.0
+        return (1.0 - bucket.tokens) / self._rate
+
+    def _forget(self, now: float) -> None:
+        """Drop whose bucket is full again; all of them where an attacker has filled the table."""
+        full = self._most / self._rate
+        self._buckets = {n: b for n, b in self._buckets.items() if now - b.seen < full}
+        if len(self._buckets) >= MOST_CLIENTS:
+            self._buckets.clear()
+
+
+def check_model(name: str, allowed: Sequence[str]) -> None:
+    """Let through the runtime's own models and those on the list.
+
+    Args:
+        name: sage, gcn ... or module:factory.
+        allowed: modules, or module:factory, each by its whole name.
+
+    Raises:
+        ForbiddenError: it is neither.
+    """
+    module = name.partition(":")[0]
+    if name in MODELS or (":" in name and (name in allowed or module in allowed)):
+        return
+    known = ", ".join([*MODELS, *allowed])
+    raise ForbiddenError(
+        f"expected a model among {known}, found {name!r}; who runs the service can allow it with "
+        "--allow-model",
+        kind="model-not-allowed",
+    )
+
+
+class OutsideRootsError(PermissionError, InputError):
+    """A path that leaves the configured roots; its text never says what lies outside."""
+
+
+def dataset_folder(roots: Sequence[Path], name: str) -> Path:
+    """The folder of a dataset that a request names, every file of it inside the roots.
+
+    Args:
+        roots: folders that may be read.
+        name: relative to a root, or absolute.
+
+    Raises:
+        OutsideRootsError: the path, or a file in the folder, leads out of the roots.
+        InputError: there is no such folder.
+    """
+    folder = confined(roots, name)
+    try:
+        files = list(folder.iterdir())
+    except OSError as error:
+        # A folder that is not there, is a file, has too long a name, or may not be read.
+        found = "none" if isinstance(error, FileNotFoundError) else error.strerror
+        raise InputError(f"{name}: expected a dataset folder, found {found}") from None
+    real = [root.resolve() for root in roots]
+    for path in files:
+        if not _inside(path.resolve(), real):
+            raise OutsideRootsError(f"{name}/{path.name}: expected a file inside the graph roots")
+    return folder
+
+
+def confined(roots: Sequence[Path], name: str) -> Path:
+    """A path with every link followed, inside one of the roots.
+
+    Raises:
+        OutsideRootsError: it leads out of all of them, or is no path.
+    """
+    if "\0" in name or len(name) > 4096:
+        raise OutsideRootsError(
+            "expected a path, found one with a zero byte or over 4096 characters"
+        )
+    real = [root.resolve() for root in roots]
+    found: Path | None = None
+    for root in real:
+        try:
+            path = (root / name).resolve()
+        except (OSError, RuntimeError, ValueError):
+            continue  # a loop of links, or a name that no file can have
+        if _inside(path, real):
+            found = path if found is None or (_exists(path) and not _exists(found)) else found
+    if found is None:
+        raise OutsideRootsError(f"{name}: expected a path inside the graph roots of the service")
+    return found
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError:
+        return False
+
+
+def _inside(path: Path, roots: Sequence[Path]) -> bool:
+    return any(path.is_relative_to(root) for root in roots)

@@ -1,1 +1,0 @@
-"""Who may do what, from where, how often, and with which files."""
