@@ -14,7 +14,7 @@ import tempfile
 from importlib.machinery import PathFinder
 from pathlib import Path
 
-from planner.cost.memory import model_bytes, sum_text, use
+from planner.cost.memory import model_bytes, sum_parts, sum_text
 from planner.errors import PlanDoesNotFit, SettingsError
 from planner.machine.model import MachineModel
 from planner.probe.presets import is_preset, unknown_machine
@@ -264,7 +264,7 @@ def check_outputs(graph: Graph, settings: PlanSettings, machine: MachineModel | 
         "model and optimizer": model_bytes(inputs * outputs if work.model in MODELS else 0),
         "outputs and gradients": 2 * FLOAT_BYTES * seeds * outputs,
     }
-    found = use(parts, capacity)
+    found = sum_parts(parts, capacity)
     if found.headroom < 0:
         raise PlanDoesNotFit(
             f"{sum_text(name, found)} for {outputs:,} outputs of {graph.name}; classes are "

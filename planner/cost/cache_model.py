@@ -77,7 +77,7 @@ class Reuse:
         return total, footprint
 
 
-def of_frequencies(
+def reuse_of_frequencies(
     p: NDArray[np.float32], num_batches: int, sources: Mapping[str, NDArray[np.bool_] | None]
 ) -> Reuse:
     """The curve of independent batches, from how often each row was read.
@@ -94,7 +94,7 @@ def of_frequencies(
     Source: rarefaction, Hurlbert, Ecology 52 (1971).
 
     >>> p = np.array([0.5, 0.5, 0.0], np.float32)  # two batches, each with a row of its own
-    >>> of_frequencies(p, 2, {"host": None}).misses["host"].tolist()
+    >>> reuse_of_frequencies(p, 2, {"host": None}).misses["host"].tolist()
     [1.0, 1.0]
     """
     largest = max(1, num_batches)
@@ -112,7 +112,7 @@ def of_frequencies(
     return Reuse(misses={kind: fresh @ found for kind, found in rows.items()})
 
 
-def of_batches(
+def reuse_of_batches(
     batches: Sequence[NDArray[np.integer]],
     num_nodes: int,
     sources: Mapping[str, NDArray[np.bool_] | None],
@@ -138,21 +138,21 @@ def of_batches(
     return Reuse(misses={kind: rows / seen for kind, rows in found.items()})
 
 
-def of_independent(
+def reuse_of_independent(
     batches: Sequence[NDArray[np.integer]],
     num_nodes: int,
     sources: Mapping[str, NDArray[np.bool_] | None],
 ) -> Reuse:
     """The curve of successive batches drawn independently: counted, then as frequencies have it.
 
-    Beyond what `of_batches` counts it is that of `of_frequencies`, in the proportion that the two
-    have where they meet.
+    Beyond what `reuse_of_batches` counts it is that of `reuse_of_frequencies`, in the proportion
+    that the two have where they meet.
     """
-    counted = of_batches(batches, num_nodes, sources)
+    counted = reuse_of_batches(batches, num_nodes, sources)
     read = np.zeros(num_nodes, np.float32)
     for ids in batches:
         read[ids] += 1
-    further = of_frequencies(read / np.float32(max(1, len(batches))), len(batches), sources)
+    further = reuse_of_frequencies(read / np.float32(max(1, len(batches))), len(batches), sources)
     return Reuse(
         misses={kind: _continued(m, further.misses[kind]) for kind, m in counted.misses.items()}
     )
@@ -265,7 +265,7 @@ class DrawnReads(SuccessiveReads):
 
     def reuse(self, sources: Masks) -> Reuse:
         """Counted; of independent batches beyond what was counted, as frequencies have it."""
-        curve = of_independent if self.independent else of_batches
+        curve = reuse_of_independent if self.independent else reuse_of_batches
         return curve(self.batches, self.num_nodes, sources)
 
     def missed(self, far: NDArray[np.bool_], stay: float, row_bytes: int) -> MissedRuns | None:
@@ -284,8 +284,8 @@ class ExpectedReads(SuccessiveReads):
     """That `p` was found of."""
 
     def reuse(self, sources: Masks) -> Reuse:
-        """See `of_frequencies`."""
-        return of_frequencies(self.p, self.num_batches, sources)
+        """See `reuse_of_frequencies`."""
+        return reuse_of_frequencies(self.p, self.num_batches, sources)
 
     def missed(self, far: NDArray[np.bool_], stay: float, row_bytes: int) -> MissedRuns | None:
         """None: which rows are missed together is not told by how often each is read."""
@@ -299,7 +299,7 @@ Shares = NDArray[np.float64]
 """Shape (ranks, sources); each row sums to 1, or is zero where nothing is read."""
 
 
-def cross_validated(
+def cross_validate(
     first: Frequencies,
     second: Frequencies,
     rows: Callable[[Frequencies, Frequencies], NDArray[np.float64]],
@@ -315,7 +315,7 @@ def cross_validated(
     ...     own = np.argsort(-chosen_on, kind="stable")[:2]
     ...     hit = float(scored_on[own].sum())
     ...     return np.array([[hit, float(scored_on.sum()) - hit]])
-    >>> [round(float(x), 3) for x in cross_validated(a, b, top_two)[0]]
+    >>> [round(float(x), 3) for x in cross_validate(a, b, top_two)[0]]
     [0.667, 0.333]
     """
     total: Shares | None = None

@@ -94,7 +94,7 @@ def location_bytes(num_nodes: int, code_bytes: int) -> int:
     return num_nodes * code_bytes
 
 
-def use(parts: Mapping[str, int], capacity: int) -> MemoryUse:
+def sum_parts(parts: Mapping[str, int], capacity: int) -> MemoryUse:
     """Sum up parts against a capacity."""
     total = sum(parts.values())
     return MemoryUse(parts=dict(parts), total=total, capacity=capacity, headroom=capacity - total)
@@ -118,7 +118,7 @@ def require_fit(name: str, memory: MemoryUse) -> None:
 def sum_text(name: str, memory: MemoryUse) -> str:
     """Write a memory's sum in words, largest part first.
 
-    >>> sum_text("rank 0", use({"model": 3_000_000, "cache": 4_000_000}, 5_000_000))
+    >>> sum_text("rank 0", sum_parts({"model": 3_000_000, "cache": 4_000_000}, 5_000_000))
     'rank 0: cache 4.0 MB + model 3.0 MB = 7.0 MB > 5.0 MB usable'
     """
     parts = sorted(memory.parts.items(), key=lambda item: (-item[1], item[0]))
@@ -320,7 +320,7 @@ def memory_use(
         if rows.cache_rows:
             whole["cache rows"] = rows.cache_rows * (row_bytes + SLOT_BYTES)
         limit = capacity if budgets.device_bytes is None else budgets.device_bytes
-        found[f"rank{g}"] = use(whole, limit)
+        found[f"rank{g}"] = sum_parts(whole, limit)
         private += sum(whole.values())
     shared = {
         "ranks": private,
@@ -328,7 +328,7 @@ def memory_use(
         "topology": topology_bytes(graph) if mapped_topology else 0,
         "launcher": launcher_bytes,
     }
-    found[host] = use(shared, capacity)
+    found[host] = sum_parts(shared, capacity)
     return found
 
 
@@ -398,7 +398,7 @@ def gpu_memory_use(
     found: dict[str, MemoryUse] = {}
     for g, (part, rows) in enumerate(zip(parts, placed.ranks, strict=True)):
         whole = {**part, "own rows": rows.own_rows * row_bytes}
-        found[f"rank{g}"] = use(whole, gpu_capacity(machine, candidate, g, budgets))
+        found[f"rank{g}"] = sum_parts(whole, gpu_capacity(machine, candidate, g, budgets))
     process = int(rate_per_rank(machine, MachineTable.GPU_PROCESS, candidate))
     for host, ranks in ranks_by_host(machine, candidate).items():
         name, size = host_bytes(machine, host, budgets)
@@ -407,7 +407,7 @@ def gpu_memory_use(
             "features": placed.host_rows * row_bytes,
             "topology": topology_bytes(graph),
         }
-        found[name] = use(shared, size)
+        found[name] = sum_parts(shared, size)
     return found
 
 

@@ -15,7 +15,7 @@ from planner.cost.backends.gpu_lanes import has_lanes, lanes_words
 from planner.cost.backends.grid import Grid
 from planner.cost.rank_times import StageTime
 from planner.cost.request import Request, steps_per_epoch
-from planner.cost.step import StepSeconds, relative_half_width, spanned, step_seconds
+from planner.cost.step import StepSeconds, interval_around, relative_half_width, step_seconds
 from planner.machine.model import MachineModel
 from planner.workload import BatchProfile, ModelTiming
 from runtime.plan.schema import Prediction
@@ -82,8 +82,8 @@ def predict(request: Request, candidate: Candidate, placed: PlacedRows) -> Predi
     epoch = epoch_seconds(num_train, batch_size, step.seconds, step.fill_seconds)
     startup = backend.startup_time(request, candidate, placed)
     return Prediction(
-        step_seconds=spanned(step.seconds, half),
-        epoch_seconds=spanned(epoch, half),
+        step_seconds=interval_around(step.seconds, half),
+        epoch_seconds=interval_around(epoch, half),
         steps_per_epoch=steps_per_epoch(num_train, batch_size),
         startup_seconds=startup.seconds,
         stages=step.stages,

@@ -142,7 +142,7 @@ def core_bound_seconds(core_seconds: float, cores: int) -> float:
     return core_seconds / cores
 
 
-def beside(
+def slow_each_other(
     loader_seconds: float,
     trainer_seconds: float,
     *,
@@ -158,9 +158,9 @@ def beside(
 
     Source: derived from measured slowdowns; docs/modelling.md 1 and 7.
 
-    >>> beside(10.0, 10.0, loader_slowdown=2.0, trainer_slowdown=2.0)
+    >>> slow_each_other(10.0, 10.0, loader_slowdown=2.0, trainer_slowdown=2.0)
     (20.0, 20.0)
-    >>> beside(5.0, 10.0, loader_slowdown=1.0, trainer_slowdown=1.0)
+    >>> slow_each_other(5.0, 10.0, loader_slowdown=1.0, trainer_slowdown=1.0)
     (5.0, 10.0)
     """
     loader, trainer = loader_seconds * loader_slowdown, trainer_seconds * trainer_slowdown

@@ -133,7 +133,7 @@ class Rate:
     provenance: str
 
 
-def together(first: Rate, second: Rate) -> Rate:
+def add_rates(first: Rate, second: Rate) -> Rate:
     """Add rates of what is done one after the other."""
     return Rate(
         seconds=first.seconds + second.seconds,

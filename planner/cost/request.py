@@ -83,7 +83,7 @@ def expected_vertices(p: NDArray[np.float32], factor: float) -> float:
     return float(inclusion_at(p, factor).sum(dtype=np.float64))
 
 
-def between(
+def interpolate_inclusion(
     size: int, small: tuple[int, NDArray[np.float32]], large: tuple[int, NDArray[np.float32]]
 ) -> NDArray[np.float32]:
     """Inclusion frequencies of a size between two profiled ones, given as (size, frequencies).
@@ -94,7 +94,7 @@ def between(
     Source: docs/formulas.md 8.5 [A5]: two profiled sizes, interpolated between both power forms.
 
     >>> a, b = np.array([0.5], dtype=np.float32), np.array([0.9375], dtype=np.float32)
-    >>> between(2, (1, a), (4, b)).tolist()
+    >>> interpolate_inclusion(2, (1, a), (4, b)).tolist()
     [0.75]
     """
     (low, p_low), (high, p_high) = small, large

@@ -12,14 +12,14 @@ from dataclasses import dataclass, replace
 from planner.candidate import Candidate
 from planner.cost.backends.gpu_lanes import Lanes, has_lanes, lanes_of, lanes_period
 from planner.cost.pipeline_time import (
-    beside,
     core_bound_seconds,
     expected_maximum,
+    slow_each_other,
     stochastic_period,
 )
 from planner.cost.rank_times import RankTimes
 from planner.cost.rates import MachineTable
-from planner.cost.stages.gather import beyond
+from planner.cost.stages.gather import exceed_swing
 from planner.machine.model import MachineModel
 from planner.workload import Interference
 from runtime.plan.schema import Interval
@@ -223,7 +223,7 @@ def _slow_threads(
     stages = {name: seconds * min(1.0, factors[name]) for name, seconds in stages.items()}
     slow = {name: seconds * max(1.0, factors[name]) for name, seconds in stages.items()}
     loader, slow_loader = sum(stages.values()), sum(slow.values()) / sum(stages.values())
-    new_loader, new_busy = beside(
+    new_loader, new_busy = slow_each_other(
         loader,
         busy,
         loader_slowdown=slow_loader,
@@ -254,7 +254,7 @@ def _slowdowns(
         if found is None:
             return own
         # Only reads of a disk may be faster by a thread that has a core for itself.
-        work = beyond(found.work) if kind == "disk" else max(1.0, found.work)
+        work = exceed_swing(found.work) if kind == "disk" else max(1.0, found.work)
         return Interference(work=work, step=found.step)
 
     sample, gather, disk = of("sample"), of("gather"), of("disk")
@@ -389,10 +389,10 @@ def relative_half_width(
     return half * (OVERSUBSCRIBED_FACTOR if oversubscribed else 1.0)
 
 
-def spanned(value: float, half_width: float) -> Interval:
+def interval_around(value: float, half_width: float) -> Interval:
     """Put the relative half-width around a value; never below zero.
 
-    >>> spanned(10.0, 0.2)
+    >>> interval_around(10.0, 0.2)
     Interval(value=10.0, low=8.0, high=12.0)
     """
     return Interval(

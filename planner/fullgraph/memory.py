@@ -418,11 +418,11 @@ def memory_use(
     host, capacity = host_memory(machine)
     capacity = capacity if budgets.host_bytes is None else min(capacity, budgets.host_bytes)
     limit = capacity if budgets.device_bytes is None else budgets.device_bytes
-    found = {f"rank{r}": memory.use(each, limit) for r, each in enumerate(parts)}
+    found = {f"rank{r}": memory.sum_parts(each, limit) for r, each in enumerate(parts)}
     shared = {
         "ranks": sum(sum(each.values()) for each in parts),
         "topology": topology_bytes(graph),
         "launcher": launcher_bytes,
     }
-    found[host] = memory.use(shared, capacity)
+    found[host] = memory.sum_parts(shared, capacity)
     return found

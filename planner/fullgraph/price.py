@@ -40,7 +40,7 @@ from planner.cost.pipeline_time import straggler_seconds
 from planner.cost.rates import topology_bytes
 from planner.cost.stages.all_reduce import all_reduce_seconds, exposed_seconds, gradient_bytes
 from planner.cost.stages.exchange import bracket_seconds
-from planner.cost.step import relative_half_width, spanned
+from planner.cost.step import interval_around, relative_half_width
 from planner.fullgraph.bytes import PartSizes, columns_per_row, epoch_bytes
 from planner.fullgraph.candidate import FullCandidate
 from planner.fullgraph.memory import memory_use, rank_parts
@@ -345,7 +345,7 @@ def price(request: FullRequest, profile: CutProfile, candidate: FullCandidate) -
         profile_error=0.0,
         oversubscribed=cut.ranks * cut.threads > machine.num_cores,
     )
-    span = spanned(epoch, half)
+    span = interval_around(epoch, half)
     largest = max(stages, key=lambda name: stages[name])
     prediction = Prediction(
         step_seconds=span,

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.candidate import Candidate, PlacedRows, RankRows
-from planner.cost.cache_model import cross_validated
+from planner.cost.cache_model import cross_validate
 from planner.cost.request import Request
 from planner.cost.stages.gather import touched_rows
 from planner.placement.evaluate import Evaluation, evaluate
@@ -75,7 +75,7 @@ def place_shared(
         evaluation=score(kept, on_host, p),
         variants=(),
     )
-    shares = cross_validated(hotness.first_half, hotness.second_half, reads)
+    shares = cross_validate(hotness.first_half, hotness.second_half, reads)
     ranks = [
         _rank_rows(request, np.where(owner == g, p, np.float32(0)), kept[g], on_host, shares[g])
         for g in range(candidate.num_ranks)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from planner.array_cache import final
 from planner.candidate import Candidate, PlacedRows, RankRows
-from planner.cost.cache_model import Shares, cross_validated
+from planner.cost.cache_model import Shares, cross_validate
 from planner.cost.memory import (
     gpu_capacity,
     host_bytes,
@@ -280,7 +280,7 @@ def shares_of(
         scored = evaluate(scored_on, found.own, costs, cliques=found.cliques, on_host=found.on_host)
         return np.stack([scored.rows[kind] for kind in KINDS], axis=1)
 
-    return cross_validated(hotness.first_half, hotness.second_half, rows)
+    return cross_validate(hotness.first_half, hotness.second_half, rows)
 
 
 def rank_rows(

@@ -304,7 +304,7 @@ def take_steps(
         short()
         asked, around_ids = metered(lambda: exchanging.all_to_all_ids(ids, counts))
         short()
-        rows, around_rows = metered(lambda: exchange(into, data))
+        rows, seconds_around_rows = metered(lambda: exchange(into, data))
         computed = timed(compute)
         there = back = (0.0, 0.0)
         if hidden:
@@ -312,7 +312,7 @@ def take_steps(
             short()
             back = metered(lambda: exchange(received, sent))[0]
         reduced = timed(lambda: reducing.all_reduce_sum(gradient))
-        around = ((0.0, around_ids), (0.0, around_rows))
+        around = ((0.0, around_ids), (0.0, seconds_around_rows))
         return [asked, rows, reduced, computed, *around, there, back]
 
     out: Moments = []

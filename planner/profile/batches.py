@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from planner.cost.request import between
+from planner.cost.request import interpolate_inclusion
 from planner.profile.draw import drawer
 from planner.profile.presample import MIN_BATCHES, presample, shared_batch, stack_profile
 from planner.progress import Progress
@@ -80,7 +80,7 @@ def interpolated(
     near = batches[low] if weight < 0.5 else batches[high]
     a, b = hotness[low], hotness[high]
     halves = [
-        between(seeds, (low, getattr(a, half)), (high, getattr(b, half)))
+        interpolate_inclusion(seeds, (low, getattr(a, half)), (high, getattr(b, half)))
         for half in ("first_half", "second_half")
     ]
     vertices = float((halves[0] + halves[1]).sum(dtype=np.float64)) / 2

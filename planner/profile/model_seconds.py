@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.cost.rates import MachineTable, lookup
-from planner.cost.stages.gather import QUEUE_DEPTH, between, disk_rate
+from planner.cost.stages.gather import QUEUE_DEPTH, disk_rate, expected_factor
 from planner.machine.model import MachineModel, Table
 from planner.profile.batches import sampler_of
 from planner.profile.protocol import (
@@ -71,7 +71,7 @@ def loading_factors(
         if measured > 0 and expected > 0
     }
     if "disk_read" in factors:
-        factors["disk_read"] = between(factors["disk_read"])
+        factors["disk_read"] = expected_factor(factors["disk_read"])
     return factors
 
 

@@ -27,11 +27,11 @@ from planner.cost.request import Request, row_bytes
 from planner.cost.stages.exchange import (
     Exchanges,
     all_to_all,
-    around_asked,
-    around_rows,
-    asked,
-    handed_over,
-    hidden_and_back,
+    hidden_rows_rate,
+    ids_rate,
+    seconds_around_ids,
+    seconds_around_rows,
+    with_own_share,
 )
 from planner.cost.stages.gather_gpu import memory_seconds_per_byte, read_seconds, ways
 from planner.cost.stages.sample import (
@@ -71,7 +71,7 @@ class Part:
     """Own vertices that each hop expands, length L."""
 
 
-def requested(rows: Sequence[float], sources: Sequence[float], num_ranks: int) -> float:
+def requested_sources(rows: Sequence[float], sources: Sequence[float], num_ranks: int) -> float:
     """Sources of a block that one rank asks other ranks for.
 
     (1 - 1/P) sum_t 1 - (1 - 1/P)^(m_t)
@@ -82,7 +82,7 @@ def requested(rows: Sequence[float], sources: Sequence[float], num_ranks: int) -
 
     Source: docs/formulas.md 5.6, derived for sources that several rows draw.
 
-    >>> requested([1.0], [20_000.0], 4) / 6000  # [C20]: 1000 own of 6000 touched
+    >>> requested_sources([1.0], [20_000.0], 4) / 6000  # [C20]: 1000 own of 6000 touched
     0.625
     """
     return (1 - 1 / num_ranks) * drawn_sources(rows, sources, num_ranks)
@@ -106,7 +106,7 @@ def part_of(batch: BatchProfile, shared: SharedBatch, num_ranks: int, *, every_h
     """
     own = [v.mean / num_ranks for v in batch.vertices]
     hops = list(zip(shared.rows, shared.sources, strict=True))
-    remote = [requested(rows, sources, num_ranks) for rows, sources in hops]
+    remote = [requested_sources(rows, sources, num_ranks) for rows, sources in hops]
     touched = [drawn_sources(rows, sources, num_ranks) for rows, sources in hops]
     before = [0.0] * len(hops)
     return Part(
@@ -339,12 +339,12 @@ def _relabelled(batch: BatchProfile, part: Part) -> BatchProfile:
 
 def _asked_rates(work: RankWork, part: Part) -> list[Rate]:
     """Rates of the exchange of ids after each hop."""
-    return [asked(work.machine, work.candidate, n) for n in part.asked]
+    return [ids_rate(work.machine, work.candidate, n) for n in part.asked]
 
 
 def _sent_rate(work: RankWork, part: Part) -> Rate:
     """Rate of the all-to-all of feature rows."""
-    size = handed_over(work.candidate, feature_bytes(part, work.row_bytes))
+    size = with_own_share(work.candidate, feature_bytes(part, work.row_bytes))
     return all_to_all(work.machine, work.candidate, size)
 
 
@@ -355,8 +355,8 @@ def _exchanges(work: RankWork, part: Part, ids: Sequence[Rate], sent: Rate) -> E
         asked=replace(ids[0], seconds=sum(r.seconds for r in ids)),
         sent=sent,
         rows=rows,
-        around_sample=sum(around_asked(machine, candidate, n) for n in part.asked),
-        around_gather=around_rows(machine, candidate, rows, work.row_bytes),
+        around_sample=sum(seconds_around_ids(machine, candidate, n) for n in part.asked),
+        around_gather=seconds_around_rows(machine, candidate, rows, work.row_bytes),
     )
 
 
@@ -371,8 +371,8 @@ def _halo_seconds(
     """
     meeting, total = _meeting_seconds(machine, candidate), 0.0
     for hop, sent in enumerate(sent_bytes, 1):
-        size = handed_over(candidate, sent)
-        measured = hidden_and_back(machine, candidate, size) if hop == len(sent_bytes) else None
+        size = with_own_share(candidate, sent)
+        measured = hidden_rows_rate(machine, candidate, size) if hop == len(sent_bytes) else None
         if measured is None:
             total += 2 * (all_to_all(machine, candidate, size).seconds + meeting)
         else:
@@ -385,7 +385,7 @@ def _meeting_seconds(machine: MachineModel, candidate: Candidate) -> float:
 
     Of counts and ids, measured between two stretches of compute, all that two messages do not take.
     """
-    met = asked(machine, candidate, 0.0).seconds
+    met = ids_rate(machine, candidate, 0.0).seconds
     return max(0.0, met - 2 * all_to_all(machine, candidate, 0.0).seconds)
 
 
@@ -431,14 +431,14 @@ class GpuStep:
     """Of activations and their gradients between layers; part of the published F/B."""
 
 
-def elsewhere(owned: float, asked: float, ranks: int) -> float:
+def remote_share(owned: float, asked: float, ranks: int) -> float:
     """Share x of the vertices asked for that other PEs own, for owners by hash.
 
     x = (1 - 1/P) (1 - |S_p^l| / |S~_p^{l+1}|)
 
     Source: docs/formulas.md 5.6 [C20].
 
-    >>> elsewhere(1000.0, 6000.0, 4)
+    >>> remote_share(1000.0, 6000.0, 4)
     0.625
     """
     return (1 - 1 / ranks) * (1 - owned / asked) if asked > 0 else 0.0
@@ -488,7 +488,7 @@ def gpu_batch_seconds(
     sent = max(byte_seconds(ways(machine, candidate).peer).values())
     wait = EXCHANGES * (ranks - 1) * rate_per_rank(machine, MachineTable.GPU_MESSAGE, candidate)
     moved = [
-        elsewhere(own, asked, ranks) * asked
+        remote_share(own, asked, ranks) * asked
         for own, asked in zip(sizes.owned[:-1], sizes.asked, strict=True)
     ]
     sample += sum(ID_BYTES * rows * sent + wait for rows in moved)

@@ -11,7 +11,7 @@ measured how a gather and compute slow each other down, that is applied too, and
 from dataclasses import dataclass, replace
 
 from planner.candidate import Candidate
-from planner.cost.pipeline_time import beside, period, stochastic_period
+from planner.cost.pipeline_time import period, slow_each_other, stochastic_period
 from planner.cost.rank_times import RankTimes
 from planner.cost.rates import MachineTable, rate_per_rank
 from planner.cost.request import Request, seeds_per_rank
@@ -69,7 +69,7 @@ def lanes_of(candidate: Candidate, machine: MachineModel, rank: RankTimes) -> La
     sample = rank.seconds(Stage.SAMPLE)
     exchange = rank.seconds(Stage.HALO_EXCHANGE) + rank.seconds(Stage.ALL_REDUCE)
     slow_gather, slow_compute = slowdowns(machine)
-    gather, slowed = beside(
+    gather, slowed = slow_each_other(
         rank.loader - sample,
         rank.training,
         loader_slowdown=slow_gather,

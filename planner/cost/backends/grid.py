@@ -66,7 +66,7 @@ class Fetched:
     """k, optimiser steps that the stack is for."""
 
 
-def fetched(stack: StackProfile, candidate: Candidate, steps_per_epoch: int) -> Fetched:
+def fetch_sizes(stack: StackProfile, candidate: Candidate, steps_per_epoch: int) -> Fetched:
     """Rows and entries that a stack of the candidate's size asks for; it ends with its epoch."""
     steps = float(min(candidate.bulk_batches, steps_per_epoch))
     batches = steps * candidate.topology.replication
@@ -138,7 +138,7 @@ def fetched_for(request: Request, candidate: Candidate) -> Fetched:
         raise SettingsError(
             f"expected a profile of stacks of {seeds} seeds, found none; profile the graph again"
         )
-    return fetched(stack, candidate, steps_per_epoch(request.graph.num_train, work.batch_size))
+    return fetch_sizes(stack, candidate, steps_per_epoch(request.graph.num_train, work.batch_size))
 
 
 def fetch_times(base: RankTimes, work: RankWork, found: Fetched) -> RankTimes:

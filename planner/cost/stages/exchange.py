@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.candidate import Candidate, RankRows
-from planner.cost.rates import MachineTable, Rate, lookup, ranks_here, together
+from planner.cost.rates import MachineTable, Rate, add_rates, lookup, ranks_here
 from planner.machine.model import MachineModel
 
 ID_BYTES = 8
@@ -43,8 +43,8 @@ class Exchanges:
         if self.rows <= 0:
             return other
         return Exchanges(
-            asked=together(self.asked, other.asked),
-            sent=together(self.sent, other.sent),
+            asked=add_rates(self.asked, other.asked),
+            sent=add_rates(self.sent, other.sent),
             rows=self.rows + other.rows,
             around_sample=self.around_sample + other.around_sample,
             around_gather=self.around_gather + other.around_gather,
@@ -59,10 +59,10 @@ def placed_exchanges(
     asked_here, sent = exchange_rates(machine, peers, row_bytes, candidate)
     if far > 0:
         remote = remote_rates(machine, far, row_bytes, candidate)
-        asked_here, sent = together(asked_here, remote[0]), together(sent, remote[1])
-        peers += crossing(candidate, far)
-    around = around_asked(machine, candidate, peers)
-    around += around_rows(machine, candidate, peers, row_bytes)
+        asked_here, sent = add_rates(asked_here, remote[0]), add_rates(sent, remote[1])
+        peers += card_rows(candidate, far)
+    around = seconds_around_ids(machine, candidate, peers)
+    around += seconds_around_rows(machine, candidate, peers, row_bytes)
     return Exchanges(asked=asked_here, sent=sent, rows=peers, around_gather=around)
 
 
@@ -101,19 +101,19 @@ def exchange_rates(
     if rows <= 0 or ranks == 1:
         nothing = Rate(seconds=0.0, spread=0.0, provenance="derived: no rows of peers are read")
         return nothing, nothing
-    each = handed_over(candidate, rows)
+    each = with_own_share(candidate, rows)
     back = all_to_all(machine, candidate, each * row_bytes)
-    return asked(machine, candidate, rows), back
+    return ids_rate(machine, candidate, rows), back
 
 
 def remote_rates(
     machine: MachineModel, rows: float, row_bytes: int, candidate: Candidate
 ) -> tuple[Rate, Rate]:
     """As `exchange_rates`, for rows of other hosts: all of them cross the cards."""
-    return exchange_rates(machine, crossing(candidate, rows), row_bytes, candidate)
+    return exchange_rates(machine, card_rows(candidate, rows), row_bytes, candidate)
 
 
-def crossing(candidate: Candidate, rows: float) -> float:
+def card_rows(candidate: Candidate, rows: float) -> float:
     """Rows of peers that load the cards as so many rows of other hosts do; 0 on one host.
 
     The share of a rank's own host is none: H / (H - 1) of what (P - 1) / P are on average.
@@ -122,17 +122,17 @@ def crossing(candidate: Candidate, rows: float) -> float:
     return rows * hosts / (hosts - 1) * (ranks - 1) / ranks if hosts > 1 else 0.0
 
 
-def handed_over(candidate: Candidate, rows: float) -> float:
+def with_own_share(candidate: Candidate, rows: float) -> float:
     """Rows (or bytes) as the tables count them, the rank's own share included."""
     return rows * candidate.num_ranks / max(1, candidate.num_ranks - 1)
 
 
-def asked(machine: MachineModel, candidate: Candidate, num_ids: float) -> Rate:
+def ids_rate(machine: MachineModel, candidate: Candidate, num_ids: float) -> Rate:
     """Price counts and ids, as they follow compute where that was measured; else as two exchanges.
 
     With loader threads the ranks' loaders are in step already.
     """
-    size = ID_BYTES * handed_over(candidate, num_ids)
+    size = ID_BYTES * with_own_share(candidate, num_ids)
     measured = _in_step(machine, candidate, MachineTable.ALL_TO_ALL_ASKED, size)
     if measured is not None:
         return measured
@@ -148,7 +148,7 @@ def exchange_lead(
 
     It waits as long in the all-reduce. 0 with loader threads, and where it was not measured.
     """
-    size = handed_over(candidate, rows) * row_bytes
+    size = with_own_share(candidate, rows) * row_bytes
     return _besides(machine, candidate, MachineTable.ALL_TO_ALL_EARLY, size)
 
 
@@ -161,19 +161,21 @@ def seconds_after_exchange(
 
     Source: docs/modelling.md 4 and 15: gloo and the network cost the ranks' cores time.
     """
-    size = handed_over(candidate, rows) * row_bytes
+    size = with_own_share(candidate, rows) * row_bytes
     return _besides(machine, candidate, MachineTable.ALL_TO_ALL_AFTER, size)
 
 
-def around_asked(machine: MachineModel, candidate: Candidate, num_ids: float) -> float:
+def seconds_around_ids(machine: MachineModel, candidate: Candidate, num_ids: float) -> float:
     """Seconds around the exchange of counts and ids, beside its stage; 0 if not measured."""
-    size = ID_BYTES * handed_over(candidate, num_ids)
+    size = ID_BYTES * with_own_share(candidate, num_ids)
     return _besides(machine, candidate, MachineTable.ALL_TO_ALL_AROUND_IDS, size)
 
 
-def around_rows(machine: MachineModel, candidate: Candidate, rows: float, row_bytes: int) -> float:
-    """As `around_asked`, of the exchange of so many rows."""
-    size = handed_over(candidate, rows) * row_bytes
+def seconds_around_rows(
+    machine: MachineModel, candidate: Candidate, rows: float, row_bytes: int
+) -> float:
+    """As `seconds_around_ids`, of the exchange of so many rows."""
+    size = with_own_share(candidate, rows) * row_bytes
     return _besides(machine, candidate, MachineTable.ALL_TO_ALL_AROUND_ROWS, size)
 
 
@@ -217,10 +219,10 @@ def all_to_all(machine: MachineModel, candidate: Candidate, each_bytes: float) -
     across = lookup(machine, across_name, bytes=ranks * each_bytes, hosts=hosts)
     if ranks == 1:
         return across
-    return together(across, lookup(machine, name, bytes=each_bytes / hosts, ranks=ranks))
+    return add_rates(across, lookup(machine, name, bytes=each_bytes / hosts, ranks=ranks))
 
 
-def hidden_and_back(machine: MachineModel, candidate: Candidate, each_bytes: float) -> Rate | None:
+def hidden_rows_rate(machine: MachineModel, candidate: Candidate, each_bytes: float) -> Rate | None:
     """Price two all-to-alls, long after the ranks met and soon after that; None: not measured.
 
     Threads that waited long are asleep, and a network's burst is used up by the first (DEC-14).
@@ -251,7 +253,7 @@ def hosts_all_reduce(machine: MachineModel, candidate: Candidate, num_bytes: flo
     if ranks == hosts:
         return across
     name = collective_table(machine, MachineTable.ALL_REDUCE, candidate)
-    return together(across, lookup(machine, name, bytes=num_bytes, ranks=ranks_here(candidate)))
+    return add_rates(across, lookup(machine, name, bytes=num_bytes, ranks=ranks_here(candidate)))
 
 
 TABLES = {"cpu": MachineTable.OVERLAP_ETA, "cuda": MachineTable.GPU_OVERLAP_ETA}

@@ -319,22 +319,22 @@ SWING = 0.3
 """Logarithm of what two readings of one disk are apart and may both be of: more is no swing."""
 
 
-def between(factor: float) -> float:
+def expected_factor(factor: float) -> float:
     """Factor expected of a disk that took `factor` times as long when it was read the second time.
 
     Half of the way, as neither time is better than the other. What is more than a disk's swing is
     the second's own (this graph may lie on another disk than the probe's file).
 
-    >>> [round(between(f), 3) for f in (1.0, 1.21, 0.81, 4.0)]
+    >>> [round(expected_factor(f), 3) for f in (1.0, 1.21, 0.81, 4.0)]
     [1.0, 1.1, 0.9, 3.872]
     """
-    return math.sqrt(factor * beyond(factor))
+    return math.sqrt(factor * exceed_swing(factor))
 
 
-def beyond(factor: float) -> float:
+def exceed_swing(factor: float) -> float:
     """What a disk's swing leaves of a factor between two readings; 1 where it explains it.
 
-    >>> [round(beyond(f), 3) for f in (1.3, 0.8, 2.0, 4.0)]
+    >>> [round(exceed_swing(f), 3) for f in (1.3, 0.8, 2.0, 4.0)]
     [1.0, 1.0, 1.756, 3.749]
     """
     apart = math.log(factor)

@@ -6,7 +6,7 @@ import pytest
 
 from planner.cost.model import predict
 from planner.cost.request import Request
-from planner.cost.stages.gather import beyond
+from planner.cost.stages.gather import exceed_swing
 from planner.machine.model import Table
 from planner.workload import Interference
 from tests.planner.cost.by_hand import candidate, price, request, rows
@@ -108,7 +108,7 @@ def test_reads_that_are_faster_by_a_loader_thread_are_so_whatever_training_does(
         )
         return thread / alone
 
-    assert by_a_thread(0.5) == pytest.approx(beyond(0.5), rel=1e-3)
+    assert by_a_thread(0.5) == pytest.approx(exceed_swing(0.5), rel=1e-3)
     # So much a disk's speed may differ between two readings.
     assert by_a_thread(0.8) == pytest.approx(1.0, rel=1e-3)
 

@@ -4,18 +4,18 @@ import numpy as np
 import pytest
 
 from planner.cost.backends.backend import startup_seconds
-from planner.cost.cache_model import cross_validated
+from planner.cost.cache_model import cross_validate
 from planner.cost.pipeline_time import (
-    beside,
     core_bound_seconds,
     expected_maximum,
     finish_times,
     kappa,
     period,
+    slow_each_other,
     stochastic_period,
     straggler_seconds,
 )
-from planner.cost.request import between, expected_vertices, inclusion_at
+from planner.cost.request import expected_vertices, inclusion_at, interpolate_inclusion
 from planner.cost.stages.all_reduce import (
     all_reduce_seconds,
     exposed_bucket_seconds,
@@ -153,16 +153,19 @@ class TestPipeline:
         assert core_bound_seconds(0.3, 2) == 0.15
 
     def test_full_overlap_pays_the_full_slowdown(self) -> None:
-        assert beside(10.0, 10.0, loader_slowdown=2.0, trainer_slowdown=2.0) == (20.0, 20.0)
+        assert slow_each_other(10.0, 10.0, loader_slowdown=2.0, trainer_slowdown=2.0) == (
+            20.0,
+            20.0,
+        )
 
     def test_a_short_loader_slows_the_trainer_for_its_share_only(self) -> None:
-        loader, trainer = beside(1.0, 10.0, loader_slowdown=1.0, trainer_slowdown=2.0)
+        loader, trainer = slow_each_other(1.0, 10.0, loader_slowdown=1.0, trainer_slowdown=2.0)
         # The loader is busy for f of the time, t' = 10 / (1 - f / 2) and f = 1 / t': t' = 10.5.
         assert loader == 1.0
         assert trainer == pytest.approx(10.5, rel=1e-6)
 
     def test_nothing_to_do_takes_no_time(self) -> None:
-        assert beside(0.0, 0.0, loader_slowdown=2.0, trainer_slowdown=2.0) == (0.0, 0.0)
+        assert slow_each_other(0.0, 0.0, loader_slowdown=2.0, trainer_slowdown=2.0) == (0.0, 0.0)
 
 
 class TestAllReduce:
@@ -225,13 +228,13 @@ class TestFrontier:
     def test_between_two_sizes_lies_between_their_frequencies(self) -> None:
         low = np.full(4, 0.1, dtype=np.float32)
         high = np.full(4, 0.3, dtype=np.float32)
-        found = between(2, (1, low), (4, high))
+        found = interpolate_inclusion(2, (1, low), (4, high))
         assert np.all((found > low) & (found < high))
 
     def test_a_size_outside_is_refused(self) -> None:
         p = np.zeros(1, dtype=np.float32)
         with pytest.raises(ValueError, match="between 1 and 4"):
-            between(8, (1, p), (4, p))
+            interpolate_inclusion(8, (1, p), (4, p))
         with pytest.raises(ValueError, match="positive"):
             inclusion_at(p, 0.0)
 
@@ -332,7 +335,7 @@ class TestHitRates:
     def test_the_cross_half_rate_is_unbiased_and_the_in_sample_rate_is_not(self) -> None:
         rng = np.random.default_rng(10)
         first, second = ((rng.binomial(10, self.TRUE) / 10).astype(np.float32) for _ in range(2))
-        crossed = cross_validated(first, second, top_2000)[0, 0]
+        crossed = cross_validate(first, second, top_2000)[0, 0]
         own = np.argsort(-first, kind="stable")[:2000]
         in_sample = first[own].sum() / first.sum()
         honest = self.TRUE[own].sum() / self.TRUE.sum()
@@ -350,15 +353,15 @@ class TestHitRates:
             one_way.append(found[0, 0] / found.sum())
             return found
 
-        crossed = cross_validated(first, second, rows)[0, 0]
+        crossed = cross_validate(first, second, rows)[0, 0]
         assert one_way == pytest.approx([0.413, 0.404], abs=5e-4)
         assert crossed == pytest.approx(0.408, abs=5e-4)  # of both ways
-        in_sample = cross_validated(first, first, top_2000)[0, 0]
-        true = cross_validated(first, first, lambda chosen_on, _: top_2000(chosen_on, self.TRUE))
-        best = cross_validated(self.TRUE, self.TRUE, top_2000)[0, 0]
+        in_sample = cross_validate(first, first, top_2000)[0, 0]
+        true = cross_validate(first, first, lambda chosen_on, _: top_2000(chosen_on, self.TRUE))
+        best = cross_validate(self.TRUE, self.TRUE, top_2000)[0, 0]
         assert [in_sample, true[0, 0], best] == pytest.approx([0.648, 0.407, 0.462], abs=5e-4)
 
     def test_no_reads_have_no_shares(self) -> None:
         nothing = np.zeros(3, dtype=np.float32)
-        found = cross_validated(nothing, nothing, lambda a, b: np.zeros((2, 4)))
+        found = cross_validate(nothing, nothing, lambda a, b: np.zeros((2, 4)))
         assert found.tolist() == [[0.0] * 4] * 2

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from planner.cost.request import between, expected_vertices, inclusion_at
+from planner.cost.request import expected_vertices, inclusion_at, interpolate_inclusion
 from runtime.sampling.labor import LaborSampler
 from runtime.sampling.minibatch import Dialect
 from runtime.sampling.neighbor import NeighborSampler
@@ -107,7 +107,7 @@ def test_without_noise_more_seeds_are_over_estimated_and_fewer_under(
 def test_two_profiled_sizes_predict_those_between(drawn: Drawn, size: int) -> None:
     """[A5]: by both power forms, from 16 and 256, within the bounds given for the one from 64."""
     small, large = min(OTHERS), max(OTHERS)
-    found = between(size, (small, drawn.mean(small)), (large, drawn.mean(large)))
+    found = interpolate_inclusion(size, (small, drawn.mean(small)), (large, drawn.mean(large)))
     measured = drawn.vertices(size)
     assert found.sum(dtype=np.float64) == pytest.approx(measured, rel=WORST_ERROR[drawn.name])
 
@@ -122,7 +122,7 @@ def test_batches_grow_concavely_and_lie_above_the_chord(drawn: Drawn) -> None:
     ends = [drawn.vertices(small), drawn.vertices(large)]
     for size in (32, 64, 128):
         chord = float(np.interp(size, [small, large], ends))
-        found = between(size, (small, drawn.mean(small)), (large, drawn.mean(large)))
+        found = interpolate_inclusion(size, (small, drawn.mean(small)), (large, drawn.mean(large)))
         assert chord < drawn.vertices(size)
         assert chord < found.sum(dtype=np.float64)
 
@@ -140,6 +140,6 @@ def test_a_seed_that_reaches_by_chance_is_over_estimated_when_doubled() -> None:
     assert halved < one[0]
     # The chord from 1 to 4 seeds, .3 + .3407 / 3, is below p(2) and below what stands between.
     chord = 0.3 + (0.6407 - 0.3) / 3
-    found = between(2, (1, one), (4, four))[0]
+    found = interpolate_inclusion(2, (1, one), (4, four))[0]
     assert found == pytest.approx((1 - 0.7**2 + 1 - 0.3593**0.5) / 2)  # .4553
     assert chord < found < two[0]

@@ -11,8 +11,8 @@ from planner.cost.memory import (
     model_bytes,
     require_fit,
     sampling_bytes,
+    sum_parts,
     tail,
-    use,
 )
 from planner.cost.model import predict
 from planner.errors import PlanDoesNotFit
@@ -103,10 +103,10 @@ class TestMemory:
         assert sampling_bytes(100.0, 1000.0, 10_000, 2) == 2 * 89_600
 
     def test_the_refusal_is_the_sum(self) -> None:
-        over = use({"model": 3_000_000, "cache": 4_000_000}, 5_000_000)
+        over = sum_parts({"model": 3_000_000, "cache": 4_000_000}, 5_000_000)
         with pytest.raises(PlanDoesNotFit) as caught:
             require_fit("rank 0", over)
         assert str(caught.value) == ("rank 0: cache 4.0 MB + model 3.0 MB = 7.0 MB > 5.0 MB usable")
 
     def test_what_fits_is_not_refused(self) -> None:
-        require_fit("rank 0", use({"model": 3}, 3))
+        require_fit("rank 0", sum_parts({"model": 3}, 3))

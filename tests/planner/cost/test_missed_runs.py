@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from planner.cost.cache_model import missed_runs, of_batches
+from planner.cost.cache_model import missed_runs, reuse_of_batches
 from planner.cost.stages.gather import counted_runs
 from tests.support.caches import SlowLru
 
@@ -43,7 +43,7 @@ def run_through(
 def test_requests_past_a_cache_are_those_of_a_cache(slots: int, on_host: int) -> None:
     batches = clustered(160, 1)
     far = np.arange(NODES) >= on_host
-    stay = of_batches(batches, NODES, {"host": ~far, "disk": far}).stay(slots)
+    stay = reuse_of_batches(batches, NODES, {"host": ~far, "disk": far}).stay(slots)
     found = missed_runs(batches, far, stay, ROW_BYTES, OFFSET)
     rows, requests, moved = run_through(batches, far, slots, warm=128)
     assert found.rows == pytest.approx(rows, rel=0.1)

@@ -5,27 +5,29 @@ import heapq
 import numpy as np
 import pytest
 
-from planner.cost.pipeline_time import beside, finish_times, period, stochastic_period
+from planner.cost.pipeline_time import finish_times, period, slow_each_other, stochastic_period
 
 
 def test_two_workers_share_the_loaders_work_when_both_slow_each_other_down() -> None:
     # Each of two workers takes 20 s in company, a batch every 10 s, as the trainer does.
     both = {"loader_slowdown": 2.0, "trainer_slowdown": 2.0}
-    assert beside(10.0, 5.0, **both, workers=2) == pytest.approx((20.0, 10.0))
+    assert slow_each_other(10.0, 5.0, **both, workers=2) == pytest.approx((20.0, 10.0))
     # Twice the work by twice the workers slows the trainer down just as much.
     for loader, trainer in ((3.0, 7.0), (9.0, 2.0)):
-        one = beside(loader, trainer, loader_slowdown=1.5, trainer_slowdown=1.3)
-        two = beside(2 * loader, trainer, loader_slowdown=1.5, trainer_slowdown=1.3, workers=2)
+        one = slow_each_other(loader, trainer, loader_slowdown=1.5, trainer_slowdown=1.3)
+        two = slow_each_other(
+            2 * loader, trainer, loader_slowdown=1.5, trainer_slowdown=1.3, workers=2
+        )
         assert two == pytest.approx((2 * one[0], one[1]))
 
 
 def test_each_is_slowed_down_for_the_share_of_the_time_that_the_other_works() -> None:
-    loader, trainer = beside(4.0, 10.0, loader_slowdown=1.5, trainer_slowdown=1.3)
+    loader, trainer = slow_each_other(4.0, 10.0, loader_slowdown=1.5, trainer_slowdown=1.3)
     cycle = max(loader, trainer)
     # Work done at rate 1 alone and at 1 / slowdown in company adds up to what there is to do.
     assert loader * (trainer / cycle / 1.5 + 1 - trainer / cycle) == pytest.approx(4.0)
     assert trainer * (loader / cycle / 1.3 + 1 - loader / cycle) == pytest.approx(10.0)
-    assert beside(0.0, 0.0, loader_slowdown=2.0, trainer_slowdown=2.0) == (0.0, 0.0)
+    assert slow_each_other(0.0, 0.0, loader_slowdown=2.0, trainer_slowdown=2.0) == (0.0, 0.0)
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,12 @@
 import numpy as np
 import pytest
 
-from planner.cost.cache_model import Reuse, of_batches, of_frequencies, of_independent
+from planner.cost.cache_model import (
+    Reuse,
+    reuse_of_batches,
+    reuse_of_frequencies,
+    reuse_of_independent,
+)
 from tests.reference.cache_hits import lru_hit_rate
 from tests.support.caches import SlowLru
 
@@ -40,21 +45,21 @@ def rate(reuse: Reuse, num_slots: int) -> float:
 @pytest.mark.parametrize("num_slots", [60, 100, 150])
 def test_counted_sequences_give_the_hit_rate_of_a_cache(num_slots: int) -> None:
     expected = simulated(drawn(600, 1), num_slots, warm=100)
-    found = rate(of_batches(drawn(200, 2), NODES, {"host": None}), num_slots)
+    found = rate(reuse_of_batches(drawn(200, 2), NODES, {"host": None}), num_slots)
     assert found == pytest.approx(expected, abs=0.015)
     assert found == pytest.approx(lru_hit_rate(LAW, num_slots), abs=0.02)
 
 
 @pytest.mark.parametrize("num_slots", [20, 60, 150])
 def test_frequencies_of_few_batches_do_not_flatter(num_slots: int) -> None:
-    found = rate(of_frequencies(frequencies(drawn(32, 3)), 32, {"host": None}), num_slots)
+    found = rate(reuse_of_frequencies(frequencies(drawn(32, 3)), 32, {"host": None}), num_slots)
     assert found == pytest.approx(lru_hit_rate(LAW, num_slots), abs=0.03)
 
 
 def test_rows_read_once_are_not_promised_again() -> None:
     # 1000 rows, each in one of 10 batches: 100 new ones per batch, and nothing ever comes back.
     p = np.full(1000, 0.1, np.float32)
-    hits, _ = of_frequencies(p, 10, {"host": None}).hits(300)
+    hits, _ = reuse_of_frequencies(p, 10, {"host": None}).hits(300)
     assert hits["host"] == pytest.approx(0.0, abs=1e-9)
     # The law that these counts suggest, .1 each, promises a quarter of the rows.
     assert lru_hit_rate(p.astype(float), 300) > 0.25
@@ -63,8 +68,8 @@ def test_rows_read_once_are_not_promised_again() -> None:
 def test_hits_are_told_apart_by_source() -> None:
     batches = drawn(100, 4)
     near = np.arange(NODES) < 50
-    whole = of_batches(batches, NODES, {"all": None})
-    parts = of_batches(batches, NODES, {"host": near, "disk": ~near})
+    whole = reuse_of_batches(batches, NODES, {"all": None})
+    parts = reuse_of_batches(batches, NODES, {"host": near, "disk": ~near})
     assert parts.misses["host"] + parts.misses["disk"] == pytest.approx(whole.misses["all"])
     hits, _ = parts.hits(60)
     shares = {k: hits[k] / float(parts.misses[k][0]) for k in hits}
@@ -73,22 +78,24 @@ def test_hits_are_told_apart_by_source() -> None:
 
 def test_a_curve_that_ends_early_says_so_and_promises_less() -> None:
     batches = drawn(200, 5)
-    _, cut = of_batches(batches[:8], NODES, {"host": None}).hits(250)
-    _, whole = of_batches(batches, NODES, {"host": None}).hits(250)
+    _, cut = reuse_of_batches(batches[:8], NODES, {"host": None}).hits(250)
+    _, whole = reuse_of_batches(batches, NODES, {"host": None}).hits(250)
     assert cut
     assert not whole
-    assert rate(of_batches(batches[:8], NODES, {"host": None}), 250) < simulated(batches, 250, 60)
+    assert rate(reuse_of_batches(batches[:8], NODES, {"host": None}), 250) < simulated(
+        batches, 250, 60
+    )
 
 
 def test_a_cache_smaller_than_a_batch_serves_its_share() -> None:
     same = [np.arange(100)] * 20
-    assert rate(of_batches(same, NODES, {"host": None}), 25) == pytest.approx(0.25)
-    assert rate(of_batches(same, NODES, {"host": None}), 100) == pytest.approx(1.0)
+    assert rate(reuse_of_batches(same, NODES, {"host": None}), 25) == pytest.approx(0.25)
+    assert rate(reuse_of_batches(same, NODES, {"host": None}), 100) == pytest.approx(1.0)
 
 
 def test_a_cache_smaller_than_a_batch_of_changing_rows_is_not_flattered() -> None:
     # The cache keeps its hits first, which the curve does not know: it serves more, not less.
-    found = rate(of_batches(drawn(200, 2), NODES, {"host": None}), 20)
+    found = rate(reuse_of_batches(drawn(200, 2), NODES, {"host": None}), 20)
     assert 0.05 < found <= simulated(drawn(600, 1), 20, warm=100)
 
 
@@ -105,9 +112,9 @@ def in_epochs(num_batches: int, seed: int) -> list[np.ndarray]:
 def test_rows_that_come_once_in_an_epoch_are_not_promised_by_chance(num_slots: int) -> None:
     expected = simulated(in_epochs(600, 1), num_slots, warm=100)
     batches = in_epochs(200, 2)
-    found = rate(of_independent(batches, NODES, {"host": None}), num_slots)
+    found = rate(reuse_of_independent(batches, NODES, {"host": None}), num_slots)
     p = np.full(NODES, 1 / 8, np.float32)
-    by_chance = rate(of_frequencies(p, 200, {"host": None}), num_slots)
+    by_chance = rate(reuse_of_frequencies(p, 200, {"host": None}), num_slots)
     assert abs(found - expected) < (by_chance - expected) / 5
 
 
@@ -115,24 +122,24 @@ def test_a_curve_of_independent_batches_goes_on_by_frequencies() -> None:
     batches = drawn(40, 6)
     near = np.arange(NODES) < 50
     sources = {"host": near, "disk": ~near}
-    counted = of_batches(batches, NODES, sources)
-    whole = of_independent(batches, NODES, sources)
+    counted = reuse_of_batches(batches, NODES, sources)
+    whole = reuse_of_independent(batches, NODES, sources)
     for kind, m in whole.misses.items():
         reach = counted.misses[kind].size
         assert m.size == 40 > reach
         assert m[:reach] == pytest.approx(counted.misses[kind])
         assert (np.diff(m[reach:]) <= 1e-9).all()
         # By frequencies alone the curve would go on lower or higher than it was counted.
-        further = of_frequencies(frequencies(batches), 40, sources).misses[kind]
+        further = reuse_of_frequencies(frequencies(batches), 40, sources).misses[kind]
         assert m[reach:] * further[reach - 1] == pytest.approx(further[reach:] * m[reach - 1])
         assert kind == "host" or further[reach - 1] != pytest.approx(m[reach - 1], rel=0.02)
     # 150 rows are the footprint of more batches than the counted half looks at.
     few = drawn(10, 7)
-    assert of_batches(few, NODES, {"host": None}).hits(150)[1]
+    assert reuse_of_batches(few, NODES, {"host": None}).hits(150)[1]
     expected = simulated(drawn(600, 1), 150, warm=100)
-    found = rate(of_independent(few, NODES, {"host": None}), 150)
+    found = rate(reuse_of_independent(few, NODES, {"host": None}), 150)
     assert found == pytest.approx(expected, abs=0.03)
 
 
 def test_one_batch_promises_nothing() -> None:
-    assert rate(of_independent(drawn(1, 8), NODES, {"host": None}), 10_000) == 0.0
+    assert rate(reuse_of_independent(drawn(1, 8), NODES, {"host": None}), 10_000) == 0.0

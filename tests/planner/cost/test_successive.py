@@ -7,8 +7,8 @@ from planner.cost.cache_model import (
     DrawnReads,
     ExpectedReads,
     missed_runs,
-    of_batches,
-    of_frequencies,
+    reuse_of_batches,
+    reuse_of_frequencies,
 )
 
 NODES, ROW_BYTES = 2000, 512
@@ -27,7 +27,9 @@ def reads(*, independent: bool) -> DrawnReads:
 def test_drawn_batches_are_counted_for_both() -> None:
     counted = reads(independent=False)
     misses = counted.reuse({"disk": FAR}).misses["disk"]
-    assert misses.tolist() == of_batches(drawn(32), NODES, {"disk": FAR}).misses["disk"].tolist()
+    assert (
+        misses.tolist() == reuse_of_batches(drawn(32), NODES, {"disk": FAR}).misses["disk"].tolist()
+    )
     found = counted.missed(FAR, 3.0, ROW_BYTES)
     assert found == missed_runs(drawn(32), FAR, 3.0, ROW_BYTES)
     assert found is not None
@@ -50,5 +52,5 @@ def test_frequencies_tell_how_soon_rows_return_and_not_which_are_missed_together
     p = np.full(NODES, 0.1, np.float32)
     expected = ExpectedReads(p=p, num_batches=10)
     misses = expected.reuse({"all": None}).misses["all"]
-    assert misses.tolist() == of_frequencies(p, 10, {"all": None}).misses["all"].tolist()
+    assert misses.tolist() == reuse_of_frequencies(p, 10, {"all": None}).misses["all"].tolist()
     assert expected.missed(FAR, 3.0, ROW_BYTES) is None

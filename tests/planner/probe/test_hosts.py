@@ -13,7 +13,7 @@ from planner.candidate import list_cores, make_candidate
 from planner.cost.stages.exchange import (
     early_seconds,
     exchange_rates,
-    hidden_and_back,
+    hidden_rows_rate,
     hosts_all_reduce,
 )
 from planner.errors import MachineError
@@ -220,7 +220,7 @@ def test_what_was_measured_between_compute_is_what_steps_are_priced_by() -> None
     assert asked.seconds == pytest.approx(2e-3)
     assert sent.seconds == pytest.approx(5e-3)
     assert early_seconds(model, two, 100.0, 400) == pytest.approx(1e-3)
-    late = hidden_and_back(model, two, 4096.0)
+    late = hidden_rows_rate(model, two, 4096.0)
     assert late is not None
     assert late.seconds == pytest.approx(6e-3)
     assert hosts_all_reduce(model, two, 4096).seconds == pytest.approx(7e-3)

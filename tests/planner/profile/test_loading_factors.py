@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from planner.cost.stages.gather import between
+from planner.cost.stages.gather import expected_factor
 from planner.machine.model import Table
 from planner.profile.model_seconds import loading_factors
 from planner.profile.protocol import InLine, LoadingAnswer, TimedDisk, TimedGather
@@ -53,7 +53,7 @@ def test_reads_from_disk_are_held_against_the_table_without_their_start(
     found = replace(BARE, disk=timed, disk_start_seconds=0.0004)
     model = replace(machine(), tables={"disk_read": DISK})
     # 12.5, 6.25 and 3.125 times as long as the table's: the graph's own disk, but for a swing.
-    expected = {"disk_read": between(0.01 / 40 / each)}
+    expected = {"disk_read": expected_factor(0.01 / 40 / each)}
     assert loading_factors(model, None, found, ranks) == pytest.approx(expected)
 
 

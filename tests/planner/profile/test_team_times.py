@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from planner.cost.stages.gather import QUEUE_DEPTH, between, disk_rate
+from planner.cost.stages.gather import QUEUE_DEPTH, disk_rate, expected_factor
 from planner.profile.model_seconds import with_loading
 from planner.profile.protocol import LoadingAnswer, LoadingRequest, TimedDisk
 from planner.profile.team import Team
@@ -50,7 +50,7 @@ def test_a_timing_process_loads_the_dataset_beside_the_model(
     known = replace(found, disk=timed_reads, disk_start_seconds=0.0004)
     reads = disk_rate(machine(), 8192.0, QUEUE_DEPTH, 1).seconds
     factor = with_loading(timing, line, known, machine(), 1).gather_factors["disk_read"]
-    assert factor == pytest.approx(between(0.01 / 40 / reads))
+    assert factor == pytest.approx(expected_factor(0.01 / 40 / reads))
     without = with_loading(timing, line, replace(found, disk=None), machine(), 1)
     assert "disk_read" not in without.gather_factors
     for name, gather in line.gathers.items():

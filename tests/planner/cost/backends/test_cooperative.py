@@ -15,7 +15,7 @@ from planner.cost.backends.cooperative import (
     id_bytes,
     part_of,
     part_profile,
-    requested,
+    requested_sources,
 )
 from planner.profile.draw import drawer
 from planner.profile.presample import presample, shared_batch, stack_profile
@@ -34,15 +34,15 @@ Dialect = Literal["first_seen", "every_hop"]
 
 def test_c20_of_sources_that_one_row_each_draws() -> None:
     # [C20] P = 4: a rank expands 1000 of 4000 vertices, each draws 5 of its own: .625 of 6000.
-    remote = requested([1.0], [4 * 5000.0], 4)
+    remote = requested_sources([1.0], [4 * 5000.0], 4)
     assert remote / 6000 == pytest.approx(0.625)
     assert remote / 6000 == pytest.approx(expected_remote_fraction(4, 1000, 6000))
 
 
 def test_sources_of_many_rows_are_drawn_by_every_rank() -> None:
     assert drawn_sources([1e6], [100.0], 8) == pytest.approx(100.0)
-    assert requested([1e6], [100.0], 8) == pytest.approx(100 * 7 / 8)
-    assert requested([3.0], [100.0], 1) == 0.0
+    assert requested_sources([1e6], [100.0], 8) == pytest.approx(100 * 7 / 8)
+    assert requested_sources([3.0], [100.0], 1) == 0.0
 
 
 def profiled(graph: Graph, plan: Plan) -> tuple[BatchProfile, SharedBatch]:

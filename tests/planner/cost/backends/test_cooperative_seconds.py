@@ -9,7 +9,7 @@ from planner.candidate import RankRows
 from planner.cost.backends.cooperative import Part, cooperative_times
 from planner.cost.backends.cores import CoresBackend
 from planner.cost.rank_times import RankTimes
-from planner.cost.stages.exchange import handed_over, hidden_and_back
+from planner.cost.stages.exchange import hidden_rows_rate, with_own_share
 from planner.machine.model import MachineModel, Table
 from runtime.plan.schema import Threads
 from tests.planner.cost.by_hand import at, candidate, work
@@ -68,7 +68,7 @@ def test_hidden_rows_and_their_gradients_take_what_was_measured_of_both() -> Non
     assert at(priced(PART, slow), "halo_exchange") == pytest.approx(4e-3)  # both ways
     # Between two exchanges of a loader thread nobody sleeps.
     beside = replace(candidate(ranks=2), threads=Threads(compute=1, sample=1, gather=1))
-    assert hidden_and_back(model_with(slow), beside, 4096.0) is None
+    assert hidden_rows_rate(model_with(slow), beside, 4096.0) is None
 
 
 def test_of_three_layers_the_first_ones_rows_alone_follow_a_long_stretch() -> None:
@@ -107,7 +107,7 @@ def test_what_follows_the_exchange_of_rows_is_looked_up_at_the_last_hops_rows() 
         shared_on(model, DEEP)
         for model in (machine().with_tables({"all_to_all_after": per_byte}), machine())
     )
-    sent = handed_over(candidate(ranks=2), DEEP.remote[-1]) * 400
+    sent = with_own_share(candidate(ranks=2), DEEP.remote[-1]) * 400
     assert at(found, "forward_backward") - at(plain, "forward_backward") == pytest.approx(
         sent * 1e-9
     )

@@ -9,8 +9,8 @@ import pytest
 from planner.candidate import Candidate, RankRows, list_cores
 from planner.cost.backends.grid import (
     Fetched,
+    fetch_sizes,
     fetch_times,
-    fetched,
     grid_parts,
     link_words,
     probability_seconds,
@@ -79,7 +79,7 @@ def test_bytes_are_those_that_the_grid_counts(
         seeds_per_rank=BATCH // ranks, num_ranks=ranks, steps=small_graph.num_train // BATCH,
     )  # fmt: skip
     steps = -(-small_graph.num_train // BATCH)
-    found = fetched(stack, candidate(ranks, copies, bulk), steps)
+    found = fetch_sizes(stack, candidate(ranks, copies, bulk), steps)
     expected = sent_bytes(found, ranks, copies)
     assert np.mean(counted(small_graph, ranks, copies, bulk)) == pytest.approx(expected, rel=0.05)
 
@@ -96,9 +96,9 @@ def test_stacks_between_and_beyond_the_profiled_sizes() -> None:
     stack = StackProfile(
         seeds_per_rank=1, sizes=[1.0, 4.0], rows=[[10.0, 20.0]], entries=[[100.0, 200.0]]
     )
-    assert fetched(stack, candidate(4, 2, 1), 9).rows == [pytest.approx(10 * 2**0.5)]
-    assert fetched(stack, candidate(4, 2, 8), 9).rows == [pytest.approx(80.0)]
-    assert fetched(stack, candidate(4, 2, 8), 3).steps == 3.0
+    assert fetch_sizes(stack, candidate(4, 2, 1), 9).rows == [pytest.approx(10 * 2**0.5)]
+    assert fetch_sizes(stack, candidate(4, 2, 8), 9).rows == [pytest.approx(80.0)]
+    assert fetch_sizes(stack, candidate(4, 2, 8), 3).steps == 3.0
 
 
 def test_a_rank_keeps_its_share_of_the_lists() -> None:

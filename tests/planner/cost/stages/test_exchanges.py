@@ -7,14 +7,14 @@ import pytest
 from planner.candidate import Candidate, list_cores
 from planner.cost.stages.exchange import (
     all_to_all,
-    around_asked,
-    around_rows,
-    crossing,
+    card_rows,
     exchange_lead,
-    handed_over,
     hosts_all_reduce,
     remote_rates,
     seconds_after_exchange,
+    seconds_around_ids,
+    seconds_around_rows,
+    with_own_share,
 )
 from planner.machine.model import Table
 from tests.planner.cost.by_hand import candidate
@@ -44,15 +44,15 @@ def test_rows_of_other_hosts_load_the_cards_as_if_every_rank_were_asked_alike(
     from_others = sum(5.0 for rank in range(ranks) if rank != 0)
     from_far = sum(5.0 for rank in range(ranks) if rank // here != 0)
     found = spread_over(hosts, ranks)
-    assert crossing(found, from_far) == pytest.approx(from_others if hosts > 1 else 0.0)
-    assert handed_over(found, from_others) == pytest.approx(5.0 * ranks)
+    assert card_rows(found, from_far) == pytest.approx(from_others if hosts > 1 else 0.0)
+    assert with_own_share(found, from_others) == pytest.approx(5.0 * ranks)
 
 
 def test_rows_that_cross_by_hand() -> None:
     # 90 rows of 2 hosts with 4 ranks: 2/1 of 3/4 of them; of 3 hosts with 6: 3/2 of 5/6.
-    assert crossing(spread_over(2, 4), 90.0) == pytest.approx(135.0)
-    assert crossing(spread_over(3, 6), 90.0) == pytest.approx(112.5)
-    assert crossing(spread_over(2, 2), 90.0) == pytest.approx(90.0)
+    assert card_rows(spread_over(2, 4), 90.0) == pytest.approx(135.0)
+    assert card_rows(spread_over(3, 6), 90.0) == pytest.approx(112.5)
+    assert card_rows(spread_over(2, 2), 90.0) == pytest.approx(90.0)
 
 
 @pytest.mark.parametrize(("hosts", "ranks"), [shape for shape in SHAPES if shape[0] > 1])
@@ -119,11 +119,11 @@ def test_what_goes_with_an_exchange_in_line_is_looked_up_at_what_it_moves() -> N
         (spread_over(2, 2), 1, 1e-6),
         (spread_over(2, 4), 2, 1e-6),  # 2 ranks share a host's card
     ):
-        whole = one * handed_over(found, 900.0) / 1800 * per_bytes
+        whole = one * with_own_share(found, 900.0) / 1800 * per_bytes
         assert seconds_after_exchange(model, found, 900.0, 40) == pytest.approx(rows * whole)
         assert exchange_lead(model, found, 900.0, 40) == pytest.approx(rows * whole)
-        assert around_rows(model, found, 900.0, 40) == pytest.approx(rows * whole)
-        assert around_asked(model, found, 900.0) == pytest.approx(ids * whole)
+        assert seconds_around_rows(model, found, 900.0, 40) == pytest.approx(rows * whole)
+        assert seconds_around_ids(model, found, 900.0) == pytest.approx(ids * whole)
         assert seconds_after_exchange(model, found, 0.0, 40) == 0.0
         ahead = replace(found, threads=replace(found.threads, sample=1))
         assert seconds_after_exchange(model, ahead, 900.0, 40) == 0.0
