@@ -134,7 +134,7 @@ def _words(what: str, number: int, left: float) -> str:
 
 
 @dataclass(kw_only=True, slots=True)
-class _Steps:
+class _TimedSteps:
     """Steps of one way to share the cores, round by round."""
 
     combination: Combination
@@ -209,7 +209,7 @@ class _Batch:
         settings, batch, combinations = wanted.settings, wanted.batch, wanted.combinations
         self.main, _ = among_steps_of(combinations)
         self.steps = [
-            _Steps(
+            _TimedSteps(
                 combination=c,
                 # Bytes are alike in all combinations of the same ranks.
                 request=timing_request(graph, settings, batch, c, counts_bytes=c == self.main),
@@ -284,7 +284,7 @@ def _name(combination: Combination, *, threads: bool = True) -> str:
     return f"{words} x {combination.threads} threads" if threads else words
 
 
-def _visits(batches: Sequence[_Batch], number: int) -> Iterator[_Steps | _Loading]:
+def _visits(batches: Sequence[_Batch], number: int) -> Iterator[_TimedSteps | _Loading]:
     """List what a round visits: first what each batch size needs, then all that may still win."""
     if number == 0:
         yield from (each.steps[0] for each in batches)
