@@ -1,10 +1,11 @@
-"""The discrete choices of full-graph training: ranks, partition, p, draws, overlap, first layer."""
+"""Enumerate candidates that train the whole graph: ranks, partition, p, draws, overlap."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+from planner.candidate import Candidate, list_cores, make_candidate
 from planner.search.enumerate import rank_counts
-from runtime.plan.schema import FullGraph, Workload
+from runtime.plan.schema import FullGraph, Sampler, Threads, Workload
 from runtime.sampling.statistics import StatisticsClass, full_graph_class
 
 PARTITIONERS = ("kaminpar", "random")
@@ -17,13 +18,13 @@ ROUNDINGS = ("stochastic", "bernoulli")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cut:
-    """The graph over so many ranks: what is partitioned and timed once for all its candidates."""
+    """A partition of the graph over ranks, made and timed once for all its candidates."""
 
     ranks: int
     threads: int
     """Compute threads of each rank."""
     partitioner: str
-    """none for one rank, which has no boundary."""
+    """Name of the partitioner; `none` for one rank, which has no boundary."""
 
     @property
     def name(self) -> str:
@@ -33,35 +34,59 @@ class Cut:
         return f"{self.ranks} ranks x {self.threads} threads, {self.partitioner}"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FullCandidate:
-    """One way to train the whole graph."""
+def whole_graph_candidate(cut: Cut, settings: FullGraph, *, overlap: bool) -> Candidate:
+    """Return a way to train the whole graph, before the parts are placed.
 
-    cut: Cut
-    settings: FullGraph
-    overlap: bool
-    """The exchange runs on a thread and a process group of its own."""
-
-    @property
-    def name(self) -> str:
-        """What a reader sees."""
-        words = [self.cut.name]
-        if self.cut.ranks > 1:
-            words.append(f"p {self.settings.keep:.3g}")
-            if self.settings.keep < 1:
-                words.append(f"{self.settings.draws} draws, {self.settings.rounding}")
-            words.append("overlapped" if self.overlap else "in line")
-        if self.settings.precompute_first_layer:
-            words.append("first layer precomputed")
-        return ", ".join(words)
-
-    def with_keep(self, keep: float) -> "FullCandidate":
-        """The same with another p."""
-        return replace(self, settings=replace(self.settings, keep=keep))
+    Args:
+        cut: ranks, threads and partitioner.
+        settings: what of the boundary is kept.
+        overlap: exchanges run on a thread and a process group of their own.
+    """
+    plain = make_candidate(
+        list_cores(cut.ranks),
+        threads=Threads(compute=cut.threads, comm=int(overlap)),
+        policy="partition",
+        sampler=Sampler(name="full"),
+    )
+    mode = "full-graph"
+    return replace(plain, mode=mode, partition=cut.partitioner, full_graph=settings, pipeline=[])
 
 
-def cuts(num_cores: int, devices: int | None) -> list[Cut]:
-    """Powers of two ranks up to the cores, or the user's number, each with every partitioner."""
+def cut_of(candidate: Candidate) -> Cut:
+    """Return the cut that a candidate trains on."""
+    return Cut(
+        ranks=candidate.num_ranks,
+        threads=candidate.threads.compute,
+        partitioner=candidate.partition,
+    )
+
+
+def overlaps(candidate: Candidate) -> bool:
+    """Return whether a candidate's exchanges run beside compute."""
+    return candidate.threads.comm > 0
+
+
+def with_keep(candidate: Candidate, keep: float) -> Candidate:
+    """Return the same candidate with another p."""
+    return replace(candidate, full_graph=replace(candidate.full_graph, keep=keep))
+
+
+def describe_whole_graph(candidate: Candidate) -> str:
+    """Return what a reader sees of a candidate."""
+    settings = candidate.full_graph
+    words = [cut_of(candidate).name]
+    if candidate.num_ranks > 1:
+        words.append(f"p {settings.keep:.3g}")
+        if settings.keep < 1:
+            words.append(f"{settings.draws} draws, {settings.rounding}")
+        words.append("overlapped" if overlaps(candidate) else "in line")
+    if settings.precompute_first_layer:
+        words.append("first layer precomputed")
+    return ", ".join(words)
+
+
+def list_cuts(num_cores: int, devices: int | None) -> list[Cut]:
+    """Return powers of two ranks up to the cores, or the user's number, by every partitioner."""
     found: list[Cut] = []
     for ranks in rank_counts(num_cores, devices, batch_size=max(num_cores, devices or 1)):
         threads = max(1, num_cores // ranks)
@@ -70,10 +95,10 @@ def cuts(num_cores: int, devices: int | None) -> list[Cut]:
     return found
 
 
-def exact_candidates(all_cuts: Iterable[Cut]) -> list[FullCandidate]:
-    """P = 1: with and without overlap, with and without the first layer computed once."""
+def exact_candidates(all_cuts: Iterable[Cut]) -> list[Candidate]:
+    """Return those of p = 1: with and without overlap, the first layer computed once or not."""
     return [
-        FullCandidate(cut=cut, settings=FullGraph(precompute_first_layer=known), overlap=overlap)
+        whole_graph_candidate(cut, FullGraph(precompute_first_layer=known), overlap=overlap)
         for cut in all_cuts
         for overlap in ((False, True) if cut.ranks > 1 else (False,))
         for known in (False, True)
@@ -82,21 +107,21 @@ def exact_candidates(all_cuts: Iterable[Cut]) -> list[FullCandidate]:
 
 def sampled_candidates(
     all_cuts: Iterable[Cut], workload: Workload, allowed: StatisticsClass
-) -> list[FullCandidate]:
-    """P < 1, to be chosen by the rule: every way of drawing that the user's class permits.
+) -> list[Candidate]:
+    """Return those of p < 1, by every way of drawing that the user's class permits.
 
     Returns:
         Candidates whose settings hold a p of 0.5 in the place of the one to come; none for one
         rank, and none at all where only exact training is allowed.
     """
-    found: list[FullCandidate] = []
+    found: list[Candidate] = []
     for exact in exact_candidates(all_cuts):
-        if exact.cut.ranks == 1:
+        if exact.num_ranks == 1:
             continue
         for draws in DRAWS:
             for rounding in ROUNDINGS:
-                settings = replace(exact.settings, keep=0.5, draws=draws, rounding=rounding)
+                settings = replace(exact.full_graph, keep=0.5, draws=draws, rounding=rounding)
                 made = full_graph_class(settings, workload.model, workload.num_layers)
                 if allowed.allows(made):
-                    found.append(replace(exact, settings=settings))
+                    found.append(replace(exact, full_graph=settings))
     return found

@@ -1,33 +1,161 @@
-"""Ranking full-graph candidates: like with like, then the exact ones against the sampled ones.
+"""Choose p, the share of the boundary that is kept, and the fastest full-graph candidate.
 
-Epochs of different p are not comparable by their seconds (another p may need other epochs), so
-the sampled candidates meet at one p. An exact candidate that is no slower than the best of them
-wins, since it gives up nothing; a slower one is listed as not comparable.
+    p_mem   largest p that fits every rank and the host
+    p_bw    largest p whose exchange the work beside it hides; 0 without overlap
+    p_var   smallest p whose added variance is tolerated, for the planned partition
+    p     = min(min(1, p_mem), max(p_var, min(1, p_bw)))
+
+Epochs of different p are not comparable by their seconds: another p may need other epochs. So the
+sampled candidates meet at one p, the largest p_var over the planned cuts; the best of them is then
+raised to its own p_bw, which costs it nothing. An exact candidate that is no slower wins, since it
+gives up nothing; a slower one is listed as not comparable.
+
+Source: docs/formulas.md 3.6.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from planner.candidate import Candidate
 from planner.cost.memory import require_fit, size_text
 from planner.errors import PlanDoesNotFit
-from planner.fullgraph.candidate import Cut, FullCandidate, exact_candidates, sampled_candidates
-from planner.fullgraph.choose_rate import Keep, keep_of, least_keep, memory_keep
+from planner.fullgraph.bytes import columns_per_row
+from planner.fullgraph.candidate import (
+    PLANNED,
+    Cut,
+    cut_of,
+    describe_whole_graph,
+    exact_candidates,
+    overlaps,
+    sampled_candidates,
+    with_keep,
+)
 from planner.fullgraph.memory import memory_use, rank_parts
-from planner.fullgraph.price import FullPriced, FullRequest, price
+from planner.fullgraph.price import (
+    ITEM_BYTES,
+    FullRequest,
+    PricedEpoch,
+    busiest_rows,
+    exchange_table,
+    exchanged_widths,
+    overlap_share,
+    price,
+    rank_seconds,
+    table_seconds,
+)
 from planner.fullgraph.profile import CutProfile
-from planner.fullgraph.sampling_rate import choose_keep
+from planner.fullgraph.sampling_rate import choose_keep, p_bandwidth, p_memory
 from planner.queries.remedies import WayOut, advice
+from planner.search.choose import find_slower_stage, nearest_to_fit
 from runtime.plan.schema import Alternative, MemoryUse
 from runtime.sampling.statistics import StatisticsClass, full_graph_class
 
+LARGEST_SAMPLED = 0.999
+"""In the place of p = 1 where a slope is taken: sampled epochs hold more lists than whole ones."""
 
-def nearest(priced: Sequence[FullPriced]) -> FullPriced:
-    """The candidate that lacks least: the one whose sum a refusal shows."""
-    return max(priced, key=lambda p: min(m.headroom for m in p.prediction.memory_bytes.values()))
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Keep:
+    """A candidate's bounds on p, and what the rule makes of them."""
+
+    value: float | None
+    """None: no p fits."""
+    p_mem: float
+    p_bw: float
+    p_var: float
+    accurate: bool
+
+    @property
+    def words(self) -> str:
+        """Why this p, in one sentence."""
+        if self.value is None:
+            return f"no p fits: memory allows {self.p_mem:.3g}"
+        bounds = f"p_var {self.p_var:.3g}, p_mem {self.p_mem:.3g}, p_bw {self.p_bw:.3g}"
+        if not self.accurate:
+            return (
+                f"p = {self.value:.3g}, all that memory allows ({bounds}): accuracy budget not met"
+            )
+        if self.value >= 1:
+            return f"p = 1: the whole exchange hides behind compute ({bounds})"
+        if self.p_bw > self.p_var:
+            return f"p = {self.value:.3g}, the largest whose exchange is hidden ({bounds})"
+        return f"p = {self.value:.3g}, the least that the accuracy budget allows ({bounds})"
+
+
+def least_keep(profiles: Sequence[CutProfile]) -> float:
+    """p_var that all candidates are compared at: the largest over the planned cuts."""
+    found = [p.variance.least_keep for p in profiles if p.cut.partitioner == PLANNED]
+    return max(found, default=0.0)
+
+
+def keep_of(request: FullRequest, profile: CutProfile, candidate: Candidate, p_var: float) -> Keep:
+    """The rule for one candidate.
+
+    Args:
+        request: budgets and machine.
+        profile: of its cut.
+        candidate: draws, overlap, first layer; its own p does not matter.
+        p_var: from `least_keep`.
+    """
+    p_mem = memory_keep(request, profile, candidate)
+    p_bw = bandwidth_keep(request, profile, candidate)
+    chosen = choose_keep(p_var, p_mem, p_bw)
+    value = None if chosen.keep is None else float(chosen.keep)
+    return Keep(value=value, p_mem=p_mem, p_bw=p_bw, p_var=p_var, accurate=chosen.accurate)
+
+
+def memory_keep(request: FullRequest, profile: CutProfile, candidate: Candidate) -> float:
+    """p_mem: the largest p that fits; negative where even p = 0 does not.
+
+    Bytes are convex in p, so the chord that the rule takes is on the safe side.
+    """
+    none, most = (
+        _memory_of(request, profile, with_keep(candidate, keep)) for keep in (0.0, LARGEST_SAMPLED)
+    )
+    bounds: list[float] = []
+    for name, use in none.items():
+        slope = (most[name].total - use.total) / LARGEST_SAMPLED
+        bounds.append(float(p_memory(use.capacity, use.total, use.total + slope)))
+    return min(bounds)
+
+
+def _memory_of(
+    request: FullRequest, profile: CutProfile, candidate: Candidate
+) -> dict[str, MemoryUse]:
+    parts = rank_parts(profile, candidate, request.workload)
+    launcher = profile.process.launcher_bytes
+    return memory_use(parts, request.graph, request.machine, request.budgets, launcher)
+
+
+def bandwidth_keep(request: FullRequest, profile: CutProfile, candidate: Candidate) -> float:
+    """p_bw by [C13], with the work beside an epoch that keeps nothing (which is safe)."""
+    machine, cut, sizes = request.machine, cut_of(candidate), profile.sizes
+    eta = overlap_share(machine, cut.ranks, cut.threads, overlap=overlaps(candidate))
+    known = candidate.full_graph.precompute_first_layer
+    row = ITEM_BYTES * columns_per_row(profile.widths, precomputed=known)
+    if cut.ranks == 1 or row == 0 or busiest_rows(sizes, 1.0) == 0:
+        return 1.0
+    idle = rank_seconds(profile, with_keep(candidate, 0.0).full_graph)
+    speed = _bytes_per_second(request, profile, candidate)
+    found = [
+        p_bandwidth(part, eta * sum(mine.windows), speed, row)
+        for part, mine in zip(sizes, idle, strict=True)
+    ]
+    return min((float(p) for p in found if p is not None), default=1.0)
+
+
+def _bytes_per_second(request: FullRequest, profile: CutProfile, candidate: Candidate) -> float:
+    """Of the all-to-all at the mean size of an epoch's exchanges."""
+    ranks = candidate.num_ranks
+    known = candidate.full_graph.precompute_first_layer
+    columns = exchanged_widths(profile.widths, precomputed=known)
+    table = request.machine.table(exchange_table(request.machine, overlap=overlaps(candidate)))
+    size = busiest_rows(profile.sizes, 1.0) * ITEM_BYTES * sum(columns) / len(columns)
+    return size / table_seconds(table, size * ranks / (ranks - 1), ranks)
 
 
 def refusal(
-    request: FullRequest, profiles: Mapping[Cut, CutProfile], priced: Sequence[FullPriced]
+    request: FullRequest, profiles: Mapping[Cut, CutProfile], priced: Sequence[PricedEpoch]
 ) -> PlanDoesNotFit:
     """The error for candidates none of which fits: the nearest one's sum, and the ways out.
 
@@ -36,7 +164,7 @@ def refusal(
         profiles: by cut.
         priced: at least one.
     """
-    found = nearest(priced)
+    found = nearest_to_fit(priced)
     memories = found.prediction.memory_bytes
     name = min(memories, key=lambda each: memories[each].headroom)
     words = advice(ways_out(request, profiles, priced))
@@ -49,22 +177,24 @@ def refusal(
             needed_bytes=error.needed_bytes,
             available_bytes=error.available_bytes,
         )
-    raise ValueError(f"expected candidates that do not fit, found {found.candidate.name}")
+    raise ValueError(
+        f"expected candidates that do not fit, found {describe_whole_graph(found.candidate)}"
+    )
 
 
 def ways_out(
-    request: FullRequest, profiles: Mapping[Cut, CutProfile], priced: Sequence[FullPriced]
+    request: FullRequest, profiles: Mapping[Cut, CutProfile], priced: Sequence[PricedEpoch]
 ) -> list[WayOut]:
     """Changes that lower the memory that the nearest candidate does not fit into.
 
     Returns:
         Those that are enough first, then those that save most; more memory comes last.
     """
-    found = nearest(priced)
+    found = nearest_to_fit(priced)
     memories = found.prediction.memory_bytes
     name = min(memories, key=lambda each: memories[each].headroom)
     use = memories[name]
-    profile = profiles[found.candidate.cut]
+    profile = profiles[cut_of(found.candidate)]
     changed = {
         **_sampled(request, profile, found),
         **_fewer_hidden(request, profile, found),
@@ -81,17 +211,21 @@ def ways_out(
 
 
 def _sampled(
-    request: FullRequest, profile: CutProfile, found: FullPriced
+    request: FullRequest, profile: CutProfile, found: PricedEpoch
 ) -> dict[str, dict[str, MemoryUse]]:
     """Boundary nodes sampled, where the user has not allowed it yet."""
     if request.workload.allow != "exact" or profile.volume == 0:
         return {}
     keep = least_keep([profile]) or 0.1
-    return {f"--allow unbiased (p {keep:.2g})": _use(request, profile, found, keep=keep)}
+    return {
+        f"--allow unbiased (p {keep:.2g})": _memory_of(
+            request, profile, with_keep(found.candidate, keep)
+        )
+    }
 
 
 def _fewer_hidden(
-    request: FullRequest, profile: CutProfile, found: FullPriced
+    request: FullRequest, profile: CutProfile, found: PricedEpoch
 ) -> dict[str, dict[str, MemoryUse]]:
     hidden = request.workload.hidden
     if hidden < 2 or len(profile.widths) < 3:
@@ -99,29 +233,22 @@ def _fewer_hidden(
     widths = [profile.widths[0], *(w // 2 for w in profile.widths[1:-1]), profile.widths[-1]]
     answers = [replace(answer, widths=widths) for answer in profile.ranks]
     narrower = replace(profile, ranks=answers)
-    keep = found.candidate.settings.keep
-    return {f"--hidden {hidden // 2}": _use(request, narrower, found, keep=keep)}
-
-
-def _other_ranks(
-    priced: Sequence[FullPriced], found: FullPriced, name: str
-) -> dict[str, dict[str, MemoryUse]]:
-    """Other numbers of ranks that were priced."""
-    ranks = found.candidate.cut.ranks
+    keep = found.candidate.full_graph.keep
     return {
-        f"--devices {p.candidate.cut.ranks}": p.prediction.memory_bytes
-        for p in priced
-        if p.candidate.cut.ranks != ranks and name in p.prediction.memory_bytes
+        f"--hidden {hidden // 2}": _memory_of(request, narrower, with_keep(found.candidate, keep))
     }
 
 
-def _use(
-    request: FullRequest, profile: CutProfile, found: FullPriced, *, keep: float
-) -> dict[str, MemoryUse]:
-    candidate = found.candidate.with_keep(keep)
-    parts = rank_parts(profile, candidate, request.workload)
-    launcher = profile.process.launcher_bytes
-    return memory_use(parts, request.graph, request.machine, request.budgets, launcher)
+def _other_ranks(
+    priced: Sequence[PricedEpoch], found: PricedEpoch, name: str
+) -> dict[str, dict[str, MemoryUse]]:
+    """Other numbers of ranks that were priced."""
+    ranks = found.candidate.num_ranks
+    return {
+        f"--devices {p.candidate.num_ranks}": p.prediction.memory_bytes
+        for p in priced
+        if p.candidate.num_ranks != ranks and name in p.prediction.memory_bytes
+    }
 
 
 def _more_memory(request: FullRequest, name: str, use: MemoryUse) -> WayOut:
@@ -142,10 +269,10 @@ OTHER_KEEPS = 3
 class Choice:
     """The chosen candidate, why its p, and all that were priced."""
 
-    chosen: FullPriced
+    chosen: PricedEpoch
     why_keep: str
-    exact: list[FullPriced]
-    sampled: list[FullPriced] = field(default_factory=list[FullPriced])
+    exact: list[PricedEpoch]
+    sampled: list[PricedEpoch] = field(default_factory=list[PricedEpoch])
     """At the p they are compared at."""
 
 
@@ -162,7 +289,7 @@ def choose(
     Raises:
         PlanDoesNotFit: none fits; the text is the sum of the one that lacks least.
     """
-    exact = [price(request, profiles[c.cut], c) for c in exact_candidates(profiles)]
+    exact = [price(request, profiles[cut_of(c)], c) for c in exact_candidates(profiles)]
     best_exact = _fastest(exact)
     sampled, best = _best_sampled(request, profiles, allowed)
     if best is not None:
@@ -181,20 +308,20 @@ def choose(
 
 def _best_sampled(
     request: FullRequest, profiles: Mapping[Cut, CutProfile], allowed: StatisticsClass
-) -> tuple[list[FullPriced], tuple[FullPriced, Keep] | None]:
+) -> tuple[list[PricedEpoch], tuple[PricedEpoch, Keep] | None]:
     """Every sampled candidate at one p, and the best of them at its own."""
     tried = sampled_candidates(
         [cut for cut in profiles if profiles[cut].volume > 0], request.workload, allowed
     )
-    p_var = least_keep([profiles[c.cut] for c in tried])
-    found: list[tuple[FullPriced, bool]] = []
+    p_var = least_keep([profiles[cut_of(c)] for c in tried])
+    found: list[tuple[PricedEpoch, bool]] = []
     for candidate in tried:
-        profile = profiles[candidate.cut]
+        profile = profiles[cut_of(candidate)]
         at = choose_keep(p_var, memory_keep(request, profile, candidate), 0.0)
         keep = float(at.keep or 0.0)
         if keep >= 1:
             continue  # the exact candidate of that cut
-        priced = price(request, profile, candidate.with_keep(keep))
+        priced = price(request, profile, with_keep(candidate, keep))
         enough = profile.variance.least_keep <= keep + 1e-12
         if at.keep is not None and _allows(allowed, request, priced.candidate):
             found.append((priced, enough))
@@ -203,36 +330,38 @@ def _best_sampled(
         return [p for p, _ in found], None
     # Those within the accuracy budget first; else those that keep most.
     priced, _ = min(
-        fitting, key=lambda f: (not f[1], 0.0 if f[1] else -f[0].candidate.settings.keep,
+        fitting, key=lambda f: (not f[1], 0.0 if f[1] else -f[0].candidate.full_graph.keep,
                                 f[0].seconds)
     )  # fmt: skip
-    profile = profiles[priced.candidate.cut]
+    profile = profiles[cut_of(priced.candidate)]
     keep = keep_of(request, profile, priced.candidate, p_var)
-    if keep.value is not None and priced.candidate.settings.keep < keep.value < 1:
-        priced = price(request, profile, priced.candidate.with_keep(keep.value))
+    if keep.value is not None and priced.candidate.full_graph.keep < keep.value < 1:
+        priced = price(request, profile, with_keep(priced.candidate, keep.value))
     elif keep.value is not None and keep.value >= 1:
-        settings = replace(priced.candidate.settings, keep=1.0, draws="layer", rounding="bernoulli")
-        priced = price(request, profile, replace(priced.candidate, settings=settings))
+        settings = replace(
+            priced.candidate.full_graph, keep=1.0, draws="layer", rounding="bernoulli"
+        )
+        priced = price(request, profile, replace(priced.candidate, full_graph=settings))
     return [p for p, _ in found], (priced, keep)
 
 
-def _allows(allowed: StatisticsClass, request: FullRequest, candidate: FullCandidate) -> bool:
+def _allows(allowed: StatisticsClass, request: FullRequest, candidate: Candidate) -> bool:
     work = request.workload
-    return allowed.allows(full_graph_class(candidate.settings, work.model, work.num_layers))
+    return allowed.allows(full_graph_class(candidate.full_graph, work.model, work.num_layers))
 
 
-def _fastest(priced: Sequence[FullPriced]) -> FullPriced | None:
+def _fastest(priced: Sequence[PricedEpoch]) -> PricedEpoch | None:
     """The fastest that fits; the first of equals."""
     return min((p for p in priced if not p.overflow), key=lambda p: p.seconds, default=None)
 
 
 def _why_exact(
-    chosen: FullPriced, sampled: tuple[FullPriced, Keep] | None, allowed: StatisticsClass
+    chosen: PricedEpoch, sampled: tuple[PricedEpoch, Keep] | None, allowed: StatisticsClass
 ) -> str:
-    if chosen.candidate.cut.ranks == 1 and sampled is None:
+    if chosen.candidate.num_ranks == 1 and sampled is None:
         return "p = 1: one rank has no boundary"
     if sampled is not None:
-        other = sampled[0].candidate.settings.keep
+        other = sampled[0].candidate.full_graph.keep
         if other >= 1:
             return sampled[1].words
         return f"p = 1: no slower than p = {other:.3g}, and it drops nothing"
@@ -246,16 +375,16 @@ def alternatives(choice: Choice) -> list[Alternative]:
     chosen = choice.chosen
     others = [p for p in (*choice.exact, *choice.sampled) if p.candidate != chosen.candidate]
     others.sort(key=lambda p: (bool(p.overflow), not _comparable(p, chosen), p.seconds))
-    kept, seen = list[FullPriced](), set[tuple[Cut, float]]()
+    kept, seen = list[PricedEpoch](), set[tuple[Cut, float]]()
     for p in others:
         # One of each cut and p, but every variant of the chosen cut.
-        shape = (p.candidate.cut, p.candidate.settings.keep)
-        if shape not in seen or p.candidate.cut == chosen.candidate.cut:
+        shape = (cut_of(p.candidate), p.candidate.full_graph.keep)
+        if shape not in seen or cut_of(p.candidate) == cut_of(chosen.candidate):
             kept.append(p)
         seen.add(shape)
     found = [
         Alternative(
-            name=p.candidate.name,
+            name=describe_whole_graph(p.candidate),
             step_seconds=None if p.overflow else p.seconds,
             why=why_it_lost(p, chosen),
         )
@@ -268,11 +397,11 @@ def alternatives(choice: Choice) -> list[Alternative]:
     return [*found, Alternative(name="mini-batches", step_seconds=None, why=batches)]
 
 
-def _comparable(other: FullPriced, chosen: FullPriced) -> bool:
-    return other.candidate.settings.keep == chosen.candidate.settings.keep
+def _comparable(other: PricedEpoch, chosen: PricedEpoch) -> bool:
+    return other.candidate.full_graph.keep == chosen.candidate.full_graph.keep
 
 
-def why_it_lost(other: FullPriced, chosen: FullPriced) -> str:
+def why_it_lost(other: PricedEpoch, chosen: PricedEpoch) -> str:
     """One sentence: the sum that overflows, the other p, or the slower stage."""
     if other.overflow:
         return f"does not fit: {other.overflow}"
@@ -282,8 +411,5 @@ def why_it_lost(other: FullPriced, chosen: FullPriced) -> str:
         return f"{pace}, but at another p: comparable by time to target only"
     if ratio <= 1e-9:
         return "as fast; the simpler one is kept"
-    ours, theirs = chosen.prediction.stages, other.prediction.stages
-    names = sorted(set(ours) | set(theirs))
-    stage = max(names, key=lambda n: theirs.get(n, 0.0) - ours.get(n, 0.0))
-    slower = (theirs.get(stage, 0.0) - ours.get(stage, 0.0)) * 1e3
+    stage, slower = find_slower_stage(other, chosen)
     return f"{pace}: {stage} takes {slower:.2f} ms more"

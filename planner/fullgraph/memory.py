@@ -20,11 +20,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from planner.candidate import Candidate
 from planner.cost import memory
 from planner.cost.memory import Budgets, host_memory
 from planner.cost.rates import topology_bytes
 from planner.fullgraph.bytes import PartSizes, Real
-from planner.fullgraph.candidate import FullCandidate
 from planner.fullgraph.profile import CutProfile
 from planner.machine.model import MachineModel
 from runtime.plan.schema import GraphRef, MemoryUse, Workload
@@ -375,7 +375,7 @@ def _activations(
 
 
 def rank_parts(
-    profile: CutProfile, candidate: FullCandidate, workload: Workload
+    profile: CutProfile, candidate: Candidate, workload: Workload
 ) -> list[dict[str, int]]:
     """Private bytes of every rank by part, the largest part of the graph included.
 
@@ -384,7 +384,7 @@ def rank_parts(
         candidate: p, draws and first layer.
         workload: model, heads and dropout.
     """
-    settings = candidate.settings
+    settings = candidate.full_graph
     found: list[dict[str, int]] = []
     for sizes, seeds in zip(profile.sizes, profile.seeds, strict=True):
         parts = rank_bytes(

@@ -16,9 +16,9 @@ from planner.cost.link_use import link_of
 from planner.cost.memory import Budgets
 from planner.cost.request import row_bytes
 from planner.errors import SettingsError
-from planner.fullgraph.candidate import Cut, cuts
+from planner.fullgraph.candidate import Cut, cut_of, list_cuts
 from planner.fullgraph.choose import Choice, alternatives, choose
-from planner.fullgraph.price import FullPriced, FullRequest, price
+from planner.fullgraph.price import FullRequest, PricedEpoch, price
 from planner.fullgraph.profile import CutProfile, profile_cuts
 from planner.machine.model import MachineModel
 from planner.progress import Progress
@@ -32,15 +32,11 @@ from runtime.fullgraph.forward import check_settings
 from runtime.graph.dataset import Graph
 from runtime.plan.schema import (
     Certificate,
-    Device,
-    FeaturePlacement,
     FullGraph,
     GraphRef,
     Plan,
-    Sampler,
     Source,
     Strategy,
-    Threads,
 )
 from runtime.sampling.statistics import SAFE_SHARED_LAYERS, StatisticsClass, full_graph_class
 
@@ -151,13 +147,13 @@ def plan_full_graph(
     found = {
         p.numbers.cut: p
         for p in profile_cuts(
-            graph, settings, machine, cuts(machine.num_cores, settings.devices),
+            graph, settings, machine, list_cuts(machine.num_cores, settings.devices),
             draws_of(settings, allowed), progress=progress,
         )
     }  # fmt: skip
     profiles = {cut: p.numbers for cut, p in found.items()}
     choice = choose(request, profiles, allowed)
-    chosen = found[choice.chosen.candidate.cut]
+    chosen = found[cut_of(choice.chosen.candidate)]
     return assemble(request, profiles, choice), {"partition": chosen.partition}
 
 
@@ -179,16 +175,16 @@ def assemble(request: FullRequest, profiles: dict[Cut, CutProfile], choice: Choi
     chosen, machine, work = choice.chosen, request.machine, request.workload
     prediction = chosen.prediction
     words = {**prediction.provenance, "keep": choice.why_keep}
-    made = full_graph_class(chosen.candidate.settings, work.model, work.num_layers)
+    made = full_graph_class(chosen.candidate.full_graph, work.model, work.num_layers)
     return Plan(
         version=metadata.version("gnnplan"),
         graph=request.graph,
         machine=machine.reference(),
         workload=work,
-        strategy=_strategy(request, profiles[chosen.candidate.cut], chosen),
+        strategy=_strategy(request, profiles[cut_of(chosen.candidate)], chosen),
         prediction=replace(prediction, provenance=dict(sorted(words.items()))),
         certificate=certificate(choice),
-        shadow_prices=_prices(request, profiles[chosen.candidate.cut], chosen),
+        shadow_prices=_prices(request, profiles[cut_of(chosen.candidate)], chosen),
         alternatives=alternatives(choice),
         statistics_class=made.value,
     )
@@ -199,11 +195,11 @@ def certificate(choice: Choice) -> Certificate:
 
     Not bounded: partitions that were not made, whose boundary may be smaller; another p.
     """
-    keep = choice.chosen.candidate.settings.keep
+    keep = choice.chosen.candidate.full_graph.keep
     same = [
         p
         for p in (*choice.exact, *choice.sampled, choice.chosen)
-        if p.candidate.settings.keep == keep and not p.overflow
+        if p.candidate.full_graph.keep == keep and not p.overflow
     ]
     objective = choice.chosen.seconds
     bound = min(min(p.bound_seconds for p in same), objective)
@@ -219,30 +215,21 @@ def certificate(choice: Choice) -> Certificate:
     )
 
 
-def _strategy(request: FullRequest, profile: CutProfile, chosen: FullPriced) -> Strategy:
-    """The chosen candidate as the runtime reads it."""
-    candidate, cut = chosen.candidate, chosen.candidate.cut
-    return Strategy(
-        mode="full-graph",
-        sampler=Sampler(name="full"),
-        partition=cut.partitioner,
-        full_graph=candidate.settings,
-        features=FeaturePlacement(
-            policy="partition",
-            sources=[Source(kind="own")],
-            own_rows=[part.inner for part in profile.sizes],
-            row_bytes=row_bytes(request.graph),
-            storage_dtype=request.graph.feature_dtype,
-        ),
-        pipeline=[],
-        devices=[Device(rank=r, kind="cpu", index=r) for r in range(cut.ranks)],
-        threads=Threads(compute=cut.threads, sample=0, comm=1 if candidate.overlap else 0),
+def _strategy(request: FullRequest, profile: CutProfile, chosen: PricedEpoch) -> Strategy:
+    """Return the chosen candidate with the rows that each rank's part holds."""
+    features = replace(
+        chosen.candidate.features,
+        sources=[Source(kind="own")],
+        own_rows=[part.inner for part in profile.sizes],
+        row_bytes=row_bytes(request.graph),
+        storage_dtype=request.graph.feature_dtype,
     )
+    return replace(chosen.candidate, features=features)
 
 
-def _prices(request: FullRequest, profile: CutProfile, chosen: FullPriced) -> dict[str, float]:
+def _prices(request: FullRequest, profile: CutProfile, chosen: PricedEpoch) -> dict[str, float]:
     """What a tenth more bandwidth between the ranks would save."""
-    if chosen.candidate.cut.ranks == 1:
+    if chosen.candidate.num_ranks == 1:
         return {}
     quicker = faster(request.machine, LINK_TABLES["exchange"])
     name = f"{link_of(request.machine, 'all_reduce')} +10%"

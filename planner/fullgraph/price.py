@@ -33,19 +33,21 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from planner.candidate import Candidate
 from planner.cost.backends.backend import startup_seconds
 from planner.cost.link_use import link_of
-from planner.cost.memory import Budgets, sum_text
+from planner.cost.memory import Budgets
 from planner.cost.pipeline_time import straggler_seconds
 from planner.cost.rates import topology_bytes
 from planner.cost.stages.all_reduce import all_reduce_seconds, exposed_seconds, gradient_bytes
 from planner.cost.stages.exchange import bracket_seconds
 from planner.cost.step import interval_around, relative_half_width
 from planner.fullgraph.bytes import PartSizes, columns_per_row, epoch_bytes
-from planner.fullgraph.candidate import FullCandidate
+from planner.fullgraph.candidate import cut_of, overlaps
 from planner.fullgraph.memory import memory_use, rank_parts
 from planner.fullgraph.profile import ANCHORS, CaseSeconds, CutProfile
 from planner.machine.model import MachineModel, Table
+from planner.search.choose import PricedCandidate
 from runtime.plan.schema import FullGraph, GraphRef, Prediction, Workload
 
 ITEM_BYTES = 4
@@ -278,10 +280,6 @@ def edges_left(sizes: PartSizes, keep: float) -> float:
     return 1.0 if whole == 0 else (sizes.inner_edges + keep * sizes.halo_edges) / whole
 
 
-NEVER_BELOW_BALANCE = "this cut's own work shared equally, its exchange free"
-"""What the lower bound of a candidate means."""
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FullRequest:
     """What every candidate of one request has in common."""
@@ -294,41 +292,26 @@ class FullRequest:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class FullPriced:
-    """A candidate and its price."""
+class PricedEpoch(PricedCandidate):
+    """A candidate whose optimiser step is an epoch, and its price."""
 
-    candidate: FullCandidate
-    prediction: Prediction
     bound_seconds: float
-    """Below which no balance and no exchange brings this cut."""
-
-    @property
-    def seconds(self) -> float:
-        """Predicted seconds per epoch."""
-        return self.prediction.epoch_seconds.value
-
-    @property
-    def overflow(self) -> str:
-        """The memory sum that does not fit; empty where all fit."""
-        for name, use in self.prediction.memory_bytes.items():
-            if use.headroom < 0:
-                return sum_text(name, use)
-        return ""
+    """Seconds per epoch with this cut's own work shared equally and its exchange free."""
 
 
-def price(request: FullRequest, profile: CutProfile, candidate: FullCandidate) -> FullPriced:
+def price(request: FullRequest, profile: CutProfile, candidate: Candidate) -> PricedEpoch:
     """Price one candidate.
 
     Raises:
         KeyError: its draws were not timed.
         MachineError: the machine has no all-to-all or all-reduce table.
     """
-    machine, settings, cut = request.machine, candidate.settings, candidate.cut
+    machine, settings, cut = request.machine, candidate.full_graph, cut_of(candidate)
     ranks = rank_seconds(profile, settings)
     exchange = exchange_seconds(
         machine, profile.sizes, profile.widths, [r.windows for r in ranks],
         keep=settings.keep, threads=cut.threads,
-        precomputed=settings.precompute_first_layer, overlap=candidate.overlap,
+        precomputed=settings.precompute_first_layer, overlap=overlaps(candidate),
     )  # fmt: skip
     stages, bound = _stages(request, profile, ranks, exchange)
     epoch = sum(stages.values())
@@ -363,7 +346,7 @@ def price(request: FullRequest, profile: CutProfile, candidate: FullCandidate) -
         bottleneck=f"{largest} of the largest part" if cut.ranks > 1 else largest,
         provenance=_provenance(profile, candidate, exchange, request),
     )  # fmt: skip
-    return FullPriced(candidate=candidate, prediction=prediction, bound_seconds=bound)
+    return PricedEpoch(candidate=candidate, prediction=prediction, bound_seconds=bound)
 
 
 def _stages(
@@ -428,21 +411,19 @@ def _startup(request: FullRequest, profile: CutProfile) -> float:
     )
 
 
-def halo_bytes(profile: CutProfile, candidate: FullCandidate) -> float:
+def halo_bytes(profile: CutProfile, candidate: Candidate) -> float:
     """Bytes of boundary rows over all ranks and one epoch, on average over draws; exact for p = 1.
 
     p Vol elt (d_0 + 2 sum of the hidden widths), docs/formulas.md 3.4; no ids are sent.
     """
-    known = candidate.settings.precompute_first_layer
-    rows = candidate.settings.keep * profile.volume
+    known = candidate.full_graph.precompute_first_layer
+    rows = candidate.full_graph.keep * profile.volume
     return float(epoch_bytes(rows, profile.widths, precomputed=known))
 
 
-def _traffic(
-    request: FullRequest, profile: CutProfile, candidate: FullCandidate
-) -> dict[str, float]:
+def _traffic(request: FullRequest, profile: CutProfile, candidate: Candidate) -> dict[str, float]:
     """Bytes per epoch over all ranks by link: boundary rows, and the gradient's ring."""
-    count = candidate.cut.ranks
+    count = candidate.num_ranks
     if count == 1:
         return {}
     ring = 2.0 * (count - 1) * gradient_bytes(profile.num_parameters)
@@ -459,12 +440,12 @@ def _shares(profile: CutProfile, rank: int, keep: float) -> dict[str, float]:
 
 
 def _provenance(
-    profile: CutProfile, candidate: FullCandidate, exchange: Exchanges, request: FullRequest
+    profile: CutProfile, candidate: Candidate, exchange: Exchanges, request: FullRequest
 ) -> dict[str, str]:
     measured = "measured: the runtime's own epoch on each part, nothing sent"
-    if 0 < candidate.settings.keep < 1:
+    if 0 < candidate.full_graph.keep < 1:
         measured = f"derived: linear in p through {measured.removeprefix('measured: ')}"
-    cut = candidate.cut
+    cut = cut_of(candidate)
     words = {
         "sample": measured,
         "forward_backward": measured,
@@ -473,7 +454,7 @@ def _provenance(
     if cut.ranks > 1:
         words["halo_exchange"] = f"{exchange.provenance}; wait for the largest part: derived"
         words["all_reduce"] = _all_reduce(request, profile)[2]
-        known = candidate.settings.precompute_first_layer
+        known = candidate.full_graph.precompute_first_layer
         share = profile.volume / max(1, request.graph.num_nodes)
         columns = columns_per_row(profile.widths, precomputed=known)
         words["partition"] = (

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from planner.candidate import Candidate
 from planner.cost.memory import require_fit, sum_text
@@ -16,11 +17,10 @@ MOST_ALTERNATIVES = 12
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Evaluated:
-    """A candidate with its placement and its price."""
+class PricedCandidate:
+    """A candidate and its price."""
 
     candidate: Candidate
-    placed: Placed
     prediction: Prediction
 
     @property
@@ -30,11 +30,18 @@ class Evaluated:
 
     @property
     def overflow(self) -> str:
-        """The memory sum that does not fit; empty where all fit."""
+        """Memory sum that does not fit, as text; empty where all fit."""
         for name, memory in self.prediction.memory_bytes.items():
             if memory.headroom < 0:
                 return sum_text(name, memory)
         return ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Evaluated(PricedCandidate):
+    """A candidate with its rows placed, and its price."""
+
+    placed: Placed
 
     @property
     def own_rows(self) -> int:
@@ -81,6 +88,14 @@ class Evaluated:
         return name_of(self.candidate)
 
 
+Priced = TypeVar("Priced", bound=PricedCandidate)
+
+
+def nearest_to_fit(priced: Sequence[Priced]) -> Priced:
+    """Return the candidate that lacks least memory, whose sum a refusal shows."""
+    return max(priced, key=lambda p: min(m.headroom for m in p.prediction.memory_bytes.values()))
+
+
 def choose(priced: Sequence[Evaluated], noise: float) -> Evaluated:
     """The fastest that fits; what is not plain must win by more than the noise to be worth it.
 
@@ -99,10 +114,7 @@ def choose(priced: Sequence[Evaluated], noise: float) -> Evaluated:
     """
     feasible = [p for p in priced if not p.overflow]
     if not feasible:
-        nearest = max(
-            priced, key=lambda p: min(m.headroom for m in p.prediction.memory_bytes.values())
-        )
-        for name, memory in nearest.prediction.memory_bytes.items():
+        for name, memory in nearest_to_fit(priced).prediction.memory_bytes.items():
             require_fit(name, memory)
         raise PlanDoesNotFit("no candidate was priced")
     best = min(feasible, key=lambda p: p.seconds)
@@ -184,13 +196,18 @@ def why_it_lost(other: Evaluated, chosen: Evaluated) -> str:
             more = other.far_rows - chosen.far_rows
             return f"{_faster(-ratio)}, with {more:,.0f} more rows of a step read elsewhere"
         return "as fast; the simpler one is kept"
-    ours, theirs = chosen.prediction.stages, other.prediction.stages
-    names = sorted(set(ours) | set(theirs))
-    stage = max(names, key=lambda n: theirs.get(n, 0.0) - ours.get(n, 0.0))
-    slower = (theirs.get(stage, 0.0) - ours.get(stage, 0.0)) * 1e3
+    stage, slower = find_slower_stage(other, chosen)
     pace = f"{ratio:.1%}" if ratio >= 5e-4 else "under 0.1%"
     more = f"{slower:.2f}" if slower >= 0.005 else "under 0.01"
     return f"{pace} slower: {stage} takes {more} ms more"
+
+
+def find_slower_stage(other: PricedCandidate, chosen: PricedCandidate) -> tuple[str, float]:
+    """Return the stage in which another candidate loses most, and by how many milliseconds."""
+    ours, theirs = chosen.prediction.stages, other.prediction.stages
+    slower = {n: theirs.get(n, 0.0) - ours.get(n, 0.0) for n in sorted(set(ours) | set(theirs))}
+    stage = max(slower, key=lambda n: slower[n])
+    return stage, slower[stage] * 1e3
 
 
 def _faster(gain: float) -> str:

@@ -15,14 +15,16 @@ from typing import Any
 import numpy as np
 
 from planner.assemble import assemble
+from planner.candidate import Candidate
 from planner.cost.memory import Budgets
 from planner.errors import PlanDoesNotFit, SettingsError
 from planner.fullgraph import plan as full_graph
 from planner.fullgraph.candidate import (
     Cut,
-    FullCandidate,
+    describe_whole_graph,
     exact_candidates,
     sampled_candidates,
+    with_keep,
 )
 from planner.fullgraph.choose import Choice
 from planner.fullgraph.price import FullRequest, price
@@ -263,12 +265,12 @@ def _whole(
     (found,) = profile_cuts(graph, settings, machine, [cut], ("layer",) if ranks > 1 else ())
     request = FullRequest(graph=graph_ref(graph), workload=work, machine=machine, budgets=Budgets())
     allowed = StatisticsClass.APPROXIMATE
-    tried: list[FullCandidate] = [
+    tried: list[Candidate] = [
         *exact_candidates([cut]),
         *(
-            c.with_keep(float(own.choice([0.05, 0.1, 0.3, 0.7])))
+            with_keep(c, float(own.choice([0.05, 0.1, 0.3, 0.7])))
             for c in sampled_candidates([cut], work, allowed)
-            if c.settings.draws == "layer"
+            if c.full_graph.draws == "layer"
         ),
     ]
     candidate = tried[own.integers(len(tried))]
@@ -281,7 +283,7 @@ def _whole(
     return Drawn(
         plan=plan,
         words=f"{graph.name} {work.model} {work.hidden} x {layers} dropout {work.dropout}: "
-        f"{candidate.name}",
+        f"{describe_whole_graph(candidate)}",
         step_seconds=chosen.seconds,
         least_steps=4,
     )

@@ -7,9 +7,21 @@ import pytest
 
 from planner.cost.memory import Budgets
 from planner.errors import PlanDoesNotFit
-from planner.fullgraph.candidate import Cut, FullCandidate, sampled_candidates
-from planner.fullgraph.choose import Choice, alternatives, choose
-from planner.fullgraph.choose_rate import bandwidth_keep, keep_of, memory_keep
+from planner.fullgraph.candidate import (
+    Cut,
+    cut_of,
+    sampled_candidates,
+    whole_graph_candidate,
+    with_keep,
+)
+from planner.fullgraph.choose import (
+    Choice,
+    alternatives,
+    bandwidth_keep,
+    choose,
+    keep_of,
+    memory_keep,
+)
 from planner.fullgraph.memory import memory_use, rank_parts
 from planner.fullgraph.plan import certificate, draws_of
 from planner.fullgraph.profile import Variance, measure_variance
@@ -23,7 +35,7 @@ ONE = Cut(ranks=1, threads=2, partitioner="none")
 TWO = Cut(ranks=2, threads=1, partitioner="kaminpar")
 RANDOM = Cut(ranks=2, threads=1, partitioner="random")
 UNBIASED = replace(WORK, allow="unbiased")
-DRAWN = FullCandidate(cut=TWO, settings=FullGraph(keep=0.5), overlap=True)
+DRAWN = whole_graph_candidate(TWO, FullGraph(keep=0.5), overlap=True)
 
 
 def chosen(
@@ -50,8 +62,8 @@ def chosen(
 def test_p_below_one_only_where_the_class_permits() -> None:
     def ways(work: Workload, allowed: StatisticsClass) -> set[tuple[str, bool]]:
         found = sampled_candidates([ONE, TWO], work, allowed)
-        assert all(c.cut.ranks > 1 for c in found)
-        return {(c.settings.draws, c.settings.precompute_first_layer) for c in found}
+        assert all(c.num_ranks > 1 for c in found)
+        return {(c.full_graph.draws, c.full_graph.precompute_first_layer) for c in found}
 
     assert ways(WORK, StatisticsClass.EXACT) == set()
     # Three layers: one shared draw is unbiased only where the first is not exchanged [C11].
@@ -66,32 +78,32 @@ def test_p_below_one_only_where_the_class_permits() -> None:
 
 def test_exact_training_is_never_sampled(small_graph: Graph) -> None:
     found = chosen(small_graph, WORK, byte_seconds=1e-6)
-    assert found.chosen.candidate.settings.keep == 1
+    assert found.chosen.candidate.full_graph.keep == 1
     assert not found.sampled
     # At a microsecond per byte two ranks cannot win: fewer are faster.
-    assert found.chosen.candidate.cut == ONE
+    assert cut_of(found.chosen.candidate) == ONE
 
 
 def test_a_slow_link_makes_p_the_least_that_accuracy_allows(small_graph: Graph) -> None:
     found = chosen(small_graph, UNBIASED, byte_seconds=1e-6, all_cuts=(TWO, RANDOM))
-    settings = found.chosen.candidate.settings
+    settings = found.chosen.candidate.full_graph
     # V = 1, eps^2 = 0.1 * 10: p_var = 1 / 2.
     assert settings.keep == pytest.approx(0.5)
     assert "accuracy budget" in found.why_keep
-    assert found.chosen.candidate.cut == TWO
-    assert len({p.candidate.settings.keep for p in found.sampled}) == 1
+    assert cut_of(found.chosen.candidate) == TWO
+    assert len({p.candidate.full_graph.keep for p in found.sampled}) == 1
     assert found.chosen.seconds == min(p.seconds for p in found.sampled)
 
 
 def test_a_fast_link_leaves_nothing_to_drop(small_graph: Graph) -> None:
     found = chosen(small_graph, UNBIASED, byte_seconds=1e-13, all_cuts=(TWO,))
-    assert found.chosen.candidate.settings.keep == 1
+    assert found.chosen.candidate.full_graph.keep == 1
     assert found.why_keep.startswith("p = 1")
 
 
 def test_exact_wins_where_it_is_no_slower(small_graph: Graph) -> None:
     found = chosen(small_graph, UNBIASED, byte_seconds=1e-6)
-    assert found.chosen.candidate.cut == ONE
+    assert cut_of(found.chosen.candidate) == ONE
     assert "drops nothing" in found.why_keep
     assert found.chosen.seconds <= min(p.seconds for p in found.sampled)
 
@@ -120,7 +132,7 @@ def test_the_p_of_memory_fits_and_little_more_does_not(small_graph: Graph, share
     profile = hand_profile(small_graph, settings, TWO, ("layer", "shared")).numbers
 
     def needed(keep: float) -> int:
-        parts = rank_parts(profile, DRAWN.with_keep(keep), UNBIASED)
+        parts = rank_parts(profile, with_keep(DRAWN, keep), UNBIASED)
         request = hand_request(small_graph)
         used = memory_use(parts, request.graph, request.machine, request.budgets, 0)
         return max(used["rank0"].total, used["rank1"].total)
@@ -144,7 +156,7 @@ def test_the_p_of_the_link_doubles_with_its_speed(small_graph: Graph) -> None:
         for s in (2e-7, 1e-7)
     )
     assert fast == pytest.approx(2 * slow, rel=1e-6)
-    inline = replace(DRAWN, overlap=False)
+    inline = whole_graph_candidate(TWO, DRAWN.full_graph, overlap=False)
     assert bandwidth_keep(hand_request(small_graph, UNBIASED), profile, inline) == 0
     # 3.6: p = max(p_var, p_bw), here p_bw below the accuracy's bound.
     found = keep_of(

@@ -7,7 +7,7 @@ import pytest
 
 from planner.cost.stages.exchange import bound_bytes, shift_bytes
 from planner.fullgraph.bytes import columns_per_row
-from planner.fullgraph.candidate import Cut, FullCandidate, cuts
+from planner.fullgraph.candidate import Cut, list_cuts, whole_graph_candidate, with_keep
 from planner.fullgraph.price import (
     busiest_rows,
     edges_left,
@@ -34,15 +34,15 @@ from tests.planner.fullgraph.by_hand import (
 
 CUT = Cut(ranks=2, threads=1, partitioner="kaminpar")
 SETTINGS = PlanSettings(workload=WORK, mode="full-graph")
-WHOLE = FullCandidate(cut=CUT, settings=FullGraph(), overlap=False)
+WHOLE = whole_graph_candidate(CUT, FullGraph(), overlap=False)
 
 
 def test_ranks_are_powers_of_two_up_to_the_cores_each_cut_twice() -> None:
-    found = [(c.ranks, c.threads, c.partitioner) for c in cuts(4, None)]
+    found = [(c.ranks, c.threads, c.partitioner) for c in list_cuts(4, None)]
     assert found == [
         (1, 4, "none"), (2, 2, "kaminpar"), (2, 2, "random"), (4, 1, "kaminpar"), (4, 1, "random")
     ]  # fmt: skip
-    assert [c.ranks for c in cuts(4, 2)] == [2, 2]
+    assert [c.ranks for c in list_cuts(4, 2)] == [2, 2]
 
 
 def test_an_epoch_is_the_largest_part_and_the_exchange_at_the_formulas_bytes(
@@ -80,11 +80,11 @@ def test_bytes_are_those_of_the_draws_and_on_average_of_the_formula(small_graph:
     for known in (False, True):
         whole = FullGraph(precompute_first_layer=known)
         exact = sent_bytes(parts, whole, profile.widths, seed=0, epoch=0)
-        candidate = replace(WHOLE, settings=whole)
+        candidate = replace(WHOLE, full_graph=whole)
         assert sum(exact) == halo_bytes(profile, candidate)
         drawn = replace(whole, keep=0.3, rounding="stochastic")
         sampled = [sum(sent_bytes(parts, drawn, profile.widths, seed=0, epoch=e)) for e in range(4)]
-        expected = halo_bytes(profile, candidate.with_keep(0.3))
+        expected = halo_bytes(profile, with_keep(candidate, 0.3))
         assert max(sampled) - min(sampled) < 0.01 * expected
         assert sum(sampled) / 4 == pytest.approx(expected, rel=0.01)
 
