@@ -1,0 +1,51 @@
+"""What prices read of a machine stands in one enumeration, as probes and presets make it."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+import planner.cost
+from planner.cost.rates import MachineTable
+from planner.probe.presets import load_preset
+from tests.support.joined import hosts_machine
+from tests.support.machines import machine
+
+PAGE = Path(planner.cost.__file__).parents[1] / "probe" / "README.md"
+MADE_WITH_THE_PROFILE = {MachineTable.BULK_SAMPLE, MachineTable.DEPENDENT_SAMPLE}
+MACHINES = {
+    **{name: load_preset(name) for name in ("cpu-2core", "siton", "hgx-h100", "perlmutter:2")},
+    "by hand": machine(),
+    "two hosts": hosts_machine(2),
+}
+
+
+@pytest.mark.parametrize("name", MACHINES)
+def test_a_machines_tables_have_the_unit_that_prices_take(name: str) -> None:
+    tables = MACHINES[name].tables
+    known = [member for member in MachineTable if member in tables]
+    assert len(known) >= 4
+    assert {member: tables[member].unit for member in known} == {m: m.unit for m in known}
+
+
+def test_tables_of_gpus_are_those_that_machines_without_one_lack() -> None:
+    assert {m for m in MachineTable if m.processor == "cuda"} & set(machine().tables) == set()
+    of_gpus = {m for m in MachineTable if m in MACHINES["hgx-h100"].tables}
+    assert {MachineTable.GPU_KERNEL, MachineTable.GPU_MESSAGE} <= of_gpus
+    assert all(m.processor == "cuda" for m in of_gpus - {MachineTable.PROCESS_START})
+
+
+def test_each_table_has_a_row_of_the_probes_page() -> None:
+    named = set(re.findall(r"`(\w+)`", PAGE.read_text()))
+    missing = {
+        member
+        for member in set(MachineTable) - MADE_WITH_THE_PROFILE
+        if member not in named and member.removeprefix("hosts_") not in named
+    }
+    assert missing == set()
+
+
+def test_no_price_spells_a_tables_name() -> None:
+    spelt = re.compile(r"""(?:\.table\(|tables\.get\(|lookup\(\w+, )"|" (?:not )?in \w+\.tables""")
+    files = Path(planner.cost.__file__).parent.rglob("*.py")
+    assert [file.name for file in files if spelt.search(file.read_text())] == []
