@@ -15,7 +15,7 @@ from planner.cost.backends.gpu_lanes import has_lanes, lanes_words
 from planner.cost.backends.grid import Grid
 from planner.cost.rank_times import StageTime
 from planner.cost.request import Request, steps_per_epoch
-from planner.cost.step import StepSeconds, interval_around, relative_half_width, step_seconds
+from planner.cost.step import StepTimes, combine_ranks, interval_around, relative_half_width
 from planner.machine.model import MachineModel
 from planner.workload import BatchProfile, ModelTiming
 from runtime.plan.schema import Prediction
@@ -62,7 +62,7 @@ def predict(request: Request, candidate: Candidate, placed: PlacedRows) -> Predi
     """
     backend, machine = backend_of(candidate), request.machine
     batch, _ = backend.batch_and_timing(request, candidate)
-    step = step_seconds(
+    step = combine_ranks(
         candidate,
         machine,
         [
@@ -111,7 +111,7 @@ def epoch_seconds(
 
 
 def _provenance(
-    machine: MachineModel, step: StepSeconds, candidate: Candidate, startup: StageTime
+    machine: MachineModel, step: StepTimes, candidate: Candidate, startup: StageTime
 ) -> dict[str, str]:
     """Say where the seconds of each stage that the step has come from."""
     words = {stage.value: time.provenance for stage, time in step.slowest.stages.items()}

@@ -32,7 +32,7 @@ gradient)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class StepSeconds:
+class StepTimes:
     """The step of all ranks together."""
 
     seconds: float
@@ -69,9 +69,9 @@ class _Period:
     lanes: Lanes | None = None
 
 
-def step_seconds(
+def combine_ranks(
     candidate: Candidate, machine: MachineModel, ranks: Sequence[RankTimes]
-) -> StepSeconds:
+) -> StepTimes:
     """Combine the ranks' stages into one step.
 
     Args:
@@ -98,7 +98,7 @@ def step_seconds(
     shown = (Stage.SAMPLE, Stage.GATHER)
     loader = {name: each for name, each in slowed.loader.items() if each > 0 or name in shown}
     stages = {**loader, Stage.WAIT: max(0.0, seconds - in_stages), **training}
-    return StepSeconds(
+    return StepTimes(
         seconds=seconds,
         stages={name.value: each for name, each in stages.items()},
         core_seconds={name.value: each for name, each in cores.items()},

@@ -18,7 +18,7 @@ from planner.machine.model import MachineModel
 from planner.progress import Progress
 from planner.queries.replay import Replay, RowCounter, RowCounts, check_replayable
 from planner.queries.simulate_gpu import DeviceUse, device_uses, gpu_step_times, topology_links
-from planner.queries.simulate_time import BatchWork, StepTimes, step_times
+from planner.queries.simulate_time import BatchWork, SimulatedTimes, step_times
 from planner.search.enumerate import plans_gpus
 from runtime.errors import PlanError
 from runtime.graph.dataset import Graph, open_graph
@@ -63,7 +63,7 @@ class Simulation:
     """Feature rows by rank's device."""
     topology_links: dict[str, LinkUse]
     """Reads of adjacency lists by link, where GPUs draw the batches."""
-    times: StepTimes
+    times: SimulatedTimes
     provenance: dict[str, str]
     notes: list[str]
 

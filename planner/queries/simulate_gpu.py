@@ -34,7 +34,7 @@ from planner.cost.stages.sample import (
 )
 from planner.machine.model import MachineModel
 from planner.profile.roofline import KNOWN_MODELS, roofline_timing
-from planner.queries.simulate_time import BatchWork, StepTimes, movement, served, widths
+from planner.queries.simulate_time import BatchWork, SimulatedTimes, movement, served, widths
 from planner.workload import BatchProfile, ModelTiming, Spread
 from runtime.plan.schema import Plan, TopologyPlacement
 
@@ -197,7 +197,7 @@ def topology_links(
 
 def gpu_step_times(
     plan: Plan, machine: MachineModel, ways: Ways, work: Sequence[Sequence[BatchWork]]
-) -> StepTimes:
+) -> SimulatedTimes:
     """Time of counted batches on a machine's GPUs.
 
     Args:
@@ -210,7 +210,7 @@ def gpu_step_times(
         MachineError: a route or a table is missing.
     """
     moving, busiest = movement(ways, work)
-    bare = StepTimes(movement_seconds=moving, busiest_link=busiest)
+    bare = SimulatedTimes(movement_seconds=moving, busiest_link=busiest)
     model = plan.workload.model
     if model not in KNOWN_MODELS:
         words = (

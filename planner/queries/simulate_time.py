@@ -43,7 +43,7 @@ class BatchWork:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class StepTimes:
+class SimulatedTimes:
     """Modelled seconds of a step; every one a prediction."""
 
     movement_seconds: float
@@ -60,7 +60,7 @@ class StepTimes:
 
 def step_times(
     plan: Plan, machine: MachineModel, ways: Ways, work: Sequence[Sequence[BatchWork]]
-) -> StepTimes:
+) -> SimulatedTimes:
     """Time of counted batches.
 
     Args:
@@ -75,7 +75,9 @@ def step_times(
     moving, busiest = movement(ways, work)
     if any(name not in machine.tables for name in RATES):
         words = "not modelled: the machine has no measured rates for sampling and gathering"
-        return StepTimes(movement_seconds=moving, busiest_link=busiest, provenance={"step": words})
+        return SimulatedTimes(
+            movement_seconds=moving, busiest_link=busiest, provenance={"step": words}
+        )
     loader = np.array(
         [[_loader_seconds(plan, machine, b) for b in mine] for mine in work], dtype=np.float64
     )  # [ranks, steps, stages]
@@ -85,7 +87,7 @@ def step_times(
     names = ("sample", "gather", "exchange_ids", "exchange_rows", "batch")
     stages = dict(zip(names, loader.mean(axis=(0, 1)).tolist(), strict=True))
     stages |= {s.value: plan.prediction.stages.get(s.value, 0.0) for s in compute}
-    return StepTimes(
+    return SimulatedTimes(
         movement_seconds=moving,
         busiest_link=busiest,
         step_seconds=total / trainer.shape[1],

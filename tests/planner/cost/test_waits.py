@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from planner.cost.model import predict
-from planner.cost.step import step_seconds
+from planner.cost.step import combine_ranks
 from planner.machine.model import Table
 from planner.workload import ColdCachePenalty, LoopOverhead
 from tests.planner.cost.by_hand import candidate, price, request, rows, times
@@ -152,10 +152,10 @@ def test_ranks_that_share_a_batch_wait_for_each_other_twice_in_a_pass() -> None:
     alone = times(
         {"sample": 1e-3, "forward_backward": 30e-3, "all_reduce": 2e-3}, trainer_sigma=3e-3
     )
-    apart = step_seconds(candidate(ranks=2), machine(cores=4), [alone, alone])
+    apart = combine_ranks(candidate(ranks=2), machine(cores=4), [alone, alone])
     exchanging = times({"halo_exchange": 1e-3, "exchange_rows": 2e-3}).stages
     sharing = replace(alone.with_stages(exchanging), exchange_lead=0.4e-3)
-    found = step_seconds(candidate(ranks=2), machine(cores=4), [sharing, sharing])
+    found = combine_ranks(candidate(ranks=2), machine(cores=4), [sharing, sharing])
     wait = 0.5642 * 3e-3
     half = wait / 2**0.5  # of half the variance
     assert apart.stages["all_reduce"] == pytest.approx(2e-3 + wait, rel=1e-3)

@@ -8,7 +8,7 @@ from planner.candidate import Candidate
 from planner.cost.backends.gpu import GpusBackend
 from planner.cost.backends.gpu_lanes import Lanes, has_lanes, lanes_of, lanes_period, lanes_words
 from planner.cost.rank_times import DeviceTimes, RankTimes
-from planner.cost.step import step_seconds
+from planner.cost.step import combine_ranks
 from planner.machine.model import MachineModel, Table
 from planner.probe.presets import load_preset
 from runtime.plan.schema import Threads
@@ -44,7 +44,7 @@ def machine() -> MachineModel:
 
 
 def seconds(machine: MachineModel, found: Candidate, **changes: float) -> float:
-    return step_seconds(found, machine, [rank(**changes)]).seconds
+    return combine_ranks(found, machine, [rank(**changes)]).seconds
 
 
 def test_in_line_stages_add_up_and_ahead_the_busiest_part_binds(machine: MachineModel) -> None:
@@ -54,16 +54,16 @@ def test_in_line_stages_add_up_and_ahead_the_busiest_part_binds(machine: Machine
     assert seconds(machine, AHEAD, links=7.5e-3) == pytest.approx(7.5e-3)
     assert seconds(machine, AHEAD, sample=9e-3) == pytest.approx(9e-3)
     assert seconds(machine, AHEAD, gather=8e-3, all_reduce=0.5e-3) == pytest.approx(8e-3)
-    found = step_seconds(AHEAD, machine, [rank()])
+    found = combine_ranks(AHEAD, machine, [rank()])
     assert found.bottleneck == "GPU"
     assert found.stages["wait"] == pytest.approx(1e-3)
     assert found.fill_seconds == pytest.approx(7e-3)
-    assert step_seconds(AHEAD, machine, [rank(sample=9e-3)]).bottleneck == "sample"
-    assert step_seconds(AHEAD, machine, [rank(memory=0.0)]).bottleneck == "forward_backward"
+    assert combine_ranks(AHEAD, machine, [rank(sample=9e-3)]).bottleneck == "sample"
+    assert combine_ranks(AHEAD, machine, [rank(memory=0.0)]).bottleneck == "forward_backward"
 
 
 def test_one_interpreter_starts_the_kernels_of_all_lanes(machine: MachineModel) -> None:
-    found = step_seconds(AHEAD, machine, [rank(host=7.5e-3)])
+    found = combine_ranks(AHEAD, machine, [rank(host=7.5e-3)])
     assert (found.seconds, found.bottleneck) == (pytest.approx(7.5e-3), "host")
     # In line a stage's kernels are started while it lasts: nothing comes on top.
     assert seconds(machine, LINE, host=7.5e-3) == pytest.approx(13e-3)

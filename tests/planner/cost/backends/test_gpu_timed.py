@@ -8,7 +8,7 @@ from planner.candidate import Candidate
 from planner.cost.backends.gpu import GpusBackend
 from planner.cost.backends.gpu_lanes import lanes_of, timed_gain
 from planner.cost.rank_times import RankTimes
-from planner.cost.step import StepSeconds, step_seconds
+from planner.cost.step import StepTimes, combine_ranks
 from planner.machine.model import MachineModel
 from planner.probe.presets import load_preset
 from planner.workload import GpuLoop, GpuSample, GpuTiming, ModelTiming
@@ -80,10 +80,10 @@ def ahead_of(chosen: Candidate) -> Candidate:
     return replace(chosen, threads=Threads(sample=1))
 
 
-def step_of(machine: MachineModel, chosen: Candidate, captured_bytes: int = 0) -> StepSeconds:
+def step_of(machine: MachineModel, chosen: Candidate, captured_bytes: int = 0) -> StepTimes:
     rank = price(machine, chosen, captured_bytes, own=1000.0)
     # Batches of one size: chance adds nothing.
-    return step_seconds(chosen, machine, [replace(rank, loader_sigma=0.0, trainer_sigma=0.0)])
+    return combine_ranks(chosen, machine, [replace(rank, loader_sigma=0.0, trainer_sigma=0.0)])
 
 
 @pytest.mark.parametrize(("captured", "ahead"), [(0, 0), (0, 1), (1, 0), (1, 1)])
