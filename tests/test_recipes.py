@@ -221,7 +221,7 @@ def test_a_cost_term_added_by_its_recipe_is_in_the_stage_and_the_words_of_a_plan
 ) -> None:
     furnish(tmp_path, TERM_EDITS)
     prediction = json.loads((plan(tmp_path) / "plan.json").read_text())["prediction"]
-    # All 60 training nodes, 1 ms each; labels and edge weights take less than one of them does.
-    assert 60e-3 <= prediction["stages"]["batch"] < 61e-3
+    # All 60 training nodes, 1 ms each and once; labels and edge weights take less than they do.
+    assert 60e-3 <= prediction["stages"]["batch"] < 120e-3
     assert prediction["provenance"]["batch"].endswith(" + a clerk")
     assert prediction["step_seconds"]["value"] > 60e-3
