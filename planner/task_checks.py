@@ -4,8 +4,7 @@ from dataclasses import replace
 
 from planner.errors import SettingsError
 from planner.settings import PlanSettings
-from runtime.graph.dataset import Graph
-from runtime.graph.types import is_typed, types_of
+from runtime.graph.dataset import Graph, is_typed, types_of
 
 LINK_TASK = "link"
 

@@ -1,8 +1,10 @@
 """This process and its host: cores it may use, memory it holds, how quiet the host is."""
 
+import ctypes
 import os
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
@@ -105,3 +107,60 @@ def noise_between(before: HostState, after: HostState) -> HostNoise:
         cores=cores,
         overloaded=before.load > cores / 2 or after.load > cores + 0.5,
     )
+
+
+_M_TRIM_THRESHOLD = -1
+_M_MMAP_MAX = -4
+_M_MMAP_THRESHOLD = -3
+_LARGEST = 2**31 - 1
+_GIVEN_BACK_BYTES = 1 << 17
+"""Blocks from this size on; glibc's own threshold grows to 32 MB with the blocks that it meets."""
+
+_TUNABLES = "GLIBC_TUNABLES"
+_HUGE_PAGES = "glibc.malloc.hugetlb"
+
+
+def with_huge_pages(environment: Mapping[str, str]) -> dict[str, str]:
+    """An environment in whose processes glibc (2.35 and later) asks for huge pages.
+
+    It reads this once, when a process starts. Where the system gives none nothing changes.
+
+    Args:
+        environment: of a process to be started; what it says itself of huge pages stays.
+
+    >>> with_huge_pages({"GLIBC_TUNABLES": "glibc.malloc.perturb=1"})
+    {'GLIBC_TUNABLES': 'glibc.malloc.perturb=1:glibc.malloc.hugetlb=1'}
+    """
+    given = environment.get(_TUNABLES, "")
+    if _HUGE_PAGES in given:
+        return dict(environment)
+    return {**environment, _TUNABLES: f"{given}:".lstrip(":") + f"{_HUGE_PAGES}=1"}
+
+
+def keep_freed_memory() -> bool:
+    """Tell glibc's allocator to keep what this process frees; to be called once, early.
+
+    Affects the whole process, so the worker calls it and the library never does by itself.
+
+    Returns:
+        Whether it took effect; False where the C library is another one.
+    """
+    return _set(_M_MMAP_MAX, 0) and _set(_M_TRIM_THRESHOLD, _LARGEST)
+
+
+def give_back_freed_memory() -> bool:
+    """Tell glibc's allocator to give every freed block of 128 kB or more back at once.
+
+    Resident memory is then what is in use. To be called once, early, like `keep_freed_memory`.
+
+    Returns:
+        Whether it took effect.
+    """
+    return _set(_M_MMAP_THRESHOLD, _GIVEN_BACK_BYTES)
+
+
+def _set(option: int, value: int) -> bool:
+    if not sys.platform.startswith("linux"):
+        return False
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    return mallopt is not None and bool(mallopt(option, value))

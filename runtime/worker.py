@@ -18,8 +18,7 @@ from runtime.errors import GnnplanError, InputError, PlanError
 from runtime.fallback import unused_weights
 from runtime.faults.failure import record_failure
 from runtime.faults.heartbeat import Heartbeat, attempt
-from runtime.graph.dataset import Graph, open_graph
-from runtime.graph.types import is_typed, types_of
+from runtime.graph.dataset import Graph, is_typed, open_graph, types_of
 from runtime.identity import check_identity
 from runtime.launch.config import RunConfig
 from runtime.launch.torchrun import die_with
@@ -27,18 +26,23 @@ from runtime.loader.loader import PlannedLoader
 from runtime.memory_sum import as_budget_error, room_to_keep
 from runtime.mesh import Mesh, open_mesh, rank_and_size
 from runtime.models.build import build_model
-from runtime.models.memory import give_back_freed_memory, keep_freed_memory
 from runtime.plan.io import load_plan
 from runtime.plan.schema import Plan
-from runtime.process import die_first, host_state, leave, use_threads
+from runtime.process import (
+    die_first,
+    give_back_freed_memory,
+    host_state,
+    keep_freed_memory,
+    leave,
+    use_threads,
+)
 from runtime.report import RunReport
 from runtime.train.checkpoint_files import CHECKPOINTS, newest_name
 from runtime.train.fullgraph import FullGraphEpochs, open_full_graph
 from runtime.train.gradients import GradientBuffer, overlapped
-from runtime.train.job import Job
+from runtime.train.job import Events, Job
 from runtime.train.minibatch import TrainLoop, make_optimizer, share_parameters
 from runtime.train.precision import Precision
-from runtime.train.progress import Events
 from runtime.train.recovery import begin
 
 

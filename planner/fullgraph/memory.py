@@ -30,7 +30,7 @@ from planner.machine.model import MachineModel
 from runtime.plan.schema import GraphRef, MemoryUse, Workload
 
 ROW_MULTIPLE = 512
-"""As in `runtime.models.dense`."""
+"""As in `runtime.models.functions`."""
 SLAB_ROWS = 4096
 """Rows whose share of a weight's gradient is made at once, as there."""
 
@@ -136,7 +136,7 @@ def attention_activations(
 KERNEL_BYTES = 530_000
 """Of one shape: .53 MB, of 20 shapes all but three."""
 LEAST_MULTIPLY_ADDS = 1 << 24
-"""Smaller products are not oneDNN's, as in `runtime.models.dense`."""
+"""Smaller products are not oneDNN's, as in `runtime.models.functions`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

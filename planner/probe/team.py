@@ -24,7 +24,7 @@ from typing import IO, Any
 from runtime.children import child_environment
 from runtime.errors import WorkerFailed
 from runtime.faults.failure import last_error_line
-from runtime.models.memory import with_huge_pages
+from runtime.process import with_huge_pages
 
 LAST_WORDS_SECONDS = 2.0
 START_AHEAD_SECONDS = 0.01

@@ -22,8 +22,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from runtime.graph.dataset import Graph
-from runtime.graph.types import is_typed
+from runtime.graph.dataset import Graph, is_typed
 from runtime.loader.cooperative import CooperativeSeeds
 from runtime.loader.tasks import typed_sampler
 from runtime.plan.schema import Sampler, Workload

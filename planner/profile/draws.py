@@ -35,8 +35,7 @@ from planner.settings import PlanSettings
 from planner.task_checks import is_link
 from runtime import codec
 from runtime.errors import SamplerError
-from runtime.graph.dataset import Graph
-from runtime.graph.types import is_typed
+from runtime.graph.dataset import Graph, is_typed
 from runtime.npy import npy_of
 from runtime.plan.schema import Sampler
 from runtime.sampling.build import BatchSampler, build_sampler

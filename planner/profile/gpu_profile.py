@@ -23,8 +23,7 @@ from runtime import codec
 from runtime.cores import usable_core_ids
 from runtime.device import machine_fingerprint
 from runtime.fallback import warn_once
-from runtime.graph.dataset import Graph
-from runtime.graph.types import is_typed
+from runtime.graph.dataset import Graph, is_typed
 from runtime.sampling.gpu.capture_room import may_capture
 
 LOOP_SECONDS = 24.0

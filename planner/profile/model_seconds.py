@@ -28,8 +28,7 @@ from planner.profile.synthetic import BatchShape
 from planner.settings import PlanSettings
 from planner.workload import BatchProfile, Combination, ModelTiming
 from runtime.cores import usable_core_ids
-from runtime.graph.dataset import Graph
-from runtime.graph.types import GraphTypes, is_typed, types_of
+from runtime.graph.dataset import Graph, GraphTypes, is_typed, types_of
 from runtime.report import over_ranks
 from runtime.sampling.parameters import is_weighted
 

@@ -35,8 +35,7 @@ from planner.profile.draw import Draw, drawer, last_batch, whole_steps
 from planner.progress import Progress
 from planner.workload import BatchProfile, Hotness, SharedBatch, Spread, StackProfile
 from runtime.features.direct import read_header
-from runtime.graph.dataset import Graph
-from runtime.graph.types import is_typed
+from runtime.graph.dataset import Graph, is_typed
 from runtime.plan.schema import Sampler, Workload
 from runtime.sampling.minibatch import Block, Dialect, MiniBatch
 

@@ -18,7 +18,7 @@ import numpy as np
 from planner.profile.synthetic import BatchShape
 from planner.workload import ColdCachePenalty, GpuLoop, GpuSample, Interference, LoopOverhead
 from runtime import codec
-from runtime.graph.types import GraphTypes
+from runtime.graph.dataset import GraphTypes
 from runtime.plan.schema import Sampler, Workload
 
 NO_BOUND = 3600.0
@@ -240,7 +240,7 @@ def serve(
             returns whether something was compiled first.
     """
     from runtime.device import flush_denormals
-    from runtime.models.memory import keep_freed_memory
+    from runtime.process import keep_freed_memory
 
     for library in libraries:
         importlib.import_module(library)

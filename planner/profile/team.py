@@ -30,7 +30,7 @@ from runtime.children import child_environment
 from runtime.comm.route import check_loopback
 from runtime.errors import WorkerFailed
 from runtime.faults.failure import last_error_line
-from runtime.models.memory import with_huge_pages
+from runtime.process import with_huge_pages
 
 STOP_SECONDS = 5.0
 TIMING = "planner.profile.timing_process"

@@ -6,8 +6,7 @@ from planner.candidate import Candidate
 from planner.errors import SettingsError
 from planner.settings import AUTO_SAMPLER, PlanSettings, SamplerChoice
 from planner.task_checks import is_link
-from runtime.graph.dataset import Graph
-from runtime.graph.types import is_typed
+from runtime.graph.dataset import Graph, is_typed
 from runtime.plan.schema import Sampler
 from runtime.sampling.parameters import class_of, is_weighted
 from runtime.sampling.statistics import StatisticsClass, layer_of_model

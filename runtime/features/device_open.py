@@ -18,7 +18,6 @@ from runtime.comm.collectives import Communicator
 from runtime.errors import BudgetExceeded, PlanError
 from runtime.fallback import warn_once
 from runtime.features import tiers as building
-from runtime.features.device_cache import DeviceCache
 from runtime.features.device_rows import (
     DeviceExchange,
     DeviceRows,
@@ -27,7 +26,7 @@ from runtime.features.device_rows import (
     on_host,
     word_multiple,
 )
-from runtime.features.device_store import DeviceFeatureStore
+from runtime.features.device_store import DeviceCache, DeviceFeatureStore
 from runtime.features.gather_triton import DeviceTable
 from runtime.features.location import MAX_SOURCES, LocationTable, encode
 from runtime.features.peer import Peer, ServedArray

@@ -42,9 +42,9 @@ from runtime.launch.hosts import (
     torchrun_arguments,
 )
 from runtime.memory_sum import check_limit
-from runtime.models.memory import with_huge_pages
 from runtime.plan.io import load_plan
 from runtime.plan.schema import Device, Plan
+from runtime.process import with_huge_pages
 from runtime.report import RunReport, load_report
 from runtime.segments import sweep_segments
 from runtime.train.checkpoint_files import CHECKPOINTS, set_aside

@@ -29,9 +29,8 @@ from runtime.device import flush_denormals
 from runtime.faults.heartbeat import Heartbeat
 from runtime.launch.torchrun import die_with
 from runtime.loader.loader import PLAN_VARIABLE
-from runtime.models.memory import keep_freed_memory
 from runtime.plan.io import load_plan
-from runtime.process import die_first, use_threads
+from runtime.process import die_first, keep_freed_memory, use_threads
 
 
 @contextmanager

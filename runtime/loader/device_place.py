@@ -22,8 +22,7 @@ from runtime.fallback import has_triton, warn_once
 from runtime.features.device_store import DeviceFeatureStore
 from runtime.features.host_memory import PinError
 from runtime.features.tier import AbstractFeatureStore
-from runtime.graph.dataset import Graph
-from runtime.graph.types import is_typed
+from runtime.graph.dataset import Graph, is_typed
 from runtime.plan.io import load_array
 from runtime.plan.schema import Plan
 from runtime.sampling.parameters import parameters_of

@@ -13,10 +13,8 @@ from runtime.comm.collectives import Communicator
 from runtime.errors import DatasetError, PlanError
 from runtime.features.device_store import DeviceFeatureStore
 from runtime.features.host_memory import PinError
-from runtime.features.store import AbstractFeatureStore, BufferRing, open_store
-from runtime.features.typed import TypedFeatureStore
-from runtime.graph.dataset import Graph
-from runtime.graph.types import is_typed
+from runtime.features.store import AbstractFeatureStore, BufferRing, TypedFeatureStore, open_store
+from runtime.graph.dataset import Graph, is_typed
 from runtime.loader.bulk import bulk_stage, grid_stage, refuse_bulk
 from runtime.loader.cooperative import (
     Cooperation,

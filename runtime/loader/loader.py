@@ -20,8 +20,7 @@ from runtime.comm.collectives import Communicator
 from runtime.cores import GLOO_THREADS, cores_beside_training, make_batch
 from runtime.errors import DatasetError, PlanError
 from runtime.fallback import unused_weights
-from runtime.graph.dataset import Graph
-from runtime.graph.types import is_typed, types_of
+from runtime.graph.dataset import Graph, is_typed, types_of
 from runtime.identity import open_planned_graph
 from runtime.loader.device import DeviceSampleStage
 from runtime.loader.factory import LoaderParts

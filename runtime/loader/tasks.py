@@ -8,8 +8,7 @@ changes neither a link's negatives nor a vertex's neighbours.
 from typing import Any
 
 from runtime.errors import InputError
-from runtime.graph.dataset import Graph
-from runtime.graph.types import types_of
+from runtime.graph.dataset import Graph, types_of
 from runtime.loader.stages import AbstractStage
 from runtime.plan.schema import Workload
 from runtime.sampling.exclusion import Exclude, ExcludingSampler

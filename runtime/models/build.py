@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from runtime.errors import InputError
-from runtime.graph.types import GraphTypes
+from runtime.graph.dataset import GraphTypes
 from runtime.models.adjacency import TorchBlock
 from runtime.models.layers import build_rgcn
 from runtime.plan.schema import Workload

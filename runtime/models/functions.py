@@ -1,16 +1,11 @@
 """Differentiable aggregation over a TorchBlock, alone or fused with the dense layer behind it.
 
-CPU tensors of float32 take the numba loops of `kernels`, a GPU's the kernels of `aggregate_triton`;
-anything else (float64, a GPU without Triton or asked for one order of all sums) takes the same
-formula in torch operations, which is also what the tests compare with.
-
-A layer that sums its neighbours' rows and multiplies once, with its gradients.
-
     relu([agg(x), x_dst] [W, W_root]^T + b)
 
-One product forward, one for the weights back. Where the rows are summed, over a block on the host,
-over one on a GPU or over a part of the graph whose neighbours other ranks hold, is for a `Sums` to
-know.
+CPU tensors of float32 take the numba loops of `kernels`, a GPU's the kernels of `aggregate_triton`;
+anything else (float64, a GPU without Triton or asked for one order of all sums) takes the same
+formula in torch operations, which is also what the tests compare with. Where rows are summed (over
+a block, or over a part whose neighbours other ranks hold) is for a `Sums` to know.
 """
 
 import functools
@@ -20,12 +15,92 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from runtime.fallback import has_triton
-from runtime.models import dense
 from runtime.models.adjacency import TorchBlock
 from runtime.models.kernels import aggregate_rows, mask_and_column_sums, source_gradient
+
+ROW_MULTIPLE = 512
+"""Rows are padded to this: few distinct shapes, so oneDNN's kernels are made once."""
+_SLAB_ROWS = 4096
+"""Rows per slab of a weight gradient: both operands of a slab stay in the L2/L3 cache."""
+_SMALL_PRODUCT = 1 << 24
+"""Multiply-adds below which the call overhead outweighs the faster kernel."""
+
+
+def padded_rows(num_rows: int) -> int:
+    """The next multiple of ROW_MULTIPLE."""
+    return -(-num_rows // ROW_MULTIPLE) * ROW_MULTIPLE
+
+
+def with_padding(x: Tensor) -> Tensor:
+    """The rows of x followed by zero rows up to `padded_rows`; x itself where none is missing."""
+    padding = padded_rows(x.shape[0]) - x.shape[0]
+    return nn.functional.pad(x, (0, 0, 0, padding)) if padding else x
+
+
+def _onednn_applies(x: Tensor, num_multiply_adds: int) -> bool:
+    return (
+        num_multiply_adds >= _SMALL_PRODUCT
+        and x.device.type == "cpu"
+        and x.dtype == torch.float32
+        and torch.backends.mkldnn.is_available()
+        and torch.backends.mkldnn.enabled
+        and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+    )
+
+
+def _onednn(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str) -> Tensor:
+    return torch.ops.mkldnn._linear_pointwise(x, weight, bias, activation, [], "")
+
+
+def linear_dense(x: Tensor, weight: Tensor, bias: Tensor | None, *, relu: bool = False) -> Tensor:
+    """The product x weight^T + bias, then max(y, 0) with `relu`; records no gradient.
+
+    Args:
+        x: Shape (rows, in).
+        weight: Shape (out, in).
+        bias: Shape (out,), or None.
+        relu: Apply the rectifier in the same pass.
+
+    Returns:
+        Shape (rows, out), freshly allocated.
+    """
+    num_rows = x.shape[0]
+    if not _onednn_applies(x, num_rows * weight.numel()):
+        y = nn.functional.linear(x, weight, bias)
+        return y.relu_() if relu else y
+    after = "relu" if relu else "none"
+    whole = num_rows // ROW_MULTIPLE * ROW_MULTIPLE
+    if x.shape[1] <= weight.shape[0] or whole in (0, num_rows):
+        return _onednn(with_padding(x), weight, bias, after)[:num_rows]
+    # The result is narrower than the rows: putting it together moves less than padding them does.
+    rest = _onednn(with_padding(x[whole:]), weight, bias, after)[: num_rows - whole]
+    return torch.cat([_onednn(x[:whole], weight, bias, after), rest])
+
+
+def weight_gradient(grad: Tensor, x: Tensor) -> Tensor:
+    """grad^T x, shape (out, in).
+
+    Args:
+        grad: Shape (rows or more, out); rows beyond those of x must be zero.
+        x: Shape (rows, in). Only the last rows are copied, to pad them.
+    """
+    num_rows = x.shape[0]
+    if not _onednn_applies(x, num_rows * x.shape[1] * grad.shape[1]):
+        return grad[:num_rows].t() @ x
+    total: Tensor | None = None
+    for first in range(0, num_rows, _SLAB_ROWS):
+        inputs = with_padding(x[first : first + _SLAB_ROWS])
+        outputs = grad[first : first + inputs.shape[0]]
+        if outputs.shape[0] < inputs.shape[0]:
+            outputs = with_padding(outputs)
+        part = _onednn(outputs.t(), inputs.t(), None, "none")
+        total = part if total is None else total.add_(part)
+    assert total is not None
+    return total
+
 
 HALVES = (torch.float16, torch.bfloat16)
 """Summed in float32."""
@@ -105,7 +180,7 @@ class _AggregateDense(torch.autograd.Function):
     ) -> Tensor:  # fmt: skip
         joined = weight if root is None else torch.cat([weight, root], dim=1)
         inputs = sums.rows(x.detach(), with_root=root is not None)
-        out = _first(dense.linear(inputs, joined, bias, relu=relu), sums.num_dst)
+        out = _first(linear_dense(inputs, joined, bias, relu=relu), sums.num_dst)
         ctx.sums, ctx.width, ctx.with_root = sums, x.shape[1], root is not None
         ctx.save_for_backward(inputs, joined, out if relu else None)
         return out
@@ -116,10 +191,10 @@ class _AggregateDense(torch.autograd.Function):
         inputs, joined, out = ctx.saved_tensors
         num_dst = grad.shape[0]
         masked, column_sums = before_relu(grad, out, inputs.shape[0])
-        grad_joined = dense.weight_gradient(masked, inputs)
+        grad_joined = weight_gradient(masked, inputs)
         grad_x = None
         if ctx.needs_input_grad[0]:
-            grad_inputs = _first(dense.linear(masked, joined.t(), None), num_dst)
+            grad_inputs = _first(linear_dense(masked, joined.t(), None), num_dst)
             del masked  # it need not lie there while other ranks' rows come and go
             grad_x = ctx.sums.gradient(grad_inputs, ctx.width, with_root=ctx.with_root)
         grad_root = grad_joined[:, ctx.width :] if ctx.with_root else None
@@ -206,7 +281,7 @@ class HostSums(BlockSums):
     def rows(self, x: Tensor, *, with_root: bool) -> Tensor:
         """With rows of zeros up to `dense.padded_rows`."""
         block = self.block
-        out = torch.empty(dense.padded_rows(block.num_dst), (2 if with_root else 1) * x.shape[1])
+        out = torch.empty(padded_rows(block.num_dst), (2 if with_root else 1) * x.shape[1])
         out[block.num_dst :].zero_()
         weight = _NO_WEIGHT if block.weight is None else block.weight.numpy()
         edges = (block.indptr.numpy(), block.indices.numpy(), weight)
@@ -283,7 +358,7 @@ class _Dense(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, relu: bool) -> Tensor:
         inputs = x.detach()
-        out = dense.linear(inputs, weight, bias, relu=relu)
+        out = linear_dense(inputs, weight, bias, relu=relu)
         ctx.save_for_backward(inputs, weight, out if relu else None)
         return out
 
@@ -291,12 +366,12 @@ class _Dense(torch.autograd.Function):
     def backward(ctx: Any, *grad_outputs: Any) -> Any:
         (grad,) = grad_outputs
         inputs, weight, out = ctx.saved_tensors
-        masked, column_sums = before_relu(grad, out, dense.padded_rows(inputs.shape[0]))
+        masked, column_sums = before_relu(grad, out, padded_rows(inputs.shape[0]))
         grad_x = None
         if ctx.needs_input_grad[0]:
-            grad_x = dense.linear(masked, weight.t(), None)[: grad.shape[0]]
+            grad_x = linear_dense(masked, weight.t(), None)[: grad.shape[0]]
         grad_bias = column_sums if ctx.needs_input_grad[2] else None
-        return grad_x, dense.weight_gradient(masked, inputs), grad_bias, None
+        return grad_x, weight_gradient(masked, inputs), grad_bias, None
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None, *, relu: bool = False) -> Tensor:

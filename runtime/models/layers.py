@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from torch_geometric.nn import GATConv, GCNConv, SAGEConv
 
 from runtime.errors import InputError
-from runtime.graph.types import GraphTypes
+from runtime.graph.dataset import GraphTypes
 from runtime.models.adjacency import TorchBlock
 from runtime.models.attention import attention
 from runtime.models.functions import aggregate_linear, linear

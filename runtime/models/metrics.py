@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from runtime.errors import InputError
-from runtime.models.link import count_not_finite, pair_scores, reciprocal_ranks, refuse_not_finite
+from runtime.models.loss import count_not_finite, pair_scores, reciprocal_ranks, refuse_not_finite
 
 
 @runtime_checkable

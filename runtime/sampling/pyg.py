@@ -5,8 +5,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from runtime.errors import SamplerError
-from runtime.graph.dataset import Graph
-from runtime.graph.types import GraphTypes, rows_within_types
+from runtime.graph.dataset import Graph, GraphTypes, rows_within_types
 from runtime.sampling.minibatch import Dialect, MiniBatch
 
 if TYPE_CHECKING:

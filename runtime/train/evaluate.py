@@ -1,16 +1,15 @@
 """Validation and test: exact layer-wise inference, or sampling with evaluation fan-outs.
 
 Exact inference splits each layer's vertices over the ranks by edges, and the ranks exchange the
-layer's output (`layer_table`).
-
-Memory that an evaluation may take beside what training keeps: by the plan's own sums.
-
-An evaluation comes between epochs: what steps held (activations) is free then, the rest stays where
-it is. With what the plan leaves free of its memories that is an evaluation's room, for chunks of
-rows on their way through a layer, and for the layers' outputs. So a plan that fills its budget is
-evaluated in smaller chunks, with outputs in a file, and not ended by its limit.
+layer's output (`LayerTable`). Between epochs what steps held is free, so that, with what the plan
+leaves free, is an evaluation's room: a plan that fills its budget is evaluated in smaller chunks,
+with outputs in a file.
 """
 
+import os
+import shutil
+import socket
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,21 +23,111 @@ from runtime.comm.collectives import Communicator
 from runtime.errors import DatasetError
 from runtime.features.gather import gather_rows
 from runtime.features.sparse import SparseHost
-from runtime.features.store import AbstractFeatureStore
+from runtime.features.store import AbstractFeatureStore, TypedFeatureStore
 from runtime.features.tier import Counters
-from runtime.features.typed import TypedFeatureStore
-from runtime.graph.dataset import Graph
-from runtime.graph.types import is_typed
+from runtime.graph.dataset import Graph, is_typed
 from runtime.loader.tasks import typed_sampler
 from runtime.models.adjacency import TorchBlock, torch_block, torch_blocks
-from runtime.models.inference import FullNeighbourhoods, chunks, vertices_per_layer
+from runtime.models.kernels import FullNeighbourhoods, chunks, vertices_per_layer
 from runtime.models.metrics import Metric, metric_of
 from runtime.models.weights import count_self_loops, fill_weights
 from runtime.plan.schema import Plan, Workload
 from runtime.sampling.minibatch import MiniBatch
 from runtime.sampling.neighbor import NeighborSampler
 from runtime.sampling.rng import Purpose
-from runtime.train.layer_table import LayerTable
+
+
+class LayerTable:
+    """Float32 [N, width]; rows never written cost no memory.
+
+    Args:
+        num_nodes: N.
+        width: Columns.
+        comm: The ranks; None: this process alone. Every rank makes the table at the same point.
+        folder: Where files are made (and unlinked at once); the system's temporary folder if None.
+        most_bytes: Of a table in this process's own memory. A larger one is a file, where the
+            folder's disk has room for two. None: any.
+    """
+
+    def __init__(
+        self,
+        num_nodes: int,
+        width: int,
+        comm: Communicator | None,
+        folder: Path | None,
+        most_bytes: int | None = None,
+    ):
+        self._comm = comm
+        self._shared = False
+        self.rows: NDArray[np.float32]
+        shape = (num_nodes, width)
+        if comm is None or comm.size == 1:
+            self.rows = _own_rows(shape, folder, most_bytes)
+            return
+        self._shared = len(set(comm.all_gather_objects(socket.gethostname()))) == 1
+        if self._shared:
+            self.rows = _shared_rows(shape, comm, folder)
+        else:
+            self.rows = _own_rows(shape, folder, most_bytes)
+
+    def exchange(self, parts: list[NDArray[np.int64]]) -> None:
+        """Make every rank's rows visible to all; `parts` are the rows each rank has written."""
+        comm = self._comm
+        if comm is None or comm.size == 1:
+            return
+        if self._shared:
+            comm.barrier()
+            return
+        for source, rows in enumerate(parts):
+            part = torch.from_numpy(self.rows[rows]).to(comm.device)
+            self.rows[rows] = comm.broadcast(part, source).cpu().numpy()
+
+    def close(self) -> None:
+        """Wait until no rank reads the rows any more, then give them back."""
+        if self._shared and self._comm is not None:
+            self._comm.barrier()
+        del self.rows
+
+
+def _own_rows(
+    shape: tuple[int, int], folder: Path | None, most_bytes: int | None
+) -> NDArray[np.float32]:
+    """Rows of this process alone: in its memory, or mapped from a file."""
+    size = 4 * shape[0] * shape[1]
+    place = Path(tempfile.gettempdir() if folder is None else folder)
+    if most_bytes is None or size <= most_bytes or shutil.disk_usage(place).free < 2 * size:
+        return np.empty(shape, np.float32)
+    path = _empty_file(size, folder)
+    try:
+        return np.memmap(path, np.float32, "r+", shape=shape)
+    finally:
+        path.unlink()
+
+
+def _empty_file(size_bytes: int, folder: Path | None) -> Path:
+    """A file of zeros that takes no room yet."""
+    descriptor, name = tempfile.mkstemp(suffix=".layer", dir=folder)
+    os.ftruncate(descriptor, size_bytes)
+    os.close(descriptor)
+    return Path(name)
+
+
+def _shared_rows(
+    shape: tuple[int, int], comm: Communicator, folder: Path | None
+) -> NDArray[np.float32]:
+    """One file mapped by all ranks of the host, unlinked as soon as all have it open."""
+    name = ""
+    if comm.rank == 0:
+        name = f"{_empty_file(4 * shape[0] * shape[1], folder)}"
+    path = Path(comm.broadcast_object(name))
+    try:
+        rows = np.memmap(path, np.float32, "r+", shape=shape)
+        comm.barrier()
+    finally:
+        if comm.rank == 0:
+            path.unlink()
+    return rows
+
 
 MOST_CHUNK_BYTES = 256 << 20
 LEAST_CHUNK_BYTES = 4 << 20

@@ -20,8 +20,14 @@ from runtime.graph.dataset import Graph
 from runtime.models.metrics import metric_of
 from runtime.plan.schema import Workload
 from runtime.sampling.negative import NegativeSampler
-from runtime.train.evaluate import MOST_CHUNK_BYTES, Evaluation, Score, reader_of, split_by_edges
-from runtime.train.layer_table import LayerTable
+from runtime.train.evaluate import (
+    MOST_CHUNK_BYTES,
+    Evaluation,
+    LayerTable,
+    Score,
+    reader_of,
+    split_by_edges,
+)
 
 EVALUATION_EPOCH = 1 << 31
 """An epoch that no training reaches: its negatives are those of evaluation."""

@@ -17,8 +17,8 @@ import torch.distributed as dist
 from planner.fullgraph.bytes import broadcast_bytes, drawn_epoch_bytes
 from runtime.comm.collectives import Communicator
 from runtime.graph.dataset import open_graph
-from runtime.models.memory import give_back_freed_memory, keep_freed_memory
 from runtime.plan.io import load_plan
+from runtime.process import give_back_freed_memory, keep_freed_memory
 from runtime.stages import Stage
 from runtime.train.evaluate import evaluate
 from runtime.train.fullgraph import FullGraphLoop, WholeEpoch

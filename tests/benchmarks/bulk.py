@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runtime.graph.dataset import Graph
-from runtime.models.memory import keep_freed_memory
+from runtime.process import keep_freed_memory
 from runtime.sampling.bulk.bulk import BulkSampler
 from runtime.sampling.minibatch import Dialect, MiniBatch
 from runtime.sampling.neighbor import NeighborSampler

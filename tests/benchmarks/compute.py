@@ -29,9 +29,9 @@ from torch_geometric.nn.models import GraphSAGE
 from runtime.models.adjacency import torch_blocks
 from runtime.models.build import build_model
 from runtime.models.loss import loss_sum
-from runtime.models.memory import keep_freed_memory
 from runtime.models.planned import planned
 from runtime.plan.schema import Workload
+from runtime.process import keep_freed_memory
 from runtime.sampling.minibatch import Block, Dialect, MiniBatch
 from tests.benchmarks.common import Spread, record
 

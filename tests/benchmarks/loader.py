@@ -36,7 +36,7 @@ from numba.core.dispatcher import Dispatcher
 
 from runtime.graph.dataset import Graph
 from runtime.loader.loader import PlannedLoader
-from runtime.models.memory import keep_freed_memory
+from runtime.process import keep_freed_memory
 from tests.benchmarks.common import REPEATS, Spread, bench_graph, bench_seeds, record
 from tests.support.plans import make_plan
 

@@ -27,9 +27,8 @@ from planner.probe.timing import DISTURBED
 from planner.queries.compare import factor_names, in_stacks, window_means
 from planner.queries.tune import turns
 from runtime.graph.dataset import Graph
-from runtime.models.memory import with_huge_pages
 from runtime.plan.schema import Plan
-from runtime.process import host_state, noise_between
+from runtime.process import host_state, noise_between, with_huge_pages
 from runtime.report import over_ranks
 from runtime.train.minibatch import STEP
 from tests.benchmarks.common import RandomReadLimit, steady

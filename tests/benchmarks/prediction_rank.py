@@ -26,9 +26,8 @@ from runtime.comm.collectives import Communicator
 from runtime.cores import batch_threads, pin_to, usable_core_ids
 from runtime.device import flush_denormals
 from runtime.graph.dataset import open_graph
-from runtime.models.memory import keep_freed_memory
 from runtime.plan.io import load_plan
-from runtime.process import use_threads
+from runtime.process import keep_freed_memory, use_threads
 from runtime.train.minibatch import STEP
 from tests.benchmarks.prediction_rounds import PRECISE, standard_error
 from tests.support.cooperative import open_rank

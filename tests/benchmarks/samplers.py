@@ -27,7 +27,7 @@ from scipy import special, stats
 
 from runtime.graph.dataset import Graph, open_graph
 from runtime.graph.generate import generate_rmat
-from runtime.models.memory import keep_freed_memory
+from runtime.process import keep_freed_memory
 from runtime.sampling.labor import LaborSampler
 from runtime.sampling.layerwise import LayerwiseSampler
 from runtime.sampling.minibatch import Dialect, MiniBatch

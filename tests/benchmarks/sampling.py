@@ -11,7 +11,7 @@ from collections.abc import Callable
 import numpy as np
 
 from runtime.graph.dataset import Graph
-from runtime.models.memory import keep_freed_memory
+from runtime.process import keep_freed_memory
 from runtime.sampling.minibatch import Dialect
 from runtime.sampling.neighbor import NeighborSampler
 from runtime.sampling.seeds import SeedSchedule

@@ -13,7 +13,7 @@ from runtime import device
 from runtime.cgroup import MemoryGroup, cpu_quota, memory_group, memory_limit_bytes
 from runtime.errors import BudgetExceeded
 from runtime.graph.dataset import Graph
-from runtime.graph.memory import memory_bytes
+from runtime.graph.imports.source import memory_bytes
 from runtime.memory_sum import as_budget_error, check_limit, killed_text, room_to_keep
 from runtime.plan.schema import MemoryUse, Plan
 from tests.support.memory_groups import LimitedGroup, NoGroups, limited_group

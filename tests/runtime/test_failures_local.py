@@ -179,7 +179,7 @@ def test_a_clock_jump_changes_nothing(
 
 
 def test_events_survive_a_full_disk(tmp_path: Path) -> None:
-    from runtime.train.progress import Events
+    from runtime.train.job import Events
 
     events = Events(Path("/dev/full"))
     events.emit("epoch", epoch=1)

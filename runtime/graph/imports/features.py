@@ -17,8 +17,13 @@ from numpy.typing import NDArray
 from runtime.errors import DatasetError
 from runtime.graph.findings import CHUNK_BYTES, chunks, count_overflows
 from runtime.graph.format import Projection
-from runtime.graph.imports.source import ImportOptions, RawFeatures, RawGraph, parse_feature_choice
-from runtime.graph.memory import memory_bytes
+from runtime.graph.imports.source import (
+    ImportOptions,
+    RawFeatures,
+    RawGraph,
+    memory_bytes,
+    parse_feature_choice,
+)
 from runtime.graph.staging import Staging
 
 DEFAULT_PROJECTION = 256

@@ -17,10 +17,9 @@ from numpy.typing import NDArray
 from runtime.errors import DatasetError
 from runtime.graph.csc import array_edges
 from runtime.graph.imports.serialized import load_torch, to_numpy
-from runtime.graph.imports.source import ImportOptions, RawFeatures, RawGraph
+from runtime.graph.imports.source import ImportOptions, RawFeatures, RawGraph, check_num_nodes
 from runtime.graph.imports.tables import number_table
 from runtime.graph.inventory import EDGE_DATA, LOOKS, Inventory, Role, looks_like
-from runtime.graph.memory import check_num_nodes
 from runtime.graph.reading import map_array, reading
 
 SET_NAMES = {"train": "train_set", "val": "validation_set", "test": "test_set"}

@@ -19,10 +19,15 @@ from runtime.graph.dataset import Graph, commit_dataset
 from runtime.graph.imports.archive import free_scratch
 from runtime.graph.imports.features import write_features
 from runtime.graph.imports.node_table import SUFFIXES, find_tables
-from runtime.graph.imports.source import SPLIT_KEYS, ImportOptions, RawGraph, check_lengths
+from runtime.graph.imports.source import (
+    SPLIT_KEYS,
+    ImportOptions,
+    RawGraph,
+    check_lengths,
+    check_num_nodes,
+)
 from runtime.graph.inventory import Role
 from runtime.graph.labels import normalise_labels, normalise_split
-from runtime.graph.memory import check_num_nodes
 from runtime.graph.staging import Staging
 from runtime.npy import map_npy
 

@@ -24,11 +24,16 @@ from runtime.graph.imports.serialized import (
     to_numpy,
     torch_sparse_names,
 )
-from runtime.graph.imports.source import SPLIT_KEYS, ImportOptions, RawFeatures, RawGraph
+from runtime.graph.imports.source import (
+    SPLIT_KEYS,
+    ImportOptions,
+    RawFeatures,
+    RawGraph,
+    check_num_nodes,
+)
 from runtime.graph.imports.tables import as_numbers
 from runtime.graph.inventory import EDGE_DATA, Inventory, Role, looks_like
 from runtime.graph.labels import split_fields, split_ids
-from runtime.graph.memory import check_num_nodes
 from runtime.graph.reading import reading
 
 LINKS = ("edge_label_index", "edge_label")

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from runtime.errors import DatasetError
 from runtime.graph.findings import check_range
-from runtime.graph.memory import check_num_nodes
+from runtime.graph.imports.source import check_num_nodes
 from runtime.graph.reading import one_line, reading
 
 

@@ -6,6 +6,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from runtime.device import usable_ram_bytes
 from runtime.errors import DatasetError
 from runtime.graph.csc import EdgeOptions, EdgeSource, SelfLoops
 from runtime.graph.dataset import SparseFeatures
@@ -163,3 +164,26 @@ def check_lengths(raw: RawGraph) -> None:
     if any(count != raw.num_nodes for count in rows.values()):
         found = ", ".join(f"{count} rows of {name}" for name, count in rows.items())
         raise DatasetError(f"expected one row per node ({raw.num_nodes}), found {found}")
+
+
+BYTES_PER_NODE = 16
+
+
+def memory_bytes() -> int:
+    """Bytes of memory this process may use: what imports and plans alike go by."""
+    return usable_ram_bytes()
+
+
+def check_num_nodes(num_nodes: int) -> None:
+    """Refuse a node count (often a damaged one) whose per-node arrays do not fit the memory.
+
+    Raises:
+        DatasetError: it would take more than half of the memory.
+    """
+    usable = memory_bytes() // 2
+    if num_nodes * BYTES_PER_NODE > usable:
+        raise DatasetError(
+            f"expected a number of nodes whose arrays fit in memory, found {num_nodes} nodes * "
+            f"{BYTES_PER_NODE} bytes = {num_nodes * BYTES_PER_NODE / 1e9:.1f} GB > "
+            f"{usable / 1e9:.1f} GB usable"
+        )

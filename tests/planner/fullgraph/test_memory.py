@@ -26,8 +26,8 @@ from runtime.graph.dataset import Graph, open_graph
 from runtime.graph.generate import generate_sbm
 from runtime.meter import StageMeter
 from runtime.models.build import build_model
-from runtime.models.memory import give_back_freed_memory
 from runtime.plan.schema import FullGraph, Workload
+from runtime.process import give_back_freed_memory
 from runtime.stages import Stage
 from runtime.train.fullgraph import FullGraphLoop, WholeEpoch
 from runtime.train.gradients import GradientBuffer

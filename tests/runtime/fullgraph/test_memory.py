@@ -12,8 +12,8 @@ import torch.multiprocessing as mp
 from planner.fullgraph.memory import rank_bytes
 from runtime.graph.dataset import Graph, open_graph
 from runtime.graph.generate import generate_sbm
-from runtime.models.memory import give_back_freed_memory
 from runtime.plan.schema import FullGraph
+from runtime.process import give_back_freed_memory
 from runtime.train.fullgraph import WholeEpoch
 from tests.support.fullgraph_plans import make_full_graph_plan
 from tests.support.fullgraph_ranks import (

@@ -27,7 +27,7 @@ OPTIONS = st.builds(
 
 @pytest.fixture(autouse=True)
 def small_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("runtime.graph.memory.memory_bytes", lambda: MEMORY_BYTES)
+    monkeypatch.setattr("runtime.graph.imports.source.memory_bytes", lambda: MEMORY_BYTES)
 
 
 def check_sound(graph: Graph) -> None:

@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 
 from runtime.errors import DatasetError
-from runtime.graph.dataset import Graph
+from runtime.graph.dataset import Graph, rows_within_types, types_of
 from runtime.graph.generate_tasks import EDGE_TYPES, NODE_TYPES, generate_typed
-from runtime.graph.types import rows_within_types, types_of
 
 
 def make(folder: Path, **settings: Any) -> Graph:

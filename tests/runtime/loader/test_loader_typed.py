@@ -9,10 +9,9 @@ import torch
 from torch_geometric.nn import HeteroConv, SAGEConv
 
 from runtime.errors import DatasetError, InputError, PlanError
-from runtime.features.typed import TypedFeatureStore
-from runtime.graph.dataset import Graph
+from runtime.features.store import TypedFeatureStore
+from runtime.graph.dataset import Graph, rows_within_types, types_of
 from runtime.graph.generate_tasks import EDGE_TYPES, NODE_TYPES, generate_typed
-from runtime.graph.types import rows_within_types, types_of
 from runtime.loader.loader import PlannedLoader
 from runtime.sampling.pyg import HeteroView
 from runtime.sampling.typed import TypedSampler

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from runtime.models import dense
+from runtime.models import functions as dense
 
 
 @pytest.mark.parametrize("num_rows", [0, 1, 700, 1024, 5000])
@@ -10,7 +10,7 @@ def test_linear_equals_torch_for_any_number_of_rows(num_rows, relu):
     x, weight, bias = torch.randn(num_rows, 96), torch.randn(200, 96), torch.randn(200)
     expected = torch.nn.functional.linear(x.double(), weight.double(), bias.double())
     expected = expected.relu() if relu else expected
-    found = dense.linear(x, weight, bias, relu=relu)
+    found = dense.linear_dense(x, weight, bias, relu=relu)
     torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-4)
 
 
@@ -28,7 +28,7 @@ def test_rows_that_are_no_multiple_need_no_padded_copy_of_all(num_rows, out_widt
     x, weight = torch.randn(num_rows, 600), torch.randn(out_width, 600)
     expected = x.double() @ weight.double().t()
     torch.testing.assert_close(
-        dense.linear(x, weight, None).double(), expected, rtol=1e-5, atol=1e-3
+        dense.linear_dense(x, weight, None).double(), expected, rtol=1e-5, atol=1e-3
     )
 
 

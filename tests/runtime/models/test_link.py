@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from runtime.models.build import build_model
-from runtime.models.link import link_loss_sum, pair_scores, reciprocal_ranks
-from runtime.models.loss import loss_sum
+from runtime.models.loss import link_loss_sum, loss_sum, pair_scores, reciprocal_ranks
 from runtime.plan.schema import Workload
 
 

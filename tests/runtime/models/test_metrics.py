@@ -4,7 +4,7 @@ import torch
 from sklearn.metrics import accuracy_score, f1_score, roc_auc_score
 
 from runtime.errors import GnnplanError, InputError
-from runtime.models.link import reciprocal_ranks
+from runtime.models.loss import reciprocal_ranks
 from runtime.models.metrics import metric_of, roc_auc
 from tests.support.inprocess import run_in_process
 

@@ -8,7 +8,7 @@ import torch
 from torch_geometric.nn import RGCNConv
 
 from runtime.errors import InputError
-from runtime.graph.types import GraphTypes
+from runtime.graph.dataset import GraphTypes
 from runtime.models.adjacency import TorchBlock, torch_blocks
 from runtime.models.build import build_model
 from runtime.models.layers import apply_rgcn, relation_blocks

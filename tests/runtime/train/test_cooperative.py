@@ -22,7 +22,7 @@ from runtime.plan.schema import Sampler
 from runtime.sampling.distributed.cooperative import CooperativeSampler
 from runtime.sampling.distributed.owner import Owners
 from runtime.stages import Stage
-from runtime.train.cooperative import check_model, exchange_hidden
+from runtime.train.minibatch import check_model, exchange_hidden
 from tests.support.cooperative import make_cooperative_plan, open_rank
 from tests.support.inprocess import run_in_process
 from tests.support.plans import make_plan

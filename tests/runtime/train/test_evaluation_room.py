@@ -16,10 +16,10 @@ from runtime.train.evaluate import (
     LEAST_CHUNK_BYTES,
     MOST_CHUNK_BYTES,
     EvaluationRoom,
+    LayerTable,
     evaluate,
     evaluation_room,
 )
-from runtime.train.layer_table import LayerTable
 from runtime.train.links import evaluate_links
 from tests.support.plans import make_plan
 

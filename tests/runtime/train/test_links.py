@@ -14,7 +14,7 @@ from runtime.graph.generate_tasks import generate_links
 from runtime.launch import launch
 from runtime.launch.config import RunConfig
 from runtime.models.build import build_model
-from runtime.models.link import pair_scores, reciprocal_ranks
+from runtime.models.loss import pair_scores, reciprocal_ranks
 from runtime.plan.schema import Links, Workload
 from runtime.report import RunReport
 from runtime.sampling.negative import NegativeSampler

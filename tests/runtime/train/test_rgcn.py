@@ -8,9 +8,8 @@ import pytest
 import torch
 
 from runtime import worker
-from runtime.graph.dataset import Graph
+from runtime.graph.dataset import Graph, types_of
 from runtime.graph.generate_tasks import generate_typed
-from runtime.graph.types import types_of
 from runtime.launch import launch
 from runtime.launch.config import RunConfig
 from runtime.loader.tasks import typed_sampler
