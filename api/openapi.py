@@ -32,6 +32,10 @@ def _with_problems(found: dict[str, Any]) -> None:
 
     schemas = found.setdefault("components", {}).setdefault("schemas", {})
     schemas["Problem"] = Problem.model_json_schema(ref_template="#/components/schemas/{model}")
+    for name in ("Job", "Run"):
+        schemas[name]["properties"]["problem"] = {
+            "anyOf": [{"$ref": "#/components/schemas/Problem"}, {"type": "null"}]
+        }
     for unused in ("HTTPValidationError", "ValidationError"):
         schemas.pop(unused, None)
     problem = {"schema": {"$ref": "#/components/schemas/Problem"}}

@@ -14,7 +14,7 @@ from api.dashboard.pages import PageRoute, form, page, part_status, see
 from api.errors import ConflictError
 from api.jobs.events import EVENTS_FILE, event_of
 from api.requests import RunRequest
-from api.resources import Job
+from api.resources import job_of
 from api.routes.common import CallerIn, ServiceIn
 from api.security import Maker, Reader, Runner
 from api.service import jobs, runs
@@ -144,7 +144,7 @@ def list_jobs(
 ) -> Response:
     """Jobs, newest first; htmx asks again for the rows."""
     found = jobs.list_jobs(service, cursor=cursor, limit=50)
-    rows = [Job.of(row) for row in found.items]
+    rows = [job_of(row) for row in found.items]
     template = "job_rows.html" if "hx-request" in request.headers else "jobs.html"
     return page(request, template, jobs=rows, next_cursor=found.next_cursor, cursor=cursor)
 
@@ -153,7 +153,7 @@ def list_jobs(
 def show_job(request: Request, service: ServiceIn, who: Reader, job: JobId) -> Response:
     """One job; htmx asks again for what changes."""
     row = jobs.get_job(service, job)
-    found = Job.of(row)
+    found = job_of(row)
     log = jobs.job_log(service, job).decode(errors="replace").splitlines()[-LOG_LINES:]
     template = "job_state.html" if "hx-request" in request.headers else "job.html"
     attempts = jobs.list_attempts(service, job)
@@ -210,7 +210,7 @@ def show_run(request: Request, service: ServiceIn, who: Reader, run: RunId) -> R
         request,
         template,
         status=part_status(request, row.state),
-        job=Job.of(row),
+        job=job_of(row),
         may_cancel=jobs.may_cancel(who, row),
         plan=plan,
         run=found,

@@ -19,9 +19,9 @@ from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from starlette.concurrency import run_in_threadpool
 
 from api.errors import ServiceError, UnauthorizedError, validation_text
-from api.resources import JobState
 from api.routes.common import ServiceIn, tagged
 from api.security import COOKIE, Principal, principal_of
+from planner.client.resources import JobState
 from planner.errors import PlanDoesNotFit
 from planner.report.page import filters, style
 from runtime.errors import InputError

@@ -13,12 +13,13 @@ from starlette.concurrency import run_in_threadpool
 from api.dashboard.pages import PageRoute, form, headers, page, see
 from api.errors import ServiceError
 from api.requests import PlanRequest
-from api.resources import PlanSummary
+from api.resources import resource_of
 from api.routes.common import CallerIn, ServiceIn
 from api.security import Planner, Reader
 from api.service import graphs, machines, plans, runs
 from api.service.artefacts import drawn_machine, measured_report, plan_page
 from api.service.context import Service
+from planner.client.resources import PlanSummary
 from planner.options import YES_NO, default_text, read_texts
 from planner.queries.explain import explain
 from planner.report.differences import differences, verdict
@@ -140,7 +141,7 @@ def list_plans(
 ) -> Response:
     """Plans, newest first."""
     found = plans.list_plans(service, cursor=cursor, limit=50)
-    rows = [PlanSummary.of(row) for row in found.items]
+    rows = [resource_of(PlanSummary, row) for row in found.items]
     return page(request, "plans.html", plans=rows, next_cursor=found.next_cursor)
 
 
@@ -149,7 +150,7 @@ def show_plan(request: Request, service: ServiceIn, _who: Reader, plan: PlanId) 
     """One plan, as its report shows it."""
     found = plans.get_plan(service, plan)
     made = runs.list_runs(service, plan=plan, limit=20).items
-    others = [PlanSummary.of(row) for row in plans.list_plans(service, limit=50).items]
+    others = [resource_of(PlanSummary, row) for row in plans.list_plans(service, limit=50).items]
     return page(
         request,
         "plan_page.html",
@@ -175,7 +176,7 @@ def compare(
     request: Request, service: ServiceIn, _who: Reader, a: Which = "", b: Which = ""
 ) -> Response:
     """Two plans side by side."""
-    known = [PlanSummary.of(row) for row in plans.list_plans(service, limit=200).items]
+    known = [resource_of(PlanSummary, row) for row in plans.list_plans(service, limit=200).items]
     if not a or not b:
         return page(request, "compare.html", plans=known, a=a, b=b, sides=[])
     first, second = plans.get_plan(service, a), plans.get_plan(service, b)

@@ -6,17 +6,17 @@ from typing import Annotated, Any, TypeVar
 
 from fastapi import Depends, Header, Query, Request, Response
 from fastapi.routing import APIRoute
-from pydantic import BaseModel
 
 from api.errors import UnprocessableError
-from api.resources import Job, PageOf
+from api.resources import PageOf, job_of
 from api.security import principal_in
-from api.service.context import Caller, Service
+from api.service.context import Caller, Service, as_json
 from api.storage.database import Page
 from api.storage.tables import JobRow
+from planner.client.resources import Job
 
 Row = TypeVar("Row")
-Shown = TypeVar("Shown", bound=BaseModel)
+Shown = TypeVar("Shown")
 JSON = "application/json"
 
 
@@ -97,7 +97,7 @@ def accepted(response: Response, row: JobRow) -> Job:
     response.status_code = 202
     response.headers["Location"] = f"/v1/jobs/{row.id}"
     response.headers["Retry-After"] = "1"
-    return Job.of(row)
+    return job_of(row)
 
 
 def tagged(
@@ -118,6 +118,6 @@ def tagged(
     return Response(body, headers=headers, media_type=media_type)
 
 
-def tagged_model(request: Request, model: BaseModel) -> Response:
+def tagged_resource(request: Request, resource: object) -> Response:
     """A resource with its ETag."""
-    return tagged(request, model.model_dump_json().encode())
+    return tagged(request, as_json(resource))

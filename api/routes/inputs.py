@@ -1,23 +1,17 @@
 """Graphs, machines and profiles: what plans are made of."""
 
+from functools import partial
 from typing import Annotated
 
 from fastapi import APIRouter, Path, Query, Request, Response
 
 from api.errors import NotFoundError
 from api.requests import ProfileRequest
-from api.resources import (
-    Document,
-    GraphDetail,
-    GraphSummary,
-    Job,
-    MachineSummary,
-    PageOf,
-    ProfileSummary,
-)
-from api.routes.common import CallerIn, PageIn, ServiceIn, accepted, shown, tagged, tagged_model
+from api.resources import Document, PageOf, resource_of
+from api.routes.common import CallerIn, PageIn, ServiceIn, accepted, shown, tagged, tagged_resource
 from api.security import Planner, Reader
 from api.service import graphs, machines, plans
+from planner.client.resources import GraphDetail, GraphSummary, Job, MachineSummary, ProfileSummary
 from planner.machine.model import MachineModel
 from planner.workload import WorkloadProfile
 from runtime import codec
@@ -39,7 +33,7 @@ def get_graph(
     graph: Annotated[str, Path(min_length=1, max_length=4096)],
 ) -> Response:
     """One dataset, by its folder below a root."""
-    return tagged_model(request, graphs.get_graph(service, graph))
+    return tagged_resource(request, graphs.get_graph(service, graph))
 
 
 machines_router = APIRouter(prefix="/v1/machines", tags=["machines"])
@@ -84,7 +78,10 @@ def list_profiles(
     graph: Annotated[str | None, Query(max_length=4096, description="Name of the graph.")] = None,
 ) -> PageOf[ProfileSummary]:
     """Profiles that were made here, newest first."""
-    return shown(service.storage.catalogue.profiles(graph=graph, **page), ProfileSummary.of)
+    return shown(
+        service.storage.catalogue.profiles(graph=graph, **page),
+        partial(resource_of, ProfileSummary),
+    )
 
 
 @profiles_router.post("", status_code=202)

@@ -7,11 +7,12 @@ from fastapi.sse import EventSourceResponse
 from starlette.concurrency import run_in_threadpool
 
 from api.requests import NoopRequest
-from api.resources import Attempt, Document, Job, JobKind, JobState, PageOf
-from api.routes.common import CallerIn, PageIn, ServiceIn, accepted, shown, tagged, tagged_model
+from api.resources import Document, PageOf, job_of, resource_of
+from api.routes.common import CallerIn, PageIn, ServiceIn, accepted, shown, tagged, tagged_resource
 from api.security import Maker, Planner, Reader
 from api.service import jobs
 from api.service.events import JobStates, Position, follow
+from planner.client.resources import Attempt, Job, JobKind, JobState
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 JobId = Annotated[str, Path(max_length=64)]
@@ -35,7 +36,7 @@ def list_jobs(
 ) -> PageOf[Job]:
     """Jobs, newest first."""
     found = jobs.list_jobs(service, kind=kind, state=state, subject=plan, **page)
-    return shown(found, Job.of)
+    return shown(found, job_of)
 
 
 @router.post("", status_code=202)
@@ -49,13 +50,13 @@ def create_job(
 @router.get("/{job}", response_model=Job)
 def get_job(request: Request, service: ServiceIn, _who: Reader, job: JobId) -> Response:
     """State, progress, result or problem."""
-    return tagged_model(request, Job.of(jobs.get_job(service, job)))
+    return tagged_resource(request, job_of(jobs.get_job(service, job)))
 
 
 @router.get("/{job}/attempts")
 def list_attempts(service: ServiceIn, _who: Reader, job: JobId) -> PageOf[Attempt]:
     """What was tried for the job, first attempt first."""
-    return PageOf(items=[Attempt.of(row) for row in jobs.list_attempts(service, job)])
+    return PageOf(items=[resource_of(Attempt, row) for row in jobs.list_attempts(service, job)])
 
 
 @router.post("/{job}/cancel", status_code=202)
@@ -64,7 +65,7 @@ def cancel_job(service: ServiceIn, who: Maker, job: JobId) -> Job:
 
     It takes the scope that made it: run for training, plan for the rest; admin for others' jobs.
     """
-    return Job.of(jobs.cancel_job(service, who, job))
+    return job_of(jobs.cancel_job(service, who, job))
 
 
 @router.get("/{job}/result", response_model=Document)

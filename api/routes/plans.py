@@ -1,17 +1,19 @@
 """Plans: made, read, explained, compared and asked about."""
 
 import asyncio
+from functools import partial
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Query, Request, Response
 from fastapi.responses import FileResponse
 
 from api.requests import PlanRequest, SimulationRequest, WhatIfRequest, WhyNotRequest
-from api.resources import ArtefactSummary, Job, PageOf, PlanSummary
+from api.resources import PageOf, resource_of
 from api.routes.common import CallerIn, PageIn, ServiceIn, accepted, shown, tagged
 from api.security import Planner, Reader
 from api.service import artefacts, plans
 from api.service.context import as_json
+from planner.client.resources import ArtefactSummary, Job, PlanSummary
 from planner.queries.diff import PlanDiff
 from planner.queries.explain import Explanation
 from runtime.plan.schema import Plan
@@ -46,7 +48,7 @@ def list_plans(
 ) -> PageOf[PlanSummary]:
     """Plans, newest first; filters compare whole names."""
     found = plans.list_plans(service, graph=graph, machine=machine, policy=policy, **page)
-    return shown(found, PlanSummary.of)
+    return shown(found, partial(resource_of, PlanSummary))
 
 
 @router.post(

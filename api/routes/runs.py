@@ -6,13 +6,14 @@ from fastapi import APIRouter, Path, Query, Request, Response
 from starlette.concurrency import run_in_threadpool
 
 from api.requests import RunRequest
-from api.resources import Job, JobState, PageOf, Run
-from api.routes.common import CallerIn, PageIn, ServiceIn, accepted, shown, tagged, tagged_model
+from api.resources import PageOf, job_of, run_of
+from api.routes.common import CallerIn, PageIn, ServiceIn, accepted, shown, tagged, tagged_resource
 from api.routes.jobs import EVENTS, TEXT, LastEventId, stream
 from api.security import Reader, Runner
 from api.service import artefacts as pages, jobs, runs
 from api.service.artefacts import HTML
 from api.service.context import as_json
+from planner.client.resources import Job, JobState, Run
 from planner.queries.compare import Comparison
 from runtime.report import RunReport
 
@@ -32,7 +33,7 @@ def list_runs(
     state: JobState | None = None,
 ) -> PageOf[Run]:
     """Runs, newest first."""
-    return shown(runs.list_runs(service, plan=plan, state=state, **page), Run.of)
+    return shown(runs.list_runs(service, plan=plan, state=state, **page), run_of)
 
 
 @router.post("", status_code=202)
@@ -46,7 +47,7 @@ def start_run(
 @router.get("/{run}", response_model=Run)
 def get_run(request: Request, service: ServiceIn, _who: Reader, run: RunId) -> Response:
     """State and progress of a run."""
-    return tagged_model(request, Run.of(runs.get_run(service, run)))
+    return tagged_resource(request, run_of(runs.get_run(service, run)))
 
 
 @router.get("/{run}/events", response_class=Response, responses=EVENTS)
@@ -66,7 +67,7 @@ async def follow_run(
 def cancel_run(service: ServiceIn, who: Runner, run: RunId) -> Job:
     """End a run of one's own; its checkpoints and what it measured stay."""
     runs.get_run(service, run)
-    return Job.of(jobs.cancel_job(service, who, run))
+    return job_of(jobs.cancel_job(service, who, run))
 
 
 @router.get("/{run}/report", response_model=RunReport)

@@ -4,10 +4,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from api.errors import ConflictError, NotFoundError
-from api.resources import ArtefactSummary
 from api.service import runs
 from api.service.context import Service
 from api.service.plans import get_plan
+from planner.client.resources import ArtefactSummary
 from planner.emit import JobSpec, kubernetes_job, slurm_script
 from planner.machine.model import MachineModel
 from planner.report.machine import machine_of

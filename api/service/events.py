@@ -15,8 +15,8 @@ from fastapi.sse import KEEPALIVE_COMMENT, format_sse_event
 
 from api.errors import UnavailableError
 from api.jobs.events import EVENTS_FILE, LOG_FILE, Tail, event_of
-from api.resources import Job
-from api.service.context import Service
+from api.resources import job_of
+from api.service.context import Service, as_json
 from api.storage.job_queue import ENDED
 from api.storage.tables import JobRow
 
@@ -102,7 +102,7 @@ async def _follow(
         if row is None:
             return
         if row.state in ENDED and not wrote:
-            yield format_sse_event(event="end", data_str=Job.of(row).model_dump_json(), id=place)
+            yield format_sse_event(event="end", data_str=as_json(job_of(row)).decode(), id=place)
             return
         if row.state != shown:
             shown, wrote = row.state, True

@@ -2,13 +2,14 @@
 
 import os
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 
 from api.errors import ForbiddenError, NotFoundError
 from api.fingerprints import graph_fingerprint
-from api.resources import GraphDetail, GraphSummary
 from api.security import OutsideRootsError, dataset_folder
 from api.service.context import Service
+from planner.client.resources import GraphDetail, GraphSummary
 from runtime.errors import InputError
 from runtime.graph.format import META_FILE, GraphMeta, read_meta
 
@@ -61,7 +62,7 @@ def get_graph(service: Service, name: str) -> GraphDetail:
         raise NotFoundError(f"no graph {name}")
     meta = read_meta(folder)
     return GraphDetail(
-        **_summary(name, meta).model_dump(),
+        **asdict(_summary(name, meta)),
         fingerprint=graph_fingerprint(folder),
         feature_dtype=meta.feature_dtype,
         node_types=meta.node_types,

@@ -5,10 +5,11 @@ import time
 from typing import Any
 
 from api.errors import NotFoundError, UnprocessableError
-from api.resources import MachineSummary
+from api.resources import machine_of
 from api.service.context import Service
 from api.storage.database import Page
 from api.storage.tables import MachineRow
+from planner.client.resources import MachineSummary
 from planner.errors import MachineError
 from planner.machine.model import SCHEMA_VERSION, MachineModel, check_machine, load_machine
 from planner.probe.presets import is_preset, list_presets, load_preset
@@ -18,7 +19,7 @@ from runtime import codec
 def list_machines(service: Service, *, cursor: str | None = None, limit: int = 50) -> Page[Any]:
     """Presets (on the first page), then uploads, newest first."""
     uploads = service.storage.catalogue.machines(cursor=cursor, limit=limit)
-    items = [MachineSummary.of(row) for row in uploads.items]
+    items = [machine_of(row) for row in uploads.items]
     if cursor is None:
         presets = [
             MachineSummary(id=name, name=name, origin="preset", provenance="preset")
@@ -53,7 +54,7 @@ def upload_machine(service: Service, document: dict[str, Any]) -> MachineSummary
     )
     service.storage.catalogue.add_machine(row)
     kept = service.storage.catalogue.machine(row.id)
-    return MachineSummary.of(kept or row)
+    return machine_of(kept or row)
 
 
 def storable(text: str) -> str:

@@ -13,7 +13,7 @@ import httpx2
 from planner.client.connection import KEY_VARIABLE, TIMEOUT, Connection, ServiceUnreachableError
 from planner.client.jobs import Jobs, OnEvent, Progress, follow, pages, segment
 from planner.client.resources import (
-    Artefact,
+    ArtefactSummary,
     Event,
     GraphDetail,
     GraphSummary,
@@ -165,9 +165,9 @@ class Plans:
         body = {"machine": machine, "batches": batches}
         return self._jobs.answer(f"{_at(plan)}/simulations", body, Simulation, progress=progress)
 
-    def artefacts(self, plan: str) -> Iterator[Artefact]:
+    def artefacts(self, plan: str) -> Iterator[ArtefactSummary]:
         """Files of the plan, and those made from it: job files for schedulers, its page."""
-        return pages(self._connection, f"{_at(plan)}/artefacts", Artefact)
+        return pages(self._connection, f"{_at(plan)}/artefacts", ArtefactSummary)
 
     def artefact(self, plan: str, name: str) -> bytes:
         """One file of the plan."""

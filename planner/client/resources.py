@@ -1,8 +1,11 @@
-"""What the service shows, as the client sees it; fields the client does not know are left out."""
+"""What the service shows and the client reads, one class for both; bodies of requests.
+
+A client leaves out fields that it does not know, which a newer service may have.
+"""
 
 import dataclasses
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar, get_args
 
 from planner.client.connection import Problem, ServiceUnreachableError
 from planner.errors import SettingsError
@@ -11,14 +14,28 @@ from runtime import codec
 from runtime.plan.setting import flat_values, setting_fields
 
 T = TypeVar("T")
-State = Literal["queued", "running", "succeeded", "failed", "cancelled"]
+JobState = Literal["queued", "running", "succeeded", "failed", "cancelled"]
+JobKind = Literal["noop", "plan", "profile", "simulate", "why-not", "what-if", "train"]
 ENDED = ("succeeded", "failed", "cancelled")
+SHAPE = {"extra": "forbid", "use_attribute_docstrings": True}
+"""How pydantic, where the service uses it, makes a schema of a class of this module."""
+
+
+@dataclass(frozen=True, slots=True)
+class OneOf:
+    """Words of this version's service; a client takes those of a newer one too."""
+
+    words: tuple[str, ...]
+
+    def __get_pydantic_json_schema__(self, core: Any, handler: Any) -> dict[str, Any]:
+        return handler(core) | {"enum": [*self.words]}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Progress:
     """How far a job is."""
 
+    __pydantic_config__ = SHAPE
     stage: str = ""
     share: float = 0.0
 
@@ -27,23 +44,24 @@ class Progress:
 class Job:
     """A long-running piece of work and its outcome."""
 
+    __pydantic_config__ = SHAPE
     id: str
-    kind: str
-    state: State
+    kind: Annotated[str, OneOf(get_args(JobKind))]
+    state: JobState
     progress: Progress
     attempt: int
+    """Attempts begun; more than one after a crash or a restart."""
     created_seconds: float
-    """Unix time, as the other times."""
+    """Unix time."""
     started_seconds: float | None = None
     finished_seconds: float | None = None
+    owner: str = ""
+    """Id of the key that made it; local or empty: no key's."""
     subject: str | None = None
     """Plan that the job is about."""
     result: str | None = None
-    """Address of the result, once it has succeeded."""
+    """Where the result is, when succeeded."""
     problem: dict[str, Any] | None = None
-    """Problem document of a job that failed."""
-    owner: str = ""
-    """Id of the key that made it; local or empty: no key's."""
 
     @property
     def ended(self) -> bool:
@@ -52,29 +70,43 @@ class Job:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Attempt:
+    """One attempt at a job."""
+
+    __pydantic_config__ = SHAPE
+    attempt: int
+    started_seconds: float
+    ended_seconds: float | None
+    outcome: str | None
+    """succeeded, failed, cancelled, crashed, interrupted; null: under way."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Run:
     """A training job under a plan."""
 
+    __pydantic_config__ = SHAPE
     id: str
     plan: str
-    state: State
+    state: JobState
     progress: Progress
     attempt: int
     options: dict[str, Any]
+    owner: str = ""
+    """Id of the key that made it; local or empty: no key's."""
     created_seconds: float
     started_seconds: float | None
     finished_seconds: float | None
     problem: dict[str, Any] | None
-    owner: str = ""
-    """As of a job."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GraphSummary:
-    """A dataset that the service can plan for."""
+    """A dataset under one of the graph roots."""
 
+    __pydantic_config__ = SHAPE
     id: str
-    """What requests name it by."""
+    """What requests name it by: its folder below a root."""
     name: str
     num_nodes: int
     num_edges: int
@@ -87,6 +119,8 @@ class GraphSummary:
 class GraphDetail(GraphSummary):
     """A dataset, with what makes it the same."""
 
+    id: str
+    """What requests name it by: its folder below a root."""
     fingerprint: str
     feature_dtype: str
     node_types: list[str]
@@ -98,9 +132,11 @@ class GraphDetail(GraphSummary):
 class MachineSummary:
     """A preset or an uploaded machine."""
 
+    __pydantic_config__ = SHAPE
     id: str
+    """What requests name it by."""
     name: str
-    origin: str
+    origin: Annotated[str, OneOf(("preset", "uploaded"))]
     provenance: str | None = None
     fingerprint: str | None = None
     created_seconds: float | None = None
@@ -108,8 +144,9 @@ class MachineSummary:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProfileSummary:
-    """A workload profile that was made by the service."""
+    """A workload profile that was made here."""
 
+    __pydantic_config__ = SHAPE
     id: str
     graph: str
     graph_fingerprint: str
@@ -121,6 +158,7 @@ class ProfileSummary:
 class PlanSummary:
     """A plan in one line; seconds are predicted."""
 
+    __pydantic_config__ = SHAPE
     id: str
     graph: str
     graph_fingerprint: str
@@ -132,28 +170,18 @@ class PlanSummary:
     statistics_class: str
     created_seconds: float
     owner: str = ""
-    """As of a job."""
+    """Id of the key that made it; local or empty: no key's."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Artefact:
+class ArtefactSummary:
     """A file that belongs to a plan."""
 
+    __pydantic_config__ = SHAPE
     name: str
     media_type: str
     size_bytes: int | None
-    """None where it is made when asked for."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Attempt:
-    """One attempt at a job."""
-
-    attempt: int
-    started_seconds: float
-    ended_seconds: float | None
-    outcome: str | None
-    """succeeded, failed, cancelled, crashed, interrupted; None: under way."""
+    """Null where it is made when asked for."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
