@@ -1,4 +1,4 @@
-"""The chosen candidate as a plan: what the runtime reads, and what lost to it."""
+"""Assemble the chosen candidate into a plan and its arrays."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -37,7 +37,7 @@ PIPELINES = {
 
 
 def planned_pipeline(candidate: Candidate) -> list[str]:
-    """The loader's stages, the exchanges of ranks that share a batch among them."""
+    """Return the loader's stages, with the exchanges of ranks that share a batch."""
     stages = list(PIPELINES[candidate.kind])
     if candidate.batching == "cooperative":
         stages.insert(stages.index("sample") + 1, "exchange_ids")
@@ -73,7 +73,7 @@ def plan_arrays(placed: Placed, num_nodes: int) -> tuple[list[Source], dict[str,
 
 
 def used_sources(tables: list[Codes], named: list[Source]) -> tuple[list[Source], list[Codes]]:
-    """Drop the sources no table points to, and renumber the rest in place.
+    """Drop the sources that no table points to, and renumber the rest in place.
 
     A listed peer makes every read an exchange between ranks, so it matters that none is listed
     for nothing.
@@ -96,10 +96,10 @@ DISK_BUDGET_BYTES = 64 * 2**20
 def assemble(
     search: Search, explored: SearchResult, chosen: Evaluated, *, elsewhere: Sequence[float] = ()
 ) -> tuple[Plan, dict[str, NDArray[Any]]]:
-    """The plan and its arrays.
+    """Return the plan and its arrays.
 
-    Where few vertices stand for all, every vertex gets its place here, and what that costs is what
-    the plan predicts; candidates are compared, and bounded, on the few.
+    Where few nodes stood for all, every node gets its place here, and the plan predicts what that
+    costs; candidates are compared, and bounded, on the few.
 
     Args:
         search: the request.
@@ -161,14 +161,14 @@ def _strategy(search: Search, chosen: Evaluated, listed: list[Source]) -> Strate
 
 
 def _threads(search: Search, chosen: Evaluated) -> Threads:
-    """The candidate's, with the grid that a GPU's gather needs."""
+    """Return the candidate's threads, with the grid that a GPU's gather needs."""
     machine, graph = search.request.machine, search.request.graph
     most = gather_programs(machine, chosen.candidate, chosen.placed.rows, row_bytes(graph))
     return replace(chosen.candidate.threads, gather_programs=most)
 
 
 def _peer_way(search: Search, chosen: Evaluated) -> str:
-    """Batches that are made ahead map their peers' rows: NCCL is training's alone then."""
+    """Return how peers are read; batches loaded ahead map rows, since training uses NCCL."""
     if has_lanes(chosen.candidate):
         return "mapped"
     machine, graph = search.request.machine, search.request.graph
@@ -176,7 +176,7 @@ def _peer_way(search: Search, chosen: Evaluated) -> str:
 
 
 def _cache(chosen: Evaluated) -> DynamicCache:
-    """The slots of every rank's dynamic cache, where the placement is one."""
+    """Return the slots of every rank's cache, where the placement is one."""
     policy = chosen.candidate.cache
     if policy is None:
         return DynamicCache()

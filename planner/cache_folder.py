@@ -1,4 +1,4 @@
-"""The folder in which the planner keeps what it has measured."""
+"""Find the folder in which the planner keeps what it has measured."""
 
 import atexit
 import functools
@@ -14,14 +14,14 @@ VARIABLE = "GNNPLAN_CACHE"
 
 
 def cache_path() -> Path:
-    """$GNNPLAN_CACHE, or gnnplan in the user's cache folder, whether it is there or not."""
+    """Return $GNNPLAN_CACHE, or gnnplan in the user's cache folder, whether it exists or not."""
     given = os.environ.get(VARIABLE)
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(given) if given else Path(base) / "gnnplan"
 
 
 def cache_folder() -> Path:
-    """As `cache_path`; made if it is not there.
+    """Return the folder of `cache_path`, made if it does not exist.
 
     Where the user's own cache folder cannot be written, a folder that lives as long as this process
     takes its place, and one line says so: nothing is kept then.
@@ -42,7 +42,7 @@ def cache_folder() -> Path:
 
 
 def _why_unusable(folder: Path) -> str:
-    """Empty where the folder is there, or could be made, and can be written."""
+    """Return why a folder cannot be made or written; empty where it can."""
     if not folder.is_dir():
         try:
             folder.mkdir(parents=True, exist_ok=True)

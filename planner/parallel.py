@@ -1,8 +1,4 @@
-"""Parts of one computation on threads of their own, where they are long: kernels without the lock.
-
-Results are those of one part after the other: every part writes what is its own alone, and they
-come back in their order.
-"""
+"""Run parts of one computation on threads, where they are long and their kernels hold no lock."""
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,12 +13,12 @@ LONG = 1 << 22
 
 
 def side_by_side(work: Callable[[T], R], parts: Sequence[T], *, items: int) -> list[R]:
-    """The work of each part, in order.
+    """Return the results of a function for each part, in order; threads run long ones.
 
     Args:
-        work: of one part; may run on any thread.
-        parts: what it is done for.
-        items: that a part goes through, about.
+        work: function of a part, which writes nothing that other parts read.
+        parts: its arguments.
+        items: number of items that a part goes through, about.
 
     >>> side_by_side(lambda part: part + 1, [1, 2, 3], items=LONG)
     [2, 3, 4]

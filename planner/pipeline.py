@@ -1,4 +1,4 @@
-"""Graph and machine -> plan: the whole path on one page.
+"""Make a plan from graph and machine: the whole path on one page.
 
     open the graph -> profile it -> enumerate candidates -> place rows and price each
         -> choose, with the bound and what more memory would buy -> write the plan folder
@@ -39,7 +39,7 @@ from planner.search.dimensions.registry import propose_first
 from planner.search.enumerate import plans_gpus
 from planner.search.samplers import with_samplers
 from planner.search.search import Search
-from planner.search.select_sampler import across
+from planner.search.select_sampler import best_over_samplers
 from planner.settings import PlanSettings
 from planner.task_checks import sampler_words, settled
 from planner.workload import Combination, WorkloadProfile
@@ -57,7 +57,7 @@ def joined_candidates(
     task: str,
     profile: WorkloadProfile | None = None,
 ) -> list[Candidate]:
-    """Every way to run the workload: the plain ones, then those that join ranks.
+    """Return every way to run the workload: the plain ones, then those that join ranks.
 
     Args:
         settings: the request.
@@ -76,7 +76,7 @@ def joined_candidates(
 
 
 def combinations_of(tried: Iterable[Candidate]) -> list[Combination]:
-    """What the model is timed in for these candidates, and what is counted beside."""
+    """Return how the model is timed and what is counted for some candidates."""
     found: dict[tuple[int, int, int, bool], bool] = {}
     for c in tried:
         shared = c.batching == "cooperative"
@@ -89,7 +89,7 @@ def combinations_of(tried: Iterable[Candidate]) -> list[Combination]:
 
 
 PROFILED = 0.8
-"""Of the progress of a plan: what a profile is, where it has to be made."""
+"""Share of a plan's progress that profiling is, where it is not cached."""
 
 
 def plan(
@@ -139,7 +139,7 @@ def plan(
         if calibrate:
             factors = load_calibration(machine.fingerprint).factors(graph.fingerprint)
         raw = searches_for(graph, settings.by_sampler(), machine, progress=say)
-        outcome = across([calibrated(search, factors) for search in raw], _choose)
+        outcome = best_over_samplers([calibrated(search, factors) for search in raw], _choose)
         best = outcome.best
         settings = best.search.settings
         found, arrays = assemble(
@@ -161,7 +161,7 @@ def search_for(
     progress: Progress | None = None,
     measure: bool = True,
 ) -> Search:
-    """Check a request, profile its graph, and make ready to price its candidates.
+    """Check a request, profile its graph, and return a search that can price its candidates.
 
     Args:
         graph: the dataset.
@@ -192,7 +192,7 @@ def searches_for(
     progress: Progress | None = None,
     measure: bool = True,
 ) -> list[Search]:
-    """As `search_for`, for requests that are to be compared: they are profiled in one sitting."""
+    """Return a search for each of several requests, which are profiled together."""
     for settings in requests:
         check_settings(graph, settings)
     settled_requests = [settled(graph, settings) for settings in requests]
@@ -211,7 +211,7 @@ def searches_for(
 def _search(
     graph: Graph, settings: PlanSettings, machine: MachineModel, found: Profile, *, measure: bool
 ) -> Search:
-    """Ready to price candidates on that profile."""
+    """Return a search on a profile."""
     return Search(
         request=Request(
             graph=graph_ref(graph),
@@ -242,7 +242,7 @@ def _profiles(
     *,
     measure: bool,
 ) -> list[Profile]:
-    """Drawn batches, and the model timed on these cores or its roofline on the preset's GPUs."""
+    """Draw batches and time the model on these cores, or take its roofline on a preset's GPUs."""
     tried = [
         joined_candidates(settings, machine, ("none",), task=str(graph.task))
         for settings in requests
@@ -263,7 +263,7 @@ def _profiles(
 
 
 def _choose(search: Search, priced: list[Evaluated]) -> Evaluated:
-    """The best candidate; where none fits, the refusal names the cheapest ways out too."""
+    """Return the best candidate; where none fits, the error names the cheapest remedies."""
     try:
         return choose(priced, search.request.machine.noise)
     except PlanDoesNotFit as error:
@@ -278,14 +278,14 @@ def _choose(search: Search, priced: list[Evaluated]) -> Evaluated:
 
 
 def _out_degree(graph: Graph) -> NDArray[np.int64]:
-    """Lists each vertex stands in; the lists are not needed again."""
+    """Count the lists that each node stands in, and release the lists."""
     counted = final(count_out_degree(graph.indices, graph.num_nodes))
     release_pages(graph.indices)
     return counted
 
 
 def _parts(graph: Graph, name: str, ranks: int) -> NDArray[np.int32]:
-    """Rank of each node; `metis` means an edge cut, by kaminpar, which needs no METIS."""
+    """Return the rank of each node; `metis` means an edge cut, which kaminpar makes too."""
     if ranks == 1:
         return np.zeros(graph.num_nodes, np.int32)
     partitioner = "kaminpar" if name == "metis" else name
@@ -295,7 +295,7 @@ def _parts(graph: Graph, name: str, ranks: int) -> NDArray[np.int32]:
 
 
 def graph_ref(graph: Graph) -> GraphRef:
-    """What a plan says of its graph."""
+    """Return what a plan says of its graph."""
     return GraphRef(
         name=graph.name,
         path=str(graph.path.resolve()),

@@ -1,4 +1,4 @@
-"""Progress of a job that has parts: one share that goes from 0 to 1, and never back."""
+"""Report the progress of a job with parts: one share that goes from 0 to 1, never back."""
 
 from collections.abc import Callable
 
@@ -7,12 +7,12 @@ Progress = Callable[[str, float], None]
 
 
 def silent(words: str, share: float) -> None:
-    """Progress that nobody watches."""
+    """Report to nobody."""
     del words, share
 
 
 def portion(progress: Progress, first: float, last: float) -> Progress:
-    """Progress of a part, all of which is from `first` to `last` of the whole.
+    """Return the progress of a part that goes from `first` to `last` of the whole.
 
     >>> portion(lambda words, share: print(words, share), 0.5, 1.0)("half of the second half", 0.5)
     half of the second half 0.75
@@ -25,7 +25,7 @@ def portion(progress: Progress, first: float, last: float) -> Progress:
 
 
 def onward(progress: Progress) -> Progress:
-    """The same words; a part that begins anew does not take back what was done.
+    """Return progress whose share never falls, even where a part begins anew.
 
     >>> say = onward(lambda words, share: print(words, share))
     >>> say("one rank", 0.4), say("two ranks", 0.1)

@@ -1,4 +1,4 @@
-"""Sizes as people write them."""
+"""Read and write sizes, counts and orders as people do."""
 
 import re
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ UNITS = {**DECIMAL_UNITS, **BINARY_UNITS}
 
 
 def parse_bytes(text: str | None, option: str) -> int | None:
-    """Bytes from 1500000, 512MiB, 8GB, 1.5g.
+    """Parse a number of bytes such as 1500000, 512MiB, 8GB or 1.5g.
 
     Raises:
         SettingsError: not a size, or negative.
@@ -27,7 +27,7 @@ def parse_bytes(text: str | None, option: str) -> int | None:
 
 
 def counted(number: int, word: str) -> str:
-    """A number of things.
+    """Return a number with its noun, in the plural where it is not one.
 
     >>> counted(1, "host"), counted(2, "host")
     ('1 host', '2 hosts')
@@ -36,7 +36,7 @@ def counted(number: int, word: str) -> str:
 
 
 def by_number(name: str) -> list[tuple[int, str]]:
-    """Key that sorts names as people count: rank2 before rank10.
+    """Return a key that sorts names as people count: rank2 before rank10.
 
     >>> sorted(["rank10", "rank2", "host0"], key=by_number)
     ['host0', 'rank2', 'rank10']
@@ -46,5 +46,5 @@ def by_number(name: str) -> list[tuple[int, str]]:
 
 
 def in_order(values: Mapping[str, T]) -> list[tuple[str, T]]:
-    """Items by their names, as people count."""
+    """Return items sorted by their names, as people count."""
     return sorted(values.items(), key=lambda item: by_number(item[0]))

@@ -1,4 +1,4 @@
-"""Ranking priced candidates: the winner, why the others lost, the bound, what more would buy."""
+"""Choose among priced candidates, and say why the others lost and what more memory would save."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -45,46 +45,43 @@ class Evaluated(PricedCandidate):
 
     @property
     def own_rows(self) -> int:
-        """Copies of rows over all ranks, slots of caches among them."""
+        """Copies of rows over all ranks, including slots of caches."""
         return sum(r.own_rows + r.cache_rows for r in self.placed.rows.ranks)
 
     @property
     def copies(self) -> int:
-        """Copies of rows that something else could use the room of.
-
-        Those on GPUs stay within budgets that hold nothing else: more of them cost nothing.
-        """
+        """Copies of rows in host memory; those on GPUs fill room that nothing else may use."""
         return 0 if self.candidate.gpus else self.own_rows
 
     @property
     def loaders(self) -> int:
-        """Threads on cores that load beside the model: they pay only as far as the two overlap."""
+        """Loader threads on cores, which pay only as far as loading overlaps the model."""
         return 0 if self.candidate.gpus else self.candidate.threads.sample
 
     @property
     def plainness(self) -> tuple[int, int, int]:
-        """Less is plainer."""
+        """Order of candidates whose times are equal; the least is kept."""
         return self.changes, self.copies, self.loaders
 
     @property
     def hidden(self) -> float:
-        """Seconds of a step that the loader's stages take, which the model's should hide."""
+        """Seconds per step of the loader's stages, which should hide beside the model."""
         return sum(self.prediction.stages.get(stage, 0.0) for stage in LOADER_STAGES)
 
     @property
     def far_rows(self) -> float:
-        """Rows of a step's batches that are read elsewhere than in the ranks' own memories."""
+        """Rows per step that are read outside the ranks' own memories."""
         ranks = self.placed.rows.ranks
         return sum(n for rank in ranks for place, n in rank.rows.items() if place != "own")
 
     @property
     def changes(self) -> int:
-        """Choices that are not the plain ones: they must pay for being there."""
+        """Number of choices that are not the default."""
         return count_changes(self.candidate)
 
     @property
     def name(self) -> str:
-        """What a reader sees of the candidate."""
+        """Name of the candidate, as plans and tables show it."""
         return name_of(self.candidate)
 
 
@@ -97,13 +94,13 @@ def nearest_to_fit(priced: Sequence[Priced]) -> Priced:
 
 
 def choose(priced: Sequence[Evaluated], noise: float) -> Evaluated:
-    """The fastest that fits; what is not plain must win by more than the noise to be worth it.
+    """Return the fastest candidate that fits; within the noise of it, the plainest.
 
-    Plainer is: fewer of stacks, dependence, locality and caches, then fewer copies of rows in
-    hosts' memory, then fewer loader threads on their cores. On GPUs, whose room for rows and lists
-    holds nothing else, the same GPUs keep what leaves least to hide beside the model: a stage that
-    is hidden costs what the overlap fails to hide, and that is less sure than a difference within
-    the noise. Where that is the same to a microsecond, they keep what reads fewest rows elsewhere.
+    A candidate is plainer with fewer choices that are not the default, then with fewer copies of
+    rows in host memory, then with fewer loader threads on cores. GPUs whose rows and lists lie in
+    memory that holds nothing else keep instead what leaves least to hide beside the model, since
+    overlap is less sure than a difference within the noise; at equal microseconds, what reads
+    fewest rows elsewhere.
 
     Args:
         priced: simplest candidates first, which wins ties.
@@ -135,16 +132,16 @@ def choose(priced: Sequence[Evaluated], noise: float) -> Evaluated:
 
 
 def _where_it_runs(p: Evaluated) -> Candidate:
-    """The candidate without the places of its rows and lists."""
+    """Return the candidate without the places of its rows and lists."""
     return replace(p.candidate.with_policy(""), topology=TopologyPlacement())
 
 
 def alternatives(
     priced: Sequence[Evaluated], chosen: Evaluated, left_out: Sequence[LeftOut] = ()
 ) -> list[Alternative]:
-    """The others, fastest first and those that do not fit last, each with why it lost.
+    """List the others, fastest first and those that do not fit last, each with why it lost.
 
-    Of every kind of choice the best is named, however slow; last come kinds that were not priced.
+    The best of every family is listed, however slow; dimensions that were not priced come last.
     """
     others = [p for p in priced if p.candidate != chosen.candidate]
     others.sort(key=lambda p: (bool(p.overflow), p.seconds))
@@ -176,7 +173,7 @@ def alternatives(
 
 
 def why_it_lost(other: Evaluated, chosen: Evaluated) -> str:
-    """One sentence: the sum that overflows, the copies that do not pay, or the slower stage."""
+    """Say in one sentence what overflows, which copies do not pay, or which stage is slower."""
     if other.overflow:
         return f"does not fit: {other.overflow}"
     ratio = other.seconds / chosen.seconds - 1 if chosen.seconds > 0 else 0.0
@@ -211,25 +208,25 @@ def find_slower_stage(other: PricedCandidate, chosen: PricedCandidate) -> tuple[
 
 
 def _faster(gain: float) -> str:
-    """A gain that is not worth its price, in words."""
+    """Word a gain that is not worth its price."""
     return "as fast" if gain < 5e-4 else f"{gain:.1%} faster, which is within the noise"
 
 
 def _no_gain(candidate: Candidate, gain: float) -> str:
-    """Why a choice that costs nothing is not taken all the same."""
+    """Say why a choice that gains nothing is not taken."""
     return f"{_faster(gain)}: {explain_no_gain(candidate) or 'the simpler one is kept'}"
 
 
 def certificate(
     chosen: Evaluated, lower_bound: float, complete: bool, stride: int = 1
 ) -> Certificate:
-    """How far the plan can be from the best, within the model.
+    """Return how far the plan can be from the best, within the cost model.
 
     Args:
         chosen: the plan's candidate.
         lower_bound: step seconds that no candidate is below (`Search.lower_bound`).
         complete: every candidate was priced with every policy.
-        stride: vertices that each one stood for in what was compared and bounded.
+        stride: number of nodes that each node stood for in what was compared and bounded.
     """
     objective = chosen.seconds
     bound = min(lower_bound, objective)
@@ -254,7 +251,7 @@ def certificate(
 def shadow_prices(
     seconds: float, priced_with: Callable[[str], float | None], names: Sequence[str]
 ) -> dict[str, float]:
-    """Seconds per step saved by each relaxation, by pricing again.
+    """Return the seconds per step that each relaxation saves, by pricing again.
 
     Args:
         seconds: of the plan.

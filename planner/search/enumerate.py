@@ -1,13 +1,9 @@
-"""The discrete choices: how many ranks, how their threads are split, how far to read ahead.
+"""Enumerate ranks: how many, on which cores or GPUs, with which threads, how far ahead they load.
 
-Everything is enumerated, which is cheap: a machine of 64 cores has a few dozen ways.
-
-The discrete choices where ranks are GPUs: how many, which ones, in which cliques.
-
-The GPUs of a candidate are taken clique by clique (packed), or one from each PCIe switch before a
-second one shares its port (spread): peers near or host links unshared. Batches are made in line, or
-ahead on lanes of their own by one loader thread: what the lanes use together then binds the step
-(planner.cost.backends.gpu_lanes). More threads would only queue up for the same lanes.
+On cores every split of the threads is tried: 64 cores have a few dozen. GPUs are taken clique by
+clique (packed), so that peers are near, or one from each PCIe switch before a second one shares its
+port (spread). They load synchronously, or ahead by one loader thread on lanes of its own
+(`planner.cost.backends.gpu_lanes`); more threads would only queue up for the same lanes.
 """
 
 import itertools
@@ -27,7 +23,7 @@ LOADER_THREADS = (1, 2, 3, 4, 6)
 
 
 def rank_counts(num_cores: int, devices: int | None, batch_size: int) -> list[int]:
-    """Numbers of ranks to try: the user's, or powers of two up to the cores, and the cores.
+    """Return numbers of ranks to try: the user's, or powers of two up to the cores, and the cores.
 
     >>> rank_counts(6, None, 1024), rank_counts(6, 3, 1024), rank_counts(8, None, 2)
     ([1, 2, 4, 6], [3], [1, 2])
@@ -39,7 +35,7 @@ def rank_counts(num_cores: int, devices: int | None, batch_size: int) -> list[in
 
 
 def thread_splits(cores_per_rank: int, *, oversubscribe: bool = False) -> list[Threads]:
-    """Ways to share a rank's cores between its training thread's pool and its loader threads.
+    """Return ways to share a rank's cores between its training threads and loader threads.
 
     Without loader threads the loader's stages run on the training thread. A gather uses one thread:
     what several threads of one process gain is not measured by the probe, so it is not planned.
@@ -62,7 +58,7 @@ def thread_splits(cores_per_rank: int, *, oversubscribe: bool = False) -> list[T
 def candidates(
     settings: PlanSettings, num_cores: int, policies: tuple[str, ...]
 ) -> list[Candidate]:
-    """Every way to run the workload that respects the cores.
+    """Return every way to run the workload on the cores of one host.
 
     Args:
         settings: the user's devices and whether cores may be shared by threads.
@@ -107,18 +103,18 @@ AHEAD = ((0, 2), *((1, depth) for depth in DEPTHS))
 GPU_TABLES = ("gpu_flops", "gpu_kernel", "gpu_context", "gpu_process")
 """What a machine must know of its GPUs for plans to use them."""
 MESSAGE = "gpu_message"
-"""And for plans on several: what a message between two takes."""
+"""Table that plans on several GPUs need: seconds of a message between two."""
 
 
 def plans_gpus(machine: MachineModel) -> bool:
-    """Whether there are GPUs and enough is known of them to plan on one."""
+    """Return whether there are GPUs and enough is known of them to plan on one."""
     return bool(machine.gpus) and all(name in machine.tables for name in GPU_TABLES)
 
 
 def machine_candidates(
     settings: PlanSettings, machine: MachineModel, policies: tuple[str, ...]
 ) -> list[Candidate]:
-    """Every way to run the workload on that machine: on its GPUs, or else on its cores.
+    """Return every way to run the workload on a machine: on its GPUs, or else on its cores.
 
     Raises:
         SettingsError: more devices than the machine has, or than seeds in a batch.
@@ -142,7 +138,7 @@ def machine_candidates(
 
 
 def gpu_counts(machine: MachineModel, devices: int | None, batch_size: int) -> list[int]:
-    """Numbers of GPUs to try: the user's, or powers of two on one host, then whole hosts.
+    """Return numbers of GPUs to try: the user's, or powers of two on one host, then whole hosts.
 
     Raises:
         SettingsError: more than there are or than seeds in a batch, or several GPUs between which
@@ -174,7 +170,7 @@ def gpu_counts(machine: MachineModel, devices: int | None, batch_size: int) -> l
 def _choices(
     machine: MachineModel, count: int
 ) -> list[tuple[tuple[str, ...], tuple[tuple[int, ...], ...]]]:
-    """(GPUs, cliques as ranks) without repetition, the best cover packed first."""
+    """Return GPUs with their cliques of ranks, without repetition, the best cover packed first."""
     found: list[tuple[tuple[str, ...], tuple[tuple[int, ...], ...]]] = []
     for cover in [machine.cliques, *machine.other_covers]:
         whole = _covering(machine, cover)
@@ -195,7 +191,7 @@ def _choices(
 
 
 def _covering(machine: MachineModel, cover: Sequence[Sequence[str]]) -> list[list[str]]:
-    """The cover's cliques of GPUs, and each GPU it leaves out alone."""
+    """Return the cover's cliques of GPUs, and each GPU that it leaves out as a clique."""
     names = {gpu.name for gpu in machine.gpus}
     cliques = [[g for g in clique if g in names] for clique in cover]
     held = {g for clique in cliques for g in clique}
@@ -203,13 +199,13 @@ def _covering(machine: MachineModel, cover: Sequence[Sequence[str]]) -> list[lis
 
 
 def _by_host(machine: MachineModel, order: Sequence[str]) -> list[str]:
-    """The same order, one host after the other."""
+    """Return GPUs in the same order, one host after the other."""
     hosts = {gpu.name: gpu.host for gpu in machine.gpus}
     return sorted(order, key=lambda name: hosts[name])
 
 
 def _spread(machine: MachineModel) -> list[str]:
-    """GPUs such that each next one shares as few links to its host's memory as can be."""
+    """Return GPUs so that each next one shares the fewest links to its host's memory."""
     crossed: dict[str, set[str]] = {}
     for gpu in machine.gpus:
         memory = "host0" if gpu.host == 0 else f"h{gpu.host}.host0"

@@ -1,4 +1,4 @@
-"""The best plan over several samplers, each of which was searched by itself."""
+"""Choose the best plan over several samplers, each of which is searched by itself."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -10,8 +10,8 @@ from runtime.plan.schema import Alternative
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Found:
-    """What one search has come to."""
+class SamplerSearch:
+    """One sampler's search, what it priced and what it chose."""
 
     search: Search
     explored: SearchResult
@@ -19,24 +19,24 @@ class Found:
 
     @property
     def sampler(self) -> str:
-        """Its name."""
+        """Name of the sampler."""
         return self.search.settings.sampler
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Outcome:
-    """The sampler that is kept, and what the others came to."""
+class BestSampler:
+    """The best sampler's search, and what the others came to."""
 
-    best: Found
+    best: SamplerSearch
     lost: list[Alternative]
     elsewhere: list[float]
     """Step seconds of the other samplers' candidates that fit."""
 
 
-def across(
+def best_over_samplers(
     searches: Sequence[Search],
     pick: Callable[[Search, list[Evaluated]], Evaluated],
-) -> Outcome:
+) -> BestSampler:
     """Explore every search and keep the one whose choice is the fastest.
 
     The user's first sampler stays unless another wins by more than the machine's noise.
@@ -48,7 +48,7 @@ def across(
     Raises:
         PlanDoesNotFit: nothing fits with any sampler; as the first one says.
     """
-    found, failed = list[Found](), list[tuple[Search, PlanDoesNotFit]]()
+    found, failed = list[SamplerSearch](), list[tuple[Search, PlanDoesNotFit]]()
     for search in searches:
         explored = search.explore()
         try:
@@ -56,7 +56,7 @@ def across(
         except PlanDoesNotFit as error:
             failed.append((search, error))
         else:
-            found.append(Found(search=search, explored=explored, chosen=chosen))
+            found.append(SamplerSearch(search=search, explored=explored, chosen=chosen))
     if not found:
         raise failed[0][1]
     best = min(found, key=lambda each: each.chosen.seconds)
@@ -70,15 +70,15 @@ def across(
     ]
     others = [p for each in found if each is not best for p in each.explored.priced]
     elsewhere = [p.seconds for p in others if not p.overflow]
-    return Outcome(best=best, lost=lost, elsewhere=elsewhere)
+    return BestSampler(best=best, lost=lost, elsewhere=elsewhere)
 
 
-def _worth(best: Found, first: Found) -> bool:
+def _worth(best: SamplerSearch, first: SamplerSearch) -> bool:
     noise = first.search.request.machine.noise
     return best.chosen.seconds < first.chosen.seconds * (1.0 - noise)
 
 
-def _alternative(found: Found, best: Found) -> Alternative:
+def _alternative(found: SamplerSearch, best: SamplerSearch) -> Alternative:
     ratio = found.chosen.seconds / best.chosen.seconds
     why = (
         f"{ratio - 1.0:.1%} slower than with sampler {best.sampler}"

@@ -1,4 +1,4 @@
-"""A machine with a little more of one thing, for shadow prices: what GPUs and cores share."""
+"""Give a machine a little more of one resource, for shadow prices."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -9,17 +9,17 @@ from planner.machine.model import Link, MachineModel, Table
 
 GIB = 2**30
 FASTER = 1.1
-"""A link's bandwidth times this, for its shadow price."""
+"""Factor on a link's bandwidth."""
 LINK_TABLES = {
     "memory": ("gather", "mapped_gather"),
     "disk": ("disk_read",),
     "exchange": ("all_reduce", "all_reduce_stepped", "all_to_all", "all_to_all_stepped"),
 }
-"""Tables of seconds that a faster link would shorten."""
+"""Tables of seconds that a faster link shortens."""
 
 
 def faster(machine: MachineModel, tables: Sequence[str]) -> MachineModel:
-    """The machine with some links 10% faster: their seconds shrink by that."""
+    """Return the machine with the seconds of some tables 10% faster."""
     found: dict[str, Table] = {}
     for name in tables:
         if name in machine.tables:
@@ -39,7 +39,7 @@ LINKS: dict[str, Callable[[Link], bool]] = {
 
 
 def relaxed_gpus(request: Request) -> dict[str, Request]:
-    """The same request with one more GiB on the GPUs or hosts, or one sort of link 10% faster."""
+    """Return the request with one GiB more on GPUs or hosts, or one sort of link 10% faster."""
     budgets, machine = request.budgets, request.machine
     found = {
         "GPU memory +1 GiB": replace(

@@ -94,7 +94,9 @@ DESCRIBED = (*JOINS, *PLACEMENTS, *CHOICES, *STARTS)
 def name_of(candidate: Candidate) -> str:
     """Return what a reader sees, e.g. "2 ranks x (1 compute + 0 loader) threads, naive".
 
+    >>> from dataclasses import replace
     >>> from planner.candidate import list_cores, make_candidate
+    >>> from runtime.plan import Sampler
     >>> drawn = Sampler(parameters={"kappa": 64.0})
     >>> lru = make_candidate(list_cores(1), policy="lru", sampler=drawn)
     >>> name_of(replace(lru, bulk_batches=8))
