@@ -210,6 +210,25 @@ def around(moments: NDArray[np.float64]) -> Measurement:
     return summarize([max(LEAST_SECONDS, middle_mean(seconds))])
 
 
+def read_steps(moments: NDArray[np.float64]) -> dict[str, Measurement]:
+    """Read all that steps tell of an exchange, by what it is.
+
+    Args:
+        moments: `Moments` of all ranks on one clock, shape (ranks, steps, places, 2).
+    """
+    calls = {name: exchanged(moments[:, :, i]) for i, name in enumerate(CALLS)}
+    return {
+        "all_to_all": calls["all_to_all"].seconds,
+        "all_reduce": calls["all_reduce"].seconds,
+        "early": calls["all_to_all"].early,
+        "asked": calls["asked"].seconds,
+        "after": after(moments[:, :, COMPUTED], moments[:, :, PLAIN]),
+        "around_ids": around(moments[:, :, AROUND_IDS]),
+        "around_rows": around(moments[:, :, AROUND_ROWS]),
+        "hidden": there_and_back(moments[:, :, HIDDEN], moments[:, :, BACK]),
+    }
+
+
 def one_core_each(rank: int, ranks: int) -> AbstractContextManager[None]:
     """This process's threads on a core of their own, where there are as many cores as ranks."""
     from runtime.cores import process_on, usable_core_ids
@@ -407,19 +426,8 @@ class _Steps:
         moments, disturbed = self._context.patience.tried(
             lambda: self._take(num_bytes, ranks, self._affordable(ranks))
         )
-        computed = moments[:, :, COMPUTED]
-        calls = {name: exchanged(moments[:, :, i]) for i, name in enumerate(CALLS)}
-        found = {
-            "all_to_all": calls["all_to_all"].seconds,
-            "all_reduce": calls["all_reduce"].seconds,
-            "early": calls["all_to_all"].early,
-            "asked": calls["asked"].seconds,
-            "after": after(computed, moments[:, :, PLAIN]),
-            "around_ids": around(moments[:, :, AROUND_IDS]),
-            "around_rows": around(moments[:, :, AROUND_ROWS]),
-            "hidden": there_and_back(moments[:, :, HIDDEN], moments[:, :, BACK]),
-            "jitter": summarize([jitter(computed, kappa(ranks))]),
-        }
+        jittered = summarize([jitter(moments[:, :, COMPUTED], kappa(ranks))])
+        found = read_steps(moments) | {"jitter": jittered}
         return {name: replace(each, uncertain=disturbed) for name, each in found.items()}
 
     def _affordable(self, ranks: int) -> int:

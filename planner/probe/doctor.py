@@ -1,13 +1,9 @@
 """`gnnplan doctor`: what this machine can do, what is missing, and what to change.
 
-Looks, never changes anything. Each finding is one line; a problem names its remedy.
-
-What `gnnplan doctor` says of the GPU's data path: its kernels, page-locked and shared memory.
-
-Each lack names the slower way that a plan takes then (`runtime.fallback` warns of the same).
+Looks, never changes anything. Each finding is one line; a problem names its remedy. What a GPU's
+data path lacks names the slower way that a plan takes then (`runtime.fallback` warns of the same).
 """
 
-import importlib.metadata
 import os
 import resource
 import shutil
@@ -64,14 +60,26 @@ def examine(machine: MachineModel | None = None) -> list[Finding]:
     ]
 
 
+def _finding(
+    check: str,
+    found: str,
+    advice: str,
+    *,
+    good: bool,
+    otherwise: Literal["note", "problem"] = "note",
+) -> Finding:
+    """Make a finding whose advice is given only where it is not good."""
+    level = "ok" if good else otherwise
+    return Finding(check=check, level=level, found=found, advice="" if good else advice)
+
+
 def _python() -> Finding:
-    text = ".".join(map(str, sys.version_info[:3]))
-    good = sys.version_info >= (3, 11)
-    return Finding(
-        check="python",
-        level="ok" if good else "problem",
-        found=text,
-        advice="" if good else "use Python 3.11 or newer",
+    return _finding(
+        "python",
+        ".".join(map(str, sys.version_info[:3])),
+        "use Python 3.11 or newer",
+        good=sys.version_info >= (3, 11),
+        otherwise="problem",
     )
 
 
@@ -79,28 +87,27 @@ def _torch() -> Finding:
     try:
         import torch
     except ImportError as error:
-        return Finding(
-            check="torch",
-            level="problem",
-            found=str(error),
-            advice="install torch: pip install torch",
-        )
+        advice = "install torch: pip install torch"
+        return Finding(check="torch", level="problem", found=str(error), advice=advice)
     # NCCL is only of use with GPUs; without them gloo carries the ranks.
     backends = ["gloo"] if torch.distributed.is_gloo_available() else []
     backends += ["nccl"] if torch.distributed.is_nccl_available() else []
-    level = "ok" if backends else "problem"
-    advice = "" if backends else "this build has no gloo: several ranks cannot run"
-    found = f"{torch.__version__}, {'+'.join(backends) or 'no backend'}"
-    return Finding(check="torch", level=level, found=found, advice=advice)
+    return _finding(
+        "torch",
+        f"{torch.__version__}, {'+'.join(backends) or 'no backend'}",
+        "this build has no gloo: several ranks cannot run",
+        good=bool(backends),
+        otherwise="problem",
+    )
 
 
 def _cores() -> Finding:
     usable, present = usable_cores(), os.cpu_count() or 1
-    return Finding(
-        check="cores",
-        level="ok" if usable == present else "note",
-        found=f"{usable} usable of {present}",
-        advice="" if usable == present else "plans use the usable cores only",
+    return _finding(
+        "cores",
+        f"{usable} usable of {present}",
+        "plans use the usable cores only",
+        good=usable == present,
     )
 
 
@@ -123,14 +130,11 @@ def _quiet() -> Finding:
 def _memory() -> Finding:
     total, available = usable_ram_bytes(), available_ram_bytes()
     present = meminfo().get("MemTotal", total)
-    limited = total < present
-    return Finding(
-        check="memory",
-        level="note" if limited else "ok",
-        found=f"{available / 1e9:.1f} of {total / 1e9:.1f} GB available",
-        advice=f"a control group's limit; the machine has {present / 1e9:.1f} GB"
-        if limited
-        else "",
+    return _finding(
+        "memory",
+        f"{available / 1e9:.1f} of {total / 1e9:.1f} GB available",
+        f"a control group's limit; the machine has {present / 1e9:.1f} GB",
+        good=total >= present,
     )
 
 
@@ -190,34 +194,32 @@ def topology_findings(
 
 def _shared_memory() -> Finding:
     free = shutil.disk_usage("/dev/shm").free if Path("/dev/shm").is_dir() else 0
-    good = free >= LEAST_SHARED_MEMORY_BYTES
-    return Finding(
-        check="/dev/shm",
-        level="ok" if good else "note",
-        found=f"{free / 1e9:.1f} GB free",
-        advice="" if good else "a container: start it with a larger --shm-size",
+    return _finding(
+        "/dev/shm",
+        f"{free / 1e9:.1f} GB free",
+        "a container: start it with a larger --shm-size",
+        good=free >= LEAST_SHARED_MEMORY_BYTES,
     )
 
 
 def _open_files() -> Finding:
     soft, _hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    good = soft >= LEAST_OPEN_FILES
-    return Finding(
-        check="open files",
-        level="ok" if good else "note",
-        found=f"limit {soft}",
-        advice="" if good else f"ulimit -n {LEAST_OPEN_FILES * 4}",
+    return _finding(
+        "open files",
+        f"limit {soft}",
+        f"ulimit -n {LEAST_OPEN_FILES * 4}",
+        good=soft >= LEAST_OPEN_FILES,
     )
 
 
 def _locked_memory() -> Finding:
     soft, _hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     unlimited = soft == resource.RLIM_INFINITY
-    return Finding(
-        check="locked memory",
-        level="ok" if unlimited else "note",
-        found="unlimited" if unlimited else f"limit {soft / 1e6:.1f} MB",
-        advice="" if unlimited else "matters with GPUs only: ulimit -l unlimited to pin features",
+    return _finding(
+        "locked memory",
+        "unlimited" if unlimited else f"limit {soft / 1e6:.1f} MB",
+        "matters with GPUs only: ulimit -l unlimited to pin features",
+        good=unlimited,
     )
 
 
@@ -237,36 +239,35 @@ def _direct_io() -> Finding:
 
 def _disk() -> Finding:
     free = shutil.disk_usage(Path.cwd()).free
-    good = free >= LEAST_DISK_BYTES
-    return Finding(
-        check="disk",
-        level="ok" if good else "note",
-        found=f"{free / 1e9:.1f} GB free here",
-        advice="" if good else "datasets and plans need room",
+    return _finding(
+        "disk",
+        f"{free / 1e9:.1f} GB free here",
+        "datasets and plans need room",
+        good=free >= LEAST_DISK_BYTES,
     )
 
 
 def _pynvml() -> Finding:
-    names = {d.metadata["Name"].lower() for d in importlib.metadata.distributions()}
-    if "pynvml" in names:
-        return Finding(
-            check="NVML",
-            level="problem",
-            found="the deprecated package pynvml is installed",
-            advice="pip uninstall pynvml; pip install --force-reinstall nvidia-ml-py",
-        )
-    return Finding(check="NVML", level="ok", found="nvidia-ml-py")
+    names = {d.metadata["Name"].lower() for d in metadata.distributions()}
+    deprecated = "pynvml" in names
+    return _finding(
+        "NVML",
+        "the deprecated package pynvml is installed" if deprecated else "nvidia-ml-py",
+        "pip uninstall pynvml; pip install --force-reinstall nvidia-ml-py",
+        good=not deprecated,
+        otherwise="problem",
+    )
 
 
 def _cache_folder() -> Finding:
     folder = cache_path()
     nearest = next(p for p in (folder, *folder.parents) if p.exists())
-    good = nearest.is_dir() and os.access(nearest, os.W_OK)
-    return Finding(
-        check="cache",
-        level="ok" if good else "problem",
-        found=str(folder),
-        advice="" if good else "not writable: set GNNPLAN_CACHE to a folder that is",
+    return _finding(
+        "cache",
+        str(folder),
+        "not writable: set GNNPLAN_CACHE to a folder that is",
+        good=nearest.is_dir() and os.access(nearest, os.W_OK),
+        otherwise="problem",
     )
 
 

@@ -1,6 +1,4 @@
-"""The host: its memory, disk and load; and the first parts of the machine graph.
-
-Where PCI devices hang: bridges above them and their NUMA node, as the system tells it.
+"""The host: its memory, disk and load, and where PCI devices hang.
 
 Two devices under one bridge share its upstream port. NVML says how far up two GPUs meet but not
 which bridge that is; the system's device tree does.
@@ -14,9 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from planner.errors import MachineError
 from planner.machine.model import Memory, Processor
-from runtime import codec
 
 PROC = Path("/proc")
 
@@ -146,24 +142,6 @@ class SysfsDevices:
             node = -1
         above = [part for part in place.resolve().parts[:-1] if _ADDRESS.fullmatch(part)]
         return PciFacts(numa_node=node if node >= 0 else None, bridges=above or None)
-
-
-class RecordedDevices:
-    """Devices of a recording.
-
-    Raises:
-        MachineError: the facts are not of that form.
-    """
-
-    def __init__(self, plain: Mapping[str, Any]) -> None:
-        try:
-            self._facts = {bus: codec.decode(PciFacts, each) for bus, each in plain.items()}
-        except ValueError as error:
-            raise MachineError(f"expected PCI devices in a recording, found {error}") from None
-
-    def facts(self, bus_id: str) -> PciFacts | None:
-        """What was recorded of a device."""
-        return self._facts.get(bus_id)
 
 
 def shared_bridges(bridges: Mapping[int, list[str]]) -> list[list[int]]:

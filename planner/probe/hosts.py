@@ -21,22 +21,12 @@ from numpy.typing import NDArray
 
 from planner.probe.burst import make_burst
 from planner.probe.collectives import (
-    AROUND_IDS,
-    AROUND_ROWS,
-    BACK,
-    CALLS,
-    COMPUTED,
-    HIDDEN,
-    PLAIN,
     SHORT,
-    after,
-    around,
     distributed,
-    exchanged,
     one_compute_thread,
     one_core_each,
+    read_steps,
     take_steps,
-    there_and_back,
 )
 from planner.probe.context import MIB, ProbeSizes, ProgressCallback
 from planner.probe.timing import Measurement, summarize
@@ -106,6 +96,16 @@ class HostTeam:
         return values
 
 
+STEPPED = {
+    "all_to_all": "all_to_all_stepped",
+    "all_reduce": "all_reduce_stepped",
+    "early": "all_to_all_early",
+    "after": "all_to_all_after",
+    "around_rows": "all_to_all_around_rows",
+    "hidden": "all_to_all_hidden",
+}
+ASKED = {"asked": "all_to_all_asked", "around_ids": "all_to_all_around_ids"}
+"""Names of what `read_steps` reads: over bytes of rows, and over those of ids."""
 SUSTAINED_SECONDS = 0.3
 CHUNK_BYTES = MIB
 MOST_CALLS = 50
@@ -343,10 +343,8 @@ class _Schedule:
         """Seconds of the calls of a training loop, and of the counts and ids that go ahead."""
         from runtime.comm.collectives import Communicator
 
-        names = ("all_to_all_stepped", "all_reduce_stepped", "all_to_all_early", "all_to_all_after",
-                 "all_to_all_around_rows", "all_to_all_hidden")  # fmt: skip
-        found: dict[str, list[Measurement]] = {name: [] for name in names}
-        asked: dict[str, list[Measurement]] = {"all_to_all_asked": [], "all_to_all_around_ids": []}
+        found: dict[str, list[Measurement]] = {name: [] for name in STEPPED.values()}
+        asked: dict[str, list[Measurement]] = {name: [] for name in ASKED.values()}
         rows = self._sizes.exchange_burst_rows
         compute, short = make_burst(rows), make_burst(rows // SHORT)
         groups = {
@@ -370,19 +368,11 @@ class _Schedule:
                             compute, short,
                         )  # fmt: skip
                 each = [np.array(m) - o for m, o in self.gather((mine, offset)) if m]
-                moments = np.array(each)
-                longer = after(moments[:, :, COMPUTED], moments[:, :, PLAIN])
-                found["all_to_all_after"].append(longer)
-                found["all_to_all_around_rows"].append(around(moments[:, :, AROUND_ROWS]))
-                found["all_to_all_hidden"].append(
-                    there_and_back(moments[:, :, HIDDEN], moments[:, :, BACK])
-                )
-                calls = {name: exchanged(moments[:, :, i]) for i, name in enumerate(CALLS)}
-                found["all_to_all_stepped"].append(calls["all_to_all"].seconds)
-                found["all_reduce_stepped"].append(calls["all_reduce"].seconds)
-                found["all_to_all_early"].append(calls["all_to_all"].early)
-                asked["all_to_all_asked"].append(calls["asked"].seconds)
-                asked["all_to_all_around_ids"].append(around(moments[:, :, AROUND_IDS]))
+                read = read_steps(np.array(each))
+                for of, name in STEPPED.items():
+                    found[name].append(read[of])
+                for of, name in ASKED.items():
+                    asked[name].append(read[of])
         for group in itertools.chain(*groups.values()):
             if group is not self._dist.GroupMember.NON_GROUP_MEMBER:
                 self._dist.destroy_process_group(group)

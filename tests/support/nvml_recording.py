@@ -8,14 +8,14 @@ not recorded is refused, as an old driver would.
 
 import functools
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 from planner.errors import MachineError
 from planner.probe.gpu.nvml import bus_key
-from planner.probe.host import PciDevices, RecordedDevices
+from planner.probe.host import PciDevices, PciFacts
 from runtime import codec
 
 FORMAT = "gnnplan-nvml-1"
@@ -45,6 +45,24 @@ MASKS = ("nvmlDeviceGetCpuAffinity", "nvmlDeviceGetMemoryAffinity")
 PAIRS = ("nvmlDeviceGetCudaComputeCapability", "nvmlDeviceGetMigMode")
 COUNTS = ("nvmlDeviceGetCount", "nvmlDeviceGetMaxMigDeviceCount")
 MOST_GPUS, MOST_WORDS = 64, 64
+
+
+class RecordedDevices:
+    """Devices of a recording.
+
+    Raises:
+        MachineError: the facts are not of that form.
+    """
+
+    def __init__(self, plain: Mapping[str, Any]) -> None:
+        try:
+            self._facts = {bus: codec.decode(PciFacts, each) for bus, each in plain.items()}
+        except ValueError as error:
+            raise MachineError(f"expected PCI devices in a recording, found {error}") from None
+
+    def facts(self, bus_id: str) -> PciFacts | None:
+        """What was recorded of a device."""
+        return self._facts.get(bus_id)
 
 
 class NVMLError(Exception):

@@ -12,7 +12,7 @@ from planner.machine.model import save_machine
 from planner.probe.doctor import topology_findings
 from planner.probe.gpu import nvml as nvml_module
 from planner.probe.gpu.nvml import inventory
-from planner.probe.host import RecordedDevices, SysfsDevices
+from planner.probe.host import SysfsDevices
 from planner.probe.links import (
     gpu_links,
     gpu_switches,
@@ -21,7 +21,15 @@ from planner.probe.links import (
     pcie_groups,
 )
 from planner.probe.topology import changes, faults, refuse_changed
-from tests.support.nvml_recording import FORMAT, NVMLError, Recorder, Replay, call_key, load_replay
+from tests.support.nvml_recording import (
+    FORMAT,
+    NVMLError,
+    RecordedDevices,
+    Recorder,
+    Replay,
+    call_key,
+    load_replay,
+)
 from tests.support.recordings import FOLDER, NAMES, Recording, look, machine_of, recorded
 
 REAL = {"h200-virtual-machine"}

@@ -10,10 +10,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from planner.probe.gpu.nvml import inventory
-from planner.probe.host import PciFacts, RecordedDevices
+from planner.probe.host import PciFacts
 from runtime import codec
 from tests.planner.probe.fake_nvml import GPU, SWITCH, UNKNOWN, Device, FakeNvml, Link
-from tests.support.nvml_recording import Recorder
+from tests.support.nvml_recording import RecordedDevices, Recorder
 
 FOLDER = Path(__file__).parent
 CUBE_MESH = [

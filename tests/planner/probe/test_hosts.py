@@ -11,7 +11,7 @@ import pytest
 
 from planner.candidate import list_cores, make_candidate
 from planner.cost.stages.exchange import (
-    early_seconds,
+    exchange_lead,
     exchange_rates,
     hidden_rows_rate,
     hosts_all_reduce,
@@ -219,11 +219,11 @@ def test_what_was_measured_between_compute_is_what_steps_are_priced_by() -> None
     asked, sent = exchange_rates(model, 100.0, 400, two)
     assert asked.seconds == pytest.approx(2e-3)
     assert sent.seconds == pytest.approx(5e-3)
-    assert early_seconds(model, two, 100.0, 400) == pytest.approx(1e-3)
+    assert exchange_lead(model, two, 100.0, 400) == pytest.approx(1e-3)
     late = hidden_rows_rate(model, two, 4096.0)
     assert late is not None
     assert late.seconds == pytest.approx(6e-3)
     assert hosts_all_reduce(model, two, 4096).seconds == pytest.approx(7e-3)
     plain = joined(replace(rates, stepped={}, asked={}))
     assert hosts_all_reduce(plain, two, 4096).seconds == pytest.approx(2e-3)
-    assert early_seconds(plain, two, 100.0, 400) == 0.0
+    assert exchange_lead(plain, two, 100.0, 400) == 0.0
