@@ -1,6 +1,6 @@
-"""A box of GPUs as a preset describes it: which parts, and how they are joined.
+"""A box of GPUs as a preset describes it, and the machine that it makes.
 
-From a box's description to a machine: every link, switch and memory with its number's source.
+Every link, switch and memory of the machine says where its number is from.
 
     host0 -> numa<n> -> plx<s> -> gpu<g>.memory -> gpu<g>        reads of host memory by a GPU
     gpu<a>.memory -> gpu<b>.memory, or through nvswitch0         reads of a peer

@@ -1,27 +1,21 @@
 """gloo between real processes: all-reduce and all-to-all against message size and ranks.
 
 Three states: idle ranks; ranks with another thread computing (as while loaders run); and ranks that
-compute between calls, as a training loop without loader threads does (`stepped`). One call's
-seconds run from the entry of the last rank to the exit of the last (the clock is one for all
-processes of a host), so that waiting for a slow rank is not charged to the exchange. Core-seconds
-are all threads' CPU time, summed over ranks: gloo costs CPU (modelling rule 4).
-
-Exchanges as a training step has them, within a host and between hosts.
+compute between calls, as a training loop without loader threads does (`stepped`). The steps of that
+loop take turns with steps of next to no rows:
 
     update, sample -> counts, ids -> gather -> rows -> compute -> gradients
     the same with next to no rows    -> compute -> hidden rows, back -> gradients
 
-Counts, ids and rows are all-to-alls, gradients an all-reduce. The two steps take turns.
+Counts, ids and rows are all-to-alls, gradients an all-reduce; between hosts rows go pair by pair,
+as the runtime sends them. Each rank of a host has a core of its own, as in training. Between two
+stretches of compute an exchange has more than one speed, so a point is the mean of the middle half
+of many steps (DEC-12).
 
-Called again and again, an exchange finds its threads awake and its connections busy; between two
-stretches of compute it does not, and long ones have more than one speed: gloo's all-to-all runs
-both its directions side by side in some steps, one after the other in others. A point is therefore
-the mean of the middle half of many steps, which lies between the two (DEC-12). Between
-hosts rows go pair by pair, as the runtime sends them. One exchange's seconds run from the entry of
-the last rank to the exit of the last; how much earlier the mean rank leaves is kept apart, because
-it waits that long in the next one, and so is what the compute that follows takes longer.
-
-Each rank of a host has a core of its own while this is measured, as ranks have it in training.
+One call's seconds run from the last rank's entry to the last one's exit, so that waiting for a slow
+rank is not charged to the exchange. How much earlier the mean rank leaves is kept apart, because it
+waits that long in the next exchange; so is what the compute that follows takes longer. Core-seconds
+are all threads' CPU time, summed over ranks: gloo costs CPU (modelling rule 4).
 """
 
 import contextlib
@@ -57,10 +51,9 @@ SHORT = 12
 compute."""
 
 COMPUTED, PLAIN, AROUND_IDS, AROUND_ROWS, HIDDEN, BACK = range(len(CALLS), len(CALLS) + 6)
-"""Places among a step's moments: the compute after the rows, that after next to none, what the
-exchange of ids, and that of rows, took besides what their stages meter, an exchange of as many
-bytes of hidden rows after that compute, long after the ranks met, and soon after it another one, of
-their gradients."""
+"""Places among a step's moments: compute after the rows; compute after next to none; time around
+the exchange of ids, and of rows, that no stage meters; an exchange of hidden rows long after the
+ranks met; and one of their gradients soon after that."""
 
 
 @runtime_checkable
@@ -90,14 +83,12 @@ class Exchanges(Protocol):
 
 
 Moments = list[list[tuple[float, float]]]
-"""Of one rank, by step: entry and exit of each of `CALLS`, then of the compute, then of that of a
-step right after it in which next to no rows are exchanged, then 0 and what lies around the exchange
-of ids, 0 and what lies around that of rows, and of that other step's exchanges of hidden rows and
-of their gradients."""
+"""Entry and exit of one rank, by step and place: `CALLS`, then `COMPUTED` to `BACK`; 0 and the
+seconds where a place is a time around an exchange."""
 
 
 def middle_mean(samples: Sequence[float] | NDArray[np.float64]) -> float:
-    """Mean of the middle half: like the median where samples gather, between two humps else.
+    """Average the middle half: like the median where samples gather, between two humps else.
 
     >>> middle_mean([1.0, 1.0, 1.0, 9.0]), middle_mean([1.0, 1.0, 3.0, 3.0])
     (1.0, 2.0)
@@ -108,7 +99,7 @@ def middle_mean(samples: Sequence[float] | NDArray[np.float64]) -> float:
 
 
 def settle_middle(samples: NDArray[np.float64]) -> Measurement:
-    """The middle mean as a measurement; its spread is that of such a mean, not of one call."""
+    """Make the middle mean a measurement; its spread is that of such a mean, not of one call."""
     kept = np.maximum(samples, LEAST_SECONDS)
     return Measurement(
         value=middle_mean(kept),
@@ -144,7 +135,7 @@ def exchanged(moments: NDArray[np.float64]) -> Exchanged:
 
 
 def there_and_back(there: NDArray[np.float64], back: NDArray[np.float64]) -> Measurement:
-    """Seconds of two exchanges of a step together, each from its last entry to its last exit.
+    """Add two exchanges of a step, each from its last entry to its last exit.
 
     Args:
         there: entry and exit of the first, shape (ranks, steps, 2).
@@ -155,7 +146,7 @@ def there_and_back(there: NDArray[np.float64], back: NDArray[np.float64]) -> Mea
 
 
 def jitter(moments: NDArray[np.float64], kappa: float) -> float:
-    """Relative standard deviation of ranks' equal compute that explains what they wait.
+    """Find the relative deviation of ranks' equal compute that explains what they wait.
 
     (mean of the longest - mean) / (mean kappa_P), kappa_P the expected maximum of P standard
     normal variables [A1]; the middle half of the steps.
@@ -173,10 +164,7 @@ def jitter(moments: NDArray[np.float64], kappa: float) -> float:
 
 
 def quieter_jitter(found: Sequence[float]) -> Measurement:
-    """Of several measurements of it the lower quartile: what disturbs the machine only adds to it.
-
-    Neighbours stay for minutes: the median of nine was .060 and .073 in two restless probes where
-    a quiet one had .006, and every plan of several ranks would wait by it.
+    """Take the lower quartile of several: what disturbs the machine only adds to it (DEC-15).
 
     >>> quieter_jitter([0.01, 0.008, 0.01, 0.09, 0.08]).value
     0.01
@@ -185,11 +173,10 @@ def quieter_jitter(found: Sequence[float]) -> Measurement:
 
 
 def after(moments: NDArray[np.float64], plain: NDArray[np.float64]) -> Measurement:
-    """Seconds that compute takes longer after an exchange than after one of next to nothing.
+    """Find the seconds that compute takes longer after an exchange than after next to nothing.
 
-    What the exchange left behind is worked off meanwhile: caches filled with its bytes, and the
-    sending of what a slower rank still has to receive. Both kinds of steps take turns, since a
-    machine that swings would add its own difference (DEC-24).
+    Caches hold the exchange's bytes, and a slower rank may still have to receive. Both kinds of
+    steps take turns, since a machine that swings would add its own difference (DEC-24).
 
     Args:
         moments: start and end of the compute, shape (ranks, steps, 2).
@@ -201,7 +188,7 @@ def after(moments: NDArray[np.float64], plain: NDArray[np.float64]) -> Measureme
 
 
 def around(moments: NDArray[np.float64]) -> Measurement:
-    """Seconds around an exchange, which its stage does not meter: the mean rank.
+    """Average over ranks the seconds around an exchange that its stage does not meter.
 
     Args:
         moments: 0 and those seconds, on any clock, shape (ranks, steps, 2).
@@ -230,7 +217,7 @@ def read_steps(moments: NDArray[np.float64]) -> dict[str, Measurement]:
 
 
 def one_core_each(rank: int, ranks: int) -> AbstractContextManager[None]:
-    """This process's threads on a core of their own, where there are as many cores as ranks."""
+    """Keep this process to a core of its own, where there are as many cores as ranks."""
     from runtime.cores import process_on, usable_core_ids
 
     cores = usable_core_ids()
@@ -239,7 +226,7 @@ def one_core_each(rank: int, ranks: int) -> AbstractContextManager[None]:
 
 @contextmanager
 def one_compute_thread() -> Generator[None]:
-    """Torch computes by the calling thread alone.
+    """Let torch compute by the calling thread alone.
 
     Others would poll for work on the core that they share with gloo's threads (DEC-26).
     """
@@ -254,7 +241,7 @@ def one_compute_thread() -> Generator[None]:
 
 
 def asked_bytes(num_bytes: int, ranks: int) -> int:
-    """Bytes of the ids that go ahead of so many bytes of rows: whole ids, one for each rank.
+    """Count the bytes of ids that go ahead of so many bytes of rows: one id for each rank or more.
 
     >>> asked_bytes(256, 2), asked_bytes(4096, 2), asked_bytes(16384, 3)
     (16, 64, 240)
@@ -263,7 +250,7 @@ def asked_bytes(num_bytes: int, ranks: int) -> int:
 
 
 def asked_sizes(sizes: Sequence[int]) -> list[int]:
-    """Nominal bytes of ids for each size of rows, as a table's axis: those of two ranks, rising.
+    """List the bytes of ids for each size of rows, as a table's axis: those of two ranks, rising.
 
     >>> asked_sizes([256, 16384])
     [16, 256]
@@ -279,11 +266,10 @@ def take_steps(
     compute: Callable[[], object],
     short: Callable[[], object],
 ) -> Moments:
-    """Steps of the loop at one size, in turn with steps of next to no rows.
+    """Take steps of the loop at one size, in turn with steps of next to no rows.
 
-    By the runtime's own calls, as their stages meter them; the Python code around an exchange of
-    counts and ids and around one of rows is kept apart (DEC-13). The first `WARM_STEPS` are not
-    counted.
+    They use the runtime's own calls, as their stages meter them; the Python code around an exchange
+    is kept apart (DEC-13). The first `WARM_STEPS` are not counted.
 
     Args:
         exchanging: these ranks, for ids and rows.
@@ -342,7 +328,7 @@ def take_steps(
 
 
 def _seconds(exchanging: Exchanges) -> float:
-    """All that was metered so far."""
+    """Add up all that was metered so far."""
     return float(sum(each.seconds for each in exchanging.traffic.values()))
 
 
@@ -499,7 +485,7 @@ def _point(
 
 
 def distributed() -> Any:
-    """The torch.distributed module, whose stubs are partial."""
+    """Import torch.distributed, whose stubs are partial."""
     import torch.distributed
 
     return torch.distributed
@@ -545,7 +531,7 @@ def call_task(
 def make_call(
     state: State, operation: Operation, num_ranks: int, num_bytes: int
 ) -> Callable[[], Any]:
-    """A function that runs one collective on `num_bytes` per rank."""
+    """Make a function that runs one collective on `num_bytes` per rank."""
     import torch
 
     dist = distributed()

@@ -1,24 +1,17 @@
-"""The subject "GPUs" of the probe: measured by one process of the team, or a note says why not.
+"""The subject "GPUs" of the probe: their memory, the bus, their peers, and what slows what.
 
-Measures GPUs: their memory, the bus, their peers, and what slows what.
+One process of the team measures all GPUs, by work that a `GpuDevice` runs: `torch_device` on CUDA,
+in tests a law of seconds with noise. A point that is noisier than the limit in both of its tries is
+refused, as is all of a GPU that was throttled or shared meanwhile; what is refused is left out with
+a note, and stays what presets or the driver say.
 
-Medians of repeats with their spread; a point noisier than the limit after all its attempts is
-refused, as is all of a GPU that was throttled or shared meanwhile: what is refused is left out of
-the machine with a note, and stays what presets or the driver say.
+Reads by kernels and copies by engines are told apart, because a gather is a kernel; both against
+size, kernels' reads of host memory also against the grid. Contention: one GPU is measured while all
+others do the same.
 
-Reads by kernels and copies by engines are told apart, because a gather is a kernel (planners.md
-3d); both against size, kernels' reads of host memory also against the grid. Contention: one GPU is
-measured while all others do the same.
-
-What slows what on GPUs: compute beside a gather from the host, compute beside an all-reduce.
-
-- `gpu_beside`, `gpu_beside_gather`: slowdowns of the two beside each other, by the gather's grid
+- `gpu_beside`, `gpu_beside_gather`: slowdowns of compute and a gather from the host beside each
+  other, by the gather's grid
 - `gpu_overlap_eta`: share of an all-reduce that compute hides (modelling rule 5), by GPUs
-
-What the GPU probe asks of a device: seconds of pieces of work, alone or beside others.
-
-The measuring code knows nothing but this; on CUDA `torch_device` answers, in tests a
-law of seconds with noise.
 """
 
 import math
@@ -208,7 +201,7 @@ class Bench:
     def point(
         self, name: str, work: Work, per: float = 1.0, beside: Sequence[Work] = ()
     ) -> Measurement | None:
-        """Seconds over `per`, or None where they stay noisier than the limit."""
+        """Measure seconds over `per`; None where both tries are noisier than the limit."""
 
         def sample() -> list[float]:
             taken = self.device.seconds(work, self.sizes.repeats, beside)
@@ -232,7 +225,7 @@ class Bench:
     def points(
         self, name: str, works: Mapping[tuple[int, ...], Work], *, by_row: bool = False
     ) -> Points:
-        """The points that settled; seconds, or with `by_row` seconds per row."""
+        """Measure points and keep those that settled; seconds, or with `by_row` seconds per row."""
         out: Points = {}
         for place, work in works.items():
             per = max(work.num_bytes // work.row_bytes, 1) if by_row else 1
@@ -277,7 +270,7 @@ LEAST_ETA = 1e-3
 
 
 def beside_gathers(bench: Bench, found: GpuFindings, grids: Sequence[int]) -> None:
-    """Compute beside a gather from host memory, for every grid whose gather alone is known."""
+    """Measure compute beside a gather from host memory, by grids whose gather alone is known."""
     row_bytes = max(bench.sizes.row_bytes)
     compute = Work(kind="compute", gpu=bench.gpu, num_bytes=bench.sizes.flops)
     for programs in grids:
@@ -300,14 +293,14 @@ def beside_gathers(bench: Bench, found: GpuFindings, grids: Sequence[int]) -> No
 
 
 def slowdown(top: Measurement, bottom: Measurement) -> Measurement:
-    """A slowdown, at least 1; its spread joins both."""
+    """Divide two measurements; a slowdown is at least 1, its spread joins both."""
     spread = (top.spread**2 + bottom.spread**2) ** 0.5
     value = max(1.0, top.value / bottom.value)
     return replace(top, value=value, p90=max(value, top.p90 / bottom.value), spread=spread)
 
 
 def beside_all_reduce(bench: Bench, found: GpuFindings) -> None:
-    """The share of an all-reduce that compute hides, for 2, 4 ... and all GPUs from the first on.
+    """Measure the share of an all-reduce that compute hides, for 2, 4 ... and all GPUs.
 
     Every GPU of the ring computes, as in training. The first GPU measures for all.
     """
