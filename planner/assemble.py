@@ -28,6 +28,7 @@ from runtime.plan.schema import (
     Strategy,
     Threads,
 )
+from runtime.sampling.registry import DEFAULT_SAMPLER
 
 PIPELINES = {
     "cpu": ("seeds", "sample", "gather", "batch"),
@@ -198,7 +199,9 @@ def candidate_of(plan: Plan, settings: PlanSettings) -> Candidate:
         threads=strategy.threads,
         prefetch_depth=strategy.prefetch_depth,
         policy=strategy.policy,
-        sampler=Sampler(name="las" if local else "neighbor", parameters=chosen),
+        sampler=Sampler(
+            name=strategy.sampler.name if local else DEFAULT_SAMPLER, parameters=chosen
+        ),
     )
     return replace(
         plain,

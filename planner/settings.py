@@ -14,7 +14,7 @@ from planner.errors import SettingsError
 from planner.placement.policies.registry import PLACEMENT_POLICIES
 from runtime.plan.schema import MOST_FANOUT, Workload
 from runtime.plan.setting import Range, Setting, make_from, own_fields
-from runtime.sampling.parameters import LAYERWISE, PARAMETERS
+from runtime.sampling.registry import DEFAULT_SAMPLER, SAMPLERS, is_layerwise
 
 Settings = TypeVar("Settings", bound="PlanSettings")
 
@@ -96,7 +96,7 @@ class SamplerChoice:
     """A sampler that the planner may choose."""
 
     name: str
-    """Of runtime.sampling.parameters.PARAMETERS."""
+    """Of runtime.sampling.registry.SAMPLERS."""
     parameters: dict[str, float | str] = field(default_factory=dict[str, float | str])
     """What differs from its defaults."""
 
@@ -155,15 +155,15 @@ class PlanSettings:
     sampler: Annotated[
         str,
         Setting(
-            help=f"{', '.join(PARAMETERS)}, or auto: neighbor and, where statistics may be "
+            help=f"{', '.join(SAMPLERS)}, or auto: neighbor and, where statistics may be "
             "unbiased, labor.",
             how="parameters follow as in labor:variant=star,kappa=16; repeat it to have the "
             "fastest of several",
-            more="[Parameters](../runtime/sampling/parameters.py) of each. Several are profiled in "
+            more="[Parameters](../runtime/sampling/registry.py) of each. Several are profiled in "
             "one sitting, which takes as many times as long.",
             default=AUTO_SAMPLER,
         ),
-    ] = "neighbor"
+    ] = DEFAULT_SAMPLER
     sampler_parameters: Annotated[
         dict[str, float | str],
         Setting(help="What differs from that sampler's defaults.", surface="service"),
@@ -237,7 +237,7 @@ class PlanSettings:
                 self,
                 sampler=each.name,
                 sampler_parameters=each.parameters,
-                dialect="every_hop" if each.name in LAYERWISE else self.dialect,
+                dialect="every_hop" if is_layerwise(each.name) else self.dialect,
                 other_samplers=[],
             )
             for each in self.other_samplers

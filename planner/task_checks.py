@@ -5,6 +5,7 @@ from dataclasses import replace
 from planner.errors import SettingsError
 from planner.settings import PlanSettings
 from runtime.graph.dataset import Graph, is_typed, types_of
+from runtime.sampling.registry import DEFAULT_SAMPLER, is_default
 
 LINK_TASK = "link"
 
@@ -40,10 +41,11 @@ def check_kind(graph: Graph, settings: PlanSettings) -> None:
             "expected model sage, gcn, gat or module:factory for task link, found rgcn; links of "
             "typed graphs cannot be trained on"
         )
-    if settings.sampler != "neighbor" or settings.sampler_parameters:
+    if not is_default(settings.sampler, settings.sampler_parameters):
         raise SettingsError(
-            f"{what}: expected sampler neighbor without parameters, found {settings.sampler}"
-            f"{'' if not settings.sampler_parameters else ' with parameters'}; drop --sampler"
+            f"{what}: expected sampler {DEFAULT_SAMPLER} without parameters, found "
+            f"{settings.sampler}{' with parameters' if settings.sampler_parameters else ''}; "
+            "drop --sampler"
         )
     if is_typed(work):
         _check_types(graph, settings)

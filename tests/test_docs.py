@@ -11,7 +11,7 @@ from api.app import create_app
 from planner.cli.main import app
 from planner.probe.presets import load_preset
 from planner.settings import POLICIES
-from runtime.sampling.parameters import PARAMETERS
+from runtime.sampling.registry import SAMPLERS
 from runtime.stages import Stage
 from tests.support import flag_table
 
@@ -72,7 +72,7 @@ def test_every_stage_is_in_the_runtime_page():
 def test_the_table_of_flags_is_made_of_the_settings():
     found = flag_table.committed()
     assert found == flag_table.made(), "write it anew: python -m tests.support.flag_table"
-    names = [*POLICIES, *PARAMETERS]
+    names = [*POLICIES, *SAMPLERS]
     assert [name for name in names if not re.search(rf"(?<![\w-]){name}(?![\w-])", found)] == []
 
 

@@ -65,14 +65,8 @@ class ToySampler:
     def sample(self, seeds, **settings):
         return self._of.sample(seeds, **settings)
 '''
-TOY_MAKER = """
-def _make_toy(r: SamplerRequest) -> BatchSampler:
-    from runtime.sampling.toy import ToySampler
-
-    return ToySampler(r)
-
-
-_MAKERS:"""
+TOY_SPEC = """    SamplerSpec(name="toy", cpu="runtime.sampling.toy:ToySampler"),
+"""
 
 TOY_TERM = '''
 """Labels that are looked up by a slow clerk."""
@@ -101,6 +95,7 @@ def add_toy(work: RankWork, times: RankTimes) -> RankTimes:
     return times.with_stages({Stage.BATCH: slower})
 '''
 
+FIRST_SPEC = "SAMPLERS: dict[str, SamplerSpec] = {spec.name: spec for spec in (\n"
 LAST_ENTRY = "    *(PlacementPolicy("
 POLICY_EDITS = {
     "planner/placement/policies/toy.py": [("", TOY_POLICY)],
@@ -108,17 +103,8 @@ POLICY_EDITS = {
 }
 SAMPLER_EDITS = {
     "runtime/sampling/toy.py": [("", TOY_SAMPLER)],
-    "runtime/sampling/parameters.py": [('    "full": {},\n', '    "full": {},\n    "toy": {},\n')],
-    "runtime/sampling/statistics.py": [
-        (
-            '    "full": Draws.WITHOUT',
-            '    "toy": Draws.WITHOUT_REPLACEMENT,\n    "full": Draws.WITHOUT',
-        )
-    ],
-    "runtime/sampling/build.py": [
-        ("\n_MAKERS:", TOY_MAKER),
-        ('    "full": _make_full,\n', '    "full": _make_full,\n    "toy": _make_toy,\n'),
-    ],
+    "runtime/sampling/registry.py": [(FIRST_SPEC, FIRST_SPEC + TOY_SPEC)],
+    "docs/cli.md": [("| full, neighbor,", "| toy, full, neighbor,")],
 }
 TERM_EDITS = {
     "planner/cost/stages/toy.py": [("", TOY_TERM)],
@@ -149,6 +135,8 @@ def furnish(folder: Path, edits: dict[str, list[tuple[str, str]]]) -> None:
     """Copy the product and edit the copy."""
     for package in ("api", "planner", "runtime"):
         shutil.copytree(ROOT / package, folder / package)
+    (folder / "docs").mkdir()
+    shutil.copy(ROOT / "docs" / "cli.md", folder / "docs")
     for name, changes in edits.items():
         path = folder / name
         text = path.read_text() if path.exists() else ""

@@ -8,6 +8,7 @@ from planner.cost.stages.exchange import Exchanges
 from planner.machine.model import MachineModel
 from planner.workload import BatchProfile, Interference, ModelTiming
 from runtime.plan.schema import GraphRef
+from runtime.sampling.registry import DEFAULT_SAMPLER
 from runtime.stages import Stage
 
 
@@ -27,7 +28,7 @@ class RankWork:
     """Feature rows that the placement leaves this rank to read."""
     row_bytes: int
     """Bytes of a row as it is stored and sent."""
-    sampler: str = "neighbor"
+    sampler: str = DEFAULT_SAMPLER
     every_hop: bool = False
     """Whether a hop expands every vertex again, not only the new ones."""
     captured_bytes: int = 0

@@ -10,6 +10,7 @@ from planner.machine.model import MachineModel
 from planner.workload import WorkloadProfile
 from runtime.graph.dataset import Graph
 from runtime.plan.schema import GraphRef, Workload
+from runtime.sampling.registry import DEFAULT_SAMPLER
 
 ITEM_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 
@@ -46,7 +47,7 @@ class Request:
     profile: WorkloadProfile
     machine: MachineModel
     budgets: Budgets
-    sampler: str = "neighbor"
+    sampler: str = DEFAULT_SAMPLER
     every_hop: bool = False
     """Whether a hop expands every vertex again, not only the new ones."""
 

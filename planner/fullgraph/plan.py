@@ -38,6 +38,7 @@ from runtime.plan.schema import (
     Source,
     Strategy,
 )
+from runtime.sampling.registry import is_default
 from runtime.sampling.statistics import SAFE_SHARED_LAYERS, StatisticsClass, full_graph_class
 
 WHERE = "mode full-graph"
@@ -66,7 +67,7 @@ def check_training(graph: Graph, settings: PlanSettings, *, calibrate: bool = Fa
         check_settings(FullGraph(), work.model, str(graph.task))
     except PlanError as error:
         raise SettingsError(f"{error}; use --mode minibatch") from None
-    if settings.sampler != "neighbor" or settings.sampler_parameters:
+    if not is_default(settings.sampler, settings.sampler_parameters):
         raise SettingsError(
             f"{WHERE}: expected no sampler, since every neighbour is aggregated, found "
             f"{settings.sampler}; drop --sampler"

@@ -17,6 +17,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from runtime.sampling.registry import sampler_or_unknown
+
 UPPER = 0.57 + 0.19
 """Probability that a bit is 0: a + b, which equals a + c (Graph500)."""
 CLASSES, LAST_SIGMA = 161, 5.0
@@ -111,7 +113,7 @@ def frontiers(
         classes: the graph's.
         num_seeds: of the batch.
         fanouts: per hop, next to the seeds first.
-        sampler: neighbor | labor.
+        sampler: its name; LABOR's draws are by vertex.
 
     Source: docs/formulas.md 1.4 (b) for Poisson numbers of edges between a frontier and a node.
     """
@@ -132,7 +134,7 @@ def expand(
         edges.append(float(now @ drawn))
         ends = float(now @ classes.degree)
         seen = -np.expm1(-ends * classes.weight)
-        if sampler == "labor":
+        if sampler_or_unknown(sampler).one_draw_per_vertex:
             hit = _labor_hit(classes, now, fanout)
         else:
             hit = -np.expm1(-edges[-1] * classes.weight)

@@ -41,6 +41,7 @@ from runtime.plan.schema import Sampler
 from runtime.sampling.build import BatchSampler, build_sampler
 from runtime.sampling.bulk.memory import BulkBytes
 from runtime.sampling.minibatch import MiniBatch
+from runtime.sampling.registry import DEFAULT_SAMPLER, find_sampler
 from runtime.sampling.seeds import SeedSchedule
 
 ROUNDS = 3
@@ -394,7 +395,8 @@ def _with(*, las: float | None, kappa: int | None) -> Candidate:
     """A candidate with these choices of the sampler and nothing else to say."""
     factor = {} if las is None else {"factor": las}
     shared = {} if kappa is None else {"kappa": float(kappa)}
-    sampler = Sampler(name="neighbor" if las is None else "las", parameters={**factor, **shared})
+    name = DEFAULT_SAMPLER if las is None else find_sampler(DEFAULT_SAMPLER).local_form
+    sampler = Sampler(name=name, parameters={**factor, **shared})
     return make_candidate(list_cores(1), sampler=sampler)
 
 

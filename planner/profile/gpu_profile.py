@@ -25,6 +25,7 @@ from runtime.device import machine_fingerprint
 from runtime.fallback import warn_once
 from runtime.graph.dataset import Graph, is_typed
 from runtime.sampling.gpu.capture_room import may_capture
+from runtime.sampling.registry import is_able
 
 LOOP_SECONDS = 24.0
 """Seconds for the loops of all numbers of ranks, in the ways that plans make batches."""
@@ -151,7 +152,8 @@ def _timed(
     graph: Graph, settings: PlanSettings, combinations: Sequence[Combination]
 ) -> tuple[dict[str, ModelTiming], str]:
     """Timed on this machine's first GPU, by seeds of a rank; or why it could not be."""
-    found, plain = dict[str, ModelTiming](), settings.sampler == "neighbor"
+    found = dict[str, ModelTiming]()
+    able = is_able(settings.sampler, settings.sampler_parameters, "captured")
     with Team(1) as team:
         for combination in combinations:
             seeds = -(-settings.workload.batch_size // combination.ranks)
@@ -162,9 +164,7 @@ def _timed(
                 sampler=sampler_of(settings),
                 seeds=seeds,
                 scales=SCALES,
-                captures=plain
-                and not settings.sampler_parameters
-                and may_capture(settings.workload.fanouts, seeds),
+                captures=able and may_capture(settings.workload.fanouts, seeds),
                 seconds=LOOP_SECONDS / len(combinations),
             )
             line = json.dumps({GPU: codec.to_plain(request)})

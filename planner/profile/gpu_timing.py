@@ -47,7 +47,7 @@ from runtime.graph.dataset import open_graph
 from runtime.loader.device import DeviceBatchStage, DeviceMiniBatch
 from runtime.meter import StageMeter
 from runtime.models.build import build_model
-from runtime.sampling.build_device import build_device_sampler
+from runtime.sampling.build import build_device_sampler
 from runtime.sampling.gpu.captured import CapturedNeighborSampler
 from runtime.sampling.gpu.topology import DeviceTopology
 from runtime.sampling.minibatch import Dialect, MiniBatch

@@ -30,7 +30,7 @@ from planner.workload import BatchProfile, Combination, ModelTiming
 from runtime.cores import usable_core_ids
 from runtime.graph.dataset import Graph, GraphTypes, is_typed, types_of
 from runtime.report import over_ranks
-from runtime.sampling.parameters import is_weighted
+from runtime.sampling.statistics import is_weighted
 
 
 def loading_factors(

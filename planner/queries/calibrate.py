@@ -18,12 +18,13 @@ import numpy as np
 from planner.errors import SettingsError
 from planner.machine.model import MachineModel, Table
 from planner.profile.cache import cache_folder
-from planner.queries.compare import PRICED_AS_NEIGHBOR, Comparison, on_gpus
+from planner.queries.compare import Comparison, on_gpus
 from planner.search.search import Search
 from planner.workload import ModelTiming, WorkloadProfile
 from runtime import codec
 from runtime.plan.schema import Plan
 from runtime.report import RunReport
+from runtime.sampling.registry import sampler_or_unknown
 
 LATEST = 20
 """Runs that factors rest on."""
@@ -209,7 +210,7 @@ def calibrated(search: Search, factors: Mapping[str, float]) -> Search:
     """
     request = search.request
     priced = dict(factors)
-    if request.sampler not in PRICED_AS_NEIGHBOR:
+    if not sampler_or_unknown(request.sampler).is_probed:
         priced["sample"] = factors.get(f"sample.{request.sampler}", 1.0)
     return replace(
         search,

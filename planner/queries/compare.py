@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from planner.errors import SettingsError
 from runtime.plan.schema import Interval, Plan
 from runtime.report import MIN_MEASURED_STEPS, RunReport
+from runtime.sampling.registry import sampler_or_unknown
 from runtime.stages import Stage
 
 
@@ -55,8 +56,6 @@ STEP_BAR = 0.30
 STAGE_BAR = 0.50
 NEGLIGIBLE = 0.02
 """Stages below this share of the step are shown apart, and no bar is held against them."""
-PRICED_AS_NEIGHBOR = ("neighbor", "full")
-"""Samplers that the machine's rates of sampling are measured for."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -117,7 +116,7 @@ def factor_names(plan: Plan) -> dict[str, str]:
     """
     found: dict[str, str] = {}
     sampler = plan.strategy.sampler.name
-    if sampler not in PRICED_AS_NEIGHBOR:
+    if not sampler_or_unknown(sampler).is_probed:
         found[Stage.SAMPLE.value] = f"{Stage.SAMPLE.value}.{sampler}"
     if any(rates.get("disk", 0.0) > 0.0 for rates in plan.prediction.hit_rates.values()):
         found[Stage.GATHER.value] = f"{Stage.GATHER.value}.disk"

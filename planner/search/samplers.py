@@ -8,16 +8,22 @@ from planner.settings import AUTO_SAMPLER, PlanSettings, SamplerChoice
 from planner.task_checks import is_link
 from runtime.graph.dataset import Graph, is_typed
 from runtime.plan.schema import Sampler
-from runtime.sampling.parameters import class_of, is_weighted
-from runtime.sampling.statistics import StatisticsClass, layer_of_model
+from runtime.sampling.registry import DEFAULT_SAMPLER, SAMPLERS, find_sampler
+from runtime.sampling.statistics import (
+    StatisticsClass,
+    class_of,
+    is_weighted,
+    layer_of_model,
+)
 
 
 def plan_sampler(settings: PlanSettings, candidate: Candidate | None = None) -> Sampler:
     """The sampler as a plan names it: as asked for, but for the candidate's own choices."""
     name, parameters = settings.sampler, settings.sampler_parameters
     if candidate is not None and candidate.las is not None:
-        kept = parameters if name == "las" else {}
-        name, parameters = "las", {**kept, "factor": candidate.las}
+        spec = find_sampler(name)
+        kept = parameters if spec.prefers_local else {}
+        name, parameters = spec.local_form, {**kept, "factor": candidate.las}
     if candidate is not None and candidate.kappa is not None:
         parameters = {**parameters, "kappa": float(candidate.kappa)}
     return Sampler(name=name, dialect=settings.dialect, parameters=parameters)
@@ -47,14 +53,6 @@ def unfit(settings: PlanSettings, candidate: Candidate | None = None) -> bool:
     return settings.workload.model == "gat" and is_weighted(plan_sampler(settings, candidate))
 
 
-LABOR: tuple[dict[str, float | str], ...] = (
-    {},
-    {"estimator": "horvitz-thompson"},
-    {"estimator": "plain"},
-)
-"""Its estimators, the preferred one first; the others for stricter users and for attention."""
-
-
 def with_samplers(graph: Graph, settings: PlanSettings) -> PlanSettings:
     """The settings with samplers for `auto`; those of a user who named one stay as they are.
 
@@ -75,16 +73,19 @@ def with_samplers(graph: Graph, settings: PlanSettings) -> PlanSettings:
             "sampler auto: expected no parameters, found "
             f"{', '.join(settings.sampler_parameters)}; name the sampler that they are of"
         )
-    plain = replace(settings, sampler="neighbor")
+    plain = replace(settings, sampler=DEFAULT_SAMPLER)
     if settings.mode == "full-graph" or is_link(graph) or is_typed(settings.workload):
         return plain
-    return replace(plain, other_samplers=[*_labor(plain), *settings.other_samplers])
+    return replace(plain, other_samplers=[*_others(plain), *settings.other_samplers])
 
 
-def _labor(settings: PlanSettings) -> list[SamplerChoice]:
-    allowed = StatisticsClass(settings.workload.allow)
-    for parameters in LABOR:
-        tried = replace(settings, sampler="labor", sampler_parameters=parameters)
-        if not unfit(tried) and allowed.allows(statistics_of(tried)):
-            return [SamplerChoice(name="labor", parameters=parameters)]
-    return []
+def _others(settings: PlanSettings) -> list[SamplerChoice]:
+    """Each sampler that auto tries, with the first of its parameters that are allowed."""
+    allowed, found = StatisticsClass(settings.workload.allow), list[SamplerChoice]()
+    for name, spec in SAMPLERS.items():
+        for parameters in spec.auto_parameters:
+            tried = replace(settings, sampler=name, sampler_parameters=parameters)
+            if not unfit(tried) and allowed.allows(statistics_of(tried)):
+                found.append(SamplerChoice(name=name, parameters=parameters))
+                break
+    return found

@@ -36,6 +36,7 @@ from planner.search.dimensions.registry import (
 from planner.settings import PlanSettings
 from planner.workload import Hotness
 from runtime.plan.schema import Prediction
+from runtime.sampling.registry import is_able
 from runtime.train.parts import most_parts
 
 ALL_REDUCE = "all_reduce"
@@ -44,7 +45,7 @@ ALL_REDUCE = "all_reduce"
 def with_capture(settings: PlanSettings, request: Request, candidate: Candidate) -> Candidate:
     """Return the candidate, sampling by a CUDA graph where its GPUs gain from that."""
     threads = replace(candidate.threads, capture=0, comm=0)
-    plain = settings.sampler == "neighbor" and not settings.sampler_parameters
+    plain = is_able(settings.sampler, settings.sampler_parameters, "captured")
     node = request.graph.task != "link" and candidate.las is None and candidate.bulk_batches == 1
     if candidate.kind == "cuda" and plain and node:
         size = buffer_bytes(request, candidate)

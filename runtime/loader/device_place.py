@@ -25,7 +25,7 @@ from runtime.features.tier import AbstractFeatureStore
 from runtime.graph.dataset import Graph, is_typed
 from runtime.plan.io import load_array
 from runtime.plan.schema import Plan
-from runtime.sampling.parameters import parameters_of
+from runtime.sampling.registry import find_sampler, parameters_of
 
 
 def refusal(plan: Plan, graph: Graph) -> str:
@@ -39,7 +39,7 @@ def refusal(plan: Plan, graph: Graph) -> str:
         return "cooperative batches are sampled by the host"
     if strategy.topology.policy == "partitioned":
         return "partitioned topology is sampled by the host"
-    if sampler.name == "las" and parameters_of(sampler)["schedule"] != "fixed":
+    if parameters_of(sampler).get("schedule", "fixed") != "fixed":
         return "a locality factor that changes while training is the host's"
     return ""
 
@@ -74,14 +74,14 @@ def open_device_sampler(
         SamplerError: a parameter cannot be used.
         RuntimeError: the host refuses to page-lock the topology.
     """
-    from runtime.sampling.build_device import build_device_sampler
+    from runtime.sampling.build import build_device_sampler
     from runtime.sampling.gpu.topology import DeviceTopology
 
     policy, named = plan.strategy.topology.policy, plan.strategy.sampler
     hot = local = None
     if policy == "cached":
         hot = np.asarray(load_array(plan, folder, f"topology_own_ids_{rank}"), np.int64)
-    if named.name == "las":
+    if find_sampler(named.name).prefers_local:
         local = np.asarray(load_array(plan, folder, f"feature_own_ids_{rank}"), np.int64)
     topology = DeviceTopology.load(
         graph.indptr, graph.indices, device, pinned=policy != "replicated", hot=hot
@@ -162,9 +162,7 @@ def device_place(
 
 def _has_form(sampler: str) -> bool:
     """Whether the plan's sampler can draw on a device; a warning says where it cannot."""
-    from runtime.sampling.build_device import has_device_form
-
-    found = has_device_form(sampler)
+    found = bool(find_sampler(sampler).gpu)
     if not found:
         warn_once(
             f"sampler {sampler}",

@@ -52,6 +52,7 @@ from runtime.plan.io import load_array
 from runtime.plan.schema import Plan, Sampler
 from runtime.sampling.build import BatchSampler, build_sampler
 from runtime.sampling.minibatch import Dialect, MiniBatch
+from runtime.sampling.registry import DEFAULT_SAMPLER, find_sampler, is_default
 from runtime.sampling.seeds import LinkSchedule, SeedSchedule
 from runtime.train.streams import AbstractStreams
 
@@ -183,19 +184,19 @@ class LoaderParts:
         graph, named = self._host_topology.graph, self.plan.strategy.sampler
         if isinstance(self.schedule, LinkSchedule):
             refuse_bulk(self.plan, "task link")
-            if named.name != "neighbor" or named.parameters:
+            if not is_default(named.name, named.parameters):
                 raise PlanError(
-                    f"task link: expected sampler neighbor without parameters, found {named.name}; "
-                    "plan again"
+                    f"task link: expected sampler {DEFAULT_SAMPLER} without parameters, found "
+                    f"{named.name}; plan again"
                 )
             settings = {"dialect": self.dialect, "seed": workload.seed, "edge_ids": edge_ids}
             return link_stages(graph, workload, self.schedule, settings)
         if is_typed(workload):
             refuse_bulk(self.plan, "model rgcn")
-            if named.name != "neighbor" or named.parameters:
+            if not is_default(named.name, named.parameters):
                 raise PlanError(
-                    f"model rgcn: expected sampler neighbor without parameters, found {named.name};"
-                    " plan again"
+                    f"model rgcn: expected sampler {DEFAULT_SAMPLER} without parameters, found "
+                    f"{named.name}; plan again"
                 )
             if self._host_topology.policy not in ("host", "replicated"):
                 raise PlanError(
@@ -245,7 +246,7 @@ class LoaderParts:
     def sampler(self, named: Sampler) -> BatchSampler:
         """A sampler for nodes of one type, by the plan's name and parameters."""
         local = None
-        if named.name == "las":
+        if find_sampler(named.name).prefers_local:
             local = load_array(self.plan, self._folder, f"feature_own_ids_{self.rank}")
         sampler = build_sampler(
             named,

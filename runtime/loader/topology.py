@@ -29,11 +29,10 @@ from runtime.plan.schema import Plan, Source
 from runtime.sampling.build import BatchSampler
 from runtime.sampling.minibatch import Dialect, MiniBatch
 from runtime.sampling.placed_indices import PlacedIndices
+from runtime.sampling.registry import find_sampler
 
 SOURCES = [Source(kind="own"), Source(kind="host"), Source(kind="disk")]
 """What the codes of `topology_location_<g>` count in."""
-CHOSEN_ONLY = ("neighbor", "full")
-"""Samplers that read the chosen neighbours of a list and no others."""
 OFFSET_BYTES = 16
 """Two entries of `indptr` say where a list lies."""
 
@@ -95,7 +94,7 @@ class Topology:
         """
         if self.policy not in ("replicated", "cached") or self._bulk:
             return sampler
-        return CountedSampler(sampler, self, chosen_only=name in CHOSEN_ONLY)
+        return CountedSampler(sampler, self, chosen_only=find_sampler(name).reads_chosen)
 
     def count(self, batch: MiniBatch, *, chosen_only: bool) -> tuple[dict[str, int], ...]:
         """Lists visited and bytes read by source (formulas 2.3, 2.4), from a sampled batch.

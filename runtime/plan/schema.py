@@ -179,7 +179,7 @@ class Sampler:
     name: str = "neighbor"
     dialect: Literal["first_seen", "every_hop"] = "first_seen"
     parameters: dict[str, float | str] = field(default_factory=dict)
-    """Of the named sampler; runtime.sampling.parameters lists them with their defaults."""
+    """Of the named sampler; runtime.sampling.registry lists them with their defaults."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -385,8 +385,8 @@ class Strategy:
 
     @property
     def las(self) -> float | None:
-        """Factor by which locality-aware sampling prefers a rank's own rows; else None."""
-        found = self.sampler.parameters.get("factor") if self.sampler.name == "las" else None
+        """Factor by which the sampler prefers a rank's own rows; None where it prefers none."""
+        found = self.sampler.parameters.get("factor")
         return None if found is None else float(found)
 
     def with_policy(self, policy: str) -> "Strategy":

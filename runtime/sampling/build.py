@@ -1,6 +1,9 @@
-"""From a plan's `strategy.sampler` to the sampler; modules of others are not imported."""
+"""From a plan's `strategy.sampler` to the sampler, on cores or on a GPU.
 
-from collections.abc import Callable, Sequence
+Modules of other samplers, and torch where cores draw, are not imported.
+"""
+
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Protocol, TypeVar, runtime_checkable
@@ -11,15 +14,59 @@ from numpy.typing import NDArray
 from runtime.errors import SamplerError
 from runtime.plan.schema import Sampler
 from runtime.sampling.minibatch import Dialect, MiniBatch
-from runtime.sampling.parameters import Value, choice, number, parameters_of
-from runtime.sampling.statistics import Draws, Estimator
+from runtime.sampling.registry import (
+    SAMPLERS,
+    Draws,
+    Estimator,
+    Value,
+    choice,
+    load_function,
+    number,
+    parameters_of,
+)
 
 E = TypeVar("E", bound=StrEnum)
 
 
+@runtime_checkable
+class BatchSampler(Protocol):
+    """What every sampler on cores offers."""
+
+    def sample(
+        self,
+        seeds: NDArray[np.int64],
+        *,
+        epoch: int,
+        step: int,
+        input_id: NDArray[np.int64] | None = None,
+        global_num_seeds: int | None = None,
+    ) -> MiniBatch:
+        """Sample the blocks of one batch; any thread may call it."""
+        ...
+
+
+@runtime_checkable
+class DeviceSampler(Protocol):
+    """What every sampler on a GPU offers."""
+
+    topology: Any
+
+    def sample(
+        self,
+        seeds: NDArray[np.int64],
+        *,
+        epoch: int,
+        step: int,
+        input_id: NDArray[np.int64] | None = None,
+        global_num_seeds: int | None = None,
+    ) -> Any:
+        """Sample the blocks of one batch, a `DeviceBatch`."""
+        ...
+
+
 @dataclass(frozen=True, kw_only=True, eq=False, slots=True)
 class SamplerRequest:
-    """All that a sampler may be made of, on the host or on a device (`build_device`)."""
+    """All that a sampler may be made of, on cores or on a GPU."""
 
     indptr: NDArray[np.integer]
     indices: NDArray[np.integer]
@@ -32,6 +79,25 @@ class SamplerRequest:
     steps_per_epoch: int | None
     name: str
     values: dict[str, Value]
+    topology: Any = None
+    """The graph as a GPU reads it, a `DeviceTopology`; None: cores draw."""
+    device: Any = None
+    """The GPU."""
+
+    def make(self, cpu: str, gpu: str, sizes: Sequence[int], **settings: Any) -> Any:
+        """Make one of two classes of equal settings: on cores, or on a GPU.
+
+        Args:
+            cpu: "module:class", made of indptr, indices, sizes, edge_ids and settings.
+            gpu: "module:class", made of topology, sizes, device, edge_ids and settings.
+            sizes: fan-outs or layer sizes.
+            settings: what else both take.
+        """
+        if self.topology is None:
+            made = load_function(cpu)
+            return made(self.indptr, self.indices, sizes, edge_ids=self.edge_ids, **settings)
+        made = load_function(gpu)
+        return made(self.topology, sizes, device=self.device, edge_ids=self.edge_ids, **settings)
 
     def choice(self, kind: type[E], key: str) -> E:
         """A parameter that is one of an enumeration."""
@@ -74,19 +140,97 @@ class SamplerRequest:
         return int(passes) if passes.is_integer() else passes
 
 
-def sampler_request(
+def build_sampler(
+    sampler: Sampler,
+    indptr: NDArray[np.integer],
+    indices: NDArray[np.integer],
+    fanouts: Sequence[int],
+    seed: int,
+    **settings: Any,
+) -> BatchSampler:
+    """The sampler that a plan names, on cores.
+
+    Args:
+        sampler: From the plan: name, dialect, parameters (`registry.SAMPLERS`).
+        indptr: int64 [N + 1].
+        indices: int32 or int64 [E].
+        fanouts: Neighbours per hop, next to the seeds first; `full` counts them only.
+        seed: The run's seed.
+        settings: Those of `make_request`.
+
+    Raises:
+        SamplerError: an unknown name or parameter, or a value that cannot be used.
+    """
+    request = make_request(sampler, indptr, indices, fanouts, seed, **settings)
+    return load_function(SAMPLERS[sampler.name].cpu)(request)
+
+
+def build_device_sampler(
+    sampler: Sampler,
+    topology: Any,
+    indptr: NDArray[np.integer],
+    indices: NDArray[np.integer],
+    fanouts: Sequence[int],
+    seed: int,
+    **settings: Any,
+) -> DeviceSampler:
+    """The sampler that a plan names, on a GPU, with `build_sampler`'s batches.
+
+    Args:
+        sampler: From the plan, as all that follow in `build_sampler`.
+        topology: The graph as the GPU reads it, a `DeviceTopology`.
+        indptr: The graph on the host, for the local sets of `las`.
+        indices: Likewise.
+        fanouts: Neighbours per hop.
+        seed: The run's seed.
+        settings: Those of `make_request`, `device` among them.
+
+    Raises:
+        SamplerError: it has no form on a GPU, or as `build_sampler`.
+    """
+    request = make_request(sampler, indptr, indices, fanouts, seed, topology=topology, **settings)
+    path = SAMPLERS[sampler.name].gpu
+    if not path:
+        able = ", ".join(spec.name for spec in SAMPLERS.values() if spec.gpu)
+        raise SamplerError(
+            f"sampler {sampler.name}: expected one with a form on a GPU ({able}), found none; "
+            "choose one of these, or plan for a machine without a GPU"
+        )
+    return load_function(path)(request)
+
+
+def make_request(
     sampler: Sampler,
     indptr: NDArray[np.integer],
     indices: NDArray[np.integer],
     fanouts: Sequence[int],
     seed: int,
     *,
-    edge_ids: bool,
-    edge_weight: NDArray[np.floating] | None,
-    local: NDArray[np.integer] | None,
-    steps_per_epoch: int | None,
+    topology: Any = None,
+    device: Any = None,
+    edge_ids: bool = False,
+    edge_weight: NDArray[np.floating] | None = None,
+    local: NDArray[np.integer] | None = None,
+    steps_per_epoch: int | None = None,
 ) -> SamplerRequest:
-    """What a plan asks for, checked; arguments and errors as in `build_sampler`."""
+    """Check what a plan asks for.
+
+    Args:
+        sampler: As in `build_sampler`, as all without a default.
+        indptr: Likewise.
+        indices: Likewise.
+        fanouts: Likewise.
+        seed: Likewise.
+        topology: As in `build_device_sampler`.
+        device: Where its kernels run, a `torch.device`.
+        edge_ids: Fill each block's `e_id`.
+        edge_weight: The graph's, float [E], or None; copied to the GPU where it is used.
+        local: Global ids of the vertices whose rows this rank holds, for `las`; None: none.
+        steps_per_epoch: Lets dependent batches run on over the ends of epochs.
+
+    Raises:
+        SamplerError: as `build_sampler`.
+    """
     values = parameters_of(sampler)
     weighted = values.get("weights", "none") != "none"
     if weighted and (values["weights"] != "graph" or edge_weight is None):
@@ -106,10 +250,12 @@ def sampler_request(
         steps_per_epoch=steps_per_epoch,
         name=sampler.name,
         values=values,
+        topology=topology,
+        device=device,
     )
 
 
-def check_every_hop(r: SamplerRequest) -> None:
+def _check_every_hop(r: SamplerRequest) -> None:
     """Refuse the first_seen dialect for layers.
 
     Raises:
@@ -122,35 +268,93 @@ def check_every_hop(r: SamplerRequest) -> None:
         )
 
 
-def labor_settings(r: SamplerRequest) -> dict[str, Any]:
-    """Of `LaborSampler`, beside the graph and its edge ids."""
+def make_full(r: SamplerRequest) -> Any:
+    """Make the sampler of all neighbours."""
+    return _make_uniform(r, [-1] * len(r.fanouts))
+
+
+def make_neighbor(r: SamplerRequest) -> Any:
+    """Make uniform or weighted neighbour sampling."""
+    draws, estimator = r.choice(Draws, "draws"), r.choice(Estimator, "estimator")
+    if r.edge_weight is None and draws is Draws.WITHOUT_REPLACEMENT:
+        # Of equal probabilities the weights of every estimator are those of the plain mean.
+        return _make_uniform(r, r.fanouts)
+    return r.make(
+        "runtime.sampling.weighted:WeightedSampler",
+        "runtime.sampling.gpu.locality:DeviceWeightedSampler",
+        r.fanouts,
+        edge_weight=r.edge_weight,
+        draws=draws,
+        estimator=estimator,
+        dialect=r.dialect,
+        seed=r.seed,
+    )
+
+
+def _make_uniform(r: SamplerRequest, fanouts: Sequence[int]) -> Any:
+    return r.make(
+        "runtime.sampling.neighbor:NeighborSampler",
+        "runtime.sampling.gpu.neighbor:DeviceNeighborSampler",
+        fanouts,
+        dialect=r.dialect,
+        seed=r.seed,
+    )
+
+
+def make_las(r: SamplerRequest) -> Any:
+    """Make neighbour sampling that prefers local vertices, or LADIES that does."""
+    from runtime.sampling.locality import Correction, check_factor, rings
+
+    if r.over_ladies():
+        return _make_local_layers(r)
+    where: dict[str, Any] = {"local": r.local}
+    if r.topology is not None:
+        where = {"ring": rings(r.indptr, r.indices, r.local, len(r.fanouts))}
+    return r.make(
+        "runtime.sampling.locality:LocalitySampler",
+        "runtime.sampling.gpu.locality:DeviceLocalitySampler",
+        r.fanouts,
+        factor=check_factor(r.number("factor")),
+        correction=r.choice(Correction, "correction"),
+        dialect=r.dialect,
+        edge_weight=r.edge_weight,
+        seed=r.seed,
+        **where,
+    )
+
+
+def make_labor(r: SamplerRequest) -> Any:
+    """Make LABOR."""
     from runtime.sampling.dependent import Dependence
     from runtime.sampling.labor import Form
 
-    return {
-        "variant": r.variant(),
-        "form": r.choice(Form, "form"),
-        "tolerance": r.number("tolerance"),
-        "estimator": r.choice(Estimator, "estimator"),
-        "dialect": r.dialect,
-        "seed": r.seed,
-        "kappa": r.number("kappa"),
-        "dependence": r.choice(Dependence, "dependence"),
-        "layer_dependent": bool(r.number("layer_dependent")),
-        "steps_per_epoch": r.steps_per_epoch,
-        "edge_weight": r.edge_weight,
-    }
+    return r.make(
+        "runtime.sampling.labor:LaborSampler",
+        "runtime.sampling.gpu.labor:DeviceLaborSampler",
+        r.fanouts,
+        variant=r.variant(),
+        form=r.choice(Form, "form"),
+        tolerance=r.number("tolerance"),
+        estimator=r.choice(Estimator, "estimator"),
+        dialect=r.dialect,
+        seed=r.seed,
+        kappa=r.number("kappa"),
+        dependence=r.choice(Dependence, "dependence"),
+        layer_dependent=bool(r.number("layer_dependent")),
+        steps_per_epoch=r.steps_per_epoch,
+        edge_weight=r.edge_weight,
+    )
 
 
-def layer_settings(r: SamplerRequest) -> dict[str, Any]:
-    """Of `LayerwiseSampler` for ladies, pladies and fastgcn, beside the graph and its edge ids.
+def make_layerwise(r: SamplerRequest) -> Any:
+    """Make LADIES, PLADIES or FastGCN.
 
     Raises:
         SamplerError: the first_seen dialect, or sizes that cannot be used.
     """
     from runtime.sampling.dependent import Dependence, StreamPolicy
 
-    check_every_hop(r)
+    _check_every_hop(r)
     policy = None
     if "kappa" in r.values and (r.number("kappa") != 1 or r.number("layer_dependent")):
         policy = StreamPolicy(
@@ -160,160 +364,38 @@ def layer_settings(r: SamplerRequest) -> dict[str, Any]:
             layer_dependent=bool(r.number("layer_dependent")),
             steps_per_epoch=r.steps_per_epoch,
         )
-    return {
-        "sizes": r.sizes(),
-        "method": r.name,
-        "norm": str(r.values.get("norm", "fro")),
-        "replace": r.choice(Draws, "draws") is Draws.REPLACEMENT,
-        "estimator": r.choice(Estimator, "estimator"),
-        "edge_weight": r.edge_weight,
-        "seed": r.seed,
-        "policy": policy,
-    }
+    return _make_layers(
+        r,
+        method=r.name,
+        norm=str(r.values.get("norm", "fro")),
+        replace=r.choice(Draws, "draws") is Draws.REPLACEMENT,
+        estimator=r.choice(Estimator, "estimator"),
+        policy=policy,
+    )
 
 
-def local_layer_settings(r: SamplerRequest) -> dict[str, Any]:
-    """Of `LayerwiseSampler` for las over ladies, as `layer_settings`."""
+def _make_local_layers(r: SamplerRequest) -> Any:
     from runtime.sampling.locality import Correction, check_factor, rings
     from runtime.sampling.weighted import Boost
 
-    check_every_hop(r)
+    _check_every_hop(r)
     draws, estimator = r.choice(Correction, "correction").way
     factor, sizes = check_factor(r.number("factor")), r.sizes()
-    return {
-        "sizes": sizes,
-        "method": "pladies" if draws is Draws.POISSON else "ladies",
-        "replace": draws is Draws.REPLACEMENT,
-        "estimator": estimator,
-        "edge_weight": r.edge_weight,
-        "seed": r.seed,
-        "boost": Boost(rings(r.indptr, r.indices, r.local, len(sizes)), factor),
-    }
-
-
-@runtime_checkable
-class BatchSampler(Protocol):
-    """What every sampler offers."""
-
-    def sample(
-        self,
-        seeds: NDArray[np.int64],
-        *,
-        epoch: int,
-        step: int,
-        input_id: NDArray[np.int64] | None = None,
-        global_num_seeds: int | None = None,
-    ) -> MiniBatch:
-        """Sample the blocks of one batch; any thread may call it."""
-        ...
-
-
-def build_sampler(
-    sampler: Sampler,
-    indptr: NDArray[np.integer],
-    indices: NDArray[np.integer],
-    fanouts: Sequence[int],
-    seed: int,
-    *,
-    edge_ids: bool = False,
-    edge_weight: NDArray[np.floating] | None = None,
-    local: NDArray[np.integer] | None = None,
-    steps_per_epoch: int | None = None,
-) -> BatchSampler:
-    """The sampler that a plan names.
-
-    Args:
-        sampler: From the plan: name, dialect, parameters (`parameters.PARAMETERS`).
-        indptr: int64 [N + 1].
-        indices: int32 or int64 [E].
-        fanouts: Neighbours per hop, next to the seeds first; `full` counts them only.
-        seed: The run's seed.
-        edge_ids: Fill each block's `e_id`.
-        edge_weight: The graph's, float [E], or None.
-        local: Global ids of the vertices whose rows this rank holds, for `las`; None: none.
-        steps_per_epoch: Lets dependent batches run on over the ends of epochs.
-
-    Raises:
-        SamplerError: an unknown name or parameter, or a value that cannot be used.
-    """
-    request = sampler_request(
-        sampler, indptr, indices, fanouts, seed, edge_ids=edge_ids, edge_weight=edge_weight,
-        local=local, steps_per_epoch=steps_per_epoch,
-    )  # fmt: skip
-    if sampler.name not in _MAKERS:
-        raise SamplerError(
-            f"expected a sampler among {', '.join(_MAKERS)}, found {sampler.name!r}; choose one, "
-            "or add how it is made (runtime/sampling/HOWTO_add_a_sampler.md)"
-        )
-    return _MAKERS[sampler.name](request)
-
-
-def _make_full(r: SamplerRequest) -> BatchSampler:
-    from runtime.sampling.neighbor import full_sampler
-
-    hops = len(r.fanouts)
-    return full_sampler(r.indptr, r.indices, hops, dialect=r.dialect, edge_ids=r.edge_ids)
-
-
-def _make_neighbor(r: SamplerRequest) -> BatchSampler:
-    from runtime.sampling.neighbor import NeighborSampler
-    from runtime.sampling.weighted import WeightedSampler
-
-    draws, estimator = r.choice(Draws, "draws"), r.choice(Estimator, "estimator")
-    graph = (r.indptr, r.indices, r.fanouts)
-    if r.edge_weight is None and draws is Draws.WITHOUT_REPLACEMENT:
-        # Of equal probabilities the weights of every estimator are those of the plain mean.
-        return NeighborSampler(*graph, dialect=r.dialect, seed=r.seed, edge_ids=r.edge_ids)
-    return WeightedSampler(
-        *graph,
-        edge_weight=r.edge_weight,
-        draws=draws,
+    return _make_layers(
+        r,
+        method="pladies" if draws is Draws.POISSON else "ladies",
+        replace=draws is Draws.REPLACEMENT,
         estimator=estimator,
-        dialect=r.dialect,
-        seed=r.seed,
-        edge_ids=r.edge_ids,
+        boost=Boost(rings(r.indptr, r.indices, r.local, len(sizes)), factor),
     )
 
 
-def _make_las(r: SamplerRequest) -> BatchSampler:
-    from runtime.sampling.locality import Correction, LocalitySampler
-
-    if r.over_ladies():
-        return _make_layerwise(r)
-    return LocalitySampler(
-        r.indptr,
-        r.indices,
-        r.fanouts,
-        local=r.local,
-        factor=r.number("factor"),
-        correction=r.choice(Correction, "correction"),
+def _make_layers(r: SamplerRequest, **settings: Any) -> Any:
+    return r.make(
+        "runtime.sampling.layerwise:LayerwiseSampler",
+        "runtime.sampling.gpu.layerwise:DeviceLayerwiseSampler",
+        r.sizes(),
         edge_weight=r.edge_weight,
-        dialect=r.dialect,
         seed=r.seed,
-        edge_ids=r.edge_ids,
+        **settings,
     )
-
-
-def _make_labor(r: SamplerRequest) -> BatchSampler:
-    from runtime.sampling.labor import LaborSampler
-
-    settings = labor_settings(r)
-    return LaborSampler(r.indptr, r.indices, r.fanouts, edge_ids=r.edge_ids, **settings)
-
-
-def _make_layerwise(r: SamplerRequest) -> BatchSampler:
-    from runtime.sampling.layerwise import LayerwiseSampler
-
-    settings = local_layer_settings(r) if r.name == "las" else layer_settings(r)
-    return LayerwiseSampler(r.indptr, r.indices, edge_ids=r.edge_ids, **settings)
-
-
-_MAKERS: dict[str, Callable[[SamplerRequest], BatchSampler]] = {
-    "full": _make_full,
-    "neighbor": _make_neighbor,
-    "labor": _make_labor,
-    "ladies": _make_layerwise,
-    "pladies": _make_layerwise,
-    "fastgcn": _make_layerwise,
-    "las": _make_las,
-}

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.errors import SamplerError
 from runtime.sampling.checks import RELABEL_BUDGET_BYTES
 from runtime.sampling.choose.uniform import UniformRows
 from runtime.sampling.dependent import HopStreams, StreamPolicy
@@ -73,22 +72,3 @@ class NeighborSampler(HopSampler):
         rows, every_hop = self._rows_now(), self.dialect is Dialect.EVERY_HOP
         while not expand_hops(rows, streams.first, every_hop, self.edge_ids, w.buffers()):
             w.grow(int(w.state[HOP]))
-
-
-def full_sampler(
-    indptr: NDArray[np.integer], indices: NDArray[np.integer], num_hops: int, **settings: Any
-) -> NeighborSampler:
-    """Make a sampler that takes all in-neighbours at each of `num_hops` hops.
-
-    Args:
-        indptr: int64 [N + 1].
-        indices: int32 or int64 [E].
-        num_hops: Number of layers, at least 1.
-        settings: `dialect`, `edge_ids` and so on, as in `NeighborSampler`.
-
-    Raises:
-        SamplerError: no hop, or as `NeighborSampler`.
-    """
-    if num_hops < 1:
-        raise SamplerError(f"expected at least one hop, found {num_hops}; give the model a layer")
-    return NeighborSampler(indptr, indices, [-1] * num_hops, **settings)

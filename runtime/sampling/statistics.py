@@ -12,7 +12,16 @@ import math
 from enum import StrEnum
 
 from runtime.errors import SamplerError
-from runtime.plan.schema import FullGraph
+from runtime.plan.schema import FullGraph, Sampler
+from runtime.sampling.registry import (
+    Draws,
+    Estimator,
+    SamplerSpec,
+    find_sampler,
+    law_of,
+    number,
+    parameters_of,
+)
 
 
 class StatisticsClass(StrEnum):
@@ -28,28 +37,6 @@ class StatisticsClass(StrEnum):
         return order.index(other) <= order.index(self)
 
 
-class Estimator(StrEnum):
-    """How the edges that were drawn stand for those that were not."""
-
-    PLAIN = "plain"
-    """The layer's own aggregation over the drawn edges (plain mean, attention, GCN's weights)."""
-    HORVITZ_THOMPSON = "horvitz-thompson"
-    """Edge weight A / pi, pi the probability that the edge is drawn (k q for k draws of law q)."""
-    HAJEK = "hajek"
-    """Horvitz-Thompson weights divided by their sum over the row."""
-
-
-class Draws(StrEnum):
-    """How the edges of a row, or the vertices of a layer, are drawn."""
-
-    WITHOUT_REPLACEMENT = "without-replacement"
-    """A fixed number of different ones."""
-    REPLACEMENT = "replacement"
-    """A fixed number of independent draws; the same one may come twice."""
-    POISSON = "poisson"
-    """Each by itself with its own probability; the number varies."""
-
-
 class Layer(StrEnum):
     """What consumes a block, by what matters here."""
 
@@ -62,23 +49,6 @@ class Layer(StrEnum):
 
 
 _LAYERS = {"sage": Layer.MEAN, "rgcn": Layer.MEAN, "gcn": Layer.WEIGHTED_SUM, "gat": Layer.OTHER}
-
-DEFAULT_DRAWS = {
-    "full": Draws.WITHOUT_REPLACEMENT,
-    "neighbor": Draws.WITHOUT_REPLACEMENT,
-    "labor": Draws.POISSON,
-    "ladies": Draws.WITHOUT_REPLACEMENT,
-    "pladies": Draws.POISSON,
-    "fastgcn": Draws.REPLACEMENT,
-    "las": Draws.WITHOUT_REPLACEMENT,
-}
-"""How each sampler draws where nothing else is said."""
-
-_UNEQUAL = ("ladies", "pladies", "fastgcn", "las")
-"""Samplers that draw some neighbours more often than others by their nature."""
-
-_RANK_CONDITIONED = ("neighbor", "las")
-"""Samplers whose Horvitz-Thompson weights without replacement are exact (see `weighted`)."""
 
 
 def layer_of_model(model: str) -> Layer:
@@ -101,39 +71,57 @@ def statistics_class(
     a mean its Horvitz-Thompson weight (1/d)(d/k) and its Hajek weight are both 1/k, the plain mean.
 
     Args:
-        sampler: `neighbor`, `full` (all neighbours), `labor`, `ladies`, `pladies`, `fastgcn` or
-            `las` (locality-aware neighbour sampling; over LADIES it has LADIES' class).
+        sampler: Its name; locality-aware sampling over LADIES has LADIES' class.
         estimator: How drawn edges are weighted.
         layer: What consumes the block.
-        draws: How they are drawn; None is the sampler's own way (`DEFAULT_DRAWS`). Exact-k LABOR is
-            without replacement.
-        unequal: Probabilities within a row differ: edge weights, LABOR with iterations. LADIES,
-            PLADIES, FastGCN and LAS always count as such.
+        draws: How they are drawn; None is the sampler's own way. Exact-k LABOR is without
+            replacement.
+        unequal: Probabilities within a row differ: edge weights, LABOR with iterations; those of
+            some samplers do by their nature.
         kappa: Batches over which draws move to fresh ones; 1 is independent, infinite is frozen.
 
     Raises:
         SamplerError: unknown sampler, or kappa below 1.
     """
-    if sampler not in DEFAULT_DRAWS:
-        raise SamplerError(
-            f"expected a sampler among {', '.join(DEFAULT_DRAWS)}, found {sampler!r}; choose one"
-        )
+    spec = find_sampler(sampler)
     correlated = is_correlated(kappa)
-    draws = DEFAULT_DRAWS[sampler] if draws is None else Draws(draws)
-    unequal = unequal or sampler in _UNEQUAL
-    if sampler == "full":
+    draws = spec.draws if draws is None else Draws(draws)
+    unequal = unequal or spec.unequal
+    if spec.takes_all:
         return StatisticsClass.EXACT
     if math.isinf(kappa):
         return StatisticsClass.APPROXIMATE
-    if sampler == "neighbor" and draws is Draws.WITHOUT_REPLACEMENT and not unequal:
+    if spec.is_baseline and draws is Draws.WITHOUT_REPLACEMENT and not unequal:
         found = _uniform(estimator, layer)
-    elif _is_unbiased(sampler, estimator, layer, draws, unequal):
+    elif _is_unbiased(spec, estimator, layer, draws, unequal):
         found = StatisticsClass.UNBIASED
     else:
         found = StatisticsClass.APPROXIMATE
     if correlated and found is StatisticsClass.EXACT:
         return StatisticsClass.UNBIASED
     return found
+
+
+def class_of(sampler: Sampler, layer: Layer) -> StatisticsClass:
+    """Statistics class of a plan's sampler under what its model's layers do.
+
+    Raises:
+        SamplerError: an unknown name or parameter, or a value that cannot be used.
+    """
+    values, law = parameters_of(sampler), law_of(sampler)
+    kappa = number(sampler.name, values, "kappa") if "kappa" in values else 1.0
+    return statistics_class(
+        sampler.name, law.estimator, layer, draws=law.draws, unequal=law.unequal, kappa=kappa
+    )
+
+
+def is_weighted(sampler: Sampler) -> bool:
+    """Whether the blocks of a plan's sampler hold an estimator's edge weights.
+
+    Raises:
+        SamplerError: as `class_of`.
+    """
+    return law_of(sampler).estimator is not Estimator.PLAIN
 
 
 def is_correlated(kappa: int | float) -> bool:
@@ -159,7 +147,7 @@ def _uniform(estimator: Estimator, layer: Layer) -> StatisticsClass:
 
 
 def _is_unbiased(
-    sampler: str, estimator: Estimator, layer: Layer, draws: Draws, unequal: bool
+    spec: SamplerSpec, estimator: Estimator, layer: Layer, draws: Draws, unequal: bool
 ) -> bool:
     """Whether a linear layer's aggregation over the drawn edges is right on average."""
     if layer is Layer.OTHER:
@@ -167,7 +155,7 @@ def _is_unbiased(
     if estimator is Estimator.HORVITZ_THOMPSON:
         # A fixed number without replacement has no simple inclusion probability to divide by.
         known = not unequal or draws is not Draws.WITHOUT_REPLACEMENT
-        return known or sampler in _RANK_CONDITIONED
+        return known or spec.exact_weights
     # Of equal probabilities and a fixed number all weights are 1/k; else they are a ratio.
     fixed = draws is not Draws.POISSON and not unequal
     return fixed and (estimator is Estimator.PLAIN or layer is Layer.MEAN)

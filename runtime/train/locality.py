@@ -15,7 +15,7 @@ from runtime.errors import SamplerError
 from runtime.meter import StageMeter
 from runtime.plan.schema import Sampler
 from runtime.sampling.locality import FactorSchedule
-from runtime.sampling.parameters import number, parameters_of
+from runtime.sampling.registry import find_sampler, number, parameters_of
 from runtime.stages import Stage
 from runtime.train.minibatch import STEP
 
@@ -89,13 +89,13 @@ def factor_control(sampler: Sampler, meter: StageMeter) -> FactorControl | None:
     Raises:
         SamplerError: the plan names no schedule there is.
     """
-    if sampler.name != "las":
+    if not find_sampler(sampler.name).prefers_local:
         return None
     values = parameters_of(sampler)
-    factor = number("las", values, "factor")
+    factor = number(sampler.name, values, "factor")
     if values["schedule"] not in ("fixed", "measured"):
         raise SamplerError(
-            "sampler las: expected schedule to be fixed or measured, found "
+            f"sampler {sampler.name}: expected schedule to be fixed or measured, found "
             f"{values['schedule']!r}; choose one"
         )
     follows = values["schedule"] == "measured"

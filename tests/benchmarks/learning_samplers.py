@@ -39,8 +39,7 @@ from runtime.graph.imports.importing import ImportOptions, import_graph
 from runtime.launch.config import RunConfig
 from runtime.plan.schema import Sampler
 from runtime.sampling.neighbor import NeighborSampler
-from runtime.sampling.parameters import class_of
-from runtime.sampling.statistics import Layer, StatisticsClass
+from runtime.sampling.statistics import Layer, StatisticsClass, class_of
 from runtime.train.checkpoint_files import list_checkpoints
 from tests.benchmarks.common import record
 from tests.benchmarks.learning import LEARNING_RATE, Accuracy

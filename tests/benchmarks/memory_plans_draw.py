@@ -38,8 +38,7 @@ from runtime.graph.dataset import Graph, open_graph
 from runtime.graph.generate import generate_rmat, generate_sbm
 from runtime.plan.io import save_plan
 from runtime.plan.schema import MemoryUse, Plan, Sampler, Workload
-from runtime.sampling.parameters import is_weighted
-from runtime.sampling.statistics import StatisticsClass
+from runtime.sampling.statistics import StatisticsClass, is_weighted
 
 LEAST_BYTES = 10**9
 PER_GROUP = 5

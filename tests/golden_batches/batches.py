@@ -185,7 +185,7 @@ def gpu_stack(named: Sampler) -> list[MiniBatch]:
 
 
 def _device_sampler(named: Sampler) -> Any:
-    from runtime.sampling.build_device import build_device_sampler
+    from runtime.sampling.build import build_device_sampler
     from runtime.sampling.gpu.topology import DeviceTopology
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -20,7 +20,7 @@ from runtime.graph.dataset import Graph
 from runtime.graph.generate import generate_rmat, generate_sbm
 from runtime.graph.generate_tasks import generate_links, generate_typed
 from runtime.plan.schema import Workload
-from runtime.sampling.parameters import LAYERWISE, PARAMETERS
+from runtime.sampling.registry import SAMPLERS as SPECS, is_layerwise
 from tests.support.generate_large import generate_rmat_topology
 from tests.support.joined import hosts_machine
 from tests.support.machines import machine
@@ -112,7 +112,7 @@ GRAPHS = {
     ),
 }
 SAMPLERS: dict[str, dict[str, float | str]] = {
-    **{name: {} for name in PARAMETERS},
+    **{name: {} for name in SPECS},
     "neighbor-again": {"draws": "replacement"},
     "labor-1": {"variant": 1, "estimator": "horvitz-thompson"},
 }
@@ -176,7 +176,7 @@ class Case:
         if self.sampler == "auto":
             return replace(settings, sampler="auto")
         name = self.sampler.split("-")[0]
-        expansion: Any = "every_hop" if name in LAYERWISE else dataset.expansion
+        expansion: Any = "every_hop" if is_layerwise(name) else dataset.expansion
         return replace(
             settings, sampler=name, sampler_parameters=SAMPLERS[self.sampler], dialect=expansion
         )

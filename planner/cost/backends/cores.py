@@ -30,6 +30,7 @@ from planner.cost.stages.sample import sample_seconds
 from planner.machine.model import MachineModel
 from planner.workload import BatchProfile, LoopOverhead, ProcessCost
 from runtime.plan.schema import MemoryUse
+from runtime.sampling.registry import sampler_or_unknown
 from runtime.stages import Stage
 
 NO_OVERHEAD = LoopOverhead(seeds=0.0, labels=0.0, between=0.0)
@@ -184,7 +185,7 @@ def _sample(work: RankWork, exchanges: Exchanges) -> StageTime:
     else:
         seconds = _sample_seconds(work, work.candidate)
         words = f"{edge.provenance}, {vertex.provenance} x profiled edges and vertices"
-        if work.sampler not in ("neighbor", "full"):
+        if not sampler_or_unknown(work.sampler).is_probed:
             words = (
                 f"derived: neighbour sampling's rates, not calibrated for {work.sampler}; {words}"
             )

@@ -14,7 +14,7 @@ costs the other lanes nothing and is not priced.
 from dataclasses import dataclass
 
 from planner.candidate import Candidate
-from runtime.sampling.parameters import LAYERWISE
+from runtime.sampling.registry import DEFAULT_SAMPLER, sampler_or_unknown
 
 
 def sample_seconds(
@@ -94,13 +94,13 @@ LAYERS = LaunchLaw(alone=(0, 214), stack=(0, 213), each=(0, 1))
 
 def launch_law(sampler: str, *, every_hop: bool) -> LaunchLaw:
     """Choose a sampler's law; others than layers' are taken to start what neighbours do."""
-    if sampler in LAYERWISE:
+    if sampler_or_unknown(sampler).launches == "layers":
         return LAYERS
     return EVERY_HOP if every_hop else FIRST_SEEN
 
 
 def batch_launches(
-    candidate: Candidate, hops: int, *, sampler: str = "neighbor", every_hop: bool = False
+    candidate: Candidate, hops: int, *, sampler: str = DEFAULT_SAMPLER, every_hop: bool = False
 ) -> float:
     """Kernels that the host starts for a batch of so many hops; 1 where one graph holds them.
 
@@ -122,8 +122,9 @@ def launch_words(candidate: Candidate, sampler: str) -> str:
     """Say what stands behind the number of kernels."""
     if candidate.threads.capture and candidate.bulk_batches == 1:
         return "by one CUDA graph"
-    known = sampler in ("neighbor", "full", *LAYERWISE)
-    words = COUNTED if known else f"{COUNTED} for neighbours, not for {sampler}"
+    words = COUNTED
+    if not sampler_or_unknown(sampler).launches:
+        words += f" for neighbours, not for {sampler}"
     if candidate.bulk_batches > 1:
         words += f", {candidate.bulk_batches} batches to a stack"
     return words

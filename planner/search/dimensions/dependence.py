@@ -10,7 +10,7 @@ from planner.search.dimensions.stacks import at_dependent_rate
 from planner.search.drawn import Draws
 from planner.search.samplers import forbidden
 from runtime.plan.schema import DYNAMIC
-from runtime.sampling.parameters import PARAMETERS
+from runtime.sampling.registry import find_sampler
 
 KAPPAS = (4, 16, 64, 256)
 """Values of kappa to try."""
@@ -75,7 +75,7 @@ class Dependence(Dimension):
 
     def _refused(self, asked: Proposing, base: Candidate) -> str:
         """Return why nothing is proposed; empty where something may be."""
-        if "kappa" not in PARAMETERS.get(asked.settings.sampler, {}):
+        if not find_sampler(asked.settings.sampler).dependent:
             others = "(labor, ladies and pladies need not)"
             return f"sampler {asked.settings.sampler} draws each batch afresh {others}"
         if base.kind == "cuda":

@@ -8,6 +8,7 @@ from planner.search.dimensions.dimension import Dimension, LeftOut, Proposing
 from planner.search.dimensions.shared_batch import SHARED_MODELS
 from planner.settings import PlanSettings
 from runtime.plan.schema import TopologyPlacement
+from runtime.sampling.registry import is_able
 
 GRID_BULKS = (1, 8)
 """Batches of each rank that a grid samples at once."""
@@ -53,5 +54,5 @@ def shares_topology(settings: PlanSettings, task: str) -> bool:
     >>> shares_topology(PlanSettings(), "multiclass"), shares_topology(PlanSettings(), "link")
     (True, False)
     """
-    named = settings.sampler == "neighbor" and not settings.sampler_parameters
+    named = is_able(settings.sampler, settings.sampler_parameters, "grid")
     return named and task != "link" and settings.workload.model in SHARED_MODELS

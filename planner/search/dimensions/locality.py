@@ -11,6 +11,7 @@ from planner.search.drawn import Draws, LocalBatches
 from planner.search.samplers import forbidden
 from planner.workload import BatchProfile
 from runtime.plan.schema import Sampler
+from runtime.sampling.registry import find_sampler, sampler_or_unknown
 
 
 def preferring_local(
@@ -34,7 +35,8 @@ def preferring_local(
     # The user's own sampler was timed, and not this one.
     timing = {k: replace(t, sample_seconds=0.0) for k, t in request.profile.timing.items()}
     profile = replace(request.profile, batches=sizes, timing=timing)
-    changed = replace(request, profile=profile, sampler="las")
+    local = sampler_or_unknown(request.sampler).local_form
+    changed = replace(request, profile=profile, sampler=local)
     return changed, replace(placed, rows=replace(placed.rows, ranks=ranks))
 
 
@@ -72,7 +74,8 @@ FACTORS = (2.0, 4.0, 8.0, 16.0)
 def prefer_local(base: Candidate, factor: float) -> Candidate:
     """Return a candidate whose sampler prefers a rank's own rows by a factor."""
     shared = {k: v for k, v in base.sampler.parameters.items() if k == "kappa"}
-    return replace(base, sampler=Sampler(name="las", parameters={**shared, "factor": factor}))
+    name = find_sampler(base.sampler.name).local_form
+    return replace(base, sampler=Sampler(name=name, parameters={**shared, "factor": factor}))
 
 
 class LocalNeighbours(Dimension):
@@ -116,11 +119,12 @@ class LocalNeighbours(Dimension):
 def _refused(asked: Proposing, base: Candidate) -> str:
     """Return why nothing is proposed; empty where something is."""
     sampler, parameters = asked.settings.sampler, asked.settings.sampler_parameters
-    if sampler == "las" and "factor" in parameters:
+    spec = find_sampler(sampler)
+    if spec.prefers_local and "factor" in parameters:
         return "the factor is the user's own"
-    if sampler not in ("las", "neighbor") or "factor" in parameters:
+    if not spec.local_form or "factor" in parameters:
         return f"sampler {sampler} has no form that prefers local neighbours"
-    if sampler == "neighbor" and parameters:
+    if not spec.prefers_local and parameters:
         return "the sampler's parameters are the user's own"
     why = forbidden(asked.settings, prefer_local(base, FACTORS[0]))
     if why:

@@ -9,7 +9,7 @@ from planner.search.dimensions.dimension import Dimension, LeftOut, Proposing
 from planner.settings import PlanSettings
 from runtime.errors import SamplerError
 from runtime.plan.schema import Sampler
-from runtime.sampling.parameters import number, parameters_of
+from runtime.sampling.registry import why_alone
 
 SHARED_MODELS = ("sage", "gcn", "gat")
 """Models that can stop between two layers to exchange rows."""
@@ -64,11 +64,6 @@ def shares_batches(settings: PlanSettings, task: str) -> bool:
         return False
     sampler = Sampler(name=settings.sampler, parameters=settings.sampler_parameters)
     try:
-        values = parameters_of(sampler)
-        return settings.sampler in ("neighbor", "full") or (
-            settings.sampler == "labor"
-            and values["variant"] != "star"
-            and number("labor", values, "variant") == 0
-        )
+        return not why_alone(sampler)
     except SamplerError:
         return False

@@ -9,7 +9,7 @@ from planner.cost.request import Request, seeds_per_rank
 from planner.machine.model import Table
 from planner.search.dimensions.dimension import Dimension, LeftOut, Proposing
 from planner.search.drawn import Draws
-from runtime.sampling.parameters import LAYERWISE
+from runtime.sampling.registry import is_able
 
 TABLE = "bulk_sample"
 """Seconds of a batch in a stack over those of one alone; axis: batches (`cost.terms`)."""
@@ -118,7 +118,7 @@ def _on_gpus(asked: Proposing, base: Candidate) -> Room | str:
     sampler, parameters = settings.sampler, settings.sampler_parameters
     if asked.task == "link" or settings.workload.model == "rgcn":
         return "links and typed graphs are sampled by the host where ranks are GPUs"
-    if sampler not in ("full", *LAYERWISE) and (sampler != "neighbor" or parameters):
+    if not is_able(sampler, parameters, "stacks"):
         return f"sampler {sampler} with these parameters has no stacks on a GPU"
     if asked.profile is None:
         return "nothing was profiled"

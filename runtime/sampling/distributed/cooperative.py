@@ -26,7 +26,7 @@ from runtime.sampling.distributed.exchange import RowExchange
 from runtime.sampling.distributed.frontier import Frontier, IdExchange
 from runtime.sampling.distributed.owner import Owners
 from runtime.sampling.minibatch import Block, Dialect, MiniBatch
-from runtime.sampling.parameters import LAYERWISE, number, parameters_of
+from runtime.sampling.registry import why_alone
 
 
 class CooperativeSampler:
@@ -204,16 +204,9 @@ def check_cooperates(sampler: Sampler) -> None:
     Raises:
         SamplerError: the text says what would have to be reduced over ranks.
     """
-    name, values = sampler.name, parameters_of(sampler)
-    why = None
-    if name == "labor" and (values["variant"] == "star" or number(name, values, "variant") != 0):
-        why = "LABOR-i takes a maximum over all rows of the batch that may draw a vertex"
-    elif name in LAYERWISE:
-        why = "a layer's probabilities are sums over the whole batch"
-    elif name == "las":
-        why = "it prefers what a rank holds, so ranks would draw different subgraphs"
-    if why is not None:
+    why = why_alone(sampler)
+    if why:
         raise SamplerError(
-            f"sampler {name} does not cooperate: {why}, and no rank holds the whole batch; use "
-            "neighbor, full or labor with variant 0, or independent batching"
+            f"sampler {sampler.name} does not cooperate: {why}, and no rank holds the whole batch; "
+            "use neighbor, full or labor with variant 0, or independent batching"
         )

@@ -34,8 +34,8 @@ from runtime.loader import (
     factory as loader_build,
 )
 from runtime.loader.device import DeviceMiniBatch
-from runtime.sampling import build_device
 from runtime.sampling.gpu.captured import CapturedNeighborSampler
+from runtime.sampling.registry import SAMPLERS
 
 STEPS = 3
 
@@ -207,7 +207,8 @@ def test_a_plan_without_triton_runs_on_the_host_with_one_warning(
 def test_a_sampler_without_a_form_on_a_gpu_draws_on_the_host_with_one_warning(
     tiny_graph: Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delitem(build_device._MAKERS, "neighbor")
+    spec = replace(SAMPLERS["neighbor"], gpu="")
+    monkeypatch.setitem(SAMPLERS, "neighbor", spec)
     forget_warnings()
     with pytest.warns(SlowerPathWarning, match="sampler neighbor has no form on a GPU; plan with"):
         loader = open_loader(tiny_graph, tmp_path / "plan", torch.device("cpu"))

@@ -9,14 +9,14 @@ from numpy.typing import NDArray
 from runtime.errors import SamplerError
 from runtime.plan.schema import Sampler
 from runtime.sampling.build import BatchSampler, build_sampler
-from runtime.sampling.parameters import PARAMETERS
+from runtime.sampling.registry import SAMPLERS
 
 NUM_NODES = 100
 INDPTR = np.arange(0, 6 * NUM_NODES + 1, 6, dtype=np.int64)
 INDICES = np.random.default_rng(1).integers(0, NUM_NODES, 6 * NUM_NODES).astype(np.int32)
 BY_LAYER = ("ladies", "pladies", "fastgcn")
-WEIGHTED = [name for name, known in PARAMETERS.items() if "weights" in known]
-DEPENDENT = [name for name, known in PARAMETERS.items() if "kappa" in known]
+WEIGHTED = [name for name, spec in SAMPLERS.items() if "weights" in spec.parameters]
+DEPENDENT = [name for name, spec in SAMPLERS.items() if spec.dependent]
 
 
 def build(
@@ -41,20 +41,20 @@ def refused(words: str) -> Any:
     return pytest.raises(SamplerError, match=rf"\A[^\n]*{words}[^\n]*; [^\n]*\Z")
 
 
-@pytest.mark.parametrize("name", [n for n in PARAMETERS if n != "full"])
+@pytest.mark.parametrize("name", [n for n in SAMPLERS if n != "full"])
 @pytest.mark.parametrize("bad", [0, -2])
 def test_fanouts_and_layer_sizes_are_positive(name: str, bad: int) -> None:
     with refused(f"found {bad}"):
         build(name, [3, bad])
 
 
-@pytest.mark.parametrize("name", list(PARAMETERS))
+@pytest.mark.parametrize("name", list(SAMPLERS))
 def test_a_sampler_without_hops_is_refused(name: str) -> None:
     with refused("found (none|0)"):
         build(name, [])
 
 
-@pytest.mark.parametrize("name", [n for n in PARAMETERS if n not in BY_LAYER])
+@pytest.mark.parametrize("name", [n for n in SAMPLERS if n not in BY_LAYER])
 def test_more_neighbours_than_the_graph_has_are_all_of_a_row(name: str) -> None:
     # A fan-out is an upper bound per row, so one above every degree is no mistake.
     batch = build(name, [NUM_NODES + 1]).sample(np.arange(5), epoch=0, step=0)
@@ -71,7 +71,7 @@ def test_layers_larger_than_the_graph_are_refused(name: str) -> None:
         build(name, sizes="5")
 
 
-@pytest.mark.parametrize("name", list(PARAMETERS))
+@pytest.mark.parametrize("name", list(SAMPLERS))
 @pytest.mark.parametrize(
     ("seeds", "words"),
     [
@@ -87,7 +87,7 @@ def test_seeds_out_of_range_or_twice_are_refused(name: str, seeds: list[int], wo
     assert sampler.sample(np.arange(4), epoch=0, step=0).num_seeds == 4
 
 
-@pytest.mark.parametrize("name", [n for n in PARAMETERS if n != "labor"])
+@pytest.mark.parametrize("name", [n for n in SAMPLERS if n != "labor"])
 def test_seeds_that_are_no_list_are_refused(name: str) -> None:
     with refused("seeds as a list of node ids"):
         build(name).sample(np.array([[1, 2]]), epoch=0, step=0)

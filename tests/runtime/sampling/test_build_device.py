@@ -8,8 +8,8 @@ import torch
 
 from runtime.errors import SamplerError
 from runtime.plan.schema import Sampler
-from runtime.sampling.build import build_sampler
-from runtime.sampling.parameters import PARAMETERS
+from runtime.sampling.build import build_device_sampler, build_sampler
+from runtime.sampling.registry import SAMPLERS, SamplerSpec
 from tests.runtime.sampling.device_cases import (
     assert_equal_batches,
     random_graph,
@@ -40,8 +40,6 @@ def both(
     name: str, dialect: Any, parameters: dict[str, Any], device: torch.device
 ) -> tuple[Any, Any]:
     """The device's sampler and the host's."""
-    from runtime.sampling.build_device import build_device_sampler
-
     graph = random_graph(1)
     named = Sampler(name=name, dialect=dialect, parameters=parameters)
     common: dict[str, Any] = {
@@ -67,7 +65,7 @@ def test_a_plans_sampler_draws_the_hosts_batches(
 def test_a_sampler_without_a_form_on_a_device_is_named(
     kernel_device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(PARAMETERS, "toy", {})
+    monkeypatch.setitem(SAMPLERS, "toy", SamplerSpec(name="toy", cpu=""))
     with pytest.raises(SamplerError, match="sampler toy: expected one with a form on a GPU"):
         both("toy", "first_seen", {}, kernel_device)
 

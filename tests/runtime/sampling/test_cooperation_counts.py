@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from runtime.sampling.labor import LaborSampler
-from runtime.sampling.neighbor import full_sampler
+from runtime.sampling.neighbor import NeighborSampler
 from tests.support.labor import copies, graph_of
 
 # [R8] the seven vertices of [R7].
@@ -16,7 +16,7 @@ TWO_SEEDS = {0: [2, 3, 4, 5], 1: [2, 3]}
 def test_one_batch_of_two_seeds_touches_fewer_vertices_than_two_of_one() -> None:
     # [R8] {0} and {4} apart touch 4 + 2 vertices, together 5: vertex 2 is shared.
     def touched(seeds: list[int]) -> int:
-        batch = full_sampler(*SEVEN, 1).sample(np.array(seeds), epoch=0, step=0)
+        batch = NeighborSampler(*SEVEN, [-1]).sample(np.array(seeds), epoch=0, step=0)
         return len(batch.n_id)
 
     assert touched([0]) + touched([4]) == 6

@@ -1,0 +1,381 @@
+"""Every sampler that a plan may name, in one table: a sampler is one entry.
+
+What the planner, the loader, the service and the command line know of a sampler is read from it.
+Functions stand as "module:function" and are imported when they are called, so that this table
+loads neither torch nor numba.
+"""
+
+import importlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Literal, TypeVar
+
+from runtime.errors import SamplerError
+from runtime.plan.schema import Sampler
+
+Value = int | float | str
+Values = Mapping[str, Value]
+E = TypeVar("E", bound=StrEnum)
+
+DEFAULT_SAMPLER = Sampler().name
+"""Name of the sampler of users who ask for none."""
+
+Ability = Literal["stacks", "captured", "grid"]
+"""stacks: a GPU draws several batches at once; captured: it draws a batch by one CUDA graph;
+grid: ranks of a process grid draw it from parts of the graph."""
+
+
+class Estimator(StrEnum):
+    """How the edges that were drawn stand for those that were not."""
+
+    PLAIN = "plain"
+    """The layer's own aggregation over the drawn edges (plain mean, attention, GCN's weights)."""
+    HORVITZ_THOMPSON = "horvitz-thompson"
+    """Edge weight A / pi, pi the probability that the edge is drawn (k q for k draws of law q)."""
+    HAJEK = "hajek"
+    """Horvitz-Thompson weights divided by their sum over the row."""
+
+
+class Draws(StrEnum):
+    """How the edges of a row, or the vertices of a layer, are drawn."""
+
+    WITHOUT_REPLACEMENT = "without-replacement"
+    """A fixed number of different ones."""
+    REPLACEMENT = "replacement"
+    """A fixed number of independent draws; the same one may come twice."""
+    POISSON = "poisson"
+    """Each by itself with its own probability; the number varies."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SamplingLaw:
+    """How a sampler with its parameters draws, and how it weights what is drawn."""
+
+    draws: Draws
+    estimator: Estimator = Estimator.PLAIN
+    unequal: bool = False
+    """Whether chances within a row differ."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SamplerSpec:
+    """One sampler: its name, parameters, statistics, forms and abilities."""
+
+    name: str
+    """Name that `--sampler` takes."""
+    cpu: str
+    """Function from a `SamplerRequest` (`runtime.sampling.build`) to its form on cores."""
+    gpu: str = ""
+    """Function from a `SamplerRequest` to its form on a GPU; empty: cores draw for GPUs."""
+    parameters: dict[str, Value] = field(default_factory=dict[str, Value])
+    """Defaults of its parameters:
+
+    draws        without-replacement | replacement | poisson (`Draws`)
+    estimator    plain | horvitz-thompson | hajek (`Estimator`)
+    weights      none | graph: draw by the graph's edge_weight
+    kappa        length of a run of dependent batches, or "inf"; dependence: smooth | frozen;
+                 layer_dependent 1: all hops draw alike
+    """
+
+    # Statistics.
+    draws: Draws = Draws.WITHOUT_REPLACEMENT
+    """How it draws where its parameters say nothing."""
+    unequal: bool = False
+    """Whether chances within a row differ by its nature."""
+    law: Callable[[SamplingLaw, Values], SamplingLaw] | None = None
+    """What its own parameters change of the law that draws, estimator and weights give."""
+    takes_all: bool = False
+    """Whether it draws nothing: it takes all neighbours."""
+    is_baseline: bool = False
+    """Whether it is the sampling that exact statistics are held against."""
+    exact_weights: bool = False
+    """Whether its weights without replacement are exact where chances differ (see `weighted`)."""
+
+    # What it can.
+    layerwise: bool = False
+    """Whether it draws a layer for all vertices so far, hence in expansion every_hop alone."""
+    abilities: frozenset[Ability] = frozenset()
+    """What it can with any parameters."""
+    default_abilities: frozenset[Ability] = frozenset()
+    """What it can with its default parameters alone."""
+    lone: Callable[[Values], str] = lambda _: "its entry does not say that ranks can"
+    """Why ranks cannot draw one batch together, from its parameters; empty: they can."""
+    local_form: str = ""
+    """Name of the sampler that draws as this one and prefers a rank's own rows."""
+
+    # What prices and counts know of it.
+    reads_chosen: bool = False
+    """Whether it reads the chosen neighbours of a list and no others."""
+    is_probed: bool = False
+    """Whether the rates of sampling that the probe measures are this sampler's."""
+    launches: Literal["", "hops", "layers"] = ""
+    """Which count of a GPU's kernels is its own; empty: that of hops is borrowed."""
+    one_draw_per_vertex: bool = False
+    """Whether a vertex is drawn or not for all lists that it stands in."""
+    auto_parameters: tuple[dict[str, float | str], ...] = ()
+    """Parameters that sampler auto tries, the preferred ones first; empty: not tried."""
+
+    @property
+    def prefers_local(self) -> bool:
+        """Whether it is told a rank's own rows, and prefers them by a factor."""
+        return self.local_form == self.name
+
+    @property
+    def dependent(self) -> bool:
+        """Whether successive batches can share draws."""
+        return "kappa" in self.parameters
+
+
+def _labor_law(law: SamplingLaw, values: Values) -> SamplingLaw:
+    poisson = values["form"] == "poisson"
+    return SamplingLaw(
+        draws=Draws.POISSON if poisson else Draws.WITHOUT_REPLACEMENT,
+        estimator=law.estimator,
+        unequal=law.unequal or values["variant"] != 0,
+    )
+
+
+def _labor_lone(values: Values) -> str:
+    if values["variant"] != "star" and number("labor", values, "variant") == 0:
+        return ""
+    return "LABOR-i takes a maximum over all rows of the batch that may draw a vertex"
+
+
+def _neighbor_law(law: SamplingLaw, values: Values) -> SamplingLaw:
+    del values
+    if law.draws is Draws.WITHOUT_REPLACEMENT and not law.unequal:
+        return SamplingLaw(draws=law.draws)  # all weights are 1 / k, and the sampler gives none
+    return law
+
+
+def _las_law(law: SamplingLaw, values: Values) -> SamplingLaw:
+    from runtime.sampling.locality import Correction
+
+    draws, estimator = choice("las", values, Correction, "correction").way
+    return SamplingLaw(draws=draws, estimator=estimator, unequal=law.unequal)
+
+
+_KAPPA: dict[str, Value] = {"kappa": 1, "dependence": "smooth", "layer_dependent": 0}
+
+
+def _layerwise(name: str, draws: Draws, parameters: dict[str, Value]) -> SamplerSpec:
+    """The entry of a sampler by layers.
+
+    sizes        vertices per layer, next to the seeds first, as in "512,256"; empty: the fan-outs
+    norm         fro | count2
+    """
+    return SamplerSpec(
+        name=name,
+        cpu="runtime.sampling.build:make_layerwise",
+        gpu="runtime.sampling.build:make_layerwise",
+        parameters={
+            "sizes": "", "draws": str(draws), "estimator": "horvitz-thompson", "weights": "none",
+            **parameters,
+        },
+        draws=draws,
+        unequal=True,
+        layerwise=True,
+        abilities=frozenset(["stacks"]),
+        lone=lambda _: "a layer's probabilities are sums over the whole batch",
+        launches="layers",
+    )  # fmt: skip
+
+
+SAMPLERS: dict[str, SamplerSpec] = {spec.name: spec for spec in (
+    SamplerSpec(
+        name="full",
+        cpu="runtime.sampling.build:make_full",
+        gpu="runtime.sampling.build:make_full",
+        takes_all=True,
+        abilities=frozenset(["stacks"]),
+        lone=lambda _: "",
+        reads_chosen=True,
+        is_probed=True,
+        launches="hops",
+    ),
+    SamplerSpec(
+        name=DEFAULT_SAMPLER,
+        cpu="runtime.sampling.build:make_neighbor",
+        gpu="runtime.sampling.build:make_neighbor",
+        parameters={"draws": "without-replacement", "estimator": "plain", "weights": "none"},
+        law=_neighbor_law,
+        is_baseline=True,
+        exact_weights=True,
+        default_abilities=frozenset(["stacks", "captured", "grid"]),
+        lone=lambda _: "",
+        local_form="las",
+        reads_chosen=True,
+        is_probed=True,
+        launches="hops",
+    ),
+    # variant    0, a number of passes, or star; form: poisson | exact_k
+    # tolerance  LABOR-* ends with the pass that gains less, relative to the expected new vertices
+    SamplerSpec(
+        name="labor",
+        cpu="runtime.sampling.build:make_labor",
+        gpu="runtime.sampling.build:make_labor",
+        parameters={
+            "variant": 0, "form": "poisson", "tolerance": 1e-4, "estimator": "hajek",
+            "weights": "none", **_KAPPA,
+        },
+        draws=Draws.POISSON,
+        law=_labor_law,
+        lone=_labor_lone,
+        one_draw_per_vertex=True,
+        # Its estimators: the others are for stricter users and for attention.
+        auto_parameters=({}, {"estimator": "horvitz-thompson"}, {"estimator": "plain"}),
+    ),
+    _layerwise("ladies", Draws.WITHOUT_REPLACEMENT, {"norm": "fro", **_KAPPA}),
+    _layerwise("pladies", Draws.POISSON, {"norm": "fro", **_KAPPA}),
+    _layerwise("fastgcn", Draws.REPLACEMENT, {}),
+    # factor      preference for local vertices; over: neighbor | ladies (with sizes)
+    # schedule    fixed, or measured: the factor starts there and follows the share of data movement
+    #             in each epoch (`locality.FactorSchedule`)
+    # correction  none | replacement | poisson | hajek; over LADIES, poisson and hajek draw as
+    #             PLADIES does
+    SamplerSpec(
+        name="las",
+        cpu="runtime.sampling.build:make_las",
+        gpu="runtime.sampling.build:make_las",
+        parameters={
+            "factor": 1, "schedule": "fixed", "correction": "replacement", "over": "neighbor",
+            "sizes": "", "weights": "none",
+        },
+        unequal=True,
+        law=_las_law,
+        exact_weights=True,
+        lone=lambda _: "it prefers what a rank holds, so ranks would draw different subgraphs",
+        local_form="las",
+    ),
+)}  # fmt: skip
+"""The table, by name. Its order is the order in which names are listed."""
+
+
+def find_sampler(name: str) -> SamplerSpec:
+    """Find a sampler by its name.
+
+    Raises:
+        SamplerError: there is no such sampler.
+
+    >>> find_sampler("ladies").layerwise
+    True
+    """
+    if name not in SAMPLERS:
+        raise SamplerError(
+            f"expected a sampler among {', '.join(SAMPLERS)}, found {name!r}; choose one, or add "
+            "its entry (runtime/sampling/HOWTO_add_a_sampler.md)"
+        )
+    return SAMPLERS[name]
+
+
+def sampler_or_unknown(name: str) -> SamplerSpec:
+    """Find a sampler by its name; what else draws batches has an entry that says nothing of it.
+
+    >>> sampler_or_unknown("neighbor of each type").is_probed
+    False
+    """
+    return SAMPLERS.get(name) or SamplerSpec(name=name, cpu="")
+
+
+def is_default(name: str, parameters: Mapping[str, Any]) -> bool:
+    """Tell whether it is the sampler of users who ask for none.
+
+    >>> is_default("neighbor", {}), is_default("neighbor", {"draws": "replacement"})
+    (True, False)
+    """
+    return name == DEFAULT_SAMPLER and not parameters
+
+
+def is_layerwise(name: str) -> bool:
+    """Tell whether a sampler draws by layers; a name of none does not."""
+    return name in SAMPLERS and SAMPLERS[name].layerwise
+
+
+def is_able(name: str, parameters: Mapping[str, Any], ability: Ability) -> bool:
+    """Tell whether a sampler with these parameters has an ability.
+
+    >>> is_able("full", {}, "stacks"), is_able("neighbor", {"weights": "graph"}, "stacks")
+    (True, False)
+    """
+    spec = find_sampler(name)
+    return ability in spec.abilities or (not parameters and ability in spec.default_abilities)
+
+
+def parameters_of(sampler: Sampler) -> dict[str, Value]:
+    """A plan's parameters with the defaults of the others.
+
+    Raises:
+        SamplerError: an unknown name or parameter.
+    """
+    known = find_sampler(sampler.name).parameters
+    for key in sampler.parameters:
+        if key not in known:
+            raise SamplerError(
+                f"sampler {sampler.name}: expected parameters among {', '.join(known) or 'none'}, "
+                f"found {key!r}; drop it"
+            )
+    return known | sampler.parameters
+
+
+def choice(name: str, values: Values, kind: type[E], key: str) -> E:
+    """A parameter of sampler `name` that is one of an enumeration.
+
+    Raises:
+        SamplerError: it is none of them.
+    """
+    value = str(values[key])
+    if value not in list(kind):
+        raise SamplerError(
+            f"sampler {name}: expected {key} to be one of {', '.join(kind)}, found {value!r}; "
+            "choose one"
+        )
+    return kind(value)
+
+
+def number(name: str, values: Values, key: str) -> float:
+    """A parameter of sampler `name` that is a number, "inf" included.
+
+    Raises:
+        SamplerError: it is none.
+    """
+    try:
+        return float(values[key])
+    except ValueError:
+        raise SamplerError(
+            f"sampler {name}: expected {key} to be a number, found {values[key]!r}; correct it"
+        ) from None
+
+
+def law_of(sampler: Sampler) -> SamplingLaw:
+    """How a plan's sampler draws and weights.
+
+    Raises:
+        SamplerError: an unknown name or parameter, or a value that cannot be used.
+    """
+    name, values = sampler.name, parameters_of(sampler)
+    spec = SAMPLERS[name]
+    law = SamplingLaw(
+        draws=choice(name, values, Draws, "draws") if "draws" in values else spec.draws,
+        estimator=choice(name, values, Estimator, "estimator")
+        if "estimator" in values
+        else Estimator.PLAIN,
+        unequal=values.get("weights", "none") != "none",
+    )
+    return law if spec.law is None else spec.law(law, values)
+
+
+def why_alone(sampler: Sampler) -> str:
+    """Why ranks cannot draw a batch of a plan's sampler together; empty where they can.
+
+    Raises:
+        SamplerError: as `law_of`.
+    """
+    return find_sampler(sampler.name).lone(parameters_of(sampler))
+
+
+def load_function(path: str) -> Callable[..., Any]:
+    """Import a function or class by its "module:name"."""
+    module, _, name = path.partition(":")
+    function: Callable[..., Any] = getattr(importlib.import_module(module), name)
+    return function
