@@ -70,7 +70,7 @@ GPUS = ("GPUs", 0.3)
 NOISE_SHARE = 0.06
 FULL_SECONDS, QUICK_SECONDS = 180.0, 30.0
 """A probe ends within so many seconds, however busy the machine."""
-KEPT_BACK, MOST_KEPT_BACK = 0.25, 15.0
+KEPT_BACK, MOST_KEPT_BACK = 0.17, 15.0
 """Share of them, and most seconds, for what is not measuring: Python's start and the files."""
 SHARED_OUT = 0.92
 """Share of the rest that is shared out; points may overrun theirs by what is left."""
