@@ -13,7 +13,7 @@ from planner.cost.backends.gpu_lanes import has_lanes
 from planner.cost.request import row_bytes
 from planner.cost.stages.gather_gpu import gather_programs, peer_way
 from planner.placement.location import build_locations, check_locations, sources
-from planner.placement.place import Placed
+from planner.placement.place import CandidatePlacement
 from planner.search.choose import Evaluated, alternatives, certificate
 from planner.search.samplers import plan_sampler, statistics_of
 from planner.search.search import Search, SearchResult
@@ -46,7 +46,9 @@ def planned_pipeline(candidate: Candidate) -> list[str]:
     return stages
 
 
-def plan_arrays(placed: Placed, num_nodes: int) -> tuple[list[Source], dict[str, NDArray[Any]]]:
+def plan_arrays(
+    placed: CandidatePlacement, num_nodes: int
+) -> tuple[list[Source], dict[str, NDArray[Any]]]:
     """Location tables and own ids, under the names the runtime looks for.
 
     Args:

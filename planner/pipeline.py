@@ -23,8 +23,8 @@ from planner.cost.request import Request
 from planner.errors import PlanDoesNotFit, SettingsError
 from planner.machine.model import MachineModel
 from planner.partition.partition import partition
-from planner.placement.downsample import thinned
-from planner.placement.policies.baselines import count_out_degree
+from planner.placement.downsample import downsample_hotness
+from planner.placement.order import count_out_degree
 from planner.profile.cache import PlanRecord, Profile, save_record
 from planner.profile.draws import GraphDraws
 from planner.profile.gpu_profile import gpu_profile
@@ -225,7 +225,7 @@ def _search(
             ),
         ),
         settings=settings,
-        hotness={seeds: thinned(hot.finished()) for seeds, hot in found.hotness.items()},
+        hotness={seeds: downsample_hotness(hot.finished()) for seeds, hot in found.hotness.items()},
         out_degree=functools.cache(functools.partial(_out_degree, graph)),
         parts=functools.cache(functools.partial(_parts, graph)),
         draws=GraphDraws(

@@ -26,20 +26,20 @@ TOY_POLICY = '''
 
 import numpy as np
 
-from planner.placement.layout import Instance
-from planner.placement.policies.copies import Copies, Knowledge, capacity
+from planner.placement.policies.policy import Copies, Knowledge
+from planner.placement.problem import PlacementProblem
 
 
-def place_toy(instance: Instance, know: Knowledge) -> Copies:
+def place_toy(problem: PlacementProblem, know: Knowledge) -> Copies:
     """Keep the last rows of the table, the same on every device."""
     del know
-    num = instance.kinds[0].num_items
-    return Copies(own={0: [np.arange(max(0, num - rows), num) for rows in capacity(instance)]})
+    num = problem.kinds[0].num_items
+    return Copies(own={0: [np.arange(max(0, num - m), num) for m in problem.capacity_rows]})
 '''
 TOY_ENTRY = """    PlacementPolicy(
         name="toy",
         source="-",
-        copies="planner.placement.policies.toy:place_toy",
+        function="planner.placement.policies.toy:place_toy",
     ),
 """
 TOY_SAMPLER = '''

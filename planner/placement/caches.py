@@ -19,8 +19,17 @@ from planner.cost.request import Request, row_bytes
 from planner.cost.stages.gather import touched_rows
 from planner.errors import SettingsError
 from planner.placement.costs import RowCosts
-from planner.placement.place import KINDS, Memories, Placed, code_bytes, disk_requests, shares_of
-from planner.placement.policies.policy import Placement, place
+from planner.placement.place import (
+    KINDS,
+    CandidatePlacement,
+    Memories,
+    RowPlacer,
+    code_bytes,
+    disk_requests,
+)
+from planner.placement.placement import Placement
+from planner.placement.policies.policy import Knowledge
+from planner.placement.problem import rows_problem
 from planner.workload import Hotness
 
 LEVELS, DEEPEST = 64, 30
@@ -32,7 +41,7 @@ LONGEST, TRIES = 1e9, 60
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Split:
+class MemorySplit:
     """Memory shared out between the host's mapping and the ranks' caches."""
 
     slots: int
@@ -43,7 +52,7 @@ class Split:
 
 def splits(
     own_bytes: int, host_rows: int | None, num_nodes: int, num_ranks: int, row_bytes: int
-) -> list[Split]:
+) -> list[MemorySplit]:
     """Ways to share out memory; one where the host holds every row.
 
     Args:
@@ -58,8 +67,8 @@ def splits(
     """
     each = row_bytes + SLOT_BYTES
 
-    def with_slots(size: int, kept: int | None) -> Split:
-        return Split(slots=min(num_nodes, max(0, size) // each), host_rows=kept)
+    def with_slots(size: int, kept: int | None) -> MemorySplit:
+        return MemorySplit(slots=min(num_nodes, max(0, size) // each), host_rows=kept)
 
     if host_rows is None:
         return [with_slots(own_bytes, None)]
@@ -162,7 +171,7 @@ def place_behind_caches(
     hotness: Hotness,
     reads: SuccessiveReads,
     memories: Memories,
-) -> Placed:
+) -> CandidatePlacement:
     """Every rank's rows behind a cache that fills itself, by the split of memory that reads best.
 
     Args:
@@ -183,26 +192,25 @@ def place_behind_caches(
     room, costs = memories.room, memories.costs
     nodes, stored = request.graph.num_nodes, row_bytes(request.graph)
     total = float(hotness.features.sum(dtype=np.float64))
-    groups = [list(clique) for clique in candidate.cliques]
-    tried: list[tuple[Placement, RankRows, int, float]] = []
+    tried: list[tuple[RowPlacer, Placement, RankRows, int, float]] = []
     for split in splits(room.own_bytes, room.host_rows, nodes, candidate.num_ranks, stored):
-
-        def choose(p: NDArray[np.float32], kept: int | None = split.host_rows) -> Placement:
-            nothing = [0] * candidate.num_ranks
-            return place("none", p, costs, nothing, cliques=groups, host_rows=kept)
-
-        placement = choose(hotness.features)
+        nothing = [0] * candidate.num_ranks
+        problem = rows_problem(hotness.features, costs, nothing, candidate.cliques, split.host_rows)
+        placer = RowPlacer(policy="none", problem=problem, know=Knowledge())
+        placement = placer.place(hotness.features)
         mask = placement.on_host
         masks: Masks = {"host": None} if mask is None else {"host": mask, "disk": ~mask}
-        kept = shares_of(choose, hotness, costs)[0]
+        kept = placer.cross_validate(hotness)[0]
         shares = {str(kind): float(share) for kind, share in zip(KINDS, kept, strict=True)}
         reuse = reads.reuse(masks)
         rows = cached_rows(shares, reuse, split.slots, total, holds_all=split.slots >= nodes)
         touched = {k: touched_rows(_only(hotness.features, m)) for k, m in masks.items()}
         in_host = nodes if split.host_rows is None else split.host_rows
         stay = reuse.stay(split.slots)
-        tried.append((placement, with_working_rows(rows, touched), in_host, stay))
-    placement, rows, in_host, stay = min(tried, key=lambda each: gather_seconds(each[1], costs))
+        tried.append((placer, placement, with_working_rows(rows, touched), in_host, stay))
+    placer, placement, rows, in_host, stay = min(
+        tried, key=lambda each: gather_seconds(each[2], costs)
+    )
     rows = _with_requests(request, placement, rows, hotness, reads, stay)
     placed = PlacedRows(
         policy=candidate.policy,
@@ -210,7 +218,8 @@ def place_behind_caches(
         host_rows=in_host,
         code_bytes=code_bytes(nodes),
     )
-    return Placed(placement=placement, memories=memories, rows=placed)
+    scored = placer.evaluate(placement, hotness.features)
+    return CandidatePlacement(placement=placement, reads=scored, memories=memories, rows=placed)
 
 
 def _with_requests(

@@ -3,11 +3,10 @@
 A placement depends on how hot vertices are, not on which they are. In the order from hot to cold
 one of every `stride` vertices stands for the run it is the middle of, so sums over them are those
 over all to a run's worth of the hottest: what 100 M vertices would cost is told by two million.
-`Spread` goes back: a place that was found for one is the place of its run.
+`VertexRuns` goes back: a place that was found for one is the place of its run.
 """
 
 import functools
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +23,7 @@ others its middle does, whose two halves differ as one vertex's do: a mean's wou
 """
 
 
-def thinned(hotness: Hotness, enough: int = ENOUGH) -> Hotness:
+def downsample_hotness(hotness: Hotness, enough: int = ENOUGH) -> Hotness:
     """The hotness of vertices that stand for all; itself where there are few.
 
     Args:
@@ -32,7 +31,7 @@ def thinned(hotness: Hotness, enough: int = ENOUGH) -> Hotness:
         enough: vertices that are to be told apart, at least.
 
     >>> p = np.linspace(1, 0, 12, dtype=np.float32)
-    >>> few = thinned(Hotness(
+    >>> few = downsample_hotness(Hotness(
     ...     seeds_per_rank=1, first_half=p, second_half=p, num_batches=2, topology=p), enough=4)
     >>> few.stride, few.ids.tolist()
     (3, [1, 4, 7, 10])
@@ -83,25 +82,14 @@ def _middles(order: NDArray[np.int32], stride: int) -> NDArray[np.int32]:
     return order[np.minimum(at, order.size - 1)]
 
 
-@dataclass(frozen=True, slots=True)
-class Spreading:
-    """`Spread.ids` of some hotness, made ready where it is asked."""
-
-    hotness: Hotness
-
-    def __call__(self, few: NDArray[np.int64]) -> NDArray[np.int64]:
-        """All vertices that some of those stand for."""
-        return Spread(self.hotness).ids(few)
-
-
-class Spread:
+class VertexRuns:
     """From vertices that stand for others to all of them."""
 
     def __init__(self, hotness: Hotness) -> None:
         """Look up whose run each of them is the middle of.
 
         Args:
-            hotness: as `thinned` made it, or of every vertex.
+            hotness: as `downsample_hotness` made it, or of every vertex.
         """
         self._stride, self._num = hotness.stride, hotness.num_vertices
         self._order = np.zeros(0, np.int32) if hotness.order is None else hotness.order()
@@ -130,3 +118,8 @@ class Spread:
         if (runs >= whole).any():  # the short last run
             out[self._order[whole * self._stride :]] = True
         return out
+
+
+def expand_ids(hotness: Hotness, few: NDArray[np.int64]) -> NDArray[np.int64]:
+    """List all vertices that some of the downsampled ones stand for."""
+    return VertexRuns(hotness).ids(few)

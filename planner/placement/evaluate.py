@@ -1,136 +1,127 @@
-"""The one evaluator: any placement of any kinds of items, in bytes, link seconds and step seconds.
+"""The one evaluator: what any placement reads from where, in rows, bytes and seconds.
 
-Expected bytes are linear in the inclusion probabilities, so only they matter, whatever their joint
-law (formulas 0). The step is the maximum over the rows of the objective (formulas 6.2):
+Expected reads are linear in the inclusion probabilities, so only they matter, whatever their joint
+law (formulas 0). `evaluate` gives each device's seconds of feature rows at its seconds per row,
+`score` the step under an objective over shared links; both count with `count_reads`.
 
+    E[C_i] = sum_v p_i(v) * c_i(v)                                             (formulas 1.1)
     bytes[t, g, s] = read_bytes_t * sum_v heat_g(v) * [device g reads v from place s]
     link seconds   = sum over kinds, devices and places of bytes * seconds per byte on the link
-    step           = max over rows k of constant_k + weights_k . bytes
-
-Expected cost of any placement of feature rows, counted as by the one evaluator.
-
-Every placement, published or our own, is a set of own rows per GPU, so a single function can score
-them all. A row is read from the GPU's own memory if it is there, else from a GPU of the same clique
-if that beats where it lies otherwise, else from the host, else from disk:
-
-    E[C_i] = sum_v p_i(v) * c_i(v)        (formulas 1.1; exact whatever the joint law of the p's)
-
-`planner.placement.location` makes the same choice row by row.
+    step           = max over rows k of constant_k + weights_k . bytes         (formulas 6.2)
 """
 
+import typing
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.placement.costs import RowCosts
-from planner.placement.layout import Instance, Layout, check_layout
-from planner.placement.network import Goal, Rows, objective_rows
-from planner.placement.order import Probabilities
-from planner.placement.reads import (
+from planner.parallel import side_by_side
+from planner.placement.costs import (
     DISK,
     HOST,
     OWN,
     PEER,
     PLACES,
-    count_reads,
+    Goal,
+    ObjectiveRows,
+    RowCosts,
+    objective_rows,
+)
+from planner.placement.placement import (
+    ItemPlacement,
+    Placement,
+    check_placement,
+    find_places,
     mark_holders,
+    memory_of,
     nearest_places,
 )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Score:
-    """What a layout is expected to read and take, per step."""
-
-    policy: str
-    seconds: float
-    """Of the step under the objective (transactions, where that is the objective)."""
-    binding: str
-    """The link or device that sets it."""
-    bytes: NDArray[np.float64]
-    """By kind, device and place, shape [T, G, 5]; places as in `PLACES`."""
-    link_seconds: dict[str, float]
-    row_values: NDArray[np.float64]
-    """Of every row of the objective, shape [K]."""
-
-    def hit_rates(self, kind: int = 0) -> NDArray[np.float64]:
-        """Share of each GPU's reads served by a GPU of its clique, shape [G]; 0 without reads."""
-        total = self.bytes[kind].sum(axis=1)
-        hits = self.bytes[kind][:, [OWN, PEER]].sum(axis=1)
-        return np.divide(hits, total, out=np.zeros_like(hits), where=total > 0)
-
-    def by_place(self) -> dict[str, float]:
-        """Bytes over all kinds and devices."""
-        total = self.bytes.sum(axis=(0, 1))
-        return {place: float(total[s]) for s, place in enumerate(PLACES)}
-
-
-def read_bytes(instance: Instance, layout: Layout) -> NDArray[np.float64]:
-    """Expected bytes by kind, device and place, shape [T, G, 5]."""
-    return np.stack(
-        [
-            kind.read_bytes
-            * count_reads(kind.heat, kind.laws, held.own, held.elsewhere, instance.cliques)
-            for kind, held in zip(instance.kinds, layout.held, strict=True)
-        ]
-    )
-
-
-def score(
-    instance: Instance,
-    layout: Layout,
-    goal: Goal = "pipelined",
-    *,
-    rows: Rows | None = None,
-    check: bool = True,
-) -> Score:
-    """Score a placement.
-
-    Args:
-        instance: the problem.
-        layout: the answer.
-        goal: objective.
-        rows: of that objective, where they are at hand.
-        check: verify every budget and every read first.
-
-    Raises:
-        ValueError: a memory is overfull, or an item is read where it does not lie.
-    """
-    if check:
-        check_layout(instance, layout)
-    rows = objective_rows(instance.network, goal) if rows is None else rows
-    found = read_bytes(instance, layout)
-    missing = (found > 0) & ~np.isfinite(instance.network.alone)
-    values = rows.values(found)
-    if missing.any():
-        values = np.where(rows.weights.any(axis=(1, 2, 3)), np.inf, values)
-    worst = int(np.argmax(values))
-    loads = np.einsum("tlgs,tgs->l", instance.network.loads, found)
-    return Score(
-        policy=layout.policy,
-        seconds=float(values[worst]),
-        binding=rows.names[worst],
-        bytes=found,
-        link_seconds=dict(zip(instance.network.links, map(float, loads), strict=True)),
-        row_values=values,
-    )
-
+from planner.placement.problem import Heat, Ids, PlacementProblem, rows_problem
 
 SOURCES = ("own", "peer", "host", "disk")
 """Kinds of source, as in runtime.plan.io.Source."""
+Sums = dict[int, NDArray[np.float64]]
+"""By law, sums of heat by place."""
+
+
+@numba.njit(cache=True, nogil=True)
+@typing.no_type_check
+def _mass(heat: np.ndarray, elsewhere: np.ndarray) -> np.ndarray:
+    """Add up heat [N] by place [N]; shape [5]."""
+    total = np.zeros(5)
+    for v in range(heat.size):
+        total[elsewhere[v]] += heat[v]
+    return total
+
+
+@numba.njit(cache=True, nogil=True)
+@typing.no_type_check
+def _mass_at(heat: np.ndarray, elsewhere: np.ndarray, ids: np.ndarray) -> np.ndarray:
+    """Add up the heat of some ids by place; shape [5]."""
+    total = np.zeros(5)
+    for v in ids:
+        total[elsewhere[v]] += heat[v]
+    return total
+
+
+def count_reads(
+    heat: Heat,
+    laws: Sequence[int],
+    own: Sequence[NDArray[np.int64]],
+    elsewhere: Sequence[NDArray[np.uint8]],
+    cliques: Sequence[Sequence[int]],
+) -> NDArray[np.float64]:
+    """Count expected reads by device and place.
+
+    Args:
+        heat: Expected reads of each item by law, shape [D, N].
+        laws: Row of `heat` each of the G devices draws from.
+        own: Ids each device holds.
+        elsewhere: For each clique, the place its devices read an item from that they do not hold;
+            uint8 [N].
+        cliques: Devices of each clique.
+
+    Returns:
+        Shape [G, 5], in the order of `PLACES`.
+    """
+    reads = np.zeros((len(own), len(PLACES)))
+    for clique, codes in zip(cliques, elsewhere, strict=True):
+        drawn = sorted({laws[g] for g in clique})
+        summed = side_by_side(
+            lambda law, codes=codes: np.asarray(_mass(heat[law], codes)),
+            drawn,
+            items=heat.shape[1],
+        )
+        of_law = dict(zip(drawn, summed, strict=True))
+
+        first = {(laws[g], memory_of(own[g])): g for g in reversed(clique)}
+
+        def count(g: int, codes: NDArray[np.uint8] = codes, of_law: Sums = of_law) -> None:
+            law = laws[g]
+            everything = len(own[g]) == heat.shape[1]  # ids are distinct
+            held = of_law[law] if everything else np.asarray(_mass_at(heat[law], codes, own[g]))
+            rest = of_law[law] - held
+            # what is left of equal sums taken in different orders is no read
+            reads[g] = np.where(rest > 1e-9 * of_law[law], rest, 0.0)
+            reads[g, OWN] = held.sum()
+
+        side_by_side(count, sorted(first.values()), items=heat.shape[1])
+        for g in clique:
+            reads[g] = reads[first[laws[g], memory_of(own[g])]]
+    return reads
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Evaluation:
+class RowReads:
     """Expected cost of one batch's feature rows, per GPU."""
 
     seconds: NDArray[np.float64]
     """E[C_i], shape [G]."""
     rows: dict[str, NDArray[np.float64]]
     """Expected rows by source kind; each of shape [G]."""
-    row_bytes: int
 
     @property
     def max_seconds(self) -> float:
@@ -154,33 +145,23 @@ class Evaluation:
         safe = np.where(total > 0, total, 1.0)
         return {source: rows / safe for source, rows in self.rows.items()}
 
-    @property
-    def bytes(self) -> dict[str, NDArray[np.float64]]:
-        """Expected bytes by source kind, shape [G]."""
-        return {source: rows * self.row_bytes for source, rows in self.rows.items()}
-
 
 def evaluate(
-    hotness: Probabilities,
-    own: Sequence[NDArray[np.int64]],
+    hotness: Heat,
+    own: Sequence[Ids],
     costs: RowCosts,
     *,
     cliques: Sequence[Sequence[int]] | None = None,
     on_host: NDArray[np.bool_] | None = None,
-    row_bytes: int = 0,
-) -> Evaluation:
-    """Score a placement.
+) -> RowReads:
+    """Evaluate what GPUs hold of the feature rows.
 
     Args:
         hotness: p(v), shape [N] when all GPUs draw from the same law, else [G, N].
-        own: Ids each GPU stores, G arrays.
-        costs: Seconds per row, gross.
+        own: ids each GPU stores, G arrays.
+        costs: gross seconds per row.
         cliques: GPUs that can read each other; None: all of them.
-        on_host: Whether a row is in host memory, shape [N]; the others are on disk. None: all are.
-        row_bytes: Bytes per row, for `Evaluation.bytes`.
-
-    Returns:
-        Expected seconds and rows per GPU.
+        on_host: whether a row is in host memory, shape [N]; the others are on disk. None: all are.
 
     Raises:
         ValueError: an own list repeats an id or leaves the graph, or shapes do not match.
@@ -193,33 +174,104 @@ def evaluate(
         >>> evaluate(p, own, RowCosts(local=0.0, peer=0.5, host=1.0)).seconds.tolist()
         [0.5, 0.75]
     """
-    num_devices, num_nodes = len(own), hotness.shape[-1]
-    if hotness.ndim == 2 and len(hotness) != num_devices:
-        raise ValueError(f"expected hotness of {num_devices} GPUs, found {len(hotness)}")
-    if on_host is not None and on_host.shape != (num_nodes,):
-        raise ValueError(f"expected on_host of shape {(num_nodes,)}, found {on_host.shape}")
-    heat = hotness.reshape(-1, num_nodes)
-    laws = range(num_devices) if hotness.ndim == 2 else [0] * num_devices
-    groups = [list(c) for c in ([range(num_devices)] if cliques is None else cliques)]
-    prices = np.array([costs.local, costs.peer, np.inf, costs.host, costs.disk])
+    problem = rows_problem(hotness, costs, [0] * len(own), cliques)
+    items = ItemPlacement(own=list(own), on_host=on_host)
+    placement = Placement(policy="", cliques=problem.cliques, items=(items,))
+    return evaluate_rows(problem, placement)
+
+
+def evaluate_rows(problem: PlacementProblem, placement: Placement) -> RowReads:
+    """Evaluate a placement's feature rows, at the seconds per row of the device that waits longest.
+
+    A row is read from the GPU's own memory if it is there, else from a GPU of the same clique if
+    that beats where it lies otherwise, else from the host, else from disk.
+    `planner.placement.location` makes the same choice row by row.
+
+    Raises:
+        ValueError: an own list repeats an id or leaves the graph, or shapes do not match.
+    """
+    rows, costs = problem.kinds[0], problem.row_costs
+    own, on_host, num = placement.own, placement.on_host, rows.num_items
+    if on_host is not None and on_host.shape != (num,):
+        raise ValueError(f"expected on_host of shape {(num,)}, found {on_host.shape}")
     elsewhere = [
-        nearest_places(mark_holders([own[g] for g in clique], num_nodes), prices, on_host=on_host)
-        for clique in groups
+        nearest_places(mark_holders([own[g] for g in clique], num), costs.by_place, on_host=on_host)
+        for clique in placement.cliques
     ]
-    reads = count_reads(heat, laws, own, elsewhere, groups)
-    rows = reads[:, [OWN, PEER, HOST, DISK]].T
-    return Evaluation(
-        seconds=_seconds(rows, costs),
-        rows=dict(zip(SOURCES, rows, strict=True)),
-        row_bytes=row_bytes,
-    )
-
-
-def _seconds(rows: NDArray[np.float64], costs: RowCosts) -> NDArray[np.float64]:
-    """Sum of rows [4, G] times cost; a place that is not read may cost infinity."""
-    seconds = np.zeros(rows.shape[1])
-    prices = (costs.local, costs.peer, costs.host, costs.disk)
-    for count, price in zip(rows, prices, strict=True):
-        read = count > 0
+    reads = count_reads(rows.heat, rows.laws, own, elsewhere, placement.cliques)
+    counts = reads[:, [OWN, PEER, HOST, DISK]].T
+    seconds = np.zeros(len(own))
+    for count, price in zip(counts, (costs.local, costs.peer, costs.host, costs.disk), strict=True):
+        read = count > 0  # a place that is not read may cost infinity
         seconds[read] += count[read] * price
-    return seconds
+    return RowReads(seconds=seconds, rows=dict(zip(SOURCES, counts, strict=True)))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class PlacementScore:
+    """What a placement is expected to read and take, per step."""
+
+    seconds: float
+    """Of the step under the objective (transactions, where that is the objective)."""
+    binding: str
+    """Link or device that sets it."""
+    bytes: NDArray[np.float64]
+    """By kind, device and place, shape [T, G, 5]; places as in `PLACES`."""
+    link_seconds: dict[str, float]
+    row_values: NDArray[np.float64]
+    """Of every row of the objective, shape [K]."""
+
+    def hit_rates(self, kind: int = 0) -> NDArray[np.float64]:
+        """Share of each GPU's reads served by a GPU of its clique, shape [G]; 0 without reads."""
+        total = self.bytes[kind].sum(axis=1)
+        hits = self.bytes[kind][:, [OWN, PEER]].sum(axis=1)
+        return np.divide(hits, total, out=np.zeros_like(hits), where=total > 0)
+
+
+def read_bytes(problem: PlacementProblem, placement: Placement) -> NDArray[np.float64]:
+    """Compute the expected bytes by kind, device and place, shape [T, G, 5]."""
+    found: list[NDArray[np.float64]] = []
+    for t, (kind, items) in enumerate(zip(problem.kinds, placement.items, strict=True)):
+        places = find_places(problem, placement, t)
+        reads = count_reads(kind.heat, kind.laws, items.own, places, placement.cliques)
+        found.append(kind.read_bytes * reads)
+    return np.stack(found)
+
+
+def score(
+    problem: PlacementProblem,
+    placement: Placement,
+    goal: Goal = "pipelined",
+    *,
+    rows: ObjectiveRows | None = None,
+    check: bool = True,
+) -> PlacementScore:
+    """Score a placement under an objective.
+
+    Args:
+        problem: the problem.
+        placement: its answer.
+        goal: objective.
+        rows: of that objective, where they are at hand.
+        check: verify every budget and every read first.
+
+    Raises:
+        ValueError: a memory is overfull, or an item is read where it does not lie.
+    """
+    if check:
+        check_placement(problem, placement)
+    rows = objective_rows(problem.network, goal) if rows is None else rows
+    found = read_bytes(problem, placement)
+    missing = (found > 0) & ~np.isfinite(problem.network.alone)
+    values = rows.values(found)
+    if missing.any():
+        values = np.where(rows.weights.any(axis=(1, 2, 3)), np.inf, values)
+    worst = int(np.argmax(values))
+    loads = np.einsum("tlgs,tgs->l", problem.network.loads, found)
+    return PlacementScore(
+        seconds=float(values[worst]),
+        binding=rows.names[worst],
+        bytes=found,
+        link_seconds=dict(zip(problem.network.links, map(float, loads), strict=True)),
+        row_values=values,
+    )

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.array_cache import kept
+from planner.parallel import LONG, side_by_side
 from runtime.errors import InputError
 
 Probabilities = NDArray[np.float32] | NDArray[np.float64]
@@ -161,3 +162,30 @@ def _by_degree(degrees: NDArray[np.int64]) -> NDArray[np.int64]:
     top = int(degrees.max(initial=0))
     below = (top - degrees).astype(np.int32 if top < 2**31 else np.int64)
     return np.asarray(_radix_order(below, -(-top.bit_length() // _DIGIT_BITS))).astype(np.int64)
+
+
+def count_out_degree(
+    indices: NDArray[np.int32] | NDArray[np.int64], num_nodes: int
+) -> NDArray[np.int64]:
+    """Count the lists each vertex stands in, shape [num_nodes]."""
+    narrow = indices.size < 2**31  # half the memory that is written to at random
+
+    def counted(part: NDArray[np.integer]) -> NDArray[np.integer]:
+        total = np.zeros(num_nodes, np.int32 if narrow else np.int64)
+        _count(part, total)
+        return total
+
+    parts = np.array_split(indices, 2 if indices.size >= LONG else 1)
+    first, *rest = side_by_side(counted, parts, items=indices.size)
+    total = first.astype(np.int64)
+    for part in rest:
+        total += part
+    return total
+
+
+@numba.njit(cache=True, nogil=True)
+@typing.no_type_check
+def _count(indices: np.ndarray, total: np.ndarray) -> None:
+    """Add to total [N] how often each of its places stands in indices [E]."""
+    for e in range(indices.size):
+        total[indices[e]] += 1

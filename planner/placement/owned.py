@@ -14,10 +14,18 @@ from planner.candidate import Candidate, PlacedRows, RankRows
 from planner.cost.cache_model import cross_validate
 from planner.cost.request import Request
 from planner.cost.stages.gather import touched_rows
-from planner.placement.evaluate import Evaluation, evaluate
+from planner.placement.evaluate import RowReads, evaluate_rows
 from planner.placement.order import hotness_order
-from planner.placement.place import KINDS, Capacity, Memories, Placed, code_bytes, disk_requests
-from planner.placement.policies.policy import Placement
+from planner.placement.place import (
+    KINDS,
+    CandidatePlacement,
+    Capacity,
+    Memories,
+    code_bytes,
+    disk_requests,
+)
+from planner.placement.placement import ItemPlacement, Placement
+from planner.placement.problem import rows_problem
 from planner.workload import Hotness
 from runtime.sampling.distributed.owner import Owners
 
@@ -33,7 +41,7 @@ def owners_of(num_nodes: int, num_ranks: int) -> NDArray[np.int32]:
 
 def place_shared(
     request: Request, candidate: Candidate, hotness: Hotness, memories: Memories
-) -> Placed:
+) -> CandidatePlacement:
     """Place rows for a candidate whose ranks share a batch.
 
     Args:
@@ -43,51 +51,47 @@ def place_shared(
         memories: of the candidate; what a peer's row costs is not looked at.
     """
     room, costs = memories.room, replace(memories.costs, peer=np.inf)
-    owner = owners_of(request.graph.num_nodes, candidate.num_ranks)
-    alone = [[rank] for rank in range(candidate.num_ranks)]
+    ranks = candidate.num_ranks
+    owner = owners_of(request.graph.num_nodes, ranks)
 
-    def own(p: NDArray[np.float32]) -> list[NDArray[np.int64]]:
-        if candidate.policy != OWNED:
-            return [np.zeros(0, np.int64) for _ in alone]
-        return _hottest(p, owner, candidate.num_ranks, room.own_rows)
+    def place(p: NDArray[np.float32]) -> Placement:
+        own = [np.zeros(0, np.int64) for _ in range(ranks)]
+        if candidate.policy == OWNED:
+            own = _hottest(p, owner, ranks, room.own_rows)
+        items = ItemPlacement(own=own, on_host=_on_host(p, own, room))
+        alone = tuple((rank,) for rank in range(ranks))
+        return Placement(
+            policy=candidate.policy, cliques=alone, items=(items,), variant=candidate.policy
+        )
 
-    def score(
-        rows: list[NDArray[np.int64]], on_host: NDArray[np.bool_] | None, p: NDArray[np.float32]
-    ) -> Evaluation:
-        return evaluate(_laws(p, owner, candidate), rows, costs, cliques=alone, on_host=on_host)
+    def score(placement: Placement, p: NDArray[np.float32]) -> RowReads:
+        return evaluate_rows(rows_problem(_laws(p, owner, ranks), costs, [0] * ranks), placement)
 
     def reads(
         chosen_on: NDArray[np.float32], scored_on: NDArray[np.float32]
     ) -> NDArray[np.float64]:
-        kept = own(chosen_on)
-        found = score(kept, _on_host(chosen_on, kept, room), scored_on)
+        found = score(place(chosen_on), scored_on)
         return np.stack([found.rows[kind] for kind in KINDS], axis=1)
 
     p = hotness.features
-    kept = own(p)
-    on_host = _on_host(p, kept, room)
-    placement = Placement(
-        policy=candidate.policy,
-        variant=candidate.policy,
-        own=kept,
-        cliques=alone,
-        on_host=on_host,
-        evaluation=score(kept, on_host, p),
-        variants=(),
-    )
+    placement = place(p)
     shares = cross_validate(hotness.first_half, hotness.second_half, reads)
-    ranks = [
-        _rank_rows(request, np.where(owner == g, p, np.float32(0)), kept[g], on_host, shares[g])
-        for g in range(candidate.num_ranks)
+    rank_rows = [
+        _rank_rows(request, law, placement.own[g], placement.on_host, shares[g])
+        for g, law in enumerate(_laws(p, owner, ranks))
     ]
-    rows = PlacedRows(
-        policy=candidate.policy,
-        ranks=ranks,
-        host_rows=request.graph.num_nodes if room.host_rows is None else room.host_rows,
-        code_bytes=code_bytes(request.graph.num_nodes),
-        distinct_tables=len({own.tobytes() for own in kept}),
+    return CandidatePlacement(
+        placement=placement,
+        reads=score(placement, p),
+        memories=Memories(room=room, costs=costs),
+        rows=PlacedRows(
+            policy=candidate.policy,
+            ranks=rank_rows,
+            host_rows=request.graph.num_nodes if room.host_rows is None else room.host_rows,
+            code_bytes=code_bytes(request.graph.num_nodes),
+            distinct_tables=len({own.tobytes() for own in placement.own}),
+        ),
     )
-    return Placed(placement=placement, memories=Memories(room=room, costs=costs), rows=rows)
 
 
 def shared_floor(hotness: Hotness, memories: Memories, num_ranks: int) -> float:
@@ -105,11 +109,9 @@ def shared_floor(hotness: Hotness, memories: Memories, num_ranks: int) -> float:
     return (kept * cheapest + rest * elsewhere) / num_ranks
 
 
-def _laws(
-    p: NDArray[np.float32], owner: NDArray[np.int32], candidate: Candidate
-) -> NDArray[np.float32]:
-    """P of the vertices each rank owns, shape [P, N]."""
-    return np.stack([np.where(owner == g, p, np.float32(0)) for g in range(candidate.num_ranks)])
+def _laws(p: NDArray[np.float32], owner: NDArray[np.int32], num_ranks: int) -> NDArray[np.float32]:
+    """Select the hotness of the vertices each rank owns, shape [P, N]."""
+    return np.stack([np.where(owner == g, p, np.float32(0)) for g in range(num_ranks)])
 
 
 def _hottest(

@@ -6,7 +6,7 @@ decides. The result is put in the cost model's terms, its hit rates cross-valida
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import inf
 
 import numpy as np
@@ -28,12 +28,13 @@ from planner.cost.request import Request, row_bytes
 from planner.cost.stages.exchange import exchange_rates
 from planner.cost.stages.gather import expected_runs, row_rate, touched_rows
 from planner.cost.stages.gather_gpu import read_seconds
-from planner.placement.costs import RowCosts
-from planner.placement.downsample import Spread, Spreading
-from planner.placement.evaluate import evaluate
-from planner.placement.network import contended_network
-from planner.placement.policies.policy import Parts, Placement, place
-from planner.placement.reads import first_alike
+from planner.machine.model import MachineModel
+from planner.placement.costs import PLACES, ReadNetwork, RowCosts, unshared_network
+from planner.placement.downsample import VertexRuns, expand_ids
+from planner.placement.evaluate import RowReads, evaluate_rows
+from planner.placement.placement import Placement, first_alike
+from planner.placement.policies.policy import Knowledge, Parts, place
+from planner.placement.problem import PlacementProblem, rows_problem
 from planner.workload import Hotness
 
 
@@ -76,8 +77,6 @@ def gpu_row_costs(request: Request, candidate: Candidate) -> RowCosts:
 
 KINDS = ("own", "peer", "host", "disk")
 
-Choose = Callable[[NDArray[np.float32]], Placement]
-"""A placement of vertices that are that hot."""
 NARROW_CODE_BYTES, WIDE_CODE_BYTES = 4, 8
 NARROW_SLOTS = 1 << 24
 """Slots a 32-bit location code can name beside its source."""
@@ -104,14 +103,17 @@ class Memories:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Placed:
-    """A placement, the memories it was made for, and what it leaves to read."""
+class CandidatePlacement:
+    """A candidate's placement, the memories it was made for, and what it leaves to read."""
 
     placement: Placement
+    reads: RowReads
+    """Expected rows and seconds of the vertices that were placed."""
     memories: Memories
     rows: PlacedRows
-    spread: Callable[[NDArray[np.int64]], NDArray[np.int64]] = lambda ids: ids
-    """From ids of the placement to the vertices that they stand for."""
+    """Rows that each rank reads, for the cost model."""
+    expand: Callable[[NDArray[np.int64]], NDArray[np.int64]] = lambda ids: ids
+    """Function from ids of the placement to the vertices that they stand for."""
 
 
 def code_bytes(num_nodes: int) -> int:
@@ -195,46 +197,94 @@ def memories_of(
     return Memories(room=room, costs=row_costs(request, candidate, hotness, room))
 
 
-def chooser(
+def read_network(
+    machine: MachineModel, candidate: Candidate, stored: int, costs: RowCosts
+) -> RowCosts | ReadNetwork:
+    """Find what each rank's reads cost: alike on cores; a GPU's seconds per row while all read.
+
+    Args:
+        machine: its links.
+        candidate: the ranks.
+        stored: bytes of a row.
+        costs: of ranks on cores.
+    """
+    if candidate.kind != "cuda":
+        return costs
+    found = read_seconds(machine, candidate, stored)
+    alone = np.full((candidate.num_ranks, len(PLACES)), inf)
+    for s, place_name in enumerate(PLACES):
+        if place_name in found:
+            alone[:, s] = found[place_name]
+    return unshared_network(alone, tuple(f"{name} reads" for name in candidate.gpus))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class RowPlacer:
+    """A candidate's placement problem, to be solved for any hotness of the same vertices."""
+
+    policy: str
+    problem: PlacementProblem
+    know: Knowledge
+
+    def place(self, hotness: NDArray[np.float32]) -> Placement:
+        """Place vertices that are that hot, by the candidate's policy."""
+        return place(self.policy, self.problem.with_hotness(hotness), self.know)
+
+    def evaluate(self, placement: Placement, hotness: NDArray[np.float32]) -> RowReads:
+        """Evaluate a placement where vertices are that hot."""
+        return evaluate_rows(self.problem.with_hotness(hotness), placement)
+
+    def cross_validate(self, hotness: Hotness) -> Shares:
+        """Cross-validate the share of rows by rank and kind of source, shape (ranks, kinds)."""
+
+        def rows(chosen_on: NDArray[np.float32], scored_on: NDArray[np.float32]) -> Shares:
+            found = self.evaluate(self.place(chosen_on), scored_on)
+            return np.stack([found.rows[kind] for kind in KINDS], axis=1)
+
+        return cross_validate(hotness.first_half, hotness.second_half, rows)
+
+
+def make_placer(
     request: Request,
     candidate: Candidate,
     hotness: Hotness,
     memories: Memories,
     *,
-    out_degree: NDArray[np.int64] | None,
+    out_degree: NDArray[np.int64] | None = None,
     parts: Parts | None = None,
-) -> Choose:
-    """What places the vertices of `hotness` by the candidate's policy, given how hot they are.
+) -> RowPlacer:
+    """State a candidate's placement problem.
 
     Args:
         request: graph, machine and budgets.
         candidate: ranks and policy.
-        hotness: of a rank's batches; it says which vertices those are.
+        hotness: of a rank's batches; it says which vertices are placed.
         memories: of the candidate.
-        out_degree: as `planner.placement.policies.policy.place` takes it, of every vertex.
-        parts: likewise.
+        out_degree: lists each vertex stands in, of every vertex; for policies that need them.
+        parts: partitions of the graph; for policies that need them.
     """
-    room = memories.room
-    stored, few = row_bytes(request.graph), hotness.stride > 1
-    gpus = candidate.kind == "cuda"
-    degrees = final(out_degree[hotness.ids]) if few and out_degree is not None else out_degree
+    room, few, ranks = memories.room, hotness.stride > 1, candidate.num_ranks
 
-    def parts_here(name: str, ranks: int) -> NDArray[np.int32]:
+    def parts_here(name: str) -> NDArray[np.int32]:
         assert parts is not None
         return parts(name, ranks)[hotness.ids] if few else parts(name, ranks)
 
-    return functools.partial(
-        place,
-        candidate.policy,
-        costs=memories.costs,
-        capacity_rows=[hotness.places(room.own_rows)] * candidate.num_ranks,
-        cliques=[list(clique) for clique in candidate.cliques],
-        host_rows=None if room.host_rows is None else hotness.places(room.host_rows),
-        out_degree=degrees,
-        parts=None if parts is None else parts_here,
-        row_bytes=stored,
-        seed=request.workload.seed,
-        network=contended_network(request.machine, candidate, stored) if gpus else None,
+    return RowPlacer(
+        policy=candidate.policy,
+        problem=rows_problem(
+            hotness.features,
+            read_network(request.machine, candidate, row_bytes(request.graph), memories.costs),
+            [hotness.places(room.own_rows)] * ranks,
+            candidate.cliques,
+            None if room.host_rows is None else hotness.places(room.host_rows),
+        ),
+        know=Knowledge(
+            out_degree=final(out_degree[hotness.ids])
+            if few and out_degree is not None
+            else out_degree,
+            parts=None if parts is None else parts_here,
+            seed=request.workload.seed,
+        ),
     )
 
 
@@ -244,43 +294,31 @@ def place_rows(
     hotness: Hotness,
     memories: Memories,
     *,
-    out_degree: NDArray[np.int64] | None,
+    out_degree: NDArray[np.int64] | None = None,
     parts: Parts | None = None,
-) -> Placed:
+) -> CandidatePlacement:
     """Place the rows by the candidate's policy, and say what each rank is left to read.
 
     Where few vertices stand for all, the placement is of those; what it says of rows is of all.
-    Arguments are those of `chooser`.
+    Arguments are those of `make_placer`.
     """
-    choose = chooser(request, candidate, hotness, memories, out_degree=out_degree, parts=parts)
-    placement = choose(hotness.features)
-    shares = shares_of(choose, hotness, memories.costs)
+    placer = make_placer(request, candidate, hotness, memories, out_degree=out_degree, parts=parts)
+    placement = placer.place(hotness.features)
+    shares = placer.cross_validate(hotness)
     host_rows = memories.room.host_rows
-    in_host = request.graph.num_nodes if host_rows is None else host_rows
-    placed = PlacedRows(
-        policy=candidate.policy,
-        ranks=rank_rows(request, placement, shares, hotness),
-        host_rows=in_host,
-        code_bytes=code_bytes(request.graph.num_nodes),
-        distinct_tables=len(set(first_alike(placement.own))),
+    return CandidatePlacement(
+        placement=placement,
+        reads=placer.evaluate(placement, hotness.features),
+        memories=memories,
+        rows=PlacedRows(
+            policy=candidate.policy,
+            ranks=rank_rows(request, placement, shares, hotness),
+            host_rows=request.graph.num_nodes if host_rows is None else host_rows,
+            code_bytes=code_bytes(request.graph.num_nodes),
+            distinct_tables=len(set(first_alike(placement.own))),
+        ),
+        expand=functools.partial(expand_ids, hotness) if hotness.stride > 1 else lambda ids: ids,
     )
-    found = Placed(placement=placement, memories=memories, rows=placed)
-    return replace(found, spread=Spreading(hotness)) if hotness.stride > 1 else found
-
-
-def shares_of(
-    choose: Choose,
-    hotness: Hotness,
-    costs: RowCosts,
-) -> Shares:
-    """Cross-validated share of rows by rank and kind of source, shape (ranks, kinds)."""
-
-    def rows(chosen_on: NDArray[np.float32], scored_on: NDArray[np.float32]) -> Shares:
-        found = choose(chosen_on)
-        scored = evaluate(scored_on, found.own, costs, cliques=found.cliques, on_host=found.on_host)
-        return np.stack([scored.rows[kind] for kind in KINDS], axis=1)
-
-    return cross_validate(hotness.first_half, hotness.second_half, rows)
 
 
 def rank_rows(
@@ -307,7 +345,8 @@ def rank_rows(
         asked = (1.0, 0.0)
         if share["disk"] > 0:
             peers = share["peer"] > 0
-            holders = _clique_of(placement, rank) if peers else (firsts[rank],)
+            own_clique = next(clique for clique in placement.cliques if rank in clique)
+            holders = own_clique if peers else (firsts[rank],)
             if holders not in runs:
                 runs[holders] = _disk_requests(request, placement, holders, hotness)
             asked = runs[holders]
@@ -325,10 +364,6 @@ def rank_rows(
     return found
 
 
-def _clique_of(placement: Placement, rank: int) -> tuple[int, ...]:
-    return tuple(next(clique for clique in placement.cliques if rank in clique))
-
-
 def _disk_requests(
     request: Request, placement: Placement, holders: tuple[int, ...], hotness: Hotness
 ) -> tuple[float, float]:
@@ -339,7 +374,7 @@ def _disk_requests(
     for rank in holders:
         near[placement.own[rank]] = True
     far = hotness.everything.features.copy()  # rows that lie together: of all, whoever stands here
-    far[Spread(hotness).mask(near)] = 0
+    far[VertexRuns(hotness).mask(near)] = 0
     return disk_requests(request, hotness.seeds_per_rank, far)
 
 

@@ -7,7 +7,7 @@ from typing import TypeVar
 from planner.candidate import Candidate
 from planner.cost.memory import require_fit, sum_text
 from planner.errors import PlanDoesNotFit
-from planner.placement.place import Placed
+from planner.placement.place import CandidatePlacement
 from planner.search.dimensions.dimension import LeftOut
 from planner.search.dimensions.registry import count_changes, explain_no_gain, family_of, name_of
 from runtime.plan.schema import Alternative, Certificate, Prediction, TopologyPlacement
@@ -41,7 +41,7 @@ class PricedCandidate:
 class Evaluated(PricedCandidate):
     """A candidate with its rows placed, and its price."""
 
-    placed: Placed
+    placed: CandidatePlacement
 
     @property
     def own_rows(self) -> int:

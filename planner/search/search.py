@@ -21,7 +21,7 @@ from planner.cost.model import batch_and_timing, predict
 from planner.cost.request import Request, steps_per_epoch
 from planner.cost.stages.all_reduce import gradient_bytes
 from planner.cost.stages.exchange import UNMEASURED, hidden_share, measured_eta
-from planner.placement.place import Memories, Placed, memories_of
+from planner.placement.place import CandidatePlacement, Memories, memories_of
 from planner.search.choose import Evaluated, shadow_prices
 from planner.search.dimensions.dimension import LeftOut, Proposing, SearchInputs
 from planner.search.dimensions.registry import (
@@ -154,7 +154,7 @@ def _read_shape(p: Evaluated) -> Candidate:
 
 def _read_seconds(p: Evaluated) -> float:
     """Return the seconds of feature reads of the rank that reads longest, on all batches."""
-    return p.placed.placement.evaluation.max_seconds
+    return p.placed.reads.max_seconds
 
 
 def scale_reads(placed: PlacedRows, least_seconds: float, seconds: float) -> PlacedRows:
@@ -176,7 +176,9 @@ def scale_reads(placed: PlacedRows, least_seconds: float, seconds: float) -> Pla
 class Search(SearchInputs):
     """One planning request, and the placements made for it so far."""
 
-    memo: dict[object, Placed] = field(default_factory=dict[object, Placed], compare=False)
+    memo: dict[object, CandidatePlacement] = field(
+        default_factory=dict[object, CandidatePlacement], compare=False
+    )
     """Placements by what they depend on, shared by candidates that differ in nothing of that."""
     floors: dict[object, float] = field(default_factory=dict[object, float], compare=False)
     """Least seconds of feature reads, by the same keys."""
@@ -193,7 +195,9 @@ class Search(SearchInputs):
         """Return how many nodes each placed node of a candidate stands for."""
         return self._hotness(candidate).stride
 
-    def _price(self, candidate: Candidate, place: Callable[[Candidate], Placed]) -> Evaluated:
+    def _price(
+        self, candidate: Candidate, place: Callable[[Candidate], CandidatePlacement]
+    ) -> Evaluated:
         for dimension in dimensions_of(candidate):
             candidate = dimension.normalise(candidate)
         request = self._request(candidate)
@@ -221,7 +225,7 @@ class Search(SearchInputs):
         shared = self.settings.shared_host
         return memories_of(request, candidate, hotness, shared_host=shared)
 
-    def _place(self, candidate: Candidate) -> Placed:
+    def _place(self, candidate: Candidate) -> CandidatePlacement:
         """Place the candidate's rows; equal problems are solved once."""
         request, hotness = self._request(candidate), self._hotness(candidate)
         memories = self._memories(request, candidate, hotness)
@@ -231,7 +235,7 @@ class Search(SearchInputs):
             self.memo[key] = rows.place(self, request, candidate, hotness, memories)
         return self.memo[key]
 
-    def _place_all(self, candidate: Candidate) -> Placed:
+    def _place_all(self, candidate: Candidate) -> CandidatePlacement:
         """Place every node; the result is kept by nobody, since it is as large as the graph."""
         request, hotness = self._request(candidate), self._hotness(candidate)
         placed = self._place(candidate)

@@ -18,13 +18,13 @@ from pathlib import Path
 
 import numpy as np
 
-from planner.placement.costs import RowCosts
-from planner.placement.layout import Instance, Kind, check_layout, shared_law
-from planner.placement.lp.buckets import find_groups, make_buckets
-from planner.placement.lp.joint import place_joint
-from planner.placement.lp.relaxation import relax
-from planner.placement.network import objective_rows
+from planner.placement.costs import RowCosts, objective_rows
+from planner.placement.lp.formulate import find_groups, make_buckets
+from planner.placement.lp.relax import relax
+from planner.placement.placement import check_placement
+from planner.placement.policies.joint import place_joint
 from planner.placement.policies.song_jiang import best_of
+from planner.placement.problem import ItemKind, PlacementProblem, as_laws
 from tests.benchmarks.common import cache_folder, record
 from tests.support.placements import shape_network
 
@@ -76,19 +76,21 @@ def compile_kernels() -> None:
     p.flags.writeable = False  # as a mapped file is
     best_of(p, RowCosts(local=0.0, peer=0.1, host=1.0), NUM_DEVICES, 50)
     instance = make_instance(p, p, np.full(5000, 9, np.int32))
-    check_layout(instance, place_joint(instance).layout)
+    check_placement(instance, place_joint(instance).placement)
 
 
-def make_instance(features: np.ndarray, topology: np.ndarray, degree: np.ndarray) -> Instance:
+def make_instance(
+    features: np.ndarray, topology: np.ndarray, degree: np.ndarray
+) -> PlacementProblem:
     """Rows and lists on 8 devices behind one NVSwitch."""
-    heat, laws = shared_law(features, NUM_DEVICES)
-    reads, _ = shared_law(topology, NUM_DEVICES)
+    heat, laws = as_laws(features, NUM_DEVICES)
+    reads, _ = as_laws(topology, NUM_DEVICES)
     size = degree * np.int32(4)
     size += 8
-    return Instance(
+    return PlacementProblem(
         kinds=(
-            Kind(name="features", heat=heat, laws=laws, size=ROW_BYTES, read_bytes=ROW_BYTES),
-            Kind(name="topology", heat=reads, laws=laws, size=size, read_bytes=64.0),
+            ItemKind(name="features", heat=heat, laws=laws, size=ROW_BYTES, read_bytes=ROW_BYTES),
+            ItemKind(name="topology", heat=reads, laws=laws, size=size, read_bytes=64.0),
         ),
         cliques=(tuple(range(NUM_DEVICES)),),
         device_bytes=(int(CACHE_SHARE * len(features)) * ROW_BYTES,) * NUM_DEVICES,
@@ -116,7 +118,7 @@ def run(name: str, folder: Path) -> None:
         joint = place_joint(instance)
         found["seconds"] = time.perf_counter() - start
         found |= {"gap": joint.gap, "solver": joint.relaxed.solver, "status": joint.relaxed.status}
-        check_layout(instance, joint.layout)
+        check_placement(instance, joint.placement)
         rows = objective_rows(instance.network, "pipelined")
         groups = find_groups(instance, rows)
         buckets = [make_buckets(kind, 256) for kind in instance.kinds]

@@ -23,13 +23,16 @@ from typing import Any
 
 import numpy as np
 
-from planner.placement.evaluate import Score, score
-from planner.placement.layout import Instance, Layout, Reason, check_layout
-from planner.placement.lp.joint import Joint, place_joint
-from planner.placement.policies.copies import Knowledge, place_named
+from planner.placement.costs import PLACES
+from planner.placement.evaluate import PlacementScore, score
+from planner.placement.placement import Placement, check_placement
+from planner.placement.policies.joint import JointPlacement, place_joint
+from planner.placement.policies.policy import Knowledge, Reason
 from planner.placement.policies.registry import PLACEMENT_POLICIES
+from planner.placement.problem import PlacementProblem
 from tests.benchmarks import policies_cases as cases, policies_shapes as shapes
 from tests.benchmarks.common import record
+from tests.support.placements import place_named
 
 GRAPHS = ("github-repos", "mesh-mdual", "wordnet-synsets", "rmat-18", "rmat-21")
 PRESETS = ("dgx-v100", "siton", "dgx-a100", "iowa-v100-bridge-2+2", "iowa-v100-bridge-2x4")
@@ -44,23 +47,23 @@ def short(value: float) -> float:
     return float(f"{value:.6g}")
 
 
-def digest(found: Joint) -> str:
+def digest(found: JointPlacement) -> str:
     """Of every id a layout names and of its bound."""
     made = hashlib.sha256(repr((found.bound, found.score.seconds)).encode())
-    for held in found.layout.held:
-        for array in (*held.own, *held.elsewhere):
+    for held in found.placement.items:
+        for array in (*held.own, *(held.elsewhere or ())):
             made.update(np.ascontiguousarray(array).tobytes())
     return made.hexdigest()
 
 
-def verified(instance: Instance, layout: Layout, scored: Score) -> bool:
+def verified(instance: PlacementProblem, layout: Placement, scored: PlacementScore) -> bool:
     """Whether budgets hold, every read finds its item, and another count gives the same bytes."""
-    check_layout(instance, layout)
+    check_placement(instance, layout)
     again = cases.recount(instance, layout)
     return bool(np.allclose(scored.bytes, again, rtol=1e-6, atol=1e-6 * again.sum()))
 
 
-def hits(scored: Score) -> dict[str, Any]:
+def hits(scored: PlacementScore) -> dict[str, Any]:
     """Share of the feature reads served by the clique's GPUs: mean, each, greatest over least."""
     rates = scored.hit_rates()
     least = float(rates.min())
@@ -89,7 +92,7 @@ def table(graph: str, preset: str, drawing: str) -> None:
     name = f"policies_{graph}_{preset}_{drawing}"
     line(
         name,
-        joint.layout,
+        joint.placement,
         instance,
         joint.score,
         joint,
@@ -101,9 +104,9 @@ def table(graph: str, preset: str, drawing: str) -> None:
     everyone(name, instance, cases.knowledge(graph, num), joint)
 
 
-def everyone(name: str, instance: Instance, know: Knowledge, joint: Joint) -> None:
+def everyone(name: str, instance: PlacementProblem, know: Knowledge, joint: JointPlacement) -> None:
     """The named policies' lines."""
-    for policy in (p.name for p in PLACEMENT_POLICIES if p.copies):
+    for policy in (p.name for p in PLACEMENT_POLICIES if p.function and p.name != "joint"):
         layout = place_named(policy, instance, know)
         if isinstance(layout, Reason):
             record(name, None, "s", policy=policy, reason=layout.why)
@@ -112,7 +115,12 @@ def everyone(name: str, instance: Instance, know: Knowledge, joint: Joint) -> No
 
 
 def line(
-    name: str, layout: Layout, instance: Instance, scored: Score, joint: Joint, **extra: Any
+    name: str,
+    layout: Placement,
+    instance: PlacementProblem,
+    scored: PlacementScore,
+    joint: JointPlacement,
+    **extra: Any,
 ) -> None:
     """One policy's line."""
     ours = joint.score.seconds
@@ -125,7 +133,11 @@ def line(
         policy=layout.policy,
         gap=round((scored.seconds - joint.bound) / joint.bound, 5),
         binding=scored.binding,
-        bytes={k: round(v) for k, v in scored.by_place().items() if v > 0},
+        bytes={
+            place: round(v)
+            for place, v in zip(PLACES, scored.bytes.sum(axis=(0, 1)).tolist(), strict=True)
+            if v > 0
+        },
         **hits(scored),
         verified=verified(instance, layout, scored),
         **extra,

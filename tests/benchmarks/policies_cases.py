@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 from planner.candidate import Candidate
 from planner.partition.hierarchical import hierarchical_parts
 from planner.partition.partition import partition
-from planner.placement.layout import Instance, Kind, Layout
-from planner.placement.network import Access, gpu_network
-from planner.placement.policies.copies import Knowledge
-from planner.placement.reads import PLACES
+from planner.placement.costs import PLACES
+from planner.placement.placement import Placement, find_places
+from planner.placement.policies.policy import Knowledge
+from planner.placement.problem import ItemKind, PlacementProblem
 from planner.probe.presets import load_preset
 from runtime.plan.schema import Threads
 from runtime.sampling.locality import FAR, rings
@@ -30,6 +30,7 @@ from runtime.sampling.neighbor import NeighborSampler
 from runtime.sampling.seeds import SeedSchedule
 from tests.benchmarks.common import bench_graph, bench_seeds, cache_folder
 from tests.support.candidates import candidate_of_ranks
+from tests.support.gpu_networks import Access, gpu_network
 
 FANOUTS, SEEDS, BATCHES = (25, 10), 256, 64
 ROW_BYTES = 512
@@ -209,7 +210,7 @@ def make_instance(
     device_bytes: int,
     *,
     lists: tuple[Rows, NDArray[np.int64]] | None = None,
-) -> Instance:
+) -> PlacementProblem:
     """Feature rows, and lists (their reads and the in-degrees), on a preset's GPUs.
 
     Args:
@@ -220,12 +221,12 @@ def make_instance(
         device_bytes: of each GPU.
         lists: reads of lists by law, [D, N], and in-degrees; None: lists stay on the host.
     """
-    kinds = [Kind(name="features", heat=rows, laws=laws, size=ROW_BYTES, read_bytes=ROW_BYTES)]
+    kinds = [ItemKind(name="features", heat=rows, laws=laws, size=ROW_BYTES, read_bytes=ROW_BYTES)]
     accesses = [Access(bytes=ROW_BYTES, counted=ROW_BYTES)]
     if lists is not None:
         heat, degree = lists
         kinds.append(
-            Kind(
+            ItemKind(
                 name="topology",
                 heat=heat,
                 laws=laws,
@@ -234,7 +235,7 @@ def make_instance(
             )
         )
         accesses.append(Access(bytes=4, counted=LIST_READ_BYTES))
-    return Instance(
+    return PlacementProblem(
         kinds=tuple(kinds),
         cliques=candidate.cliques,
         device_bytes=(device_bytes,) * candidate.num_ranks,
@@ -243,13 +244,14 @@ def make_instance(
     )
 
 
-def recount(instance: Instance, layout: Layout) -> NDArray[np.float64]:
+def recount(instance: PlacementProblem, layout: Placement) -> NDArray[np.float64]:
     """Bytes by kind, GPU and place, [T, G, 5], counted without the evaluator."""
     out = np.zeros((len(instance.kinds), instance.num_devices, len(PLACES)))
-    clique_of = instance.clique_of()
-    for t, (kind, held) in enumerate(zip(instance.kinds, layout.held, strict=True)):
+    clique_of = {g: c for c, clique in enumerate(layout.cliques) for g in clique}
+    for t, (kind, held) in enumerate(zip(instance.kinds, layout.items, strict=True)):
+        elsewhere = find_places(instance, layout, t)
         for g in range(instance.num_devices):
-            place = held.elsewhere[clique_of[g]].copy()
+            place = elsewhere[clique_of[g]].copy()
             place[held.own[g]] = 0
             heat = kind.heat[kind.laws[g]].astype(np.float64)
             out[t, g] = kind.read_bytes * np.bincount(place, heat, minlength=len(PLACES))

@@ -14,14 +14,16 @@
 
 import numpy as np
 
-from planner.placement.evaluate import Score, score
-from planner.placement.layout import Instance, Layout, Reason
-from planner.placement.policies.copies import place_named
-from planner.placement.reads import HOST
+from planner.placement.costs import HOST
+from planner.placement.evaluate import PlacementScore, score
+from planner.placement.placement import Placement
+from planner.placement.policies.policy import Reason
+from planner.placement.problem import PlacementProblem
 from runtime.sampling.locality import Correction, LocalitySampler
 from runtime.sampling.seeds import SeedSchedule
 from tests.benchmarks import policies_cases as cases
 from tests.benchmarks.common import record
+from tests.support.placements import place_named
 
 SONG_JIANG_MACHINES = (
     "iowa-v100-bridge-2+2",
@@ -47,7 +49,7 @@ def short(value: float) -> float:
     return float(f"{value:.6g}")
 
 
-def placed(policy: str, instance: Instance, graph: cases.Topology) -> Layout:
+def placed(policy: str, instance: PlacementProblem, graph: cases.Topology) -> Placement:
     """A policy's layout."""
     found = place_named(policy, instance, cases.knowledge(graph.name, instance.num_devices))
     assert not isinstance(found, Reason), found
@@ -95,13 +97,13 @@ def song_jiang(name: str) -> None:
         )
 
 
-def from_host(other: Score, ours: Score) -> float | None:
+def from_host(other: PlacementScore, ours: PlacementScore) -> float | None:
     """Bytes from the host over Song-Jiang's; None where it reads nothing from there."""
     mine = ours.bytes[0][:, HOST].sum()
     return short(float(other.bytes[0][:, HOST].sum() / mine)) if mine > 0 else None
 
 
-def reason(ratios: dict[str, float], scored: dict[str, Score]) -> str:
+def reason(ratios: dict[str, float], scored: dict[str, PlacementScore]) -> str:
     """What explains a ratio outside the published range."""
     served = {policy: float(each.hit_rates().mean()) for policy, each in scored.items()}
     shares = (
@@ -121,7 +123,7 @@ def las(name: str) -> None:
     room = int(BUFFER_SHARE / 4 * graph.num_nodes) * cases.ROW_BYTES
     laws = (0,) * candidate.num_ranks
     instance = cases.make_instance(LAS_MACHINE, candidate, rows[None], laws, room)
-    own = placed("song-jiang", instance, graph).held[0].own
+    own = placed("song-jiang", instance, graph).own
     local = np.unique(np.concatenate([own[g] for g in candidate.cliques[0]]))
     held = np.zeros(graph.num_nodes, np.bool_)
     held[local] = True

@@ -15,7 +15,7 @@ from planner.cli.main import main
 from planner.cost.memory import live_batches
 from planner.errors import PlanDoesNotFit, SettingsError
 from planner.pipeline import plan
-from planner.placement.downsample import thinned
+from planner.placement.downsample import downsample_hotness
 from planner.probe.presets import load_preset
 from planner.queries.explain import explain, render
 from planner.settings import PlanSettings
@@ -251,7 +251,9 @@ def test_a_plan_made_on_vertices_that_stand_for_others_places_all_of_them(
     room = budget(graph, tmp_path / "q", "siton", 8, 700)
     asked = {"devices": 8, "device_memory_bytes": room, "policy": policy}
     exact = make(graph, tmp_path / "exact", "siton", **asked)
-    monkeypatch.setattr(pipeline, "thinned", functools.partial(thinned, enough=700))
+    monkeypatch.setattr(
+        pipeline, "downsample_hotness", functools.partial(downsample_hotness, enough=700)
+    )
     made = make(graph, tmp_path / "p", "siton", **asked)
     assert load_plan(tmp_path / "p", verify_arrays=True) == made
     assert "one of every 7 vertices" in made.certificate.status

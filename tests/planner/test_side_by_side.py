@@ -9,9 +9,9 @@ import pytest
 from planner import parallel as module
 from planner.parallel import LONG, side_by_side
 from planner.placement.costs import RowCosts
-from planner.placement.lp.joint import place_joint
+from planner.placement.policies.joint import place_joint
 from planner.placement.policies.song_jiang import best_of
-from tests.support.placements import SHAPES, random_instance
+from tests.support.placements import SHAPES, random_problem
 
 
 @pytest.mark.parametrize("items", [1, LONG])
@@ -53,7 +53,7 @@ def test_placements_are_the_same_to_the_bit(monkeypatch: pytest.MonkeyPatch) -> 
     rng = np.random.default_rng(0)
     hotness = [rng.random(400).astype(np.float32) ** 4 for _ in range(3)]
     drawn = [
-        random_instance(rng, name, num_nodes=300, laws=laws)[0]
+        random_problem(rng, name, num_nodes=300, laws=laws)[0]
         for name, laws in zip(SHAPES, itertools.cycle(("shared", "clique")), strict=False)
     ]
 
@@ -65,7 +65,7 @@ def test_placements_are_the_same_to_the_bit(monkeypatch: pytest.MonkeyPatch) -> 
             found += [best.own.tolist(), best.variants]
         for instance in drawn:
             joint = place_joint(instance, solver="density")
-            held = [[ids.tolist() for ids in each.own] for each in joint.layout.held]
+            held = [[ids.tolist() for ids in each.own] for each in joint.placement.items]
             found += [joint.bound, joint.score.seconds, held]
         return found
 

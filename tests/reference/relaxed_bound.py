@@ -3,8 +3,10 @@
 import math
 from dataclasses import dataclass
 
+import numpy as np
+
 from planner.placement.costs import RowCosts
-from planner.placement.lp.relaxation import Items, feature_items, moves
+from planner.placement.lp.relax import KnapsackItems, list_moves
 from planner.placement.order import Probabilities
 from runtime.plan.schema import Certificate
 
@@ -22,7 +24,7 @@ class Bound:
     """Shadow price: what the last unit of a GPU's capacity saves; 0 where some stays free."""
 
 
-def relaxed_optimum(items: Items, capacity: float) -> Bound:
+def relaxed_optimum(items: KnapsackItems, capacity: float) -> Bound:
     """Solve the relaxation by taking moves in order of value per unit until the capacity is full.
 
     Args:
@@ -32,7 +34,7 @@ def relaxed_optimum(items: Items, capacity: float) -> Bound:
     References:
         Formulas 6.3 [C22]: exact with one binding capacity and an additive objective.
     """
-    found = moves(items)
+    found = list_moves(items)
     taken, price = found.fill(capacity)
     saved = float((taken * found.value).sum())
     return Bound(seconds=float(items.host.sum()) - saved, seconds_per_unit=price)
@@ -79,4 +81,30 @@ def certificate(objective: float, bound: float) -> Certificate:
         gap=gap,
         solver=SOLVER,
         status="optimal" if gap <= 1e-9 else "feasible",
+    )
+
+
+def feature_items(hotness: Probabilities, costs: RowCosts, num_devices: int) -> KnapsackItems:
+    """Feature rows of equal size (1 row) and one law p for all GPUs of the clique.
+
+        cR = p*C_loc,   cP = p*((n-1)/n*C_gpu + 1/n*C_loc),   cH = p*C_cpu
+
+    A peer that costs more than the host is not read, so a dealt row then costs C_cpu elsewhere.
+
+    Args:
+        hotness: p(v), shape [N].
+        costs: Gross seconds per row.
+        num_devices: n.
+
+    References:
+        Formulas 6.3; Song and Jiang's model is the case of singleton items and free local reads.
+    """
+    n, p = num_devices, hotness.astype(np.float64)
+    elsewhere = min(costs.peer, costs.host)
+    return KnapsackItems(
+        size=np.ones(p.size),
+        replicated=p * costs.local,
+        dealt=p * ((n - 1) / n * elsewhere + costs.local / n),
+        host=p * costs.host,
+        num_devices=n,
     )

@@ -7,16 +7,16 @@ both sides differ and the price lies between them.
 
 import numpy as np
 
-from planner.placement.layout import Instance
-from planner.placement.lp.relaxation import Relaxed
-from planner.placement.network import Goal, objective_rows
+from planner.placement.costs import Goal, objective_rows
+from planner.placement.lp.relax import Relaxation
+from planner.placement.problem import PlacementProblem
 
 GIB = 2**30
 FASTER = 1.1
 
 
 def shadow_prices(
-    instance: Instance, goal: Goal, relaxed: Relaxed, *, factor: float = FASTER
+    instance: PlacementProblem, goal: Goal, relaxed: Relaxation, *, factor: float = FASTER
 ) -> dict[str, float]:
     """Seconds saved per step by each relaxation; those that save nothing are 0.
 

@@ -7,25 +7,22 @@ import numpy as np
 import pytest
 from scipy.optimize import linprog
 
-from planner.placement.costs import RowCosts, alpha, alpha_star
+from planner.placement.costs import HOST, OWN, PEER, RowCosts, alpha, alpha_star, objective_rows
 from planner.placement.evaluate import evaluate
-from planner.placement.layout import Instance, Kind
 from planner.placement.lp.bound import lagrangian_bound
-from planner.placement.lp.buckets import Buckets, find_groups, make_buckets
-from planner.placement.lp.joint import place_joint
-from planner.placement.lp.program import Prices, build_program
-from planner.placement.lp.relaxation import Items, feature_items, relax
-from planner.placement.network import network_of_paths, objective_rows
+from planner.placement.lp.formulate import Buckets, Prices, build_program, find_groups, make_buckets
+from planner.placement.lp.relax import KnapsackItems, relax
 from planner.placement.order import hotness_order
-from planner.placement.policies.copies import rows_instance
+from planner.placement.policies.joint import place_joint
 from planner.placement.policies.song_jiang import algorithm1, best_of, split_ranks, whole_rounds
-from planner.placement.reads import HOST, OWN, PEER
-from tests.reference.relaxed_bound import certificate, lower_bound, relaxed_optimum
-from tests.support.placements import SHAPES, random_instance
+from planner.placement.problem import ItemKind, PlacementProblem, rows_problem
+from tests.reference.relaxed_bound import certificate, feature_items, lower_bound, relaxed_optimum
+from tests.support.gpu_networks import network_of_paths
+from tests.support.placements import SHAPES, random_problem
 
 
 def linear_program(items, capacity):
-    """The relaxation as written in planner.placement.lp.relaxation, solved by HiGHS."""
+    """The relaxation as written in planner.placement.lp.relax, solved by HiGHS."""
     num, n = items.size.size, items.num_devices
     result = linprog(
         np.concatenate([items.replicated, items.dealt, items.host]),
@@ -78,7 +75,7 @@ class TestWorkedExample:
     q = np.sort(np.random.default_rng(5).pareto(1.1, 60))[::-1]
     q = q / q.max()
     costs = RowCosts(local=0.0, peer=0.4, host=1.0)
-    instance = rows_instance(q, costs, [8] * 4, [range(4)], None)
+    instance = rows_problem(q, costs, [8] * 4, [range(4)], None)
 
     def test_the_sort_gives_the_lp_value(self):
         assert lower_bound(self.q, self.costs, 8, 4) == pytest.approx(3.5694, abs=5e-5)
@@ -172,7 +169,7 @@ def test_buckets_of_like_density_cost_less_than_their_ratio():
     rng = np.random.default_rng(0)
     raised = []
     for i in range(24):
-        instance, _ = random_instance(rng, list(SHAPES)[i % 8], host=i % 2 == 1)
+        instance, _ = random_problem(rng, list(SHAPES)[i % 8], host=i % 2 == 1)
         largest = max(instance.device_bytes)
         buckets = [make_buckets(k, 100, largest=largest) for k in instance.kinds]
         ratio = max(
@@ -203,9 +200,9 @@ def test_the_programme_of_256_buckets_has_the_size_the_formulas_say():
     paths = [
         [[f"hbm{g}"], [f"nvlink{g}"], None, [f"pcie{g}"], [f"pcie{g}", "nvme"]] for g in range(8)
     ]
-    instance = Instance(
+    instance = PlacementProblem(
         kinds=tuple(
-            Kind(
+            ItemKind(
                 name=name,
                 heat=np.stack([read] * 2),
                 laws=(0,) * 4 + (1,) * 4,
@@ -250,7 +247,7 @@ def random_items(rng):
     peer = traffic * np.where(kind, rng.uniform(0.05, 1.5), rng.uniform(0.05, 1.5))
     local = traffic * 0.02
     dealt = peer * (n - 1) / n + local / n
-    items = Items(size=size, replicated=local, dealt=dealt, host=host, num_devices=n)
+    items = KnapsackItems(size=size, replicated=local, dealt=dealt, host=host, num_devices=n)
     return items, rng.uniform(0.05, 0.6) * size.sum()
 
 

@@ -1,12 +1,19 @@
 """Eight shapes of machines as networks of links, and random placement problems on them."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
-from planner.placement.layout import Instance, Kind
-from planner.placement.network import Network, network_of_paths
-from planner.placement.policies.copies import Knowledge
+from planner.placement.costs import Goal, ReadNetwork, RowCosts
+from planner.placement.evaluate import PlacementScore, RowReads, evaluate_rows, score
+from planner.placement.placement import Placement
+from planner.placement.policies.joint import JOINT, JointPlacement, place_joint
+from planner.placement.policies.policy import Knowledge, Reason, place, place_by
+from planner.placement.policies.registry import PLACEMENT_POLICIES, find_policy
+from planner.placement.problem import Heat, ItemKind, PlacementProblem, rows_problem
+from tests.support.gpu_networks import network_of_paths
 
 GB = 1e9
 SHAPES: dict[str, tuple[tuple[tuple[int, ...], ...], float, float, int]] = {
@@ -24,7 +31,7 @@ SHAPES: dict[str, tuple[tuple[tuple[int, ...], ...], float, float, int]] = {
 
 def shape_network(
     name: str, *, num_kinds: int = 2, across: bool = False, disk: bool = True
-) -> Network:
+) -> ReadNetwork:
     """The network of a shape: HBM, NVLink ports, PCIe slots and switches, DRAM, NVMe."""
     cliques, peer, pcie, per_switch = SHAPES[name]
     num = sum(map(len, cliques))
@@ -53,7 +60,7 @@ def shape_network(
     return network_of_paths(paths, seconds, num_kinds=num_kinds)
 
 
-def random_instance(
+def random_problem(
     rng: np.random.Generator,
     name: str,
     *,
@@ -62,7 +69,7 @@ def random_instance(
     topology: bool = True,
     host: bool = False,
     across: bool = False,
-) -> tuple[Instance, Knowledge]:
+) -> tuple[PlacementProblem, Knowledge]:
     """Pareto hotness and degrees; memory for a tenth to a half of all items.
 
     Args:
@@ -87,13 +94,13 @@ def random_instance(
     shift = np.exp(rng.normal(0, 1.0, (max(law) + 1, num_nodes)))
     heat = np.clip(base * shift / np.quantile(base, 0.98), 0, 1)
     rows = int(rng.choice([64, 256, 512]))
-    kinds = [Kind(name="features", heat=heat, laws=law, size=rows, read_bytes=float(rows))]
+    kinds = [ItemKind(name="features", heat=heat, laws=law, size=rows, read_bytes=float(rows))]
     if topology:
         draws = heat * np.minimum(degree, 10) * rng.uniform(0.5, 1.5, heat.shape)
         size = 8 + 4 * degree
-        kinds.append(Kind(name="topology", heat=draws, laws=law, size=size, read_bytes=64.0))
+        kinds.append(ItemKind(name="topology", heat=draws, laws=law, size=size, read_bytes=64.0))
     total = sum(kind.total_bytes() for kind in kinds)
-    instance = Instance(
+    problem = PlacementProblem(
         kinds=tuple(kinds),
         cliques=cliques,
         device_bytes=(int(total * rng.uniform(0.03, 0.4)),) * num,
@@ -106,4 +113,66 @@ def random_instance(
         in_degree=degree,
         parts=lambda _: parts,
     )
-    return instance, know
+    return problem, know
+
+
+def placed_by(
+    policy: str,
+    hotness: Heat,
+    costs: RowCosts | ReadNetwork,
+    capacity_rows: Sequence[int],
+    *,
+    cliques: Sequence[Sequence[int]] | None = None,
+    host_rows: int | None = None,
+    out_degree: NDArray[np.int64] | None = None,
+    parts: NDArray[np.int32] | None = None,
+    seed: int = 0,
+) -> tuple[Placement, RowReads]:
+    """Place feature rows by a named policy, and evaluate what it leaves to read."""
+    problem = rows_problem(hotness, costs, capacity_rows, cliques, host_rows)
+    know = Knowledge(
+        out_degree=out_degree, parts=None if parts is None else lambda _: parts, seed=seed
+    )
+    placement = place(policy, problem, know)
+    return placement, evaluate_rows(problem, placement)
+
+
+def place_named(name: str, problem: PlacementProblem, know: Knowledge) -> Placement | Reason:
+    """Place a problem by a named policy, or say why it has no placement here."""
+    return place_by(find_policy(name), problem, know)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Compared:
+    """All policies on one problem, by the one evaluator."""
+
+    scores: dict[str, PlacementScore]
+    reasons: dict[str, str]
+    """Why a policy has no placement."""
+    joint: JointPlacement
+    """The programme's own placement, before it is held against the others."""
+    best: Placement
+
+
+def compare_policies(
+    problem: PlacementProblem,
+    know: Knowledge,
+    goal: Goal = "pipelined",
+    *,
+    names: Sequence[str] = (),
+) -> Compared:
+    """Score every named policy, or all, and joint."""
+    joint = place_joint(problem, goal)
+    scores, reasons = {JOINT: joint.score}, dict[str, str]()
+    best = joint.placement
+    every = [p.name for p in PLACEMENT_POLICIES if p.function and p.name != JOINT]
+    for name in names or every:
+        found = place_named(name, problem, know)
+        if isinstance(found, Reason):
+            reasons[name] = found.why
+            continue
+        scores[name] = score(problem, found, goal)
+        if scores[name].seconds < scores[JOINT].seconds:
+            best = replace(found, policy=JOINT, variant=f"{found.policy}: {found.variant}")
+            scores[JOINT] = scores[name]
+    return Compared(scores=scores, reasons=reasons, joint=joint, best=best)

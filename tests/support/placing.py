@@ -5,7 +5,7 @@ from numpy.typing import NDArray
 
 from planner.candidate import Candidate
 from planner.cost.request import Request
-from planner.placement.place import Placed, memories_of, place_rows
+from planner.placement.place import CandidatePlacement, memories_of, place_rows
 from planner.workload import Hotness
 
 
@@ -16,7 +16,7 @@ def rows_placed(
     *,
     host: bool,
     degrees: NDArray[np.int64] | None = None,
-) -> Placed:
+) -> CandidatePlacement:
     """By the candidate's policy, in the memories it has; `host`: whether the host may map rows."""
     memories = memories_of(asked, candidate, hotness, shared_host=host)
     return place_rows(asked, candidate, hotness, memories, out_degree=degrees)

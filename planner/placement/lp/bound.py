@@ -19,20 +19,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.parallel import side_by_side
-from planner.placement.layout import Instance
-from planner.placement.lp.program import Prices
-from planner.placement.network import Rows
-from planner.placement.reads import DISK, HOST
+from planner.placement.costs import DISK, HOST, ObjectiveRows
+from planner.placement.lp.formulate import Prices
+from planner.placement.problem import PlacementProblem
 
 NEVER = 1e30
 """Seconds per byte where there is no such place."""
 
 
-def lagrangian_bound(instance: Instance, rows: Rows, prices: Prices) -> float:
+def lagrangian_bound(problem: PlacementProblem, rows: ObjectiveRows, prices: Prices) -> float:
     """Seconds (or what the objective counts) below which no placement comes.
 
     Args:
-        instance: the problem.
+        problem: the problem.
         rows: of the objective.
         prices: any; those of the linear programme give the best bound.
     """
@@ -40,19 +39,19 @@ def lagrangian_bound(instance: Instance, rows: Rows, prices: Prices) -> float:
     weights = np.maximum(prices.rows, 0.0) / total if total > 0 else prices.rows
     device, host = np.maximum(prices.device, 0.0), max(prices.host, 0.0)
     seconds = np.einsum("k,ktgs->tgs", weights, rows.weights)
-    seconds[~np.isfinite(instance.network.alone)] = NEVER
-    if instance.host_bytes is None:  # what the host has is not read from disk
-        on_host = np.isfinite(instance.network.alone[:, :, HOST])
+    seconds[~np.isfinite(problem.network.alone)] = NEVER
+    if problem.host_bytes is None:  # what the host has is not read from disk
+        on_host = np.isfinite(problem.network.alone[:, :, HOST])
         seconds[:, :, DISK] = np.where(on_host, NEVER, seconds[:, :, DISK])
     bound = float(weights @ rows.constants)
-    bound -= sum(float(p) * m for p, m in zip(device, instance.device_bytes, strict=True))
-    if instance.host_bytes is not None:
-        bound -= host * instance.host_bytes
+    bound -= sum(float(p) * m for p, m in zip(device, problem.device_bytes, strict=True))
+    if problem.host_bytes is not None:
+        bound -= host * problem.host_bytes
 
     def least(t: int) -> float:
-        kind = instance.kinds[t]
+        kind = problem.kinds[t]
         laws, priced, device_price, room, clique, number = _alike(
-            instance, kind.laws, seconds[t] * kind.read_bytes, device
+            problem, kind.laws, seconds[t] * kind.read_bytes, device
         )
         return float(
             _least(
@@ -65,28 +64,28 @@ def lagrangian_bound(instance: Instance, rows: Rows, prices: Prices) -> float:
                 number,
                 kind.size_array(),
                 host,
-                len(instance.cliques),
-                instance.host_bytes is not None,
+                len(problem.cliques),
+                problem.host_bytes is not None,
             )
         )
 
-    items = max(kind.num_items for kind in instance.kinds)
-    for found in side_by_side(least, range(len(instance.kinds)), items=items):
+    items = max(kind.num_items for kind in problem.kinds)
+    for found in side_by_side(least, range(len(problem.kinds)), items=items):
         bound += found
     return bound
 
 
 def _alike(
-    instance: Instance,
+    problem: PlacementProblem,
     laws: tuple[int, ...],
     seconds: NDArray[np.float64],
     device: NDArray[np.float64],
 ) -> tuple[NDArray[Any], ...]:
     """Laws, seconds, prices, room, clique and number of the devices that differ in any of these."""
-    clique = instance.clique_of()
-    table = np.column_stack([clique, laws, instance.device_bytes, device, seconds])
+    clique = problem.clique_of()
+    table = np.column_stack([clique, laws, problem.device_bytes, device, seconds])
     _, first, number = np.unique(table, axis=0, return_index=True, return_counts=True)
-    room = np.array(instance.device_bytes, np.int64)
+    room = np.array(problem.device_bytes, np.int64)
     return (
         np.array(laws)[first],
         np.ascontiguousarray(seconds[first]),

@@ -25,14 +25,13 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.placement.layout import Held, Instance, Layout
-from planner.placement.lp.buckets import Groups
-from planner.placement.lp.program import LinearProgram, Prices
-from planner.placement.lp.rounding import Chosen, fill
+from planner.placement.costs import CROSS, HOST, OWN, PEER, ObjectiveRows, drop_dominated
+from planner.placement.lp.formulate import Groups, LinearProgram, Prices
+from planner.placement.lp.round_solution import WantedCopies, fill_devices
 from planner.placement.lp.solver import SHARED, Failure
-from planner.placement.network import Rows, undominated
 from planner.placement.order import hotness_order
-from planner.placement.reads import CROSS, HOST, OWN, PEER, mark_holders
+from planner.placement.placement import ItemPlacement, Placement, mark_holders
+from planner.placement.problem import PlacementProblem
 
 HALVINGS = 200
 """Of the interval that holds a price: more than a float has bits."""
@@ -70,7 +69,7 @@ class Fill:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Cheapest:
+class CheapestFill:
     """The optimum of one clique."""
 
     fills: tuple[tuple[float, Fill], ...]
@@ -92,16 +91,16 @@ class _Factors:
     peers: bool
 
 
-def make_ladder(instance: Instance, t: int, device: int, limit: int) -> Ladder:
+def make_ladder(problem: PlacementProblem, t: int, device: int, limit: int) -> Ladder:
     """Sort a kind's items as one device reads them.
 
     Args:
-        instance: the problem.
+        problem: the problem.
         t: index of the kind.
         device: whose law.
         limit: bytes of the device; larger items are left out.
     """
-    kind = instance.kinds[t]
+    kind = problem.kinds[t]
     heat, size = kind.heat[kind.laws[device]], kind.size_array()
     density = np.asarray(_densities(heat, size, kind.read_bytes, limit))
     order = hotness_order(density)
@@ -142,7 +141,7 @@ def _sums(heat: np.ndarray, size: np.ndarray, read_bytes: float, order: np.ndarr
 
 def cheapest(
     ladders: list[Ladder], seconds: NDArray[np.float64], num_devices: int, limit: int
-) -> Cheapest:
+) -> CheapestFill:
     """Fill a clique so that its devices read for the fewest priced seconds.
 
     Args:
@@ -172,7 +171,7 @@ def cheapest(
 
     most = fill(0.0)
     if used(most) <= limit:
-        return Cheapest(fills=((1.0, most),), price=0.0)
+        return CheapestFill(fills=((1.0, most),), price=0.0)
     low, high = 0.0, max(
         (-float(x.density[0]) * max(f.dealt, f.whole) for x, f in zip(ladders, factors, strict=True)
          if len(x.density)), default=0.0,
@@ -184,7 +183,7 @@ def cheapest(
         low, high = (middle, high) if used(fill(middle)) > limit else (low, middle)
     less, more = fill(high), fill(low)
     share = (limit - used(less)) / (used(more) - used(less))
-    return Cheapest(fills=((1.0 - share, less), (share, more)), price=high)
+    return CheapestFill(fills=((1.0 - share, less), (share, more)), price=high)
 
 
 def fill_reads(ladders: list[Ladder], fill: Fill, num_devices: int) -> NDArray[np.float64]:
@@ -236,7 +235,7 @@ STEADY = 0.5
 
 Shares = tuple[tuple[float, Fill], ...]
 """Fills of a clique by shares that sum to 1."""
-Columns = list[list[tuple[NDArray[np.float64], Cheapest]]]
+Columns = list[list[tuple[NDArray[np.float64], CheapestFill]]]
 """By clique: what a fill loads the rows with, shape [K'], and the fill."""
 
 
@@ -280,18 +279,18 @@ class _Loads:
 class _Cliques:
     """The cliques' subproblems."""
 
-    def __init__(self, instance: Instance, loads: _Loads) -> None:
+    def __init__(self, problem: PlacementProblem, loads: _Loads) -> None:
         self.loads = loads
-        self.sizes = [len(clique) for clique in instance.cliques]
-        self.limits = [min(instance.device_bytes[g] for g in c) for c in instance.cliques]
+        self.sizes = [len(clique) for clique in problem.cliques]
+        self.limits = [min(problem.device_bytes[g] for g in c) for c in problem.cliques]
         self.ladders = [
-            [make_ladder(instance, t, clique[0], limit) for t in range(len(instance.kinds))]
-            for clique, limit in zip(instance.cliques, self.limits, strict=True)
+            [make_ladder(problem, t, clique[0], limit) for t in range(len(problem.kinds))]
+            for clique, limit in zip(problem.cliques, self.limits, strict=True)
         ]
 
-    def at(self, weights: NDArray[np.float64]) -> tuple[float, list[Cheapest]]:
+    def at(self, weights: NDArray[np.float64]) -> tuple[float, list[CheapestFill]]:
         """The Lagrangian's value at weights that sum to 1, and what reaches it."""
-        value, found = float(weights @ self.loads.constants), list[Cheapest]()
+        value, found = float(weights @ self.loads.constants), list[CheapestFill]()
         seconds = np.einsum("k,ktcs->tcs", weights, self.loads.weights)
         for c, (n, limit) in enumerate(zip(self.sizes, self.limits, strict=True)):
             found.append(cheapest(self.ladders[c], seconds[:, c] / n, n, limit))
@@ -304,28 +303,28 @@ class _Cliques:
         return np.sum(parts, axis=0)
 
 
-def can_fill(instance: Instance, groups: Groups) -> bool:
+def can_fill(problem: PlacementProblem, groups: Groups) -> bool:
     """Whether cliques differ in their laws, are alike inside, and share nothing but links."""
     return (
-        any(kind.heat.shape[0] > 1 for kind in instance.kinds)
+        any(kind.heat.shape[0] > 1 for kind in problem.kinds)
         and all(len(each.groups) == 1 for each in groups.classes)
-        and instance.host_bytes is None
-        and bool(np.isfinite(instance.network.alone[:, :, HOST]).all())
-        and not np.isfinite(instance.network.alone[:, :, CROSS]).any()
-        and sum(kind.num_items for kind in instance.kinds) <= MOST_ITEMS
+        and problem.host_bytes is None
+        and bool(np.isfinite(problem.network.alone[:, :, HOST]).all())
+        and not np.isfinite(problem.network.alone[:, :, CROSS]).any()
+        and sum(kind.num_items for kind in problem.kinds) <= MOST_ITEMS
     )
 
 
-def mix_fills(instance: Instance, rows: Rows) -> Mixture | None:
+def mix_fills(problem: PlacementProblem, rows: ObjectiveRows) -> Mixture | None:
     """Find the weights that bound best; None where no solver answers.
 
     Args:
-        instance: one that `can_fill` takes.
+        problem: one that `can_fill` takes.
         rows: of the objective.
     """
-    loads = _by_clique(instance, rows)
-    cliques = _Cliques(instance, loads)
-    columns: Columns = [[] for _ in instance.cliques]
+    loads = _by_clique(problem, rows)
+    cliques = _Cliques(problem, loads)
+    columns: Columns = [[] for _ in problem.cliques]
     best = tried = np.full(len(loads.constants), 1 / len(loads.constants))
     bound, prices = -np.inf, list[float]()
     value, mixed = np.inf, np.zeros(0)
@@ -343,8 +342,8 @@ def mix_fills(instance: Instance, rows: Rows) -> Mixture | None:
             break
         tried = STEADY * best + (1 - STEADY) * weights
     shares = _shares(columns, mixed)
-    device, reads = np.zeros(instance.num_devices), np.zeros(instance.network.alone.shape)
-    for c, clique in enumerate(instance.cliques):
+    device, reads = np.zeros(problem.num_devices), np.zeros(problem.network.alone.shape)
+    for c, clique in enumerate(problem.cliques):
         device[list(clique)] = prices[c]
         reads[:, list(clique)] = cliques.reads(c, shares[c])[:, None]
     return Mixture(
@@ -357,18 +356,18 @@ def mix_fills(instance: Instance, rows: Rows) -> Mixture | None:
     )
 
 
-def round_mixture(instance: Instance, mixture: Mixture) -> Layout:
+def round_mixture(problem: PlacementProblem, mixture: Mixture) -> Placement:
     """Whole items: each of a clique's items by the fills' shares, within every device's bytes."""
     none = np.zeros(0, np.int64)
     chosen = [
-        Chosen(
-            replicated=[none] * len(instance.cliques),
-            dealt=[none] * len(instance.cliques),
-            single=[none] * instance.num_devices,
+        WantedCopies(
+            replicated=[none] * len(problem.cliques),
+            dealt=[none] * len(problem.cliques),
+            single=[none] * problem.num_devices,
         )
-        for _ in instance.kinds
+        for _ in problem.kinds
     ]
-    unread = [[none] * len(instance.cliques) for _ in instance.kinds]
+    unread = [[none] * len(problem.cliques) for _ in problem.kinds]
     for c, shares in enumerate(mixture.shares):
         for t, ladder in enumerate(mixture.ladders[c]):
             state = _states(ladder, t, shares)
@@ -376,26 +375,26 @@ def round_mixture(instance: Instance, mixture: Mixture) -> Layout:
             chosen[t].replicated[c] = ids[state == _EVERY]
             chosen[t].dealt[c] = ids[(state == _PART) | (state == _UNREAD)]
             unread[t][c] = ids[state == _UNREAD]
-    own = fill(instance, chosen)
-    held: list[Held] = []
-    for t, kind in enumerate(instance.kinds):
+    own = fill_devices(problem, chosen)
+    held: list[ItemPlacement] = []
+    for t, kind in enumerate(problem.kinds):
         codes: list[NDArray[np.uint8]] = []
-        for c, clique in enumerate(instance.cliques):
+        for c, clique in enumerate(problem.cliques):
             place = np.full(kind.num_items, HOST, np.uint8)
-            if len(clique) > 1 and np.isfinite(instance.network.alone[t, clique[0], PEER]):
+            if len(clique) > 1 and np.isfinite(problem.network.alone[t, clique[0], PEER]):
                 place[mark_holders([own[t][d] for d in clique], kind.num_items) >= 0] = PEER
                 place[unread[t][c]] = HOST
             codes.append(place)
-        held.append(Held(own=own[t], elsewhere=codes, on_host=None))
-    return Layout(policy="joint", held=tuple(held), variant="prices")
+        held.append(ItemPlacement(own=own[t], elsewhere=codes, on_host=None))
+    return Placement(policy="joint", cliques=problem.cliques, items=tuple(held), variant="prices")
 
 
-def _by_clique(instance: Instance, rows: Rows) -> _Loads:
+def _by_clique(problem: PlacementProblem, rows: ObjectiveRows) -> _Loads:
     weights = np.stack(
-        [rows.weights[:, :, list(clique)].sum(axis=2) for clique in instance.cliques], axis=2
+        [rows.weights[:, :, list(clique)].sum(axis=2) for clique in problem.cliques], axis=2
     )
     names = tuple(map(str, range(len(rows.names))))
-    kept = undominated(Rows(names=names, weights=weights, constants=rows.constants))
+    kept = drop_dominated(ObjectiveRows(names=names, weights=weights, constants=rows.constants))
     flat = weights.reshape(len(weights), -1)
     scale = max(float(flat.max(initial=0.0)), 1e-300)
     spread = np.zeros((len(rows.names), len(kept.names)))

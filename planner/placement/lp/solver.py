@@ -4,12 +4,10 @@ Solvers report time-outs as optimal (PuLP gives status 1 for any incumbent), so 
 optimum counts, and the point is checked against the constraints afterwards. Always a minimisation:
 the sign of multipliers differs between solvers otherwise.
 
-Solving in a child process with a hard limit: a solver that hangs or overruns is killed.
-
-The limit is on the child's processor seconds: on a busy machine a plan must not depend on how long
-others keep the processor. A wall clock limit, far above it, is left for a solver that only waits.
-
-One child serves all programmes of a search, since starting it takes longer than most of them.
+A child process, `python -m planner.placement.lp.solver FD`, serves all programmes of a search. One
+that hangs or overruns is killed. The limit is on its processor seconds: on a busy machine a plan
+must not depend on how long others keep the processor. A wall clock limit, far above it, is left for
+a solver that only waits.
 """
 
 import atexit
@@ -29,7 +27,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.placement.lp.program import LinearProgram
+from planner.placement.lp.formulate import LinearProgram
 from runtime.children import child_environment
 
 TOLERANCE = 1e-6
@@ -212,7 +210,7 @@ LOOK_SECONDS = 0.5
 """Between two looks at what a child has used."""
 
 
-class Child:
+class SolverProcess:
     """A solver process, started when first asked."""
 
     def __init__(self) -> None:
@@ -269,7 +267,7 @@ class Child:
     def _start(self) -> Connection:
         ours, theirs = Pipe()
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "planner.placement.lp.child", str(theirs.fileno())],
+            [sys.executable, "-m", __name__, str(theirs.fileno())],
             pass_fds=[theirs.fileno()],
             env=child_environment(),
             stdin=subprocess.DEVNULL,
@@ -297,6 +295,26 @@ def _cpu_seconds(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-SHARED = Child()
+SHARED = SolverProcess()
 """The process that the planner's programmes go to."""
 atexit.register(SHARED.close)
+
+
+def serve(connection: Connection) -> None:
+    """Answer (programme, seconds, solver) with a Point or a Failure."""
+    while True:
+        try:
+            linear, seconds, solver = pickle.loads(connection.recv_bytes())
+        except EOFError:
+            return
+        try:
+            answer: object = solve(linear, seconds=seconds, solver=solver)
+        except Exception as error:
+            answer = Failure(why=f"{type(error).__name__}: {error}")
+        connection.send_bytes(pickle.dumps(answer))
+
+
+if __name__ == "__main__":
+    from planner.placement.lp import solver  # answers are pickled under the module's own name
+
+    solver.serve(Connection(int(sys.argv[1])))

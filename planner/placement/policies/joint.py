@@ -1,100 +1,153 @@
-"""Place by the linear programme, or by a published policy where that scores better.
+"""`joint`: features and topology placed for the least step over shared links (formulas 6).
 
-Whole items and small budgets can favour a rule of thumb, and none of them is thrown away.
+    buckets -> linear programme (a child process; one sort where that is proved exact)
+            -> whole items within every budget -> small exchanges -> score, bound, prices
+
+Where cliques draw from laws of their own, buckets would have to tell apart who asks for an item as
+well as how often, and become coarse: there mixtures of whole fills take the buckets' place. The one
+evaluator scores the result; the bound comes from the programme's prices by weak duality, so neither
+depends on what the solver claims. A published policy that scores better is taken instead: whole
+items and small budgets can favour a rule of thumb.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from planner.placement.evaluate import Score, evaluate, score
-from planner.placement.layout import Instance, Layout, Reason, read_nearest
-from planner.placement.lp.joint import Joint, place_joint
-from planner.placement.network import Goal
-from planner.placement.policies.copies import Knowledge, place_named, rows_instance
-from planner.placement.policies.policy import Asked, Placement, as_variant, place_by, sort_key
+from planner.parallel import side_by_side
+from planner.placement.costs import Goal, ObjectiveRows, drop_dominated, objective_rows
+from planner.placement.evaluate import PlacementScore, evaluate_rows, score
+from planner.placement.lp.bound import lagrangian_bound
+from planner.placement.lp.formulate import Buckets, Groups, find_groups, make_buckets
+from planner.placement.lp.improve import exchange
+from planner.placement.lp.mixture import can_fill, mix_fills, round_mixture
+from planner.placement.lp.relax import SECONDS, Relaxation, relax
+from planner.placement.lp.round_solution import read_seconds, round_shares
+from planner.placement.placement import Placement
+from planner.placement.policies.policy import Knowledge, place_by
 from planner.placement.policies.registry import PLACEMENT_POLICIES
+from planner.placement.policies.song_jiang import sort_key
+from planner.placement.problem import PlacementProblem
 
 JOINT = "joint"
+UNKNOWNS = 2400
+"""Buckets times groups that are aimed at: a programme of this size takes well under a second."""
+BOUND_BUCKETS = 128
+"""Buckets per kind for a bound alone."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Compared:
-    """All policies on one instance, by the one evaluator."""
+class JointPlacement:
+    """A placement by the programme with what is known of it."""
 
-    scores: dict[str, Score]
-    reasons: dict[str, str]
-    """Why a policy has no placement."""
-    joint: Joint
-    """The programme's own placement, before it is held against the others."""
-    best: Layout
+    placement: Placement
+    score: PlacementScore
+    bound: float
+    """No placement scores less."""
+    relaxed: Relaxation
+
+    @property
+    def gap(self) -> float:
+        """(score - bound) / bound; 0 where both are 0."""
+        excess = self.score.seconds - self.bound
+        if excess <= 1e-12 * abs(self.score.seconds):
+            return 0.0
+        return excess / self.bound if self.bound > 0 else float("inf")
 
 
-def compare_policies(
-    instance: Instance, know: Knowledge, goal: Goal = "pipelined", *, names: Sequence[str] = ()
-) -> Compared:
-    """Score every named policy and joint.
+def place_joint(
+    problem: PlacementProblem,
+    goal: Goal = "pipelined",
+    *,
+    limit: int | None = None,
+    seconds: float = SECONDS,
+    solver: str = "",
+) -> JointPlacement:
+    """Place by the linear programme.
 
     Args:
-        instance: the problem.
-        know: what some policies look at besides.
+        problem: the problem.
         goal: objective.
-        names: policies; none: all.
+        limit: buckets per kind; None: by the number of groups.
+        seconds: limit of the solver; past it the density order places.
+        solver: highs | cbc | sort | density, over buckets; empty: mixtures of fills where they
+            serve, sort where it is exact, else what is installed.
     """
-    joint = place_joint(instance, goal)
-    scores, reasons = {JOINT: joint.score}, dict[str, str]()
-    best = joint.layout
-    for name in names or [p.name for p in PLACEMENT_POLICIES if p.copies]:
-        found = place_named(name, instance, know)
-        if isinstance(found, Reason):
-            reasons[name] = found.why
-            continue
-        scores[name] = score(instance, found, goal)
-        if scores[name].seconds < scores[JOINT].seconds:
-            best = replace(found, policy=JOINT, variant=f"{found.policy}: {found.variant}")
-            scores[JOINT] = scores[name]
-    return Compared(scores=scores, reasons=reasons, joint=joint, best=best)
+    rows = drop_dominated(objective_rows(problem.network, goal))
+    groups = find_groups(problem, rows)
+    mixed = None if solver else _mix(problem, rows, groups)
+    if mixed is not None:
+        placement, relaxed = mixed
+    else:
+        if limit is None:
+            limit = max(48, min(256, UNKNOWNS // (len(groups.groups) * len(problem.kinds))))
+        buckets = make_all_buckets(problem, limit)
+        relaxed = relax(problem, rows, groups, buckets, goal=goal, seconds=seconds, solver=solver)
+        placement = round_shares(problem, rows, groups, buckets, relaxed)
+    return JointPlacement(
+        placement=placement,
+        score=score(problem, placement, goal),
+        bound=lagrangian_bound(problem, rows, relaxed.prices),
+        relaxed=relaxed,
+    )
 
 
-def place_rows_jointly(asked: Asked) -> Placement:
-    """Place feature rows by the programme, or by a policy held against it that scores better.
+def make_all_buckets(problem: PlacementProblem, limit: int) -> list[Buckets]:
+    """Sort each kind's items into buckets (`make_buckets`)."""
+    largest = max(problem.device_bytes)
+    return side_by_side(
+        lambda kind: make_buckets(kind, limit, largest=largest),
+        problem.kinds,
+        items=max(kind.num_items for kind in problem.kinds),
+    )
 
-    With a network the candidates are held against each other on it: devices that share a link with
-    more readers wait longer.
+
+def _mix(
+    problem: PlacementProblem, rows: ObjectiveRows, groups: Groups
+) -> tuple[Placement, Relaxation] | None:
+    """Fill cliques item by item at the weights that bound best; None where that does not serve."""
+    mixture = mix_fills(problem, rows) if can_fill(problem, groups) else None
+    if mixture is None:
+        return None
+    seconds = read_seconds(problem, rows, mixture.prices)
+    placement = exchange(problem, rows, round_mixture(problem, mixture), seconds)
+    relaxed = Relaxation(
+        seconds=mixture.value,
+        shares=[],
+        reads=mixture.reads,
+        prices=mixture.prices,
+        row_names=rows.names,
+        solver="columns",
+        status="optimal" if mixture.met else f"stopped {mixture.value / mixture.bound - 1:.1e} off",
+    )
+    return placement, relaxed
+
+
+def bound_placements(problem: PlacementProblem, goal: Goal) -> float:
+    """Bound the objective of all placements from below, without making one."""
+    rows = drop_dominated(objective_rows(problem.network, goal))
+    groups = find_groups(problem, rows)
+    mixture = mix_fills(problem, rows) if can_fill(problem, groups) else None
+    if mixture is not None:
+        return lagrangian_bound(problem, rows, mixture.prices)
+    buckets = make_all_buckets(problem, BOUND_BUCKETS)
+    return lagrangian_bound(problem, rows, relax(problem, rows, groups, buckets, goal=goal).prices)
+
+
+def place_jointly(problem: PlacementProblem, know: Knowledge) -> Placement:
+    """Place feature rows by the programme, or by a policy held against it that scores better."""
+    found = place_joint(problem, "serial")
+    items = tuple(replace(items, elsewhere=None) for items in found.placement.items)
+    own = replace(found.placement, items=items, variant=found.relaxed.solver)
+    others = [place_by(each, problem, know) for each in PLACEMENT_POLICIES if each.checks_joint]
+    tried = [own, *(each for each in others if isinstance(each, Placement))]
+    return replace(min(tried, key=lambda each: _rank(problem, each)), policy=JOINT)
+
+
+def _rank(problem: PlacementProblem, found: Placement) -> tuple[float, ...]:
+    """Rank placements, least first.
+
+    With a network of unlike devices they are compared on it: those that share a link with more
+    readers wait longer.
     """
-    hotness, groups = asked.hotness, asked.groups
-    every = asked.host_rows is None or asked.host_rows >= hotness.shape[-1]
-    limit = None if every else asked.host_rows
-    instance = rows_instance(hotness, asked.costs, asked.capacity_rows, groups, limit)
-    if asked.network is not None:
-        instance = replace(instance, network=asked.network)
-    found = place_joint(instance, "serial")
-    held = found.layout.held[0]
-    result = evaluate(
-        hotness,
-        held.own,
-        asked.costs,
-        cliques=groups,
-        on_host=held.on_host,
-        row_bytes=asked.row_bytes,
-    )
-    own = Placement(
-        policy=JOINT,
-        variant=found.relaxed.solver,
-        own=held.own,
-        cliques=groups,
-        on_host=held.on_host,
-        evaluation=result,
-        variants=(as_variant(found.relaxed.solver, result),),
-    )
-    tried = [own, *(place_by(each, asked) for each in PLACEMENT_POLICIES if each.checks_joint)]
-    best = min(tried, key=lambda each: _worth(instance, asked, each))
-    variants = tuple(as_variant(p.variant, p.evaluation) for p in tried)
-    return replace(best, policy=JOINT, variants=variants)
-
-
-def _worth(instance: Instance, asked: Asked, found: Placement) -> tuple[float, ...]:
-    """What placements are ranked by, least first."""
-    if asked.network is None:
-        return tuple(sort_key(found.evaluation, asked.objective))
-    held = read_nearest(instance, 0, found.own, found.on_host)
-    return (score(instance, Layout(policy="", held=(held,)), "serial", check=False).seconds,)
+    if problem.compares_links:
+        return (score(problem, found, "serial", check=False).seconds,)
+    return sort_key(evaluate_rows(problem, found))

@@ -24,9 +24,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.cost.stages.gather import lines
-from planner.placement.layout import Instance, Reason
 from planner.placement.order import Probabilities, hotness_order
-from planner.placement.policies.copies import Copies, Knowledge, heat_of_clique
+from planner.placement.policies.policy import Copies, Knowledge, Reason, sum_heat
+from planner.placement.problem import PlacementProblem
 
 
 def deal_rows(queue: NDArray[np.int64], num_devices: int) -> list[NDArray[np.int64]]:
@@ -310,25 +310,25 @@ def _prefix(values: NDArray[Any]) -> NDArray[np.float64]:
     return np.concatenate([[0.0], np.cumsum(values, dtype=np.float64)])
 
 
-def place_unified_cache(instance: Instance, know: Knowledge) -> Copies | Reason:
+def place_unified_cache(problem: PlacementProblem, know: Knowledge) -> Copies | Reason:
     """Split each clique's memory between lists and rows as published, and fill both."""
-    least = min(instance.device_bytes)
-    if len(instance.kinds) == 1:
-        rows = least // int(instance.kinds[0].size)
-        own = [np.zeros(0, np.int64) for _ in instance.device_bytes]
-        for clique in instance.cliques:
-            order = hotness_order(heat_of_clique(instance.kinds[0], clique))
+    least = min(problem.device_bytes)
+    if len(problem.kinds) == 1:
+        rows = least // int(problem.kinds[0].size)
+        own = [np.zeros(0, np.int64) for _ in problem.device_bytes]
+        for clique in problem.cliques:
+            order = hotness_order(sum_heat(problem.kinds[0], clique))
             for i, g in enumerate(clique):
                 own[g] = order[i : len(clique) * rows : len(clique)]
         return Copies(own={0: own}, variant="no topology to share with")
     if know.in_degree is None:
-        return Reason(policy="legion", why="the lengths of the neighbour lists are not known")
-    features, topology = instance.kinds[0], instance.kinds[1]
+        return Reason(why="the lengths of the neighbour lists are not known")
+    features, topology = problem.kinds[0], problem.kinds[1]
     found = place_legion(
         features.heat[list(features.laws)],
         topology.heat[list(topology.laws)],
         know.in_degree,
-        cliques=instance.cliques,
+        cliques=problem.cliques,
         row_bytes=int(features.size),
         device_cache_bytes=least,
     )

@@ -1,199 +1,190 @@
-"""Place feature rows by a named policy: the rows each device holds, and what that costs."""
+"""Place items by a named policy.
 
+A policy names the items of each kind that every device holds. What the host keeps, and from where
+everything else is read, follows by one rule for all policies; a policy that decides this too
+returns the whole placement.
+"""
+
+import typing
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
+import numba
 import numpy as np
 from numpy.typing import NDArray
 
 from planner.errors import SettingsError
-from planner.placement.costs import RowCosts
-from planner.placement.evaluate import Evaluation, evaluate
-from planner.placement.layout import Reason
-from planner.placement.location import hottest_on_host
-from planner.placement.network import Network
-from planner.placement.order import Probabilities, check_hotness
-from planner.placement.policies.copies import Knowledge, place_named, rows_instance
+from planner.placement.order import check_hotness, hotness_order
+from planner.placement.placement import ItemPlacement, Placement
 from planner.placement.policies.registry import PlacementPolicy, find_policy, load_function
+from planner.placement.problem import Heat, Ids, ItemKind, PlacementProblem
 
 Parts = Callable[[str, int], NDArray[np.int32]]
 """Device of each node, by a partitioner's name and the number of devices."""
-
-
-Objective = Literal["max", "mean"]
-"""What is minimised over devices: the slowest one's seconds, or their mean."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Variant:
-    """One placement that was tried, and its score."""
-
-    name: str
-    max_seconds: float
-    mean_seconds: float
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Placement:
-    """Which rows each device holds, and what that is expected to cost."""
-
-    policy: str
-    variant: str
-    """What the policy settled on (the reading of Song-Jiang, by clique)."""
-    own: list[NDArray[np.int64]]
-    """Ids each device stores, by slot."""
-    cliques: list[list[int]]
-    """Devices that can read each other's rows."""
-    on_host: NDArray[np.bool_] | None
-    """Whether a row is in host memory, shape [N]; None: all are."""
-    evaluation: Evaluation
-    variants: tuple[Variant, ...]
-    """All that was tried on the first clique, the chosen one first, scored as if the place of a
-    miss (host, or disk where the host lacks rows) held every row."""
+FAR = 1e30
+"""Seconds per byte that stand for a place that cannot be read."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Asked:
-    """Feature rows to place: the arguments of `place`, checked."""
+class Knowledge:
+    """What some policies look at besides the problem."""
 
-    hotness: Probabilities
-    costs: RowCosts
-    capacity_rows: Sequence[int]
-    groups: list[list[int]]
-    """The cliques; each device in one."""
-    host_rows: int | None
-    out_degree: NDArray[np.int64] | None
-    parts: Parts | None
-    row_bytes: int
-    seed: int
-    objective: Objective
-    network: Network | None
+    out_degree: NDArray[np.int64] | None = None
+    """Lists each node stands in, shape [N]."""
+    in_degree: NDArray[np.int64] | None = None
+    """Length of each node's list, shape [N]; for legion."""
+    parts: Callable[[str], NDArray[np.int32] | None] | None = None
+    """Device of each node by a partitioner's name (metis, pagraph), or None."""
+    reach: Callable[[str], NDArray[np.bool_] | None] | None = None
+    """Nodes that each device's batches can touch under those parts, redundant ones included, shape
+    [G, N]; for pagraph and pagraph-plus. None: each device's own part."""
+    seed: int = 0
 
 
-def place(
-    policy: str,
-    hotness: Probabilities,
-    costs: RowCosts,
-    capacity_rows: Sequence[int],
-    *,
-    cliques: Sequence[Sequence[int]] | None = None,
-    host_rows: int | None = None,
-    out_degree: NDArray[np.int64] | None = None,
-    parts: Parts | None = None,
-    row_bytes: int = 0,
-    seed: int = 0,
-    objective: Objective = "max",
-    network: Network | None = None,
-) -> Placement:
-    """Place feature rows by a named policy.
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Copies:
+    """What every device holds by a policy."""
+
+    own: dict[int, list[Ids]]
+    """Ids that each device holds, by index of the problem's kind; the others lie on the host."""
+    variant: str = ""
+    """What the policy settled on; empty: there was nothing to settle."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reason:
+    """Why a policy has no placement here."""
+
+    why: str
+
+
+def place(policy: str, problem: PlacementProblem, know: Knowledge | None = None) -> Placement:
+    """Place the items of a problem by a named policy.
 
     Args:
-        policy: a name of the registry that places rows by a function; none leaves the devices
-            empty.
-        hotness: p(v), shape [N] when all devices draw from the same law, else [G, N].
-        costs: Seconds per row, gross.
-        capacity_rows: Rows each of the G devices may hold.
-        cliques: Devices that can read each other's rows; None: all of them.
-        host_rows: Rows host memory may hold; the hottest it must serve are kept there and the rest
-            stay on disk. None: all of them.
-        out_degree: Lists each vertex stands in, shape [N]; for policies that need them.
-        parts: Partitions of the graph; for policies that need them.
-        row_bytes: Bytes per row.
-        seed: For policy random.
-        objective: What song-jiang minimises over the devices of a clique.
-        network: Seconds per row of each device, for policies that look at shared links.
-            None: `costs` hold for all.
-
-    Returns:
-        The placement and its score.
+        policy: a name of the registry; `none` leaves the devices empty.
+        problem: the problem; its first kind are the feature rows.
+        know: what some policies look at besides.
 
     Raises:
         SettingsError: the policy is unknown or lacks its input.
         InputError: hotness holds negative or non-finite values.
     """
     found = find_policy(policy)
-    if not found.fixed:
+    if not found.function:
         raise SettingsError(f"expected a policy that places rows, found {policy!r}: a cache")
-    check_hotness(hotness)
-    asked = Asked(
-        hotness=hotness,
-        costs=costs,
-        capacity_rows=capacity_rows,
-        groups=[list(c) for c in ([range(len(capacity_rows))] if cliques is None else cliques)],
-        host_rows=host_rows,
-        out_degree=out_degree,
-        parts=parts,
-        row_bytes=row_bytes,
-        seed=seed,
-        objective=objective,
-        network=network,
-    )
-    return place_by(found, asked)
+    check_hotness(problem.kinds[0].heat)
+    placement = place_by(found, problem, know or Knowledge())
+    if isinstance(placement, Reason):
+        raise SettingsError(f"policy {policy}: {placement.why}")
+    return placement
 
 
-def place_by(policy: PlacementPolicy, asked: Asked) -> Placement:
-    """Place rows by a policy of the registry.
-
-    Raises:
-        SettingsError: it lacks its input.
-    """
-    if policy.rows:
-        placed: Placement = load_function(policy.rows)(asked)
-        return placed
-    hotness, groups, num = asked.hotness, asked.groups, len(asked.capacity_rows)
-    parts = asked.parts
-    instance = rows_instance(hotness, asked.costs, asked.capacity_rows, groups, asked.host_rows)
-    know = Knowledge(
-        out_degree=asked.out_degree,
-        parts=None if parts is None else lambda name: parts(name, num),
-        seed=asked.seed,
-    )
-    found = place_named(policy.name, instance, know)
-    if isinstance(found, Reason):
-        raise SettingsError(f"policy {policy.name}: {found.why}")
-    readers = groups if policy.reads_peers else [[g] for g in range(num)]
-    return score_placement(policy.name, asked, found.held[0].own, readers)
+def place_by(
+    policy: PlacementPolicy, problem: PlacementProblem, know: Knowledge
+) -> Placement | Reason:
+    """Place the items of a problem by a policy of the registry, or say why it cannot."""
+    if "out_degree" in policy.needs and know.out_degree is None:
+        return Reason(why="the out-degrees of the graph are not known")
+    made: Placement | Copies | Reason = load_function(policy.function)(problem, know)
+    if not isinstance(made, Copies):
+        return made
+    return complete_copies(problem, policy.name, made, reads_peers=policy.reads_peers)
 
 
-def score_placement(
-    policy: str,
-    asked: Asked,
-    own: list[NDArray[np.int64]],
-    groups: list[list[int]],
-    variants: tuple[Variant, ...] = (),
+def complete_copies(
+    problem: PlacementProblem, policy: str, copies: Copies, *, reads_peers: bool = True
 ) -> Placement:
-    """Give the host the hottest rows that it must serve, and score what devices hold.
-
-    Args:
-        policy: whose placement it is.
-        asked: the problem.
-        own: ids that each device stores, by slot.
-        groups: devices that read each other's rows.
-        variants: what was tried, the chosen one first; none: there was one way.
-    """
-    on_host = hottest_on_host(asked.hotness, own, groups, asked.costs, asked.host_rows)
-    result = evaluate(
-        asked.hotness, own, asked.costs, cliques=groups, on_host=on_host, row_bytes=asked.row_bytes
-    )
+    """Complete what devices hold to a placement; kinds that are not named lie on the host."""
+    alone = tuple((g,) for g in range(problem.num_devices))
+    cliques = problem.cliques if reads_peers else alone
+    on_host = choose_host_items(problem, copies.own, cliques)
+    empty = [np.zeros(0, np.int64) for _ in range(problem.num_devices)]
     return Placement(
         policy=policy,
-        variant=variants[0].name if variants else policy,
-        own=own,
-        cliques=groups,
-        on_host=on_host,
-        evaluation=result,
-        variants=variants or (as_variant(policy, result),),
+        cliques=cliques,
+        items=tuple(
+            ItemPlacement(own=copies.own.get(t) or empty, on_host=mask)
+            for t, mask in enumerate(on_host)
+        ),
+        variant=copies.variant or policy,
     )
 
 
-def as_variant(name: str, result: Evaluation) -> Variant:
-    """A placement's name with its score."""
-    return Variant(name=name, max_seconds=result.max_seconds, mean_seconds=result.mean_seconds)
+def choose_host_items(
+    problem: PlacementProblem, own: dict[int, list[Ids]], cliques: Sequence[Sequence[int]]
+) -> list[NDArray[np.bool_] | None]:
+    """Choose what the host keeps: the items whose place there saves most seconds per byte.
+
+    An item that no device of the clique holds would come from disk; one that a peer holds, from the
+    peer. Ties go to low ids.
+
+    Returns:
+        A mask of shape [N] for each kind; None where the host has room for all.
+    """
+    if problem.host_bytes is None:
+        return [None] * len(problem.kinds)
+    if problem.host_bytes == 0:
+        return [np.zeros(kind.num_items, np.bool_) for kind in problem.kinds]
+    saved = [_saved_reads(problem, t, own.get(t), cliques) for t in range(len(problem.kinds))]
+    rows = problem.kinds[0]
+    if len(problem.kinds) == 1 and isinstance(rows.size, int):
+        kept = np.zeros(rows.num_items, np.bool_)
+        kept[hotness_order(saved[0])[: problem.host_bytes // rows.size]] = True
+        return [kept]
+    rates: list[NDArray[np.float64]] = []
+    for t, kind in enumerate(problem.kinds):
+        costs = problem.read_costs(t)
+        gain = max(0.0, min(costs.disk, FAR) - min(costs.host, FAR))
+        rates.append(saved[t] * gain / kind.size_array())
+    order = hotness_order(np.concatenate(rates))
+    sizes = np.concatenate([kind.sizes(np.arange(kind.num_items)) for kind in problem.kinds])
+    ends = np.cumsum(sizes[order])
+    kept = np.zeros(len(order), np.bool_)
+    kept[order[: int(np.searchsorted(ends, problem.host_bytes, side="right"))]] = True
+    return list(np.split(kept, np.cumsum([kind.num_items for kind in problem.kinds])[:-1]))
 
 
-def sort_key(scored: Variant | Evaluation, objective: Objective) -> tuple[float, float]:
-    """Ascending order of preference: the objective, then the other cost."""
-    if objective == "max":
-        return scored.max_seconds, scored.mean_seconds
-    return scored.mean_seconds, scored.max_seconds
+def _saved_reads(
+    problem: PlacementProblem, t: int, own: list[Ids] | None, cliques: Sequence[Sequence[int]]
+) -> NDArray[np.float64]:
+    """Add up the reads [N] that the host would serve; those a peer could serve weigh less."""
+    kind, costs = problem.kinds[t], problem.read_costs(t)
+    over_disk = costs.disk - costs.host
+    over_peer = max(0.0, min(costs.peer, costs.disk) - costs.host)
+    # relative to disk; a disk that cannot be read outweighs any peer, unless that cannot be either
+    weight = 1.0 if over_peer >= over_disk else over_peer / over_disk
+    saved = np.zeros(kind.num_items)
+    for clique in cliques:
+        near = _mark(kind.num_items, [own[g] for g in clique] if own else [])
+        for g in clique:
+            mine = _mark(kind.num_items, [own[g]] if own else [])
+            _add_saved(saved, kind.heat[kind.laws[g]], near, mine, weight)
+    return saved
+
+
+def _mark(num_nodes: int, ids: Sequence[Ids]) -> NDArray[np.bool_]:
+    """Mark the nodes of some lists, shape [N]."""
+    marks = np.zeros(num_nodes, np.bool_)
+    for each in ids:
+        marks[each] = True
+    return marks
+
+
+@numba.njit(cache=True, nogil=True)
+@typing.no_type_check
+def _add_saved(
+    saved: np.ndarray, heat: np.ndarray, near: np.ndarray, mine: np.ndarray, peer_weight: float
+) -> None:
+    """Add a device's reads [N] of what it does not hold; what its clique holds weighs less."""
+    for v in range(saved.size):
+        if not mine[v]:
+            saved[v] += (peer_weight if near[v] else 1.0) * heat[v]
+
+
+def sum_heat(kind: ItemKind, clique: Sequence[int]) -> Heat:
+    """Add up the heat of a clique's devices, shape [N]; one law stands for its sum."""
+    laws = [kind.laws[g] for g in clique]
+    if len(set(laws)) == 1:
+        return kind.heat[laws[0]]
+    return np.asarray(sum(kind.heat[law] for law in laws), np.float64)

@@ -1,142 +1,161 @@
-"""Published placements of a few lines each, to be scored by the one evaluator beside `joint`.
+"""Published placements of a few lines each, to be compared with by the one evaluator.
 
-What a system keeps of the topology is part of its placement (formulas 2.6). One that cannot exist
-here, such as GNNLab's where a device cannot hold the whole topology, returns a `Reason`.
+What a system keeps of the topology is part of its placement (formulas 1.7, 2.6). One that cannot
+exist here, such as GNNLab's where a device cannot hold the whole topology, returns a `Reason`.
 """
 
+import functools
 from collections.abc import Iterable, Iterator
 
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.placement.layout import Instance, Reason
 from planner.placement.order import degree_order, hotness_order
-from planner.placement.policies import baselines
-from planner.placement.policies.copies import Copies, Ids, Knowledge, capacity
+from planner.placement.policies.policy import Copies, Knowledge, Reason
+from planner.placement.problem import Ids, PlacementProblem
+
+DEALS = 4
+"""Random dealings that are kept, a byte for each node: one for each number of GPUs."""
 
 
-def place_none(instance: Instance, know: Knowledge) -> Copies:
+def place_none(problem: PlacementProblem, know: Knowledge) -> Copies:
     """Leave every device empty."""
     del know
-    return Copies(own={0: [np.zeros(0, np.int64) for _ in range(instance.num_devices)]})
+    return Copies(own={0: [np.zeros(0, np.int64) for _ in range(problem.num_devices)]})
 
 
-def place_naive(instance: Instance, know: Knowledge) -> Copies:
-    """Keep the hottest rows of a device's own block of ids."""
+def place_naive(problem: PlacementProblem, know: Knowledge) -> Copies:
+    """Keep the hottest rows of a device's own block of ids, [i * ceil(N/n), ...) on device i."""
     del know
-    return Copies(own={0: baselines.naive(_laws(instance), capacity(instance))})
+    hotness, capacity = problem.kinds[0].heat_by_device(), problem.capacity_rows
+    size = -(-hotness.shape[-1] // len(capacity))
+    own: list[Ids] = []
+    for g, rows in enumerate(capacity):
+        p = hotness[g] if hotness.ndim == 2 else hotness
+        own.append(g * size + hotness_order(p[g * size : (g + 1) * size])[:rows])
+    return Copies(own={0: own})
 
 
-def place_random(instance: Instance, know: Knowledge) -> Copies:
-    """Keep the hottest rows of a random share."""
-    return Copies(own={0: baselines.random(_laws(instance), capacity(instance), seed=know.seed)})
+def place_random(problem: PlacementProblem, know: Knowledge) -> Copies:
+    """Keep the hottest rows of a random share: as `place_naive`, after a permutation of the ids."""
+    hotness, capacity = problem.kinds[0].heat_by_device(), problem.capacity_rows
+    dealt = _deal_nodes(hotness.shape[-1], len(capacity), know.seed)
+    if hotness.ndim == 1:
+        # One order serves all: what is dealt to a GPU stands in it from hot to cold already.
+        order = hotness_order(hotness)
+        owners = dealt[order]
+        return Copies(own={0: [order[owners == g][:rows] for g, rows in enumerate(capacity)]})
+    blocks = (np.flatnonzero(dealt == g) for g in range(len(capacity)))
+    return _keep_best(problem, blocks, hotness)
 
 
-def place_by_degree(instance: Instance, know: Knowledge) -> Copies:
-    """Keep the rows of highest out-degree, the same on every device."""
+@functools.lru_cache(maxsize=DEALS)
+def _deal_nodes(num_nodes: int, num_gpus: int, seed: int) -> NDArray[np.integer]:
+    """Deal each id to a GPU: shuffled, then cut into blocks of equal size. Not to be written to."""
+    # Half the bytes are half the time; the same places change hands whatever lies there.
+    ids = np.arange(num_nodes, dtype=np.int32 if num_nodes < 2**31 else np.int64)
+    np.random.default_rng(seed).shuffle(ids)
+    size = -(-num_nodes // num_gpus)
+    dealt = np.empty(num_nodes, np.uint8 if num_gpus <= 256 else np.uint16)
+    for g in range(num_gpus):
+        dealt[ids[g * size : (g + 1) * size]] = g
+    return dealt
+
+
+def place_by_degree(problem: PlacementProblem, know: Knowledge) -> Copies:
+    """Keep the rows of highest out-degree, the same everywhere: PaGraph's cache, unpartitioned."""
     assert know.out_degree is not None
-    return Copies(own={0: baselines.degree(know.out_degree, capacity(instance))})
+    order = degree_order(know.out_degree)
+    return Copies(own={0: [order[:rows] for rows in problem.capacity_rows]})
 
 
-def place_metis(instance: Instance, know: Knowledge) -> Copies | Reason:
+def place_metis(problem: PlacementProblem, know: Knowledge) -> Copies | Reason:
     """Keep the hottest rows of a device's own part."""
-    found = _find_parts("metis", know, "metis")
+    found = _find_parts(know, "metis")
     if isinstance(found, Reason):
         return found
-    ids = (np.flatnonzero(found == g) for g in range(instance.num_devices))
-    return _keep_best(instance, ids, _heat_by_device(instance))
+    ids = (np.flatnonzero(found == g) for g in range(problem.num_devices))
+    return _keep_best(problem, ids, _heat_by_device(problem))
 
 
-def place_pagraph(instance: Instance, know: Knowledge) -> Copies | Reason:
+def place_pagraph(problem: PlacementProblem, know: Knowledge) -> Copies | Reason:
     """Keep what a device's batches can touch, by out-degree."""
     assert know.out_degree is not None
     degree = know.out_degree.astype(np.float64)
-    reached = _find_reached("pagraph", instance, know, "pagraph")
+    reached = _find_reached(problem, know, "pagraph")
     if isinstance(reached, Reason):
         return reached
-    return _keep_best(instance, reached, [degree] * instance.num_devices)
+    return _keep_best(problem, reached, [degree] * problem.num_devices)
 
 
-def place_pagraph_plus(instance: Instance, know: Knowledge) -> Copies | Reason:
+def place_pagraph_plus(problem: PlacementProblem, know: Knowledge) -> Copies | Reason:
     """Keep what a device's batches can touch of its part by METIS, hottest first."""
-    reached = _find_reached("pagraph-plus", instance, know, "metis")
+    reached = _find_reached(problem, know, "metis")
     if isinstance(reached, Reason):
         return reached
-    return _keep_best(instance, reached, _heat_by_device(instance))
+    return _keep_best(problem, reached, _heat_by_device(problem))
 
 
-def place_gnnlab(instance: Instance, know: Knowledge) -> Copies | Reason:
+def place_gnnlab(problem: PlacementProblem, know: Knowledge) -> Copies | Reason:
     """Keep the whole topology on every device, then the same rows, hottest over all devices."""
     del know
-    left = list(instance.device_bytes)
+    left = list(problem.device_bytes)
     whole: dict[int, list[Ids]] = {}
-    for t, kind in enumerate(instance.kinds[1:], start=1):
+    for t, kind in enumerate(problem.kinds[1:], start=1):
         total = kind.total_bytes()
         if total > min(left):
             return Reason(
-                policy="gnnlab",
                 why=f"the {kind.name} of {total} bytes stands on every device, which has "
-                f"{min(left)} bytes",
+                f"{min(left)} bytes"
             )
         left = [m - total for m in left]
-        whole[t] = [np.arange(kind.num_items)] * instance.num_devices
-    order = hotness_order(_total_heat(instance))
-    rows = instance.kinds[0].size
-    return Copies(own={0: [order[: m // int(rows)] for m in left], **whole})
+        whole[t] = [np.arange(kind.num_items)] * problem.num_devices
+    rows = problem.kinds[0]
+    counts = np.bincount(rows.laws, minlength=len(rows.heat)).astype(np.float64)
+    order = hotness_order(np.asarray(counts @ rows.heat, np.float64))
+    return Copies(own={0: [order[: m // int(rows.size)] for m in left], **whole})
 
 
-def place_quiver(instance: Instance, know: Knowledge) -> Copies:
+def place_quiver(problem: PlacementProblem, know: Knowledge) -> Copies:
     """Deal rows inside a clique by degree, the same in each; the topology lies on the host."""
     assert know.out_degree is not None
     order = degree_order(know.out_degree)
-    rows = capacity(instance)
+    rows = problem.capacity_rows
     own = [np.zeros(0, np.int64) for _ in rows]
-    for clique in instance.cliques:
+    for clique in problem.cliques:
         n = len(clique)
         for i, g in enumerate(clique):
             own[g] = order[i : n * min(rows[d] for d in clique) : n]
     return Copies(own={0: own})
 
 
-def _find_parts(policy: str, know: Knowledge, partitioner: str) -> NDArray[np.int32] | Reason:
+def _find_parts(know: Knowledge, partitioner: str) -> NDArray[np.int32] | Reason:
     """Find the device of each node by a partitioner."""
     parts = know.parts(partitioner) if know.parts is not None else None
-    if parts is None:
-        return Reason(policy=policy, why=f"the graph is not partitioned ({partitioner})")
-    return parts
+    return Reason(why=f"the graph is not partitioned ({partitioner})") if parts is None else parts
 
 
 def _find_reached(
-    policy: str, instance: Instance, know: Knowledge, partitioner: str
+    problem: PlacementProblem, know: Knowledge, partitioner: str
 ) -> Iterator[Ids] | Reason:
     """Find each device's part with the redundant nodes that stand beside it."""
-    parts = _find_parts(policy, know, partitioner)
+    parts = _find_parts(know, partitioner)
     if isinstance(parts, Reason):
         return parts
     reach = know.reach(partitioner) if know.reach is not None else None
-    masks = ((parts == g) if reach is None else reach[g] for g in range(instance.num_devices))
+    masks = ((parts == g) if reach is None else reach[g] for g in range(problem.num_devices))
     return (np.flatnonzero(mask) for mask in masks)
 
 
 def _keep_best(
-    instance: Instance, ids: Iterable[Ids], scores: Iterable[NDArray[np.float64]]
+    problem: PlacementProblem, ids: Iterable[Ids], scores: Iterable[NDArray[np.floating]]
 ) -> Copies:
     """Keep on each device, of some ids, those of highest score."""
-    each = zip(ids, scores, capacity(instance), strict=True)
+    each = zip(ids, scores, problem.capacity_rows, strict=True)
     return Copies(own={0: [mine[hotness_order(score[mine])[:rows]] for mine, score, rows in each]})
 
 
-def _heat_by_device(instance: Instance) -> Iterator[NDArray[np.float64]]:
-    rows = instance.kinds[0]
+def _heat_by_device(problem: PlacementProblem) -> Iterator[NDArray[np.float64]]:
+    """Iterate over the heat of each device's law in double precision."""
+    rows = problem.kinds[0]
     return (rows.heat[law].astype(np.float64) for law in rows.laws)
-
-
-def _laws(instance: Instance) -> NDArray[np.float32] | NDArray[np.float64]:
-    rows = instance.kinds[0]
-    return rows.heat[0] if len(set(rows.laws)) == 1 else rows.heat[list(rows.laws)]
-
-
-def _total_heat(instance: Instance) -> NDArray[np.float64]:
-    rows = instance.kinds[0]
-    counts = np.bincount(rows.laws, minlength=len(rows.heat)).astype(np.float64)
-    return np.asarray(counts @ rows.heat, np.float64)

@@ -25,12 +25,9 @@ class PlacementPolicy:
     """Name that `--policy` takes."""
     source: str
     """Publication that describes the policy; "-" for one of our own or of common practice."""
-    copies: str = ""
-    """Function from an `Instance` and what is known of the graph to the `Copies` of every device,
-    or to a `Reason` (`planner.placement.policies.copies`); empty: it places feature rows alone."""
-    rows: str = ""
-    """Function from an `Asked` to a `Placement` (`planner.placement.policies.policy`) that places
-    feature rows; empty: the copies are completed. Both empty: a cache that fills itself."""
+    function: str = ""
+    """"module:function" from a `PlacementProblem` and `Knowledge` to the `Copies` of every device,
+    to a whole `Placement`, or to a `Reason` why there is none; empty: a cache that fills itself."""
     needs: tuple[Need, ...] = ()
     """What it looks at besides hotness; nothing else is computed or handed over."""
     heat_alone: bool = False
@@ -42,76 +39,70 @@ class PlacementPolicy:
     checks_joint: bool = False
     """Whether `joint` takes its placement where that scores better; it may need nothing else."""
 
-    @property
-    def fixed(self) -> bool:
-        """Whether it places rows that stay while training, by a function."""
-        return bool(self.copies or self.rows)
-
 
 PLACEMENT_POLICIES: tuple[PlacementPolicy, ...] = (
     PlacementPolicy(
         name="none",
         source="-",
-        copies="planner.placement.policies.published:place_none",
+        function="planner.placement.policies.published:place_none",
         heat_alone=True,
     ),
     PlacementPolicy(
         name="naive",
         source="Song and Jiang (ICS 2022), a baseline",
-        copies="planner.placement.policies.published:place_naive",
+        function="planner.placement.policies.published:place_naive",
         auto_turn=5,
     ),
     PlacementPolicy(
         name="random",
         source="Song and Jiang (ICS 2022), a baseline",
-        copies="planner.placement.policies.published:place_random",
+        function="planner.placement.policies.published:place_random",
         auto_turn=4,
     ),
     PlacementPolicy(
         name="metis",
         source="Song and Jiang (ICS 2022), a baseline",
-        copies="planner.placement.policies.published:place_metis",
+        function="planner.placement.policies.published:place_metis",
         needs=("parts",),
     ),
     PlacementPolicy(
         name="degree",
         source="Song and Jiang (ICS 2022), a baseline",
-        copies="planner.placement.policies.published:place_by_degree",
+        function="planner.placement.policies.published:place_by_degree",
         needs=("out_degree",),
         auto_turn=3,
     ),
     PlacementPolicy(
         name="gnnlab",
         source="GNNLab (EuroSys 2022)",
-        copies="planner.placement.policies.published:place_gnnlab",
+        function="planner.placement.policies.published:place_gnnlab",
         heat_alone=True,
         reads_peers=False,
     ),
     PlacementPolicy(
         name="quiver",
         source="Quiver (2023)",
-        copies="planner.placement.policies.published:place_quiver",
+        function="planner.placement.policies.published:place_quiver",
         needs=("out_degree",),
     ),
     PlacementPolicy(
         name="pagraph",
         source="PaGraph (SoCC 2020)",
-        copies="planner.placement.policies.published:place_pagraph",
+        function="planner.placement.policies.published:place_pagraph",
         needs=("out_degree", "parts"),
         reads_peers=False,
     ),
     PlacementPolicy(
         name="pagraph-plus",
         source="PaGraph (SoCC 2020), as Legion (ATC 2023) varies it",
-        copies="planner.placement.policies.published:place_pagraph_plus",
+        function="planner.placement.policies.published:place_pagraph_plus",
         needs=("parts",),
         reads_peers=False,
     ),
     PlacementPolicy(
         name="song-jiang",
         source="Song and Jiang (ICS 2022)",
-        copies="planner.placement.policies.song_jiang:place_cliques",
-        rows="planner.placement.policies.song_jiang:place_rows",
+        function="planner.placement.policies.song_jiang:place_cliques",
         heat_alone=True,
         auto_turn=1,
         checks_joint=True,
@@ -119,14 +110,14 @@ PLACEMENT_POLICIES: tuple[PlacementPolicy, ...] = (
     PlacementPolicy(
         name="legion",
         source="Legion (ATC 2023)",
-        copies="planner.placement.policies.legion:place_unified_cache",
+        function="planner.placement.policies.legion:place_unified_cache",
         heat_alone=True,
         checks_joint=True,
     ),
     PlacementPolicy(
         name="joint",
         source="-",
-        rows="planner.placement.policies.joint:place_rows_jointly",
+        function="planner.placement.policies.joint:place_jointly",
         heat_alone=True,
         auto_turn=2,
     ),

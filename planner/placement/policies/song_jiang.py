@@ -15,29 +15,21 @@ positions of vertices in hot-to-cold order.
 """
 
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import numba
 import numpy as np
 from numpy.typing import NDArray
 
 from planner.parallel import side_by_side
-from planner.placement.costs import Case, RowCosts, alpha, alpha_star
-from planner.placement.evaluate import evaluate
-from planner.placement.layout import Instance
+from planner.placement.costs import CostCase, RowCosts, alpha, alpha_star
+from planner.placement.evaluate import RowReads, evaluate, evaluate_rows
 from planner.placement.order import Probabilities, hot_to_cold, hotness_order
-from planner.placement.policies.copies import Copies, Ids, Knowledge, capacity, clique_costs
-from planner.placement.policies.policy import (
-    Asked,
-    Objective,
-    Placement,
-    Variant,
-    as_variant,
-    score_placement,
-    sort_key,
-)
-from planner.placement.reads import repeated
+from planner.placement.placement import Placement, repeat_ids
+from planner.placement.policies.policy import Copies, Knowledge, complete_copies
+from planner.placement.problem import PlacementProblem
 
 
 @numba.njit(cache=True, nogil=True)
@@ -162,6 +154,34 @@ def split_ranks(
     ranks = np.empty((num_devices, buffer_rows), np.int64) if out is None else out
     _write_split(num_nodes, num_dealt, ranks)
     return ranks
+
+
+Objective = Literal["max", "mean"]
+"""What is minimised over devices: the slowest one's seconds, or their mean."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Variant:
+    """One placement that was tried, and its score."""
+
+    name: str
+    max_seconds: float
+    mean_seconds: float
+
+
+def sort_key(scored: Variant | RowReads, objective: Objective = "max") -> tuple[float, float]:
+    """Rank by the objective, then by the other cost; least first."""
+    if objective == "max":
+        return scored.max_seconds, scored.mean_seconds
+    return scored.mean_seconds, scored.max_seconds
+
+
+def _score_variant(
+    name: str, hotness: Probabilities, own: NDArray[np.int64], costs: RowCosts
+) -> Variant:
+    """Score what the GPUs of one clique hold."""
+    found = evaluate(hotness, list(own), costs)
+    return Variant(name=name, max_seconds=found.max_seconds, mean_seconds=found.mean_seconds)
 
 
 PAIR = 2
@@ -294,16 +314,16 @@ def best_of(
     """
     n, shared = num_devices, hotness if hotness.ndim == 1 else hotness.mean(axis=0)
     b = min(buffer_rows, shared.size)
-    if costs.case is Case.REPLICATE and hotness.ndim == 2:
+    if costs.case is CostCase.REPLICATE and hotness.ndim == 2:
         own = np.stack([hotness_order(p)[:b] for p in hotness])
         return CliquePlacement(
-            own=own, variants=(as_variant("replicate", evaluate(hotness, list(own), costs)),)
+            own=own, variants=(_score_variant("replicate", hotness, own, costs),)
         )
     order, q = hot_to_cold(shared)
     sorted_hotness = q if hotness.ndim == 1 else hotness[:, order]
-    if costs.case is Case.NOTHING or b == 0:
+    if costs.case is CostCase.NOTHING or b == 0:
         return _alike("nothing", order[:0], sorted_hotness, n, costs)
-    if costs.case is Case.REPLICATE or n == 1 or b == shared.size:
+    if costs.case is CostCase.REPLICATE or n == 1 or b == shared.size:
         return _alike("replicate", order[:b], sorted_hotness, n, costs)
     readings = _readings(q.astype(np.float64), n, b, costs)
     # Arrays take turns, the best so far and those tried: pages of new ones cost as much as filling.
@@ -316,7 +336,7 @@ def best_of(
         def measure(each: tuple[tuple[str, Writer], NDArray[np.int64]]) -> Variant:
             (name, write), ranks = each
             write(ranks)
-            return as_variant(name, evaluate(sorted_hotness, list(ranks), costs))
+            return _score_variant(name, sorted_hotness, ranks, costs)
 
         found = side_by_side(measure, tried, items=q.size)
         for i, variant in enumerate(found):
@@ -331,9 +351,9 @@ def _alike(
     name: str, ids: NDArray[np.int64], sorted_hotness: Probabilities, n: int, costs: RowCosts
 ) -> CliquePlacement:
     """Every GPU holds those hottest ids."""
-    ranks = repeated(np.arange(ids.size, dtype=np.int64), n)
-    variant = as_variant(name, evaluate(sorted_hotness, list(ranks), costs))
-    return CliquePlacement(own=repeated(ids, n), variants=(variant,))
+    ranks = repeat_ids(np.arange(ids.size, dtype=np.int64), n)
+    variant = _score_variant(name, sorted_hotness, ranks, costs)
+    return CliquePlacement(own=repeat_ids(ids, n), variants=(variant,))
 
 
 def _readings(q: NDArray[np.float64], n: int, b: int, costs: RowCosts) -> dict[str, Writer]:
@@ -356,71 +376,47 @@ def _readings(q: NDArray[np.float64], n: int, b: int, costs: RowCosts) -> dict[s
     return found
 
 
-def place_cliques(instance: Instance, know: Knowledge) -> Copies:
-    """Take the best of Algorithm 1 with both thresholds and split_k, inside every clique."""
+def place_cliques(problem: PlacementProblem, know: Knowledge) -> Placement:
+    """Place rows inside every clique, by the better reading of what a miss costs."""
     del know
-    rows, heat = capacity(instance), instance.kinds[0].heat
-    own = [np.zeros(0, np.int64) for _ in rows]
-    names: list[str] = []
-    solved: dict[tuple[object, ...], tuple[list[Ids], str]] = {}
-    for clique in instance.cliques:
-        laws = tuple(instance.kinds[0].laws[g] for g in clique)
-        least = min(rows[g] for g in clique)
-        key = (laws, least, len(clique), instance.network.alone[0, clique[0]].tobytes())
-        if key not in solved:
-            p = heat[laws[0]] if len(set(laws)) == 1 else heat[list(laws)]
-            found = best_of(p, clique_costs(instance, clique), len(clique), least)
-            solved[key] = (list(found.own), found.variants[0].name)
-        for g, ids in zip(clique, solved[key][0], strict=True):
-            own[g] = ids
-        names.append(solved[key][1])
-    return Copies(own={0: own}, variant=names[0])
+    tried = [
+        complete_copies(problem, "song-jiang", _place_in_cliques(problem, costs))
+        for costs in _costs_of_a_miss(problem)
+    ]
+    if len(tried) == 1:
+        return tried[0]
+    return min(tried, key=lambda each: sort_key(evaluate_rows(problem, each)))
 
 
-def place_rows(asked: Asked) -> Placement:
-    """Place feature rows inside every clique, by the better reading of what a miss costs."""
-    hotness, groups = asked.hotness, asked.groups
-    tried: list[Placement] = []
-    for miss in _costs_of_a_miss(asked.costs, asked.host_rows, hotness.shape[-1]):
-        own, variants = _place_in_cliques(
-            hotness, miss, asked.capacity_rows, groups, asked.objective
-        )
-        tried.append(score_placement("song-jiang", asked, own, groups, variants))
-    return min(tried, key=lambda placement: sort_key(placement.evaluation, asked.objective))
-
-
-def _costs_of_a_miss(costs: RowCosts, host_rows: int | None, num_nodes: int) -> list[RowCosts]:
-    """Costs for the thresholds: Song-Jiang knows one place for what no device holds.
+def _costs_of_a_miss(problem: PlacementProblem) -> list[RowCosts]:
+    """List costs for the thresholds: Song-Jiang knows one place for what no device holds.
 
     Where host memory holds only some rows, a miss may cost either; both readings are tried.
     """
+    costs, rows = problem.row_costs, problem.kinds[0]
     disk = replace(costs, host=costs.disk)
-    if host_rows is None or host_rows >= num_nodes:
+    if problem.host_bytes is None or problem.host_bytes >= rows.total_bytes():
         return [costs]
-    return [disk] if host_rows == 0 else [costs, disk]
+    return [disk] if problem.host_bytes == 0 else [costs, disk]
 
 
-def _place_in_cliques(
-    hotness: Probabilities,
-    costs: RowCosts,
-    capacity_rows: Sequence[int],
-    cliques: list[list[int]],
-    objective: Objective,
-) -> tuple[list[NDArray[np.int64]], tuple[Variant, ...]]:
-    """The algorithm inside every clique (formulas 1.5), n = its size, BSIZE = its least capacity.
+def _place_in_cliques(problem: PlacementProblem, costs: RowCosts) -> Copies:
+    """Run the algorithm in every clique, n = its size, BSIZE = its least capacity (formulas 1.5).
 
-    Where GPUs share one law, cliques of equal size and capacity hold the same rows.
+    Cliques of equal laws, size and capacity hold the same rows.
     """
-    own = [np.empty(0, np.int64) for _ in capacity_rows]
-    solved: dict[tuple[int, int], CliquePlacement] = {}
-    first: tuple[Variant, ...] = ()
-    for clique in cliques:
-        n, rows = len(clique), min(capacity_rows[g] for g in clique)
-        key = (n, rows)
-        if hotness.ndim == 2 or key not in solved:
-            p = hotness if hotness.ndim == 1 else hotness[clique]
-            solved[key] = best_of(p, costs, n, rows, objective=objective)
-        for position, g in enumerate(clique):
-            own[g] = solved[key].own[position]
-        first = first or solved[key].variants
-    return own, first
+    rows, capacity = problem.kinds[0], problem.capacity_rows
+    own = [np.empty(0, np.int64) for _ in capacity]
+    solved: dict[tuple[object, ...], CliquePlacement] = {}
+    names: list[str] = []
+    for clique in problem.cliques:
+        laws = tuple(rows.laws[g] for g in clique)
+        least = min(capacity[g] for g in clique)
+        key = (laws, least)
+        if key not in solved:
+            p = rows.heat[laws[0]] if len(set(laws)) == 1 else rows.heat[list(laws)]
+            solved[key] = best_of(p, costs, len(clique), least)
+        for g, ids in zip(clique, solved[key].own, strict=True):
+            own[g] = ids
+        names.append(solved[key].variants[0].name)
+    return Copies(own={0: own}, variant=names[0])

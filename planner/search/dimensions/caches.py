@@ -10,7 +10,7 @@ from planner.cost.cache_model import DrawnReads, ExpectedReads, SuccessiveReads
 from planner.cost.request import Request
 from planner.cost.terms import look_up_seconds
 from planner.placement.caches import place_behind_caches
-from planner.placement.place import Memories, Placed
+from planner.placement.place import CandidatePlacement, Memories
 from planner.search.dimensions.dimension import LeftOut, Proposing, RowsDimension, SearchInputs
 from planner.workload import Hotness
 from runtime.plan.schema import DYNAMIC
@@ -60,7 +60,7 @@ class Caches(RowsDimension):
     def place(
         self, search: SearchInputs, request: Request, candidate: Candidate, hotness: Hotness,
         memories: Memories,
-    ) -> Placed:  # fmt: skip
+    ) -> CandidatePlacement:  # fmt: skip
         """Share memory out between cache slots and the host's rows."""
         batches = _batches(search, request, candidate, memories)
         reads = _reads(search, candidate, hotness, batches)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from planner.candidate import Candidate
 from planner.cost.request import Request, seeds_per_rank
 from planner.machine.model import MachineModel
-from planner.placement.place import Memories, Placed
+from planner.placement.place import CandidatePlacement, Memories
 from planner.placement.policies.policy import Parts
 from planner.search.drawn import Draws
 from planner.settings import PlanSettings
@@ -137,8 +137,12 @@ class Dimension(ABC):
         return {}
 
     def adjust_reads(
-        self, request: Request, candidate: Candidate, placed: Placed, draws: Draws | None
-    ) -> tuple[Request, Placed]:
+        self,
+        request: Request,
+        candidate: Candidate,
+        placed: CandidatePlacement,
+        draws: Draws | None,
+    ) -> tuple[Request, CandidatePlacement]:
         """Return request and reads as the choice changes them after the rows are placed."""
         del candidate, draws
         return request, placed
@@ -168,18 +172,20 @@ class RowsDimension(Dimension):
     def place(
         self, search: SearchInputs, request: Request, candidate: Candidate, hotness: Hotness,
         memories: Memories,
-    ) -> Placed:  # fmt: skip
+    ) -> CandidatePlacement:  # fmt: skip
         """Place the candidate's rows."""
 
     def place_all(
-        self, search: SearchInputs, request: Request, candidate: Candidate, placed: Placed,
-        hotness: Hotness,
-    ) -> Placed:  # fmt: skip
+        self, search: SearchInputs, request: Request, candidate: Candidate,
+        placed: CandidatePlacement, hotness: Hotness,
+    ) -> CandidatePlacement:  # fmt: skip
         """Extend a placement of nodes that stand for several each to all nodes."""
         del search, request, candidate, hotness
         return placed
 
-    def least_read_seconds(self, candidate: Candidate, placed: Placed, hotness: Hotness) -> float:
+    def least_read_seconds(
+        self, candidate: Candidate, placed: CandidatePlacement, hotness: Hotness
+    ) -> float:
         """Return seconds of feature reads per batch that no placement is below.
 
         They are those of the rank that reads longest. Asked only of `bounded` dimensions.

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from planner.candidate import Candidate, RankRows
 from planner.cost.request import Request, seeds_per_rank
-from planner.placement.place import Placed
+from planner.placement.place import CandidatePlacement
 from planner.search.dimensions.dimension import Dimension, LeftOut, Proposing
 from planner.search.drawn import Draws, LocalBatches
 from planner.search.samplers import forbidden
@@ -15,8 +15,8 @@ from runtime.sampling.registry import find_sampler, sampler_or_unknown
 
 
 def preferring_local(
-    request: Request, candidate: Candidate, placed: Placed, drawn: LocalBatches
-) -> tuple[Request, Placed]:
+    request: Request, candidate: Candidate, placed: CandidatePlacement, drawn: LocalBatches
+) -> tuple[Request, CandidatePlacement]:
     """Return request and reads of a candidate whose sampler prefers the ranks' own rows.
 
     Sizes of batches change by what was drawn over what was profiled; of the rows that a rank does
@@ -104,12 +104,16 @@ class LocalNeighbours(Dimension):
             yield prefer_local(base, factor)
 
     def adjust_reads(
-        self, request: Request, candidate: Candidate, placed: Placed, draws: Draws | None
-    ) -> tuple[Request, Placed]:
+        self,
+        request: Request,
+        candidate: Candidate,
+        placed: CandidatePlacement,
+        draws: Draws | None,
+    ) -> tuple[Request, CandidatePlacement]:
         """Return sizes and shares as drawn with the preference."""
         if candidate.las is None or draws is None:
             return request, placed
-        held = placed.spread(placed.placement.own[0])
+        held = placed.expand(placed.placement.own[0])
         drawn = draws.local(candidate.num_ranks, candidate.las, held)
         if isinstance(drawn, str):
             return request, placed

@@ -13,51 +13,45 @@ from numpy.typing import NDArray
 
 from planner.candidate import Candidate
 from planner.cost.request import Request
-from planner.placement.downsample import Spread
+from planner.placement.downsample import VertexRuns
 from planner.placement.evaluate import evaluate
-from planner.placement.lp.joint import bound_of
 from planner.placement.owned import OWNED, place_shared, shared_floor
 from planner.placement.place import (
     KINDS,
+    CandidatePlacement,
     Memories,
-    Placed,
-    chooser,
+    make_placer,
     memories_of,
     place_rows,
     rank_rows,
 )
-from planner.placement.policies.copies import rows_instance
-from planner.placement.policies.policy import Parts, Placement
+from planner.placement.placement import ItemPlacement, Placement, first_alike
+from planner.placement.policies.joint import bound_placements
+from planner.placement.policies.policy import Parts
 from planner.placement.policies.registry import find_policy, list_tried_by_auto
-from planner.placement.reads import first_alike
+from planner.placement.problem import rows_problem
 from planner.search.dimensions.dimension import LeftOut, Proposing, RowsDimension, SearchInputs
 from planner.workload import Hotness
 
 
-def spread_placement(placed: Placed, hotness: Hotness) -> Placement:
+def spread_placement(placed: Placement, hotness: Hotness) -> Placement:
     """Place every node where the one that stands for it lies.
 
     Args:
         placed: of the nodes that `hotness` has.
         hotness: what it was placed by.
     """
-    spread, found = Spread(hotness), placed.placement
-    firsts = first_alike(found.own)
-    lists = {g: spread.ids(found.own[g]) for g in set(firsts)}
+    runs, items = VertexRuns(hotness), placed.items[0]
+    firsts = first_alike(items.own)
+    lists = {g: runs.ids(items.own[g]) for g in set(firsts)}
     own = [lists[first] for first in firsts]  # equal lists are one array
-    on_host = None if found.on_host is None else spread.mask(found.on_host)
-    evaluation = evaluate(
-        hotness.everything.features,
-        own,
-        placed.memories.costs,
-        cliques=found.cliques,
-        on_host=on_host,
-        row_bytes=found.evaluation.row_bytes,
-    )
-    return replace(found, own=own, on_host=on_host, evaluation=evaluation)
+    on_host = None if items.on_host is None else runs.mask(items.on_host)
+    return replace(placed, items=(ItemPlacement(own=own, on_host=on_host),))
 
 
-def of_all(request: Request, placed: Placed, whole: Placement, hotness: Hotness) -> Placed:
+def of_all(
+    request: Request, placed: CandidatePlacement, whole: Placement, hotness: Hotness
+) -> CandidatePlacement:
     """Return what a placement of every node leaves to read.
 
     Args:
@@ -68,8 +62,14 @@ def of_all(request: Request, placed: Placed, whole: Placement, hotness: Hotness)
         hotness: what the few were placed by.
     """
     shares = np.array([[r.shares.get(kind, 0.0) for kind in KINDS] for r in placed.rows.ranks])
-    ranks = rank_rows(request, whole, shares, hotness.everything)
-    return Placed(placement=whole, memories=placed.memories, rows=replace(placed.rows, ranks=ranks))
+    every, costs = hotness.everything, placed.memories.costs
+    reads = evaluate(every.features, whole.own, costs, cliques=whole.cliques, on_host=whole.on_host)
+    return CandidatePlacement(
+        placement=whole,
+        reads=reads,
+        memories=placed.memories,
+        rows=replace(placed.rows, ranks=rank_rows(request, whole, shares, every)),
+    )
 
 
 class FixedRows(RowsDimension):
@@ -99,33 +99,35 @@ class FixedRows(RowsDimension):
     def place(
         self, search: SearchInputs, request: Request, candidate: Candidate, hotness: Hotness,
         memories: Memories,
-    ) -> Placed:  # fmt: skip
+    ) -> CandidatePlacement:  # fmt: skip
         """Place rows by the named policy."""
         return place_rows(request, candidate, hotness, memories, **_known(search, candidate))
 
     def place_all(
-        self, search: SearchInputs, request: Request, candidate: Candidate, placed: Placed,
-        hotness: Hotness,
-    ) -> Placed:  # fmt: skip
+        self, search: SearchInputs, request: Request, candidate: Candidate,
+        placed: CandidatePlacement, hotness: Hotness,
+    ) -> CandidatePlacement:  # fmt: skip
         """Follow the nodes that stand for others where hotness decides; else place anew."""
         if hotness.stride == 1:
             return placed
         if find_policy(candidate.policy).heat_alone:
-            whole = spread_placement(placed, hotness)
+            whole = spread_placement(placed.placement, hotness)
         else:
             every, shared_host = hotness.everything, search.settings.shared_host
             memories = memories_of(request, candidate, every, shared_host=shared_host)
-            choose = chooser(request, candidate, every, memories, **_known(search, candidate))
-            whole = choose(every.features)
+            placer = make_placer(request, candidate, every, memories, **_known(search, candidate))
+            whole = placer.place(every.features)
         return of_all(request, placed, whole, hotness)
 
-    def least_read_seconds(self, candidate: Candidate, placed: Placed, hotness: Hotness) -> float:
+    def least_read_seconds(
+        self, candidate: Candidate, placed: CandidatePlacement, hotness: Hotness
+    ) -> float:
         """Bound the reads by weak duality, at the placement's costs and capacities."""
         room, cliques = placed.memories.room, placed.placement.cliques
         own = [hotness.most_places(room.own_rows)] * candidate.num_ranks
         on_host = None if room.host_rows is None else hotness.most_places(room.host_rows)
         features, costs = hotness.features, placed.memories.costs
-        return bound_of(rows_instance(features, costs, own, cliques, on_host), "serial")
+        return bound_placements(rows_problem(features, costs, own, cliques, on_host), "serial")
 
 
 class _Known(TypedDict):
@@ -172,11 +174,13 @@ class OwnedRows(RowsDimension):
     def place(
         self, search: SearchInputs, request: Request, candidate: Candidate, hotness: Hotness,
         memories: Memories,
-    ) -> Placed:  # fmt: skip
+    ) -> CandidatePlacement:  # fmt: skip
         """Place what fits of each owner's hottest rows."""
         del search
         return place_shared(request, candidate, hotness, memories)
 
-    def least_read_seconds(self, candidate: Candidate, placed: Placed, hotness: Hotness) -> float:
+    def least_read_seconds(
+        self, candidate: Candidate, placed: CandidatePlacement, hotness: Hotness
+    ) -> float:
         """Give each rank its share of the hottest rows."""
         return shared_floor(hotness, placed.memories, candidate.num_ranks)

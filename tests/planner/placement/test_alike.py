@@ -6,19 +6,19 @@ import pytest
 from planner.placement.costs import RowCosts
 from planner.placement.evaluate import evaluate
 from planner.placement.order import hot_to_cold
+from planner.placement.placement import first_alike, memory_of, repeat_ids
 from planner.placement.policies.song_jiang import best_of
-from planner.placement.reads import first_alike, memory_of, repeated
 
 COSTS = RowCosts(local=0.1, peer=0.5, host=1.0)
 
 
 def test_a_list_is_repeated_without_a_copy() -> None:
     ids = np.arange(5)
-    rows = repeated(ids, 3)
+    rows = repeat_ids(ids, 3)
     assert rows.tolist() == [ids.tolist()] * 3
     assert {memory_of(row) for row in rows} == {memory_of(rows[0])}
     assert np.shares_memory(rows, ids)
-    assert repeated(ids[:0], 2).shape == (2, 0)
+    assert repeat_ids(ids[:0], 2).shape == (2, 0)
 
 
 @pytest.mark.parametrize("per_gpu", [False, True])

@@ -47,11 +47,10 @@ def test_any_placement_costs_what_the_definition_says_on_200_random_cases():
         seconds, rows = cost_by_definition(
             p, [set(o.tolist()) for o in own], costs, clique_of, on_host
         )
-        result = evaluate(p, own, costs, cliques=cliques, on_host=on_host, row_bytes=8)
+        result = evaluate(p, own, costs, cliques=cliques, on_host=on_host)
         np.testing.assert_allclose(result.seconds, seconds, atol=1e-12)
         for source in SOURCES:
             np.testing.assert_allclose(result.rows[source], rows[source], atol=1e-12)
-            np.testing.assert_allclose(result.bytes[source], 8 * np.array(rows[source]), atol=1e-11)
         np.testing.assert_allclose(result.num_rows, p.sum(axis=1))
         assert (result.max_seconds, result.mean_seconds) == (
             result.seconds.max(),
@@ -91,9 +90,8 @@ def test_reading_every_row_moves_the_published_bytes(num_nodes, dim, mebibytes):
         np.ones(num_nodes, np.float32),
         [np.empty(0, np.int64)],
         RowCosts(local=0.0, host=1.0),
-        row_bytes=4 * dim,
     )
-    assert round(result.bytes["host"][0] / 2**20) == mebibytes
+    assert round(4 * dim * result.rows["host"][0] / 2**20) == mebibytes
 
 
 def test_hit_rates_are_shares_and_zero_for_a_gpu_that_reads_nothing():

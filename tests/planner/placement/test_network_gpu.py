@@ -1,6 +1,5 @@
-"""Tests for planner/placement/network.py: links of a machine as a placement's network."""
+"""Links of a machine as a placement's network."""
 
-from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -9,25 +8,27 @@ import pytest
 from planner.candidate import Candidate
 from planner.cost.stages.gather_gpu import read_seconds
 from planner.machine.routes import lines
-from planner.placement.costs import RowCosts
-from planner.placement.evaluate import score
-from planner.placement.layout import Instance, Kind, Layout, read_nearest
-from planner.placement.lp.buckets import find_groups
-from planner.placement.lp.joint import bound_of, place_joint
-from planner.placement.network import (
-    Access,
-    Network,
-    contended_network,
-    gpu_network,
+from planner.placement.costs import (
+    CROSS,
+    DISK,
+    HOST,
+    OWN,
+    PEER,
+    ReadNetwork,
+    RowCosts,
+    drop_dominated,
     objective_rows,
-    undominated,
 )
-from planner.placement.policies.copies import rows_instance
-from planner.placement.policies.policy import place
-from planner.placement.reads import CROSS, DISK, HOST, OWN, PEER
+from planner.placement.evaluate import score
+from planner.placement.lp.formulate import find_groups
+from planner.placement.place import read_network
+from planner.placement.policies.joint import bound_placements, place_joint
+from planner.placement.problem import ItemKind, PlacementProblem, rows_problem
 from planner.probe.presets import load_preset
 from runtime.plan.schema import Threads
 from tests.support.candidates import candidate_of_ranks
+from tests.support.gpu_networks import Access, gpu_network
+from tests.support.placements import placed_by
 
 ROW = Access(bytes=512, counted=512.0)
 
@@ -94,17 +95,17 @@ def test_other_cliques_are_places_only_where_asked_for():
     assert across.loads[0, at, 0, CROSS] == pytest.approx(slot)
 
 
-def instance(name: str, share: float = 0.1) -> Instance:
+def instance(name: str, share: float = 0.1) -> PlacementProblem:
     candidate = all_gpus(name)
     heat = np.random.default_rng(0).pareto(1.2, (1, 4000)).clip(0, 1)
-    kind = Kind(
+    kind = ItemKind(
         name="features",
         heat=heat,
         laws=(0,) * candidate.num_ranks,
         size=512,
         read_bytes=512.0,
     )
-    return Instance(
+    return PlacementProblem(
         kinds=(kind,),
         cliques=candidate.cliques,
         device_bytes=(int(share * 4000) * 512,) * candidate.num_ranks,
@@ -118,7 +119,7 @@ def test_gpus_that_differ_in_links_behind_a_slower_one_are_alike():
     asked = instance("dgx-v100")
     rows = objective_rows(asked.network, "pipelined")
     assert len(find_groups(asked, rows).groups) > 1
-    fewer = undominated(rows)
+    fewer = drop_dominated(rows)
     assert len(fewer.names) < len(rows.names)
     assert len(find_groups(asked, fewer).groups) == 1
 
@@ -126,7 +127,7 @@ def test_gpus_that_differ_in_links_behind_a_slower_one_are_alike():
 def test_rows_left_out_never_decide():
     asked = instance("dgx-v100")
     rows = objective_rows(asked.network, "pipelined")
-    fewer = undominated(rows)
+    fewer = drop_dominated(rows)
     rng = np.random.default_rng(1)
     for _ in range(50):
         reads = rng.pareto(1.0, (1, 8, 5)) * (rng.random((1, 8, 5)) < 0.7)
@@ -151,18 +152,19 @@ def test_gpus_that_share_a_slot_wait_longer_and_joint_knows():
         gpus=("gpu0", "gpu1", "gpu2"),
         cliques=((0, 1, 2),),
     )
-    network = contended_network(machine, candidate, 512)
+    network = read_network(machine, candidate, 512, RowCosts(local=1.0))
+    assert isinstance(network, ReadNetwork)
     host = network.alone[0, :, HOST]
     assert host[0] == host[1] == pytest.approx(2 * host[2])
     p = np.random.default_rng(2).pareto(1.5, 300).clip(0, 1)
     worst = network.alone[0].max(axis=0)
     costs = RowCosts(local=worst[OWN], peer=worst[PEER], host=worst[HOST], disk=worst[DISK])
-    problem = replace(rows_instance(p, costs, [20] * 3, [range(3)], None), network=network)
+    problem = rows_problem(p, network, [20] * 3)
+    assert problem.row_costs == costs
 
-    def seconds(known: Network | None) -> float:
-        found = place("joint", p, costs, [20] * 3, network=known)
-        held = read_nearest(problem, 0, found.own, found.on_host)
-        return score(problem, Layout(policy="joint", held=(held,)), "serial").seconds
+    def seconds(known: ReadNetwork | RowCosts) -> float:
+        found, _ = placed_by("joint", p, known, [20] * 3)
+        return score(problem, found, "serial").seconds
 
-    assert seconds(network) <= seconds(None) * (1 + 1e-12)
-    assert seconds(network) <= bound_of(problem, "serial") * 1.1
+    assert seconds(network) <= seconds(costs) * (1 + 1e-12)
+    assert seconds(network) <= bound_placements(problem, "serial") * 1.1

@@ -7,8 +7,8 @@ from planner.candidate import Candidate
 from planner.cost.memory import Budgets
 from planner.cost.model import fixed_parts, predict
 from planner.cost.request import Request
-from planner.placement.downsample import Spread, thinned
-from planner.placement.place import Placed, code_bytes
+from planner.placement.downsample import VertexRuns, downsample_hotness
+from planner.placement.place import CandidatePlacement, code_bytes
 from planner.search.dimensions.rows import of_all, spread_placement
 from planner.workload import Hotness
 from tests.planner.cost.by_hand import NODES, candidate, request
@@ -32,14 +32,14 @@ def drawn(seed: int, num: int = NODES) -> Hotness:
 
 
 def few_of(whole: Hotness) -> Hotness:
-    return thinned(whole, enough=whole.first_half.size // STRIDE)
+    return downsample_hotness(whole, enough=whole.first_half.size // STRIDE)
 
 
 @pytest.mark.parametrize("num", [700, 701, 706])
 def test_every_vertex_is_in_the_run_of_one_that_stands_for_it(num: int) -> None:
     few = few_of(drawn(1, num))
     assert few.stride == STRIDE
-    spread = Spread(few)
+    spread = VertexRuns(few)
     runs = [spread.ids(np.array([j])) for j in range(few.ids.size)]
     assert all(few.ids[j] in run for j, run in enumerate(runs))
     assert sorted(np.concatenate(runs).tolist()) == list(range(num))
@@ -53,7 +53,7 @@ def test_a_mask_and_ids_of_some_are_those_of_their_runs() -> None:
     chosen = np.arange(0, few.ids.size, 3)
     mask = np.zeros(few.ids.size, np.bool_)
     mask[chosen] = True
-    spread = Spread(few)
+    spread = VertexRuns(few)
     assert np.flatnonzero(spread.mask(mask)).tolist() == spread.ids(chosen).tolist()
 
 
@@ -68,24 +68,24 @@ def test_sums_of_those_that_stand_for_others_are_the_sums_of_all() -> None:
 
 def test_few_vertices_stay_as_they_are() -> None:
     whole = drawn(4)
-    assert thinned(whole, enough=NODES) is whole
-    assert Spread(whole).ids(np.arange(5)).tolist() == [0, 1, 2, 3, 4]
+    assert downsample_hotness(whole, enough=NODES) is whole
+    assert VertexRuns(whole).ids(np.arange(5)).tolist() == [0, 1, 2, 3, 4]
 
 
 def test_memory_is_never_overfilled_and_a_bound_never_has_less() -> None:
     few = few_of(drawn(5, 706))
     for rows in (0, 6, 7, 100, 699, 705, 706):
-        held = Spread(few).ids(np.arange(few.places(rows)))
+        held = VertexRuns(few).ids(np.arange(few.places(rows)))
         assert len(held) <= rows
         assert few.most_places(rows) * STRIDE >= rows
         assert few.most_places(rows) >= few.places(rows)
 
 
-def everywhere(asked: Request, found: Placed, hotness: Hotness) -> Placed:
-    return of_all(asked, found, spread_placement(found, hotness), hotness)
+def everywhere(asked: Request, found: CandidatePlacement, hotness: Hotness) -> CandidatePlacement:
+    return of_all(asked, found, spread_placement(found.placement, hotness), hotness)
 
 
-def placed_on(hotness: Hotness, policy: str, *, host: bool, share: float) -> Placed:
+def placed_on(hotness: Hotness, policy: str, *, host: bool, share: float) -> CandidatePlacement:
     two: Candidate = candidate(ranks=2).with_policy(policy)
     beside = sum(fixed_parts(request(), two, 0, code_bytes(NODES)).values())
     rows = round(share * NODES)
@@ -110,8 +110,8 @@ def test_reads_and_places_are_those_of_a_placement_of_all(policy: str, *, host: 
     for mine, other in zip(found.placement.own, exact.placement.own, strict=True):
         assert len(set(mine.tolist())) == len(mine) <= max(1, round(0.2 * NODES))
         assert abs(len(mine) - len(other)) <= 2 * STRIDE
-    seconds = found.placement.evaluation.max_seconds
-    assert seconds == pytest.approx(exact.placement.evaluation.max_seconds, rel=0.01)
+    seconds = found.reads.max_seconds
+    assert seconds == pytest.approx(exact.reads.max_seconds, rel=0.01)
 
 
 def test_predictions_of_few_are_those_of_all() -> None:
@@ -132,8 +132,8 @@ def test_a_placement_says_which_vertices_its_ids_stand_for() -> None:
         found = rows_placed(request(), two, hotness, host=True)
         spread = everywhere(request(), found, hotness)
         held = found.placement.own[0]
-        assert np.array_equal(found.spread(held), spread.placement.own[0])
-        assert np.array_equal(spread.spread(held), held)
+        assert np.array_equal(found.expand(held), spread.placement.own[0])
+        assert np.array_equal(spread.expand(held), held)
 
 
 def test_what_a_policy_looks_at_besides_is_that_of_the_vertices_that_stand_for_all() -> None:

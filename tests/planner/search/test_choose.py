@@ -5,11 +5,11 @@ import pytest
 
 from planner.candidate import PlacedRows, RankRows
 from planner.placement.costs import RowCosts
-from planner.placement.place import Capacity, Memories, Placed
-from planner.placement.policies.policy import place
+from planner.placement.place import CandidatePlacement, Capacity, Memories
 from planner.search.choose import Evaluated, choose, why_it_lost
 from runtime.plan.schema import Interval, Prediction, Threads
 from tests.support.candidates import candidate_of_ranks
+from tests.support.placements import placed_by
 
 NOISE = 0.05
 
@@ -40,11 +40,11 @@ def priced(
         bottleneck="forward_backward",
     )
     costs = RowCosts(local=0.0, peer=1.0, host=2.0)
-    placement = place("none", np.ones(4, np.float32), costs, [0, 0])
+    placement, reads = placed_by("none", np.ones(4, np.float32), costs, [0, 0])
     each = RankRows(rows={"own": 10.0, "host": host}, working_rows={}, shares={}, own_rows=own)
     rows = PlacedRows(policy=policy, ranks=[each], host_rows=4)
     memories = Memories(room=Capacity(own_rows=0, host_rows=None), costs=costs)
-    placed = Placed(placement=placement, memories=memories, rows=rows)
+    placed = CandidatePlacement(placement=placement, reads=reads, memories=memories, rows=rows)
     return Evaluated(candidate=candidate, placed=placed, prediction=prediction)
 
 

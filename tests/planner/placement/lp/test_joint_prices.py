@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from planner.placement.layout import Instance
+from planner.placement.problem import PlacementProblem
 from tests.planner.placement.lp.test_joint import solved
 from tests.reference.shadow_prices import shadow_prices
-from tests.support.placements import random_instance
+from tests.support.placements import random_problem
 
 
 def slopes(instance, goal, change, step):
@@ -17,7 +17,7 @@ def slopes(instance, goal, change, step):
 
 
 def with_device_bytes(instance, more):
-    return Instance(
+    return PlacementProblem(
         kinds=instance.kinds,
         cliques=instance.cliques,
         device_bytes=tuple(m + more for m in instance.device_bytes),
@@ -30,7 +30,7 @@ def with_device_bytes(instance, more):
 def test_the_price_of_device_memory_is_the_slope_or_between_two(seed):
     rng = np.random.default_rng(seed)
     shape = ("NVSwitch 8", "bridged 2+2", "one GPU")[seed % 3]
-    instance, _ = random_instance(rng, shape, laws=("shared", "clique")[seed // 3])
+    instance, _ = random_problem(rng, shape, laws=("shared", "clique")[seed // 3])
     relaxed = solved(instance, "pipelined")[1]
     price = sum(
         saved
@@ -45,13 +45,13 @@ def test_the_price_of_device_memory_is_the_slope_or_between_two(seed):
 @pytest.mark.parametrize("seed", range(4))
 def test_the_price_of_a_link_is_the_slope_or_between_two(seed):
     rng = np.random.default_rng(10 + seed)
-    instance, _ = random_instance(rng, ("NVSwitch 8", "4 x 2")[seed % 2], topology=seed < 2)
+    instance, _ = random_problem(rng, ("NVSwitch 8", "4 x 2")[seed % 2], topology=seed < 2)
     relaxed = solved(instance, "pipelined")[1]
     factor = 1.0005
 
     def change(old, step):
         network = old.network.faster("dram", factor if step > 0 else 1 / factor)
-        return Instance(
+        return PlacementProblem(
             kinds=old.kinds,
             cliques=old.cliques,
             device_bytes=old.device_bytes,

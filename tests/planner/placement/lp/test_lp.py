@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from planner.placement.lp import solver as lp, solver as process
-from planner.placement.lp.program import LinearProgram
+from planner.placement.lp.formulate import LinearProgram
 from planner.placement.lp.solver import Failure, Point, solve
 
 
@@ -112,15 +112,17 @@ def test_what_is_proven_impossible_is_asked_once():
 
 
 def test_where_a_solver_ends_its_process_cbc_is_asked(monkeypatch: pytest.MonkeyPatch):
-    child, asked = process.Child(), list[str]()
+    child, asked = process.SolverProcess(), list[str]()
 
-    def answer(_: process.Child, __: LinearProgram, ___: float, solver: str) -> Point | None:
+    def answer(
+        _: process.SolverProcess, __: LinearProgram, ___: float, solver: str
+    ) -> Point | None:
         asked.append(solver)
         return Point(x=np.zeros(2), duals=np.zeros(1), solver="cbc") if solver else None
 
-    monkeypatch.setattr(process.Child, "_solve", answer)
+    monkeypatch.setattr(process.SolverProcess, "_solve", answer)
     found = child.solve(PLAIN, seconds=5.0)
     assert isinstance(found, Point)
     assert asked == ["", "cbc"]
-    monkeypatch.setattr(process.Child, "_solve", lambda *_: None)
+    monkeypatch.setattr(process.SolverProcess, "_solve", lambda *_: None)
     assert isinstance(child.solve(PLAIN, seconds=5.0), Failure)

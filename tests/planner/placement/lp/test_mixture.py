@@ -6,12 +6,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from planner.placement.costs import ObjectiveRows, drop_dominated, objective_rows
 from planner.placement.evaluate import read_bytes, score
-from planner.placement.layout import Instance, Kind, check_layout
 from planner.placement.lp import mixture
 from planner.placement.lp.bound import lagrangian_bound
-from planner.placement.lp.buckets import find_groups
-from planner.placement.lp.joint import bound_of, place_joint
+from planner.placement.lp.formulate import Prices, find_groups
 from planner.placement.lp.mixture import (
     can_fill,
     cheapest,
@@ -20,23 +19,25 @@ from planner.placement.lp.mixture import (
     mix_fills,
     round_mixture,
 )
-from planner.placement.lp.program import Prices
-from planner.placement.lp.relaxation import Items
-from planner.placement.network import Rows, network_of_paths, objective_rows, undominated
+from planner.placement.lp.relax import KnapsackItems
+from planner.placement.placement import check_placement
+from planner.placement.policies.joint import bound_placements, place_joint
+from planner.placement.problem import ItemKind, PlacementProblem
 from tests.reference.relaxed_bound import relaxed_optimum
 from tests.reference.shadow_prices import shadow_prices
-from tests.support.placements import random_instance
+from tests.support.gpu_networks import network_of_paths
+from tests.support.placements import random_problem
 
 
-def sharded(seed: int, *, nodes: int = 20_000, name: str = "4 x 2") -> Instance:
+def sharded(seed: int, *, nodes: int = 20_000, name: str = "4 x 2") -> PlacementProblem:
     """Rows and lists, each clique with a law of its own."""
     rng = np.random.default_rng(seed)
-    found, _ = random_instance(rng, name, num_nodes=nodes, laws="clique")
+    found, _ = random_problem(rng, name, num_nodes=nodes, laws="clique")
     return found
 
 
-def objective(instance: Instance) -> Rows:
-    return undominated(objective_rows(instance.network, "pipelined"))
+def objective(instance: PlacementProblem) -> ObjectiveRows:
+    return drop_dominated(objective_rows(instance.network, "pipelined"))
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -62,7 +63,7 @@ def test_a_fill_by_thresholds_is_the_sorted_knapsack_of_all_moves(seed: int):
         own.append(reads * seconds[t, 0])
         dealt.append(reads * (seconds[t, 0] / n + peer * (n - 1) / n))
         host.append(reads * seconds[t, 3])
-    items = Items(
+    items = KnapsackItems(
         size=np.concatenate(sizes),
         replicated=np.concatenate(own),
         dealt=np.concatenate(dealt),
@@ -83,7 +84,7 @@ def test_both_sides_meet_and_the_rounded_mixture_keeps_every_budget(seed: int):
     assert mixed is not None
     assert mixed.met
     layout = round_mixture(instance, mixed)
-    check_layout(instance, layout)
+    check_placement(instance, layout)
     bound = lagrangian_bound(instance, rows, mixed.prices)
     assert bound == pytest.approx(mixed.bound, rel=1e-6)
     assert float(rows.values(mixed.reads).max()) == pytest.approx(mixed.value, rel=1e-6)
@@ -115,7 +116,7 @@ def test_joint_is_within_a_hundredth_of_its_bound_where_cliques_differ(name: str
     found = place_joint(instance)
     assert found.relaxed.status == "optimal"
     assert found.gap <= 0.01
-    assert found.bound >= bound_of(instance, "pipelined") * (1 - 1e-9)
+    assert found.bound >= bound_placements(instance, "pipelined") * (1 - 1e-9)
 
 
 @pytest.mark.slow
@@ -135,10 +136,10 @@ def test_buckets_bound_worse_and_are_what_a_machine_without_a_solver_gets(monkey
     monkeypatch.setattr(mixture, "_solve", lambda *_: None)
     found = place_joint(instance)
     assert found.relaxed.solver == "highs"
-    check_layout(instance, found.layout)
+    check_placement(instance, found.placement)
 
 
-def tiny(rng: np.random.Generator) -> Instance:
+def tiny(rng: np.random.Generator) -> PlacementProblem:
     """Two cliques of two devices that share a switch each and DRAM; three items, two laws."""
     peer, pcie = float(rng.choice([0.3, 0.6, 1.5])), 1.0
     seconds = {"dram": float(rng.uniform(0.1, 0.6)), "switch0": 0.7, "switch1": 0.7}
@@ -148,9 +149,9 @@ def tiny(rng: np.random.Generator) -> Instance:
         far = [f"pcie{g}", f"switch{g // 2}", "dram"]
         paths.append([[f"hbm{g}"], [f"nv{g}"], None, far, None])
     heat = rng.pareto(1.2, (2, 3)) + 0.05
-    kind = Kind(name="topology", heat=heat, laws=(0, 0, 1, 1), size=rng.integers(1, 4, 3),
+    kind = ItemKind(name="topology", heat=heat, laws=(0, 0, 1, 1), size=rng.integers(1, 4, 3),
                 read_bytes=1.0)  # fmt: skip
-    return Instance(
+    return PlacementProblem(
         kinds=(kind,),
         cliques=((0, 1), (2, 3)),
         device_bytes=(int(rng.integers(2, 5)),) * 4,
@@ -159,7 +160,7 @@ def tiny(rng: np.random.Generator) -> Instance:
     )
 
 
-def brute_force(instance: Instance, rows: Rows) -> float:
+def brute_force(instance: PlacementProblem, rows: ObjectiveRows) -> float:
     """Least maximum of the rows over every set of every device and every way to read."""
     (kind,) = instance.kinds
     sizes = kind.sizes(np.arange(kind.num_items))
@@ -208,7 +209,7 @@ def test_what_cliques_share_besides_links_is_left_to_the_programme():
         ("clique", True, False, False),
         ("clique", False, True, False),
     ):
-        instance, _ = random_instance(rng, "4 x 2", laws=laws, host=host, across=across)
+        instance, _ = random_problem(rng, "4 x 2", laws=laws, host=host, across=across)
         groups = find_groups(instance, objective_rows(instance.network, rows))
         assert can_fill(instance, groups) == fits, (laws, host, across)
 
@@ -236,7 +237,7 @@ def test_prices_of_a_mixture_are_slopes_or_between_two(seed: int):
     instance = sharded(seed, nodes=3000)
     factor = 1.02
 
-    def value(changed: Instance) -> float:
+    def value(changed: PlacementProblem) -> float:
         mixed = mix_fills(changed, objective(changed))
         assert mixed is not None
         return mixed.value

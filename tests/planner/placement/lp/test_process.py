@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from planner.placement.lp import solver as process
-from planner.placement.lp.program import LinearProgram
+from planner.placement.lp.formulate import LinearProgram
 from planner.placement.lp.solver import Failure, Point
 
 
@@ -26,7 +26,7 @@ def covering(num: int, seed: int = 0) -> LinearProgram:
 def test_a_programme_past_its_processor_seconds_is_stopped(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(process, "GRACE_SECONDS", 0.0)
     monkeypatch.setattr(process, "LOOK_SECONDS", 0.01)
-    child = process.Child()
+    child = process.SolverProcess()
     try:
         # importing the solver alone takes longer than a hundredth of a second
         found = child.solve(covering(60), seconds=0.01)
@@ -44,7 +44,7 @@ def test_elapsed_seconds_alone_do_not_stop_a_programme(monkeypatch: pytest.Monke
     monkeypatch.setattr(process, "GRACE_SECONDS", 0.0)
     monkeypatch.setattr(process, "_cpu_seconds", lambda _: 0.0)
     monkeypatch.setattr(process, "WALL_FACTOR", 1e6)
-    child = process.Child()
+    child = process.SolverProcess()
     try:
         assert isinstance(child.solve(covering(20), seconds=0.001), Point)
     finally:
@@ -54,13 +54,15 @@ def test_elapsed_seconds_alone_do_not_stop_a_programme(monkeypatch: pytest.Monke
 def test_a_programme_that_ends_every_solvers_process_is_a_failure(monkeypatch: pytest.MonkeyPatch):
     asked: list[str] = []
 
-    def ended(self: process.Child, linear: LinearProgram, seconds: float, solver: str) -> None:
+    def ended(
+        self: process.SolverProcess, linear: LinearProgram, seconds: float, solver: str
+    ) -> None:
         asked.append(solver)
 
-    monkeypatch.setattr(process.Child, "_solve", ended)
-    found = process.Child().solve(covering(2), seconds=1.0)
+    monkeypatch.setattr(process.SolverProcess, "_solve", ended)
+    found = process.SolverProcess().solve(covering(2), seconds=1.0)
     assert isinstance(found, Failure)
     assert found.why == "the solver's process ended without an answer"
     assert asked == ["", "cbc"]
-    process.Child().solve(covering(2), seconds=1.0, solver="cbc")
+    process.SolverProcess().solve(covering(2), seconds=1.0, solver="cbc")
     assert asked == ["", "cbc", "cbc"]  # the one that was asked for, once

@@ -2,37 +2,37 @@
 
 import numpy as np
 
-from planner.placement.layout import Instance, Kind
-from planner.placement.lp.exchange import worth_exchanging
-from planner.placement.lp.joint import place_joint
-from planner.placement.lp.rounding import Chosen, fill
-from tests.support.placements import random_instance
+from planner.placement.lp.improve import worth_exchanging
+from planner.placement.lp.round_solution import WantedCopies, fill_devices
+from planner.placement.policies.joint import place_joint
+from planner.placement.problem import ItemKind, PlacementProblem
+from tests.support.placements import random_problem
 
 NONE = np.zeros(0, np.int64)
 
 
-def skewed(num_nodes: int) -> Instance:
+def skewed(num_nodes: int) -> PlacementProblem:
     """Rows and lists of eight linked GPUs, few of them asked for most."""
-    instance, _ = random_instance(
+    instance, _ = random_problem(
         np.random.default_rng(3), "NVSwitch 8", num_nodes=num_nodes, topology=True
     )
     return instance
 
 
-def reads_of(kind: Kind, own: list[np.ndarray]) -> np.ndarray:
+def reads_of(kind: ItemKind, own: list[np.ndarray]) -> np.ndarray:
     return np.array([kind.read_bytes * kind.heat[0, ids].sum(dtype=np.float64) for ids in own])
 
 
 def test_what_is_dealt_evenly_is_read_evenly_within_the_devices_bytes() -> None:
     instance = skewed(4000)
-    chosen: list[Chosen] = []
+    chosen: list[WantedCopies] = []
     for kind in instance.kinds:
         density = kind.heat.sum(axis=0) / kind.sizes(np.arange(kind.num_items))
         order = np.argsort(-density, kind="stable")
-        chosen.append(Chosen(replicated=[NONE], dealt=[order], single=[NONE] * 8))
+        chosen.append(WantedCopies(replicated=[NONE], dealt=[order], single=[NONE] * 8))
     spread: dict[bool, float] = {}
     for evenly in (False, True):
-        own = fill(instance, chosen, evenly=evenly)
+        own = fill_devices(instance, chosen, evenly=evenly)
         pairs = list(zip(instance.kinds, own, strict=True))
         busy = sum(reads_of(kind, mine) for kind, mine in pairs)
         spread[evenly] = float(np.max(busy) / np.mean(busy) - 1)

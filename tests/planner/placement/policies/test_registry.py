@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from planner.cli.main import app
 from planner.errors import SettingsError
 from planner.placement.costs import RowCosts
-from planner.placement.policies.policy import Placement, place
+from planner.placement.placement import Placement
 from planner.placement.policies.registry import (
     PLACEMENT_POLICIES,
     PlacementPolicy,
@@ -20,10 +20,11 @@ from planner.placement.policies.registry import (
 )
 from runtime.features.cache import POLICIES as CACHES
 from runtime.plan.schema import DYNAMIC
+from tests.support.placements import placed_by
 
 COSTS = RowCosts(local=0.0, peer=0.3, host=1.0, disk=10.0)
 NODES, DEVICES = 40, 4
-FIXED = [policy for policy in PLACEMENT_POLICIES if policy.fixed]
+FIXED = [policy for policy in PLACEMENT_POLICIES if policy.function]
 
 
 def placed(
@@ -33,7 +34,7 @@ def placed(
     known = ("out_degree", "parts") if everything else policy.needs
     degree = np.random.default_rng(1).permutation(NODES)
     parts = np.arange(NODES, dtype=np.int32) % DEVICES
-    return place(
+    return placed_by(
         policy.name,
         hotness,
         COSTS,
@@ -41,8 +42,8 @@ def placed(
         cliques=[[0, 1], [2, 3]],
         host_rows=12,
         out_degree=degree if "out_degree" in known else None,
-        parts=(lambda _name, _num: parts) if "parts" in known else None,
-    )
+        parts=parts if "parts" in known else None,
+    )[0]
 
 
 def test_names_and_turns_are_told_apart_and_every_function_can_be_imported():
@@ -50,7 +51,7 @@ def test_names_and_turns_are_told_apart_and_every_function_can_be_imported():
     assert len(set(names)) == len(names)
     tried = list_tried_by_auto()
     assert [find_policy(name).auto_turn for name in tried] == list(range(1, len(tried) + 1))
-    assert all(callable(load_function(p)) for each in FIXED for p in (each.copies, each.rows) if p)
+    assert all(callable(load_function(each.function)) for each in FIXED)
     with pytest.raises(
         SettingsError, match=r"expected a placement policy among none, naive.*found 'nave'"
     ):
@@ -62,14 +63,14 @@ def test_the_help_names_every_policy():
     options = command.commands["plan"].params
     said = next(option.help for option in options if option.name == "policy")
     names = [policy.name for policy in PLACEMENT_POLICIES]
-    assert said == f"Placement policy: {', '.join(['auto', *names])}."
+    assert said.startswith(f"Placement policy: {', '.join(['auto', *names])};")
 
 
 def test_policies_without_a_function_are_the_caches_that_the_runtime_fills():
-    caches = [policy.name for policy in PLACEMENT_POLICIES if not policy.fixed]
+    caches = [policy.name for policy in PLACEMENT_POLICIES if not policy.function]
     assert caches == list(DYNAMIC) == list(CACHES)
     with pytest.raises(SettingsError, match="places rows, found 'lru'"):
-        place("lru", np.ones(3), COSTS, [1])
+        placed_by("lru", np.ones(3), COSTS, [1])
 
 
 @pytest.mark.parametrize("policy", FIXED, ids=lambda policy: policy.name)

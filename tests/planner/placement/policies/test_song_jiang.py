@@ -5,12 +5,12 @@ import itertools
 import numpy as np
 import pytest
 
-from planner.placement.costs import Case, RowCosts, alpha, alpha_star
+from planner.placement.costs import CostCase, RowCosts, alpha, alpha_star
 from planner.placement.evaluate import evaluate
-from planner.placement.lp.joint import bound_of
 from planner.placement.order import hotness_order
-from planner.placement.policies.copies import rows_instance
+from planner.placement.policies.joint import bound_placements
 from planner.placement.policies.song_jiang import algorithm1, best_of, exchange_ranks
+from planner.placement.problem import rows_problem
 
 
 def costs_of(peer, host=1.0, local=0.0):
@@ -269,7 +269,7 @@ class TestBestOf:
 
     def test_a_free_peer_means_dealing_every_row_once(self):
         costs = costs_of(0.1, 1.0, local=0.2)
-        assert costs.case is Case.DEAL
+        assert costs.case is CostCase.DEAL
         own = best_of(1 / np.arange(1.0, 30), costs, 4, 5).own
         assert sorted(own.ravel().tolist()) == list(range(20))
 
@@ -286,7 +286,7 @@ class TestBestOf:
                 p = np.clip(p * (1 + 0.3 * rng.standard_normal((2, 6))), 0.01, 1)
             costs = costs_of(rng.choice([0.1, 0.3, 0.6, 0.9]))
             best = min(score(own, p, costs).max_seconds for own in all_placements(6, 2, 2))
-            bound = bound_of(rows_instance(p, costs, [2, 2], [[0, 1]], None), "serial")
+            bound = bound_placements(rows_problem(p, costs, [2, 2], [[0, 1]], None), "serial")
             chosen = score(best_of(p, costs, 2, 2).own, p, costs).max_seconds
             published = score(swap(p.mean(axis=0), 2, 2, alpha(costs)), p, costs).max_seconds
             assert bound <= best + 1e-9

@@ -13,24 +13,23 @@ and is taken back where a sum of the loads' powers does not fall.
 
 import itertools
 import typing
+from dataclasses import replace
 from typing import NamedTuple, cast
 
 import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from planner.placement.costs import OWN, PEER, ObjectiveRows
 from planner.placement.evaluate import read_bytes
-from planner.placement.layout import Held, Instance, Layout
-from planner.placement.network import Rows
-from planner.placement.reads import OWN, PEER
+from planner.placement.placement import ItemPlacement, Placement
+from planner.placement.problem import Ids, PlacementProblem
 
 Loads = NDArray[np.float64]
 """Of each row of the objective."""
-Ids = NDArray[np.int64]
-"""Items; -1 stands for none."""
 
 
-class Items(NamedTuple):
+class ItemState(NamedTuple):
     """Items of all kinds in one row: who holds what, and who reads it from where."""
 
     own: NDArray[np.bool_]
@@ -57,7 +56,7 @@ def spread(loads: Loads, power: int, top: float) -> float:
 
 
 def exchange_copies(
-    g: int, wanted: Ids, missed: Ids, power: int, loads: Loads, weights: Loads, items: Items
+    g: int, wanted: Ids, missed: Ids, power: int, loads: Loads, weights: Loads, items: ItemState
 ) -> None:
     """Copies of the wanted items for g, added or in place of copies that are missed least.
 
@@ -74,13 +73,20 @@ def exchange_copies(
 
 
 def trade_copies(
-    g: int, h: int, mine: Ids, theirs: Ids, power: int, loads: Loads, weights: Loads, items: Items
+    g: int,
+    h: int,
+    mine: Ids,
+    theirs: Ids,
+    power: int,
+    loads: Loads,
+    weights: Loads,
+    items: ItemState,
 ) -> None:
     """Copies of g against copies of h in the same clique, or given away for none."""
     _trade(g, h, mine, theirs, power, loads, weights, *items)
 
 
-def reread_items(power: int, loads: Loads, weights: Loads, items: Items) -> None:
+def reread_items(power: int, loads: Loads, weights: Loads, items: ItemState) -> None:
     """Read items that a clique holds from the host instead, or the other way round."""
     _reread(power, loads, weights, *items)
 
@@ -265,67 +271,70 @@ no single exchange lowers it, although several together would."""
 
 
 def exchange(
-    instance: Instance, rows: Rows, layout: Layout, seconds: NDArray[np.float64]
-) -> Layout:
-    """Improve a layout by exchanges, through the sums of powers or straight at the maximum.
+    problem: PlacementProblem,
+    rows: ObjectiveRows,
+    placement: Placement,
+    seconds: NDArray[np.float64],
+) -> Placement:
+    """Improve a placement by exchanges, through the sums of powers or straight at the maximum.
 
     Args:
-        instance: the problem.
+        problem: the problem.
         rows: of the objective.
-        layout: where to start.
+        placement: where to start.
         seconds: priced seconds per byte, shape [T, G, 5]; says what is worth trying.
     """
-    if not worth_exchanging(instance):
-        return layout
-    best, least = layout, float(rows.values(read_bytes(instance, layout)).max())
+    if not worth_exchanging(problem):
+        return placement
+    best, least = placement, float(rows.values(read_bytes(problem, placement)).max())
     for powers in (POWERS, POWERS[-1:]):
-        found, most = _descend(instance, rows, layout, seconds, powers)
+        found, most = _descend(problem, rows, placement, seconds, powers)
         if most < least:
             best, least = found, most
     # At the programme's prices copies everywhere and copies anywhere are worth the same per byte.
     # Where rounding left more room on one link than on another, that no longer holds.
-    found, most = _descend(instance, rows, best, None, POWERS)
+    found, most = _descend(problem, rows, best, None, POWERS)
     return found if most < least else best
 
 
-def worth_exchanging(instance: Instance) -> bool:
+def worth_exchanging(problem: PlacementProblem) -> bool:
     """Whether the items are few enough for one to matter, and for exchanges to be quick."""
-    items = sum(kind.num_items for kind in instance.kinds)
-    return items * instance.num_devices <= MOST_PAIRS
+    items = sum(kind.num_items for kind in problem.kinds)
+    return items * problem.num_devices <= MOST_PAIRS
 
 
 def _descend(
-    instance: Instance,
-    rows: Rows,
-    layout: Layout,
+    problem: PlacementProblem,
+    rows: ObjectiveRows,
+    placement: Placement,
     seconds: NDArray[np.float64] | None,
     powers: tuple[int, ...],
-) -> tuple[Layout, float]:
+) -> tuple[Placement, float]:
     """Pass after pass; without `seconds`, each tries what gains most at the loads as they are."""
-    state = _State(instance, layout)
-    loads = rows.values(read_bytes(instance, layout))
+    state = _State(problem, placement)
+    loads = rows.values(read_bytes(problem, placement))
     weights = np.ascontiguousarray(rows.weights)
     for power in powers:
         for _ in range(PASSES):
             priced = _seconds_at(rows, loads, power) if seconds is None else seconds
-            known = np.isfinite(priced) & np.isfinite(instance.network.alone)
+            known = np.isfinite(priced) & np.isfinite(problem.network.alone)
             finite = np.where(known, priced, 1e30)
             before = spread(loads, power, float(loads.max()))
             top = float(loads.max())
-            for g in range(instance.num_devices):
+            for g in range(problem.num_devices):
                 wanted, missed = state.worth_trying(g, finite)
                 exchange_copies(g, wanted, missed, power, loads, weights, state.items)
-            for g, h in itertools.combinations(range(instance.num_devices), 2):
+            for g, h in itertools.combinations(range(problem.num_devices), 2):
                 if state.clique[g] == state.clique[h]:
                     mine, theirs = state.differ(g, h), state.differ(h, g)
                     trade_copies(g, h, mine, theirs, power, loads, weights, state.items)
             reread_items(power, loads, weights, state.items)
             if spread(loads, power, top) >= before * (1 - 1e-6):
                 break
-    return state.layout(layout), float(loads.max())
+    return state.placement(placement), float(loads.max())
 
 
-def _seconds_at(rows: Rows, loads: NDArray[np.float64], power: int) -> NDArray[np.float64]:
+def _seconds_at(rows: ObjectiveRows, loads: NDArray[np.float64], power: int) -> NDArray[np.float64]:
     """Seconds per byte [T, G, 5], rows weighed as the sum of their powers rises with them."""
     most = max(float(loads.max()), 1e-300)
     weights = (loads / most) ** ((power or max(POWERS)) - 1)
@@ -335,29 +344,29 @@ def _seconds_at(rows: Rows, loads: NDArray[np.float64], power: int) -> NDArray[n
 class _State:
     """All kinds' items in one row, with who holds and who reads what."""
 
-    def __init__(self, instance: Instance, layout: Layout) -> None:
-        self.instance = instance
-        num = [kind.num_items for kind in instance.kinds]
+    def __init__(self, problem: PlacementProblem, placement: Placement) -> None:
+        self.problem = problem
+        num = [kind.num_items for kind in problem.kinds]
         self.ends = np.cumsum([0, *num])
-        total, devices = int(self.ends[-1]), instance.num_devices
+        total, devices = int(self.ends[-1]), problem.num_devices
         self.kind = np.repeat(np.arange(len(num)), num)
-        self.size = np.concatenate([k.sizes(np.arange(k.num_items)) for k in instance.kinds])
+        self.size = np.concatenate([k.sizes(np.arange(k.num_items)) for k in problem.kinds])
         self.own = np.zeros((devices, total), np.bool_)
-        self.code = np.empty((len(instance.cliques), total), np.uint8)
+        self.code = np.empty((len(problem.cliques), total), np.uint8)
         self.far = np.empty(total, np.uint8)
         self.reads = np.empty((devices, total))
-        self.free = np.array(instance.device_bytes, np.int64)
-        for t, (kind, held) in enumerate(zip(instance.kinds, layout.held, strict=True)):
+        self.free = np.array(problem.device_bytes, np.int64)
+        for t, (kind, held) in enumerate(zip(problem.kinds, placement.items, strict=True)):
             span = slice(int(self.ends[t]), int(self.ends[t + 1]))
             for g, ids in enumerate(held.own):
                 self.own[g, self.ends[t] + ids] = True
                 self.reads[g, span] = kind.heat[kind.laws[g]] * kind.read_bytes
                 self.free[g] -= kind.bytes_of(ids)
-            for c, codes in enumerate(held.elsewhere):
+            for c, codes in enumerate(held.elsewhere or ()):
                 self.code[c, span] = codes
             self.far[span] = 3 if held.on_host is None else np.where(held.on_host, 3, 4)
-        self.clique = instance.clique_of()
-        self.items = Items(
+        self.clique = problem.clique_of()
+        self.items = ItemState(
             own=self.own, code=self.code, far=self.far, reads=self.reads, size=self.size,
             free=self.free, kind=self.kind, clique=self.clique,
         )  # fmt: skip
@@ -393,9 +402,10 @@ class _State:
             ids = ids[np.linspace(0, len(ids) - 1, TRIED).astype(np.int64)]
         return np.append(ids, -1)
 
-    def layout(self, start: Layout) -> Layout:
-        held: list[Held] = []
-        for t, old in enumerate(start.held):
+    def placement(self, start: Placement) -> Placement:
+        """Read the state as a placement."""
+        found: list[ItemPlacement] = []
+        for t, old in enumerate(start.items):
             span = slice(int(self.ends[t]), int(self.ends[t + 1]))
             own: list[NDArray[np.int64]] = []
             for g, ids in enumerate(old.own):
@@ -404,5 +414,5 @@ class _State:
                 fresh[ids] = False
                 own.append(np.concatenate([ids[mine[ids]], np.flatnonzero(fresh)]))
             codes = [row[span].copy() for row in self.code]
-            held.append(Held(own=own, elsewhere=codes, on_host=old.on_host))
-        return Layout(policy=start.policy, held=tuple(held), variant=start.variant)
+            found.append(ItemPlacement(own=own, elsewhere=codes, on_host=old.on_host))
+        return replace(start, items=tuple(found))

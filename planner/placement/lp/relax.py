@@ -2,14 +2,7 @@
 
 A solver that fails or runs out of time leaves the density order, and the status says so.
 
-Placement by one sort of value per byte: exact where [C22] says so, else what a time-out gets.
-
-Each bucket has up to two moves, host to dealt and dealt to replicated; all of them, of all kinds,
-sorted by seconds saved per byte, fill a device's memory. With one clique of alike devices, an
-additive objective and one capacity that is the optimum of the linear programme, up to one bucket.
-Host memory, where it is short, is then filled by density too, which is exact nowhere.
-
-The placement problem of one clique, item by item, as a fractional knapsack.
+The sort: of one clique, item by item, placement is a fractional knapsack.
 
     minimise   sum_i cR_i x_i^R + cP_i x_i^P + cH_i x_i^H         mean cost per GPU
     subject to x_i^R + x_i^P + x_i^H = 1,  x >= 0                 every item has a place
@@ -19,7 +12,8 @@ R is replicated on all n GPUs, P one copy dealt over them, H left on the host (o
 moves from H to P and from P to R, and each move has a value and a size; where the first move is
 worth less per byte than the second, P is off the lower hull and the item moves from H to R at once.
 With one capacity and an additive objective the moves sorted by value per byte solve the linear
-programme, up to one fractional move (formulas 6.3 [C22]).
+programme, up to one fractional move (formulas 6.3 [C22]); else they are what a time-out gets. Host
+memory, where it is short, is then filled by density too, which is exact nowhere.
 """
 
 import itertools
@@ -28,18 +22,21 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.placement.costs import RowCosts
-from planner.placement.layout import Instance
-from planner.placement.lp.buckets import Buckets, Groups
-from planner.placement.lp.program import Prices, Program, build_program, read_prices
+from planner.placement.costs import CROSS, DISK, HOST, OWN, PEER, Goal, ObjectiveRows
+from planner.placement.lp.formulate import (
+    Buckets,
+    Groups,
+    Prices,
+    Program,
+    build_program,
+    read_prices,
+)
 from planner.placement.lp.solver import SHARED, Failure, Point
-from planner.placement.network import Goal, Rows
-from planner.placement.order import Probabilities
-from planner.placement.reads import CROSS, DISK, HOST, OWN, PEER
+from planner.placement.problem import PlacementProblem
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Items:
+class KnapsackItems:
     """What is to be placed: sizes, and mean cost per GPU in each state; arrays of shape [N]."""
 
     size: NDArray[np.float64]
@@ -83,33 +80,7 @@ class Moves:
         return taken, price
 
 
-def feature_items(hotness: Probabilities, costs: RowCosts, num_devices: int) -> Items:
-    """Feature rows of equal size (1 row) and one law p for all GPUs of the clique.
-
-        cR = p*C_loc,   cP = p*((n-1)/n*C_gpu + 1/n*C_loc),   cH = p*C_cpu
-
-    A peer that costs more than the host is not read, so a dealt row then costs C_cpu elsewhere.
-
-    Args:
-        hotness: p(v), shape [N].
-        costs: Gross seconds per row.
-        num_devices: n.
-
-    References:
-        Formulas 6.3; Song and Jiang's model is the case of singleton items and free local reads.
-    """
-    n, p = num_devices, hotness.astype(np.float64)
-    elsewhere = min(costs.peer, costs.host)
-    return Items(
-        size=np.ones(p.size),
-        replicated=p * costs.local,
-        dealt=p * ((n - 1) / n * elsewhere + costs.local / n),
-        host=p * costs.host,
-        num_devices=n,
-    )
-
-
-def moves(items: Items) -> Moves:
+def list_moves(items: KnapsackItems) -> Moves:
     """Two moves per item, or one where P is off the lower hull.
 
         H -> P: cH - cP on s/n bytes,   P -> R: cP - cR on s*(n-1)/n bytes
@@ -144,7 +115,7 @@ def _worthwhile(
     return Moves(value=value[keep], size=size[keep], item=item[keep], to_dealt=to_dealt[keep])
 
 
-def sort_is_exact(instance: Instance, goal: Goal, groups: Groups) -> bool:
+def sort_is_exact(problem: PlacementProblem, goal: Goal, groups: Groups) -> bool:
     """Whether one sort is the programme's optimum (formulas 6.3 [C22]).
 
     One clique of alike devices, an objective that adds places up, memory of devices the only
@@ -152,20 +123,20 @@ def sort_is_exact(instance: Instance, goal: Goal, groups: Groups) -> bool:
     """
     additive = goal == "transactions" or (
         goal == "serial"
-        and instance.network.compute_seconds == 0
-        and not instance.network.shared().any()
+        and problem.network.compute_seconds == 0
+        and not problem.network.shared().any()
     )
     return (
         additive
         and len(groups.groups) == 1
-        and len(instance.cliques) == 1
-        and instance.host_bytes is None
-        and bool(np.isfinite(instance.network.alone[:, :, HOST]).all())
+        and len(problem.cliques) == 1
+        and problem.host_bytes is None
+        and bool(np.isfinite(problem.network.alone[:, :, HOST]).all())
     )
 
 
 def density_shares(
-    instance: Instance, rows: Rows, groups: Groups, buckets: list[Buckets]
+    problem: PlacementProblem, rows: ObjectiveRows, groups: Groups, buckets: list[Buckets]
 ) -> tuple[list[NDArray[np.float64]], Prices]:
     """Shares of buckets by group and place, and prices.
 
@@ -175,7 +146,7 @@ def density_shares(
     sizes = np.concatenate([b.bytes for b in buckets])
     kind_of = np.repeat(np.arange(len(buckets)), [len(b.bytes) for b in buckets])
     shares = np.zeros((len(groups.groups), len(sizes), 5))
-    device = np.zeros(instance.num_devices)
+    device = np.zeros(problem.num_devices)
     missing = np.zeros(len(sizes))
     for each in groups.classes:
         for name in each.groups:
@@ -184,25 +155,25 @@ def density_shares(
             heat = np.concatenate(
                 [
                     kind.read_bytes * b.heat[:, kind.laws[g]]
-                    for kind, b in zip(instance.kinds, buckets, strict=True)
+                    for kind, b in zip(problem.kinds, buckets, strict=True)
                 ]
             )
-            cost = _seconds(instance, rows, g)[kind_of]
+            cost = _seconds(problem, rows, g)[kind_of]
             host = np.minimum(cost[:, HOST], cost[:, DISK])
             peer = np.minimum(cost[:, PEER], host)
             # a device that has no like must not count on the others' copies
             n = n if len(each.groups) == 1 else 1
             fits = np.concatenate([b.fits for b in buckets])
-            items = Items(
+            items = KnapsackItems(
                 size=np.where(fits, sizes, np.inf),
                 replicated=heat * cost[:, OWN],
                 dealt=heat * (cost[:, OWN] / n + peer * (n - 1) / n),
                 host=heat * host,
                 num_devices=n,
             )
-            found = moves(items)
-            taken, price = found.fill(float(min(instance.device_bytes[d] for d in group.devices)))
-            device[list(group.devices)] = price / instance.num_devices
+            found = list_moves(items)
+            taken, price = found.fill(float(min(problem.device_bytes[d] for d in group.devices)))
+            device[list(group.devices)] = price / problem.num_devices
             dealt, whole = np.zeros(len(sizes)), np.zeros(len(sizes))
             np.add.at(dealt, found.item[found.to_dealt], taken[found.to_dealt])
             np.add.at(whole, found.item[~found.to_dealt], taken[~found.to_dealt])
@@ -215,42 +186,42 @@ def density_shares(
             left = np.maximum(0.0, 1.0 - whole - dealt) + np.where(from_peer, 0.0, read)
             shares[name, :, HOST] = left
             missing += left * heat * len(group.devices)
-    _leave_to_disk(instance, shares, missing, sizes)
+    _leave_to_disk(problem, shares, missing, sizes)
     ends = np.cumsum([len(b.bytes) for b in buckets])[:-1]
-    weights = _weights(rows, instance)
+    weights = _weights(rows, problem)
     return list(np.split(shares, ends, axis=1)), Prices(rows=weights, device=device, host=0.0)
 
 
-def _seconds(instance: Instance, rows: Rows, g: int) -> NDArray[np.float64]:
+def _seconds(problem: PlacementProblem, rows: ObjectiveRows, g: int) -> NDArray[np.float64]:
     """Seconds per byte of a device by kind and place, shape [T, 5]."""
-    alone = instance.network.alone[:, g].copy()
+    alone = problem.network.alone[:, g].copy()
     if rows.names == ("transactions",):
         alone = np.where(np.isfinite(alone), rows.weights[0, :, g], np.inf)
     alone[:, CROSS] = np.inf
     return np.minimum(alone, 1e30)
 
 
-def _weights(rows: Rows, instance: Instance) -> NDArray[np.float64]:
+def _weights(rows: ObjectiveRows, problem: PlacementProblem) -> NDArray[np.float64]:
     """Equal weights of the rows that belong to one device each, else of all."""
     touched = np.any(rows.weights > 0, axis=(1, 3)).sum(axis=1)
-    single = touched == 1 if instance.num_devices > 1 else touched > 0
+    single = touched == 1 if problem.num_devices > 1 else touched > 0
     chosen = single if single.any() else np.ones(len(rows.names), np.bool_)
     return chosen / chosen.sum()
 
 
 def _leave_to_disk(
-    instance: Instance,
+    problem: PlacementProblem,
     shares: NDArray[np.float64],
     missing: NDArray[np.float64],
     sizes: NDArray[np.float64],
 ) -> None:
     """What host memory has no room for is read from disk, the least asked for first."""
-    if instance.host_bytes is None:
+    if problem.host_bytes is None:
         return
     order = np.argsort(-missing / np.maximum(sizes, 1e-300), kind="stable")
     before = np.cumsum(sizes[order]) - sizes[order]
     room = np.empty(len(sizes))
-    room[order] = np.clip((instance.host_bytes - before) / np.maximum(sizes[order], 1e-300), 0, 1)
+    room[order] = np.clip((problem.host_bytes - before) / np.maximum(sizes[order], 1e-300), 0, 1)
     kept = np.minimum(shares[:, :, HOST], room[None])
     shares[:, :, DISK] += shares[:, :, HOST] - kept
     shares[:, :, HOST] = kept
@@ -261,7 +232,7 @@ SECONDS = 20.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Relaxed:
+class Relaxation:
     """The programme's solution."""
 
     seconds: float
@@ -279,30 +250,30 @@ class Relaxed:
 
 
 def relax(
-    instance: Instance,
-    rows: Rows,
+    problem: PlacementProblem,
+    rows: ObjectiveRows,
     groups: Groups,
     buckets: list[Buckets],
     *,
     goal: Goal,
     seconds: float = SECONDS,
     solver: str = "",
-) -> Relaxed:
+) -> Relaxation:
     """Solve the relaxation over buckets."""
-    exact = sort_is_exact(instance, goal, groups)
+    exact = sort_is_exact(problem, goal, groups)
     if solver == "sort" and not exact:
-        raise ValueError("expected an instance that one sort solves; leave the solver out")
+        raise ValueError("expected a problem that one sort solves; leave the solver out")
     why = "optimal" if exact else "density order, as asked for"
     if solver != "density" and not (exact and solver in ("", "sort")):
-        program = build_program(instance, rows, groups, buckets)
+        program = build_program(problem, rows, groups, buckets)
         answer = SHARED.solve(program.linear, seconds=seconds, solver=solver)
         if not isinstance(answer, Failure):
-            found = _read(instance, groups, buckets, program, answer)
+            found = _read(problem, groups, buckets, program, answer)
             return replace(found, row_names=rows.names)
         why = f"density order, since {answer.why}"
-    shares, prices = density_shares(instance, rows, groups, buckets)
-    reads = _reads(instance, groups, buckets, shares)
-    return Relaxed(
+    shares, prices = density_shares(problem, rows, groups, buckets)
+    reads = _reads(problem, groups, buckets, shares)
+    return Relaxation(
         seconds=float(rows.values(reads).max()),
         shares=shares,
         reads=reads,
@@ -314,14 +285,14 @@ def relax(
 
 
 def _reads(
-    instance: Instance,
+    problem: PlacementProblem,
     groups: Groups,
     buckets: list[Buckets],
     shares: list[NDArray[np.float64]],
 ) -> NDArray[np.float64]:
     """Bytes read at given shares, shape [T, G, 5]."""
-    read = np.zeros((len(instance.kinds), instance.num_devices, 5))
-    for t, (kind, b) in enumerate(zip(instance.kinds, buckets, strict=True)):
+    read = np.zeros((len(problem.kinds), problem.num_devices, 5))
+    for t, (kind, b) in enumerate(zip(problem.kinds, buckets, strict=True)):
         for name, group in enumerate(groups.groups):
             for g in group.devices:
                 read[t, g] = kind.read_bytes * (b.heat[:, kind.laws[g]] @ shares[t][name])
@@ -329,22 +300,22 @@ def _reads(
 
 
 def _read(
-    instance: Instance,
+    problem: PlacementProblem,
     groups: Groups,
     buckets: list[Buckets],
     program: Program,
     answer: Point,
-) -> Relaxed:
+) -> Relaxation:
     x = answer.x
     size = program.num_groups * program.num_buckets * 5
     whole = np.clip(x[:size], 0.0, 1.0).reshape(program.num_groups, program.num_buckets, 5)
     ends = np.cumsum([0, *(len(b.bytes) for b in buckets)])
     shares = [whole[:, a:b] for a, b in itertools.pairwise(ends.tolist())]
-    return Relaxed(
+    return Relaxation(
         seconds=float(x[-1]) * program.unit_seconds,
         shares=shares,
-        reads=_reads(instance, groups, buckets, shares),
-        prices=read_prices(program, answer.duals, instance, groups),
+        reads=_reads(problem, groups, buckets, shares),
+        prices=read_prices(program, answer.duals, problem, groups),
         row_names=(),
         solver=answer.solver,
         status="optimal",

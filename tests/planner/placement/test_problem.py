@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from planner.placement.layout import Kind
+from planner.placement.problem import ItemKind
 
 
-def kind(size: object) -> Kind:
+def kind(size: object) -> ItemKind:
     """Four items."""
-    return Kind(
+    return ItemKind(
         name="topology",
         heat=np.ones((1, 4), np.float32),
         laws=(0,),

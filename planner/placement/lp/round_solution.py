@@ -10,7 +10,7 @@ a device's bytes is dropped.
 
 import typing
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 import numba
@@ -18,14 +18,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.parallel import side_by_side
+from planner.placement.costs import CROSS, DISK, HOST, OWN, PEER, ObjectiveRows
 from planner.placement.evaluate import read_bytes
-from planner.placement.layout import Held, Instance, Kind, Layout
-from planner.placement.lp.buckets import Buckets, CliqueClass, Groups, densities, density_order
-from planner.placement.lp.exchange import exchange, worth_exchanging
-from planner.placement.lp.program import Prices
-from planner.placement.lp.relaxation import Relaxed, density_shares
-from planner.placement.network import Rows
-from planner.placement.reads import CROSS, DISK, HOST, OWN, PEER, mark_holders
+from planner.placement.lp.formulate import (
+    Buckets,
+    CliqueClass,
+    Groups,
+    Prices,
+    densities,
+    density_order,
+)
+from planner.placement.lp.improve import exchange, worth_exchanging
+from planner.placement.lp.relax import Relaxation, density_shares
+from planner.placement.placement import ItemPlacement, Placement, mark_holders
+from planner.placement.problem import ItemKind, PlacementProblem
 
 SHARE = 1e-9
 """A share of a bucket below this is none."""
@@ -37,7 +43,7 @@ _Dealt = tuple[NDArray[np.int64], NDArray[np.int64]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Chosen:
+class WantedCopies:
     """What devices should hold, before budgets are looked at, hottest first."""
 
     replicated: list[NDArray[np.int64]]
@@ -49,18 +55,18 @@ class Chosen:
 
 
 def round_kind(
-    instance: Instance,
+    problem: PlacementProblem,
     t: int,
     groups: Groups,
     buckets: Buckets,
     shares: NDArray[np.float64],
     *,
     mean: bool = False,
-) -> Chosen:
+) -> WantedCopies:
     """Whole items of one kind.
 
     Args:
-        instance: the problem.
+        problem: the problem.
         t: index of the kind.
         groups: of the programme.
         buckets: of the kind.
@@ -71,18 +77,18 @@ def round_kind(
         Ids by clique and device.
     """
     none = np.zeros(0, np.int64)
-    replicated = [none] * len(instance.cliques)
-    dealt = [none] * len(instance.cliques)
-    single = [none] * instance.num_devices
-    members = _Members(instance, t, buckets)
+    replicated = [none] * len(problem.cliques)
+    dealt = [none] * len(problem.cliques)
+    single = [none] * problem.num_devices
+    members = _Members(problem, t, buckets)
     for each in groups.classes:
         if len(each.groups) == 1:
             _alike(each, shares[each.groups[0]], members, replicated, dealt)
         elif mean:
             _alike(each, shares[list(each.groups)].mean(axis=0), members, replicated, dealt)
         else:
-            _unlike(instance, groups, each, shares, members, single)
-    return Chosen(replicated=replicated, dealt=dealt, single=single)
+            _unlike(problem, groups, each, shares, members, single)
+    return WantedCopies(replicated=replicated, dealt=dealt, single=single)
 
 
 def _joined(parts: list[NDArray[np.int64]]) -> NDArray[np.int64]:
@@ -107,8 +113,8 @@ def _in_order(of: np.ndarray, chosen: np.ndarray, starts: np.ndarray, total: int
 class _Members:
     """Items of buckets, hottest first."""
 
-    def __init__(self, instance: Instance, t: int, buckets: Buckets) -> None:
-        self.kind, self.buckets = instance.kinds[t], buckets
+    def __init__(self, problem: PlacementProblem, t: int, buckets: Buckets) -> None:
+        self.kind, self.buckets = problem.kinds[t], buckets
         few = self.kind.num_items <= SORTED_ITEMS
         self.order = density_order(self.kind) if few else None
         self.density = densities(self.kind) if few and self.order is None else None
@@ -168,7 +174,7 @@ def _alike(
 
 
 def _unlike(
-    instance: Instance,
+    problem: PlacementProblem,
     groups: Groups,
     each: CliqueClass,
     shares: NDArray[np.float64],
@@ -177,7 +183,7 @@ def _unlike(
 ) -> None:
     """A clique whose devices differ: each takes an arc of every bucket, one after the other."""
     group_of = {g: name for name in each.groups for g in groups.groups[name].devices}
-    clique = instance.cliques[each.cliques[0]]
+    clique = problem.cliques[each.cliques[0]]
     own = np.stack([shares[group_of[g], :, OWN] for g in clique])
     pure = (own > 1 - SHARE) | (own < SHARE)
     mixed = np.flatnonzero(~pure.all(axis=0))
@@ -209,7 +215,7 @@ def _that_fit(sizes: np.ndarray, free: int) -> np.ndarray:
     return taken
 
 
-def _first_that_fit(kind: Kind, ids: NDArray[np.int64], free: int) -> NDArray[np.int64]:
+def _first_that_fit(kind: ItemKind, ids: NDArray[np.int64], free: int) -> NDArray[np.int64]:
     """Of items that together pass so many bytes, those that are taken, first come first served."""
     if not isinstance(kind.size, np.ndarray):
         return ids[: free // kind.size]
@@ -294,26 +300,30 @@ def _by_device(ids: np.ndarray, device: np.ndarray, n: int) -> tuple:
     return out, ends
 
 
-def fill(
-    instance: Instance, chosen: list[Chosen], *, rows_first: bool = False, evenly: bool = False
+def fill_devices(
+    problem: PlacementProblem,
+    chosen: list[WantedCopies],
+    *,
+    rows_first: bool = False,
+    evenly: bool = False,
 ) -> list[list[NDArray[np.int64]]]:
     """Give devices what was chosen, each within its bytes; own ids by kind and device.
 
     Replicated items of all kinds first, then lists, then rows, which fit any gap; or rows first.
     With `evenly`, dealt items go where least is read of what was dealt so far.
     """
-    free = np.array(instance.device_bytes, np.int64)
+    free = np.array(problem.device_bytes, np.int64)
     parts: list[list[list[NDArray[np.int64]]]] = [
-        [[] for _ in range(instance.num_devices)] for _ in instance.kinds
+        [[] for _ in range(problem.num_devices)] for _ in problem.kinds
     ]
 
     order = sorted(
-        range(len(instance.kinds)),
-        key=lambda t: isinstance(instance.kinds[t].size, np.ndarray) == rows_first,
+        range(len(problem.kinds)),
+        key=lambda t: isinstance(problem.kinds[t].size, np.ndarray) == rows_first,
     )
     for t in order:
-        kind = instance.kinds[t]
-        for c, clique in enumerate(instance.cliques):
+        kind = problem.kinds[t]
+        for c, clique in enumerate(problem.cliques):
             for ids, devices in (
                 (chosen[t].replicated[c], clique),
                 *((chosen[t].single[g], (g,)) for g in clique),
@@ -324,10 +334,10 @@ def fill(
                     kept = ids if fits else _first_that_fit(kind, ids, int(free[g]))
                     free[g] -= needed if fits else kind.bytes_of(kept)
                     parts[t][g].append(kept)
-    busy = np.zeros(instance.num_devices)
+    busy = np.zeros(problem.num_devices)
     for t in order:
-        kind = instance.kinds[t]
-        for c, clique in enumerate(instance.cliques):
+        kind = problem.kinds[t]
+        for c, clique in enumerate(problem.cliques):
             ids, mine = chosen[t].dealt[c], list(clique)
             sizes, room, read = kind.size_array(ids), free[mine], busy[mine]
             if evenly:
@@ -349,70 +359,76 @@ HOST_ROUNDS = 4
 """Times that devices' and the host's items are chosen in turn."""
 
 
-def realise(
-    instance: Instance, rows: Rows, groups: Groups, buckets: list[Buckets], relaxed: Relaxed
-) -> Layout:
+def round_shares(
+    problem: PlacementProblem,
+    rows: ObjectiveRows,
+    groups: Groups,
+    buckets: list[Buckets],
+    relaxed: Relaxation,
+) -> Placement:
     """Whole items: rounding, then what the host keeps, then who reads what where.
 
     Where an item matters, several ways to round are tried.
     """
-    seconds = read_seconds(instance, rows, relaxed.prices)
+    seconds = read_seconds(problem, rows, relaxed.prices)
     unlike = any(len(each.groups) > 1 for each in groups.classes)
-    few = worth_exchanging(instance)
+    few = worth_exchanging(problem)
     ways = [(relaxed.shares, False, False)]
     if few:
-        ways += [(relaxed.shares, True, False)] if len(instance.kinds) > 1 else []
+        ways += [(relaxed.shares, True, False)] if len(problem.kinds) > 1 else []
         ways += [(relaxed.shares, False, True)] if unlike else []
         if relaxed.solver not in ("sort", "density"):
-            by_density, _ = density_shares(instance, rows, groups, buckets)
+            by_density, _ = density_shares(problem, rows, groups, buckets)
             ways.append((by_density, False, unlike))
-    best: tuple[float, Layout] | None = None
+    best: tuple[float, Placement] | None = None
     for shares, rows_first, mean in ways:
         chosen = [
-            round_kind(instance, t, groups, b, shares[t], mean=mean) for t, b in enumerate(buckets)
+            round_kind(problem, t, groups, b, shares[t], mean=mean) for t, b in enumerate(buckets)
         ]
-        own = fill(instance, chosen, rows_first=rows_first, evenly=not few)
-        layout = complete(instance, groups, buckets, relaxed, own, seconds)
-        layout = exchange(instance, rows, layout, seconds)
+        own = fill_devices(problem, chosen, rows_first=rows_first, evenly=not few)
+        placement = find_sources(problem, groups, buckets, relaxed, own, seconds)
+        placement = exchange(problem, rows, placement, seconds)
         if not few:
-            return layout
-        value = float(rows.values(read_bytes(instance, layout)).max())
-        for _ in range(HOST_ROUNDS if instance.host_bytes is not None else 0):
-            again = exchange(instance, rows, rehosted(instance, layout, seconds), seconds)
-            found = float(rows.values(read_bytes(instance, again)).max())
+            return placement
+        value = float(rows.values(read_bytes(problem, placement)).max())
+        for _ in range(HOST_ROUNDS if problem.host_bytes is not None else 0):
+            again = exchange(problem, rows, choose_host_again(problem, placement, seconds), seconds)
+            found = float(rows.values(read_bytes(problem, again)).max())
             if found >= value * (1 - 1e-9):
                 break
-            value, layout = found, again
+            value, placement = found, again
         if best is None or value < best[0]:
-            best = (value, layout)
+            best = (value, placement)
     assert best is not None
     return best[1]
 
 
-def read_seconds(instance: Instance, rows: Rows, prices: Prices) -> NDArray[np.float64]:
+def read_seconds(
+    problem: PlacementProblem, rows: ObjectiveRows, prices: Prices
+) -> NDArray[np.float64]:
     """Priced seconds per byte by kind, device and place; ties are broken by what it takes alone."""
     priced = np.einsum("k,ktgs->tgs", prices.rows, rows.weights)
-    alone = np.where(np.isfinite(instance.network.alone), instance.network.alone, 0.0)
+    alone = np.where(np.isfinite(problem.network.alone), problem.network.alone, 0.0)
     tie = 1e-6 * max(float(priced.max()), 1e-300) / max(float(alone.max()), 1e-300)
     found = priced + tie * alone
-    found[~np.isfinite(instance.network.alone)] = np.inf
+    found[~np.isfinite(problem.network.alone)] = np.inf
     return found
 
 
-def complete(
-    instance: Instance,
+def find_sources(
+    problem: PlacementProblem,
     groups: Groups,
     buckets: list[Buckets],
-    relaxed: Relaxed,
+    relaxed: Relaxation,
     own: list[list[NDArray[np.int64]]],
     seconds: NDArray[np.float64],
-) -> Layout:
+) -> Placement:
     """Where cliques read what devices do not hold, and what the host keeps for them."""
 
     def places(t: int) -> list[NDArray[np.uint8]]:
-        kind = instance.kinds[t]
-        marks = [mark_holders([own[t][g] for g in c], kind.num_items) for c in instance.cliques]
-        codes: list[NDArray[np.uint8]] = [np.zeros(0, np.uint8)] * len(instance.cliques)
+        kind = problem.kinds[t]
+        marks = [mark_holders([own[t][g] for g in c], kind.num_items) for c in problem.cliques]
+        codes: list[NDArray[np.uint8]] = [np.zeros(0, np.uint8)] * len(problem.cliques)
         for each in groups.classes:
             peers = _peers_pay(groups, each.groups, relaxed.shares[t], buckets[t], kind.laws)
             crossed = relaxed.shares[t][list(each.groups), :, CROSS].max(axis=0) > SHARE
@@ -429,17 +445,19 @@ def complete(
                 codes[c] = place
         return codes
 
-    items = max(kind.num_items for kind in instance.kinds)
-    elsewhere = side_by_side(places, range(len(instance.kinds)), items=items)
-    on_host = host_items(instance, own, elsewhere, seconds)
-    held: list[Held] = []
-    for t in range(len(instance.kinds)):
+    items = max(kind.num_items for kind in problem.kinds)
+    elsewhere = side_by_side(places, range(len(problem.kinds)), items=items)
+    on_host = host_items(problem, own, elsewhere, seconds)
+    held: list[ItemPlacement] = []
+    for t in range(len(problem.kinds)):
         mask = on_host[t]
         if mask is not None:
             for row in elsewhere[t]:
                 row[(row == HOST) & ~mask] = DISK
-        held.append(Held(own=own[t], elsewhere=elsewhere[t], on_host=mask))
-    return Layout(policy="joint", held=tuple(held), variant=relaxed.solver)
+        held.append(ItemPlacement(own=own[t], elsewhere=elsewhere[t], on_host=mask))
+    return Placement(
+        policy="joint", cliques=problem.cliques, items=tuple(held), variant=relaxed.solver
+    )
 
 
 def _peers_pay(
@@ -465,33 +483,35 @@ def _peers_pay(
     return (from_peers > share) | (possible <= SHARE * total)
 
 
-def rehosted(instance: Instance, layout: Layout, seconds: NDArray[np.float64]) -> Layout:
-    """The layout with the host's items chosen again for what its devices lack now."""
-    own = [held.own for held in layout.held]
-    codes = [[row.copy() for row in held.elsewhere] for held in layout.held]
-    masks = host_items(instance, own, codes, seconds)
-    held: list[Held] = []
+def choose_host_again(
+    problem: PlacementProblem, placement: Placement, seconds: NDArray[np.float64]
+) -> Placement:
+    """The placement with the host's items chosen again for what its devices lack now."""
+    own = [held.own for held in placement.items]
+    codes = [[row.copy() for row in held.elsewhere or ()] for held in placement.items]
+    masks = host_items(problem, own, codes, seconds)
+    held: list[ItemPlacement] = []
     for t, mask in enumerate(masks):
         for row in codes[t]:
             if mask is not None:
                 row[row >= HOST] = np.where(mask, HOST, DISK)[row >= HOST]
-        held.append(Held(own=own[t], elsewhere=codes[t], on_host=mask))
-    return Layout(policy=layout.policy, held=tuple(held), variant=layout.variant)
+        held.append(ItemPlacement(own=own[t], elsewhere=codes[t], on_host=mask))
+    return replace(placement, items=tuple(held))
 
 
 def host_items(
-    instance: Instance,
+    problem: PlacementProblem,
     own: list[list[NDArray[np.int64]]],
     elsewhere: list[list[NDArray[np.uint8]]],
     seconds: NDArray[np.float64],
 ) -> list[NDArray[np.bool_] | None]:
     """What the host keeps: the items whose reads from there save most seconds per byte."""
-    if instance.host_bytes is None:
-        return [None] * len(instance.kinds)
+    if problem.host_bytes is None:
+        return [None] * len(problem.kinds)
     values: list[NDArray[np.float64]] = []
-    for t, kind in enumerate(instance.kinds):
+    for t, kind in enumerate(problem.kinds):
         saved = np.zeros(kind.num_items)
-        for c, clique in enumerate(instance.cliques):
+        for c, clique in enumerate(problem.cliques):
             far = elsewhere[t][c] >= HOST
             for g in clique:
                 gain = seconds[t, g, DISK] - seconds[t, g, HOST]
@@ -500,11 +520,11 @@ def host_items(
                 mine[own[t][g]] = 0.0
                 saved += mine
         values.append(saved)
-    size = [kind.sizes(np.arange(kind.num_items)) for kind in instance.kinds]
+    size = [kind.sizes(np.arange(kind.num_items)) for kind in problem.kinds]
     rate = np.concatenate([v / s for v, s in zip(values, size, strict=True)])
     order = np.argsort(-rate, kind="stable")
     ends = np.cumsum(np.concatenate(size)[order])
     kept = np.zeros(len(rate), np.bool_)
-    kept[order[: int(np.searchsorted(ends, instance.host_bytes, side="right"))]] = True
+    kept[order[: int(np.searchsorted(ends, problem.host_bytes, side="right"))]] = True
     parts = np.split(kept, np.cumsum([len(s) for s in size])[:-1])
     return list(parts)

@@ -1,0 +1,283 @@
+"""Where items lie and are read: the answer to a placement problem, and its checks.
+
+A device reads an item from its own memory if it holds it, else from the place its clique reads the
+item from. Devices that hold the same items share one array, which is gone over once: of a graph of
+100 M nodes a list is nearly a gigabyte.
+"""
+
+import typing
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numba
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.placement.costs import CROSS, DISK, HOST, PEER
+from planner.placement.problem import Ids, PlacementProblem
+
+FEW = 64
+"""Ids that are compared before all are."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class ItemPlacement:
+    """Where the items of one kind lie and are read."""
+
+    own: list[Ids]
+    """Ids each device holds, by slot."""
+    on_host: NDArray[np.bool_] | None
+    """Whether the host has the item, shape [N]; None: it has all."""
+    elsewhere: list[NDArray[np.uint8]] | None = None
+    """For each clique, the place its devices read what they do not hold, by id [N]; None: the
+    cheapest that has it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Placement:
+    """Which device keeps which items of every kind."""
+
+    policy: str
+    cliques: tuple[tuple[int, ...], ...]
+    """Devices that read each other; each device alone where the policy reads no peers."""
+    items: tuple[ItemPlacement, ...]
+    """One for each kind of the problem, the feature rows first."""
+    variant: str = ""
+    """What the policy settled on."""
+
+    @property
+    def own(self) -> list[Ids]:
+        """Ids of the feature rows each device stores, by slot."""
+        return self.items[0].own
+
+    @property
+    def on_host(self) -> NDArray[np.bool_] | None:
+        """Whether a feature row is in host memory, shape [N]; None: all are."""
+        return self.items[0].on_host
+
+
+def repeat_ids(ids: NDArray[np.int64], times: int) -> NDArray[np.int64]:
+    """Show the ids `times` times, shape [times, len(ids)], without a copy; to be read only."""
+    row = np.ascontiguousarray(ids)
+    return np.lib.stride_tricks.as_strided(row, (times, row.size), (0, row.strides[0]))
+
+
+def memory_of(ids: NDArray[Any]) -> Hashable:
+    """Make a key that two lists share where they are the same memory."""
+    return ids.ctypes.data, ids.shape, ids.strides, ids.dtype.str
+
+
+def first_alike(own: Sequence[NDArray[Any]]) -> list[int]:
+    """Find the first device that holds what each one does, by content.
+
+    >>> a = np.array([1, 2])
+    >>> first_alike([a, np.array([2, 1]), a, np.array([1, 2])])
+    [0, 1, 0, 0]
+    """
+    known: dict[Hashable, int] = {}
+    firsts: list[int] = []
+    for g, ids in enumerate(own):
+        memory = memory_of(ids)
+        if memory not in known:
+            known[memory] = next((h for h in firsts if h != g and _equal(own[h], ids)), g)
+        firsts.append(known[memory])
+    return firsts
+
+
+def _equal(one: NDArray[Any], other: NDArray[Any]) -> bool:
+    few = slice(0, FEW)  # lists that differ do so at once, as a rule
+    return (
+        one.size == other.size
+        and bool(np.array_equal(one[few], other[few]))
+        and bool(np.array_equal(one, other))
+    )
+
+
+@numba.njit(cache=True, nogil=True)
+@typing.no_type_check
+def _mark(held: np.ndarray, own: np.ndarray, mark: int) -> int:
+    """Write `mark` at each own id of held [N]; the first id out of range or repeated, or -1."""
+    for v in own:
+        if v < 0 or v >= held.size or held[v] == mark:
+            return v if v >= 0 else np.iinfo(np.int64).max
+        held[v] = mark
+    return -1
+
+
+def mark_holders(own: Sequence[NDArray[np.int64]], num_nodes: int) -> NDArray[np.int16]:
+    """Find a device that holds each row, or -1; shape [num_nodes].
+
+    Raises:
+        ValueError: an own list names an id twice, or one that is not a vertex.
+    """
+    held = np.full(num_nodes, -1, np.int16)
+    last = {memory_of(ids): g for g, ids in enumerate(own)}
+    for g, ids in enumerate(own):
+        if last[memory_of(ids)] != g:
+            continue  # who holds the same later is named anyway
+        wrong = int(_mark(held, ids, g))
+        if wrong >= 0:
+            raise ValueError(
+                f"expected distinct ids below {num_nodes} in own list {g}, found {wrong}"
+            )
+    return held
+
+
+@numba.njit(cache=True, nogil=True)
+@typing.no_type_check
+def _nearest(
+    held: np.ndarray, held_across: np.ndarray, on_host: np.ndarray, choice: np.ndarray
+) -> np.ndarray:
+    """choice[a] at each id, a = 4 * in the clique + 2 * in another + on the host."""
+    out = np.empty(held.size, np.uint8)
+    across, everywhere = held_across.size > 0, on_host.size == 0
+    for v in range(held.size):
+        a = 4 if held[v] >= 0 else 0
+        if across and held_across[v]:
+            a += 2
+        if everywhere or on_host[v]:
+            a += 1
+        out[v] = choice[a]
+    return out
+
+
+def nearest_places(
+    held: NDArray[np.int16],
+    seconds: NDArray[np.float64],
+    *,
+    held_across: NDArray[np.bool_] | None = None,
+    on_host: NDArray[np.bool_] | None = None,
+) -> NDArray[np.uint8]:
+    """Find where a device of one clique reads what it does not hold.
+
+    The host, or the disk where the host lacks it; another clique's device, or a peer, only where
+    that costs less (formulas 1.1: case 1 never reads a peer).
+
+    Args:
+        held: A holder inside the clique or -1, shape [N].
+        seconds: Of one byte or row from each of `PLACES`; infinite where there is no such place.
+        held_across: Whether a device of another clique holds the item; None: none does.
+        on_host: Whether host memory has it; None: all.
+
+    Returns:
+        Place by id, uint8 [N].
+    """
+    choice = np.full(8, DISK, np.uint8)
+    for a in range(8):
+        best = HOST if a & 1 else DISK
+        for flag, place in ((2, CROSS), (4, PEER)):
+            if a & flag and seconds[place] < seconds[best]:
+                best = place
+        choice[a] = best
+    return np.asarray(_nearest(held, _present(held_across), _present(on_host), choice))
+
+
+@numba.njit(cache=True, nogil=True)
+@typing.no_type_check
+def _misread(
+    codes: np.ndarray, held: np.ndarray, held_across: np.ndarray, on_host: np.ndarray
+) -> int:
+    across, everywhere = held_across.size > 0, on_host.size == 0
+    for v in range(codes.size):
+        place = codes[v]
+        if (
+            (place == PEER and held[v] < 0)
+            or (place == CROSS and not (across and held_across[v]))
+            or (place == HOST and not (everywhere or on_host[v]))
+        ):
+            return v
+    return -1
+
+
+def first_misread(
+    elsewhere: NDArray[np.uint8],
+    held: NDArray[np.int16],
+    *,
+    held_across: NDArray[np.bool_] | None = None,
+    on_host: NDArray[np.bool_] | None = None,
+) -> int:
+    """Find the first item that is read from a place that lacks it, or -1.
+
+    Args:
+        elsewhere: place by id, shape [N].
+        held: as for `nearest_places`.
+        held_across: likewise.
+        on_host: likewise.
+    """
+    return int(_misread(elsewhere, held, _present(held_across), _present(on_host)))
+
+
+def _present(has: NDArray[np.bool_] | None) -> NDArray[np.bool_]:
+    """Give kernels an array: an empty one for None."""
+    return np.zeros(0, np.bool_) if has is None else has
+
+
+def find_places(
+    problem: PlacementProblem, placement: Placement, kind: int, *, across: bool = False
+) -> list[NDArray[np.uint8]]:
+    """Find the place each clique reads what its devices do not hold, by id [N].
+
+    Args:
+        problem: the problem.
+        placement: its answer; where it names no places, the cheapest that has the item.
+        kind: index of the kind.
+        across: whether cliques read each other.
+    """
+    items = placement.items[kind]
+    if items.elsewhere is not None:
+        return items.elsewhere
+    alone, num = problem.network.alone[kind], problem.kinds[kind].num_items
+    holders = [mark_holders([items.own[g] for g in c], num) for c in placement.cliques]
+    elsewhere: list[NDArray[np.uint8]] = []
+    for c, clique in enumerate(placement.cliques):
+        seconds = alone[list(clique)].mean(axis=0)
+        others = _held_by_others(holders, c) if across and np.isfinite(seconds[CROSS]) else None
+        elsewhere.append(
+            nearest_places(holders[c], seconds, held_across=others, on_host=items.on_host)
+        )
+    return elsewhere
+
+
+def used_bytes(problem: PlacementProblem, placement: Placement) -> tuple[list[int], int]:
+    """Add up the bytes of items on each device, and on the host."""
+    devices = [0] * problem.num_devices
+    host = 0
+    for kind, items in zip(problem.kinds, placement.items, strict=True):
+        for g, ids in enumerate(items.own):
+            devices[g] += kind.bytes_of(ids)
+        mask = items.on_host
+        host += kind.total_bytes() if mask is None else kind.bytes_of(np.flatnonzero(mask))
+    return devices, host
+
+
+def check_placement(problem: PlacementProblem, placement: Placement) -> None:
+    """Check that every memory holds what is put there and every read finds its item.
+
+    Raises:
+        ValueError: names the memory or the item.
+    """
+    devices, host = used_bytes(problem, placement)
+    for g, (used, limit) in enumerate(zip(devices, problem.device_bytes, strict=True)):
+        if used > limit:
+            raise ValueError(f"device {g}: expected at most {limit} bytes of items, found {used}")
+    if problem.host_bytes is not None and host > problem.host_bytes:
+        raise ValueError(f"host: expected at most {problem.host_bytes} bytes, found {host}")
+    for t, (kind, items) in enumerate(zip(problem.kinds, placement.items, strict=True)):
+        marks = [mark_holders([items.own[g] for g in c], kind.num_items) for c in placement.cliques]
+        for c, codes in enumerate(items.elsewhere or ()):
+            across = _held_by_others(marks, c) if len(marks) > 1 else None
+            wrong = first_misread(codes, marks[c], held_across=across, on_host=items.on_host)
+            if wrong >= 0:
+                raise ValueError(
+                    f"kind {t}, clique {c}: item {wrong} is read where it does not lie"
+                )
+
+
+def _held_by_others(marks: Sequence[NDArray[np.int16]], clique: int) -> NDArray[np.bool_]:
+    """Mark the items that devices of other cliques hold, shape [N]."""
+    found = np.zeros(marks[0].size, np.bool_)
+    for d, held in enumerate(marks):
+        if d != clique:
+            found |= held >= 0
+    return found
