@@ -31,7 +31,7 @@ from planner.profile.gpu_profile import gpu_profile
 from planner.profile.profile import Wanted, profiles
 from planner.progress import Progress, onward, portion, silent
 from planner.queries.calibrate import calibrated, load_calibration
-from planner.queries.remedies import advice, ways_out
+from planner.queries.remedies import advice, find_remedies
 from planner.request import check_graph, check_output, check_outputs, check_settings
 from planner.search.choose import Evaluated, choose
 from planner.search.dimensions.dimension import Proposing
@@ -270,7 +270,7 @@ def _choose(search: Search, priced: list[Evaluated]) -> Evaluated:
         if not priced:
             raise
         raise PlanDoesNotFit(
-            f"{error}; {advice(ways_out(search, priced))}",
+            f"{error}; {advice(find_remedies(search, priced))}",
             constraint=error.constraint,
             needed_bytes=error.needed_bytes,
             available_bytes=error.available_bytes,

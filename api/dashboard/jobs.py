@@ -21,10 +21,9 @@ from api.service import jobs, runs
 from api.service.context import Service
 from api.service.jobs import end_of
 from planner.errors import SettingsError
-from planner.report.machine import machine_of
+from planner.report.links import measured_links
 from planner.report.measured import Measured, draw_measured, measured
-from planner.report.page import swatch
-from planner.report.run_links import measured_links
+from planner.report.page import machine_of, swatch
 from planner.report.svg import element, figure
 from runtime.errors import GnnplanError
 from runtime.plan.schema import Plan

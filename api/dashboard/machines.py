@@ -10,8 +10,7 @@ from api.security import Reader
 from api.service import machines
 from api.service.context import Service
 from planner.report.links import link_rows
-from planner.report.machine import machine_line
-from planner.report.page import swatch
+from planner.report.page import machine_line, swatch
 from planner.report.topology import draw_topology
 from runtime.errors import InputError
 

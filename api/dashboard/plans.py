@@ -22,7 +22,7 @@ from api.service.context import Service
 from planner.client.resources import PlanSummary
 from planner.options import YES_NO, default_text, read_texts
 from planner.queries.explain import explain
-from planner.report.differences import differences, verdict
+from planner.report.measured import differences, verdict
 from planner.report.page import sections, swatch
 from planner.report.timeline import Timeline, draw_timeline, timeline
 from planner.settings import MODELS, POLICIES, PlanSettings

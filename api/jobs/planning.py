@@ -107,8 +107,7 @@ def simulate_plan(request: dict[str, Any], job: JobContext) -> dict[str, Any]:
 
 def change_plan(request: dict[str, Any], job: JobContext) -> dict[str, Any]:
     """Plan again from the cached profile with something changed; nothing is measured."""
-    from planner.queries.inverse import cheapest_for
-    from planner.queries.whatif import whatif
+    from planner.queries.whatif import cheapest_for, whatif
 
     made, changes = load_plan(Path(request["plan_folder"])), request["changes"]
     target = request["target_epoch_seconds"]
@@ -121,7 +120,7 @@ def change_plan(request: dict[str, Any], job: JobContext) -> dict[str, Any]:
 
 def hold_policy(request: dict[str, Any], job: JobContext) -> dict[str, Any]:
     """Hold the policy against the plan, from the cached profile."""
-    from planner.queries.why_not import why_not
+    from planner.queries.whatif import why_not
 
     write_result(job, why_not(load_plan(Path(request["plan_folder"])), request["policy"]))
     return {}

@@ -10,8 +10,7 @@ from api.service.plans import get_plan
 from planner.client.resources import ArtefactSummary
 from planner.emit import JobSpec, kubernetes_job, slurm_script
 from planner.machine.model import MachineModel
-from planner.report.machine import machine_of
-from planner.report.page import report_html
+from planner.report.page import machine_of, report_html
 from runtime.errors import InputError
 from runtime.plan.io import PLAN_FILE
 from runtime.plan.schema import Plan

@@ -28,10 +28,8 @@ from runtime.report import REPORT_FILE, RunReport, load_report
 
 if TYPE_CHECKING:
     from planner.queries.diff import PlanDiff
-    from planner.queries.inverse import Cheapest
     from planner.queries.simulate import Simulation
-    from planner.queries.whatif import WhatIf
-    from planner.queries.why_not import WhyNot
+    from planner.queries.whatif import Cheapest, WhatIf, WhyNot
 
 PlanArgument = Annotated[Path, typer.Argument(help="Plan folder (with --server also an id).")]
 
@@ -137,7 +135,7 @@ def why_not_command(
     found: WhyNot
     if server is None:
         made = load_plan(plan)
-        from planner.queries.why_not import why_not
+        from planner.queries.whatif import why_not
 
         found = why_not(made, policy)
     else:
@@ -146,9 +144,9 @@ def why_not_command(
     if as_json:
         emit_json(found)
         return
-    from planner.queries.why_not import render
+    from planner.queries.whatif import render_why_not
 
-    print_text(render(found))
+    print_text(render_why_not(found))
 
 
 def diff_command(
@@ -199,7 +197,7 @@ def whatif_command(
         if as_json:
             emit_json(answer)
             return
-        from planner.queries.inverse import render_cheapest
+        from planner.queries.whatif import render_cheapest
 
         print_text(render_cheapest(answer))
         return
@@ -211,15 +209,15 @@ def whatif_command(
     if as_json:
         emit_json(result)
         return
-    from planner.queries.whatif import render
+    from planner.queries.whatif import render_whatif
 
-    print_text(render(result))
+    print_text(render_whatif(result))
 
 
 def _cheapest(plan: Path, target: float, changes: list[str], server: str | None) -> "Cheapest":
     if server is None:
         made = load_plan(plan)
-        from planner.queries.inverse import cheapest_for
+        from planner.queries.whatif import cheapest_for
 
         return cheapest_for(made, target, changes)
     with remote.service(server) as client, progress_bar("whatif") as progress:
@@ -326,7 +324,7 @@ def _machine(plan: Plan, named: str | None) -> MachineModel | None:
         SettingsError: the named one is another machine.
     """
     from planner.probe.presets import find_machine
-    from planner.report.machine import machine_of
+    from planner.report.page import machine_of
 
     if named is None:
         return machine_of(plan)

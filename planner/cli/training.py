@@ -24,7 +24,7 @@ from planner.cli.options import flag_words, with_options
 from planner.cli.remote import ServerOption
 from planner.emit import JobSpec, kubernetes_job, slurm_script
 from planner.queries.compare import Comparison, compare
-from planner.queries.tune_measure import Asked, Tuned
+from planner.queries.tune import Tuned, TuneRequest
 from planner.request import check_output
 from runtime.codec import write_text_atomically
 from runtime.launch.config import TrainOptions
@@ -328,7 +328,9 @@ def tune_command(
     as_json: JsonFlag = False,
 ) -> None:
     """Measure the best candidates briefly, in turn, and keep the fastest."""
-    asked = Asked(top=top, steps=steps, rounds=rounds, seed=seed, target=to_accuracy, epochs=epochs)
+    asked = TuneRequest(
+        top=top, steps=steps, rounds=rounds, seed=seed, target=to_accuracy, epochs=epochs
+    )
     load_plan(plan)
     check_output(plan if output is None else output)
     from planner.queries.tune import tune

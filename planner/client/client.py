@@ -41,10 +41,8 @@ from runtime.plan.schema import Plan
 from runtime.report import RunReport
 
 if TYPE_CHECKING:
-    from planner.queries.inverse import Cheapest
     from planner.queries.simulate import Simulation
-    from planner.queries.whatif import WhatIf
-    from planner.queries.why_not import WhyNot
+    from planner.queries.whatif import Cheapest, WhatIf, WhyNot
 
 
 class Plans:
@@ -123,7 +121,7 @@ class Plans:
 
     def why_not(self, plan: str, policy: str, *, progress: Progress | None = None) -> "WhyNot":
         """Price the plan under another policy; waits."""
-        from planner.queries.why_not import WhyNot
+        from planner.queries.whatif import WhyNot
 
         path = f"{_at(plan)}/why-not"
         return self._jobs.answer(path, {"policy": policy}, WhyNot, progress=progress)
@@ -146,7 +144,7 @@ class Plans:
         progress: Progress | None = None,
     ) -> "Cheapest":
         """Fewest devices and least memory for an epoch this short; waits."""
-        from planner.queries.inverse import Cheapest
+        from planner.queries.whatif import Cheapest
 
         body = {"changes": [*changes], "target_epoch_seconds": target_epoch_seconds}
         return self._jobs.answer(f"{_at(plan)}/what-if", body, Cheapest, progress=progress)

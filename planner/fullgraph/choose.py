@@ -45,7 +45,7 @@ from planner.fullgraph.price import (
 )
 from planner.fullgraph.profile import CutProfile
 from planner.fullgraph.sampling_rate import choose_keep, p_bandwidth, p_memory
-from planner.queries.remedies import WayOut, advice
+from planner.queries.remedies import Remedy, advice
 from planner.search.choose import find_slower_stage, nearest_to_fit
 from runtime.plan.schema import Alternative, MemoryUse
 from runtime.sampling.statistics import StatisticsClass, full_graph_class
@@ -167,7 +167,7 @@ def refusal(
     found = nearest_to_fit(priced)
     memories = found.prediction.memory_bytes
     name = min(memories, key=lambda each: memories[each].headroom)
-    words = advice(ways_out(request, profiles, priced))
+    words = advice(find_remedies(request, profiles, priced))
     try:
         require_fit(name, memories[name])
     except PlanDoesNotFit as error:
@@ -182,9 +182,9 @@ def refusal(
     )
 
 
-def ways_out(
+def find_remedies(
     request: FullRequest, profiles: Mapping[Cut, CutProfile], priced: Sequence[PricedEpoch]
-) -> list[WayOut]:
+) -> list[Remedy]:
     """Changes that lower the memory that the nearest candidate does not fit into.
 
     Returns:
@@ -202,7 +202,7 @@ def ways_out(
     }
     saved = {what: use.total - other[name].total for what, other in changed.items()}
     ways = [
-        WayOut(what=what, saves_bytes=size, enough=size >= -use.headroom)
+        Remedy(what=what, saves_bytes=size, enough=size >= -use.headroom)
         for what, size in saved.items()
         if size > 0
     ]
@@ -251,13 +251,13 @@ def _other_ranks(
     }
 
 
-def _more_memory(request: FullRequest, name: str, use: MemoryUse) -> WayOut:
+def _more_memory(request: FullRequest, name: str, use: MemoryUse) -> Remedy:
     """The memory itself: a higher limit, or a larger machine."""
     rank, budgets = name.startswith("rank"), request.budgets
     option = "--device-memory" if rank else "--host-memory"
     limited = budgets.device_bytes if rank else budgets.host_bytes
     what = option if limited is not None else f"a machine with more memory in {name}"
-    return WayOut(what=f"{what} of {size_text(use.total)}", saves_bytes=-use.headroom, enough=True)
+    return Remedy(what=f"{what} of {size_text(use.total)}", saves_bytes=-use.headroom, enough=True)
 
 
 MOST_ALTERNATIVES = 12

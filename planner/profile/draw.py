@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from planner.settings import PlanSettings
 from runtime.graph.dataset import Graph, is_typed
 from runtime.loader.cooperative import CooperativeSeeds
 from runtime.loader.tasks import typed_sampler
@@ -53,6 +54,13 @@ class Drawer:
     def __call__(self, rank: int, step: int) -> MiniBatch:
         """The whole of it."""
         return self.choose(rank, step)()
+
+
+def sampler_of(settings: PlanSettings) -> Sampler:
+    """The user's own sampler, as a plan names it."""
+    return Sampler(
+        name=settings.sampler, dialect=settings.dialect, parameters=settings.sampler_parameters
+    )
 
 
 def whole_steps(num_train: int, batch_size: int) -> int:

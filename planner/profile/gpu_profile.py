@@ -9,9 +9,10 @@ from dataclasses import replace
 
 from planner.machine.model import MachineModel, Table
 from planner.profile import cache
-from planner.profile.batches import draw_all, sampler_of
 from planner.profile.cache import Profile
+from planner.profile.draw import sampler_of
 from planner.profile.model_seconds import SCALES
+from planner.profile.presample import draw_all
 from planner.profile.profile import cached, profile_key
 from planner.profile.protocol import GPU, GpuTimingAnswer, GpuTimingReply, GpuTimingRequest
 from planner.profile.roofline import check_model, roofline_timing

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from planner.profile.draw import moment, whole_steps
 from planner.profile.protocol import TimingRequest
-from planner.profile.timed_batches import on_rows, timed_batch
+from planner.profile.synthetic import on_rows, timed_batch
 from planner.workload import LoopOverhead
 from runtime.cores import batch_threads
 from runtime.graph.dataset import Graph

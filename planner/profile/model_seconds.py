@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 from planner.cost.rates import MachineTable, lookup
 from planner.cost.stages.gather import QUEUE_DEPTH, disk_rate, expected_factor
 from planner.machine.model import MachineModel, Table
-from planner.profile.batches import sampler_of
+from planner.profile.draw import sampler_of
 from planner.profile.protocol import (
+    BatchShape,
     InLine,
     LoadingAnswer,
     LoadingRequest,
@@ -24,7 +25,6 @@ from planner.profile.protocol import (
     TimingRequest,
     half_width,
 )
-from planner.profile.synthetic import BatchShape
 from planner.settings import PlanSettings
 from planner.workload import BatchProfile, Combination, ModelTiming
 from runtime.cores import usable_core_ids

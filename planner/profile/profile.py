@@ -16,9 +16,9 @@ from planner.machine.model import MachineModel
 from planner.probe.quiet import disturbance
 from planner.probe.timing import DISTURBED
 from planner.profile import cache
-from planner.profile.batches import MOST_SAMPLED, draw_all, draw_sharing
 from planner.profile.cache import Profile
 from planner.profile.model_seconds import SCALES, with_loading
+from planner.profile.presample import MOST_SAMPLED, draw_all, draw_sharing
 from planner.profile.schedule import Timed, TimedBatch, time_all
 from planner.profile.team import Team, launcher_bytes
 from planner.progress import Progress, portion, silent

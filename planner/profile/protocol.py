@@ -10,19 +10,47 @@ import json
 import resource
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
-from planner.profile.synthetic import BatchShape
 from planner.workload import ColdCachePenalty, GpuLoop, GpuSample, Interference, LoopOverhead
 from runtime import codec
 from runtime.graph.dataset import GraphTypes
 from runtime.plan.schema import Sampler, Workload
+from runtime.sampling.minibatch import Dialect
 
 NO_BOUND = 3600.0
 """Seconds that no timing takes."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BatchShape:
+    """Mean sizes of a batch, in JSON's types."""
+
+    vertices: list[int]
+    """Distinct vertices up to each hop, seeds first; length L + 1."""
+    edges: list[int]
+    """Edges drawn at each hop; length L."""
+    dialect: str = Dialect.FIRST_SEEN.value
+    num_links: int = 0
+    """Links that are scored; 0: the seeds themselves are."""
+    edge_types: list[float] = field(default_factory=list[float])
+    """Share of each edge type; empty where edges have none."""
+    node_types: list[float] = field(default_factory=list[float])
+    """Share of each node type; empty where nodes have none."""
+    weighted: bool = False
+    """The sampler's edges have an estimator's weights, which layers then read."""
+
+    def scaled(self, factor: float) -> "BatchShape":
+        """All sizes times a factor, at least one seed."""
+        return replace(
+            self,
+            vertices=[max(1, round(v * factor)) for v in self.vertices],
+            edges=[max(0, round(e * factor)) for e in self.edges],
+            num_links=max(1, round(self.num_links * factor)) if self.num_links else 0,
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

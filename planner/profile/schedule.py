@@ -105,7 +105,11 @@ def time_all(
     Raises:
         WorkerFailed: a process ended with an error.
     """
-    say, until, batches = progress or silent, clock() + seconds, [_Batch(graph, w) for w in wanted]
+    say, until, batches = (
+        progress or silent,
+        clock() + seconds,
+        [_BatchRounds(graph, w) for w in wanted],
+    )
     extra = [EXTRA_SECONDS]
     for number in range(ROUNDS + 1):
         visits = list(_visits(batches, number))
@@ -181,7 +185,7 @@ class _TimedSteps:
 
 
 @dataclass(kw_only=True, slots=True)
-class _Loading:
+class _LoadingRounds:
     """A loader's other work on one batch size, round by round."""
 
     ranks: int
@@ -202,7 +206,7 @@ class _Loading:
         self.rounds.append(team.load(replace(self.request, seconds=seconds), self.ranks))
 
 
-class _Batch:
+class _BatchRounds:
     """One batch size: steps of each combination, and loading."""
 
     def __init__(self, graph: Graph, wanted: TimedBatch) -> None:
@@ -219,7 +223,7 @@ class _Batch:
             for c in sorted(combinations, key=lambda c: (c != self.main, c.threads))
         ]
         """The main combination first: beside its steps loading is timed."""
-        self.loading = _Loading(
+        self.loading = _LoadingRounds(
             ranks=combinations[0].ranks,
             request=loading_request(graph, settings, batch, combinations),
             what=f"timing {settings.sampler}, loading on {_name(combinations[0], threads=False)}",
@@ -284,7 +288,7 @@ def _name(combination: Combination, *, threads: bool = True) -> str:
     return f"{words} x {combination.threads} threads" if threads else words
 
 
-def _visits(batches: Sequence[_Batch], number: int) -> Iterator[_TimedSteps | _Loading]:
+def _visits(batches: Sequence[_BatchRounds], number: int) -> Iterator[_TimedSteps | _LoadingRounds]:
     """List what a round visits: first what each batch size needs, then all that may still win."""
     if number == 0:
         yield from (each.steps[0] for each in batches)
@@ -301,14 +305,14 @@ def _visits(batches: Sequence[_Batch], number: int) -> Iterator[_TimedSteps | _L
             yield each.loading
 
 
-def _leave_out(batches: Sequence[_Batch]) -> None:
+def _leave_out(batches: Sequence[_BatchRounds]) -> None:
     """Mark steps that are longer than another's at most, loading included."""
     shortest = _shortest_at_most(batches)
     for steps in (steps for batch in batches for steps in batch.steps if steps.rounds):
         steps.lost = steps.lost or steps.step_range()[0] > shortest
 
 
-def _shortest_at_most(batches: Sequence[_Batch]) -> float:
+def _shortest_at_most(batches: Sequence[_BatchRounds]) -> float:
     """Return how long the shortest step lasts at most.
 
     Exchanges between hosts and of shared batches are priced apart: steps with them tell nothing.
@@ -322,7 +326,7 @@ def _shortest_at_most(batches: Sequence[_Batch]) -> float:
     return min(plain, default=math.inf)
 
 
-def _hopeless_seconds(batches: Sequence[_Batch]) -> float:
+def _hopeless_seconds(batches: Sequence[_BatchRounds]) -> float:
     """Return the seconds from which a step is not worth more than the least."""
     return min(NO_BOUND, HOPELESS * _shortest_at_most(batches))
 

@@ -46,8 +46,14 @@ from planner.profile.protocol import (
     half_width,
     serve_standard_streams,
 )
-from planner.profile.synthetic import synthetic_batch
-from planner.profile.timed_batches import drawn_batch, on_rows, rehearse, some_degrees, timed_batch
+from planner.profile.synthetic import (
+    drawn_batch,
+    on_rows,
+    rehearse,
+    some_degrees,
+    synthetic_batch,
+    timed_batch,
+)
 from planner.workload import Interference, LoopOverhead
 from runtime import codec
 from runtime.cores import usable_core_ids

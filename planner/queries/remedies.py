@@ -18,7 +18,7 @@ BATCH_PARTS = ("activations", "batches")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class WayOut:
+class Remedy:
     """One change, and the bytes it takes off the memory that does not fit."""
 
     what: str
@@ -32,7 +32,7 @@ def nearest(priced: Sequence[Evaluated]) -> Evaluated:
     return max(priced, key=lambda p: min(m.headroom for m in p.prediction.memory_bytes.values()))
 
 
-def ways_out(search: Search, priced: Sequence[Evaluated]) -> list[WayOut]:
+def find_remedies(search: Search, priced: Sequence[Evaluated]) -> list[Remedy]:
     """Changes that lower the memory that the nearest candidate does not fit into.
 
     Args:
@@ -56,7 +56,7 @@ def ways_out(search: Search, priced: Sequence[Evaluated]) -> list[WayOut]:
         **_other_ranks(search, priced, name, memory),
     }
     ways = [
-        WayOut(what=what, saves_bytes=size, enough=size >= lacking)
+        Remedy(what=what, saves_bytes=size, enough=size >= lacking)
         for what, size in saved.items()
         if size > 0
     ]
@@ -126,21 +126,21 @@ def _other_ranks(
     return found
 
 
-def _more_memory(search: Search, name: str, memory: MemoryUse) -> WayOut:
+def _more_memory(search: Search, name: str, memory: MemoryUse) -> Remedy:
     """The memory itself: a higher limit, or a larger machine."""
     option = "--device-memory" if name.startswith("rank") else "--host-memory"
     budgets = search.request.budgets
     limited = budgets.device_bytes if name.startswith("rank") else budgets.host_bytes
     what = option if limited is not None else f"a machine with more memory in {name}"
-    return WayOut(
+    return Remedy(
         what=f"{what} of {size_text(memory.total)}", saves_bytes=-memory.headroom, enough=True
     )
 
 
-def advice(ways: Sequence[WayOut]) -> str:
+def advice(ways: Sequence[Remedy]) -> str:
     """The ways out in one line.
 
-    >>> advice([WayOut(what="--hidden 8", saves_bytes=2_000_000, enough=False)])
+    >>> advice([Remedy(what="--hidden 8", saves_bytes=2_000_000, enough=False)])
     'ways out: --hidden 8 saves about 2.0 MB (not enough alone)'
     """
     words: list[str] = []

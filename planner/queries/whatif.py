@@ -1,28 +1,30 @@
-"""`gnnplan whatif`: plan again with another machine or budget, from the cached profile.
+"""What a plan would cost otherwise: `gnnplan whatif` and `gnnplan why-not`.
 
-What is changed is the machine model or the request; graph, workload and profile stay, so nothing is
-measured. Setting a link's bandwidth also divides the measured tables that the link stands for.
+The plan's request is priced again on its cached profile, with changed settings, links or memories;
+under a placement that it did not take; or for the fewest devices and the least memory for an epoch
+of so many seconds. Nothing is measured.
 """
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from planner.assemble import candidate_of
 from planner.cost.link_use import link_of
+from planner.cost.memory import host_memory, size_text
 from planner.errors import PlanDoesNotFit, SettingsError
 from planner.machine.model import Link, MachineModel
 from planner.pipeline import search_for
 from planner.profile.cache import PlanRecord, load_record
 from planner.queries.calibrate import calibrated
-from planner.queries.explain import seconds_text
+from planner.queries.explain import PLACES, seconds_text
 from planner.queries.simulate import open_plan_graph
-from planner.search.choose import Evaluated, choose
+from planner.search.choose import Evaluated, choose, why_it_lost
 from planner.search.dimensions.registry import name_of
 from planner.search.search import Search
 from planner.search.sensitivity import LINK_TABLES
 from planner.settings import PlanSettings
-from planner.units import parse_bytes
+from planner.units import in_order, parse_bytes
 from runtime.plan.schema import Interval, MemoryUse, Plan, Prediction
 
 TABLES_OF_KIND = {"host": "memory", "disk": "disk", "all_reduce": "exchange"}
@@ -246,7 +248,7 @@ def _with_setting(settings: PlanSettings, key: str, value: str) -> PlanSettings:
     return replace(settings, host_memory_bytes=new)
 
 
-def render(found: WhatIf) -> str:
+def render_whatif(found: WhatIf) -> str:
     """Before and after, side by side."""
     before, after = found.before, found.after
     lines = [f"with {', '.join(found.changes)}"]
@@ -265,3 +267,191 @@ def render(found: WhatIf) -> str:
         lines.append(f"  {stage:<17}{seconds_text(old):>10} -> {seconds_text(new):>10}")
     lines.append(f"predicted; {found.provenance}")
     return "\n".join(lines)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WhyNot:
+    """A policy held against the plan."""
+
+    plan_id: str
+    policy: str
+    chosen: Outcome
+    same_shape: Outcome | None
+    """The policy on the plan's own ranks and threads; None where it does not fit."""
+    best: Outcome | None
+    """The policy on the ranks and threads that suit it best; None where it fits on none."""
+    why: str
+    """Why it lost, or the sum that does not fit."""
+    stage_seconds: dict[str, float]
+    """Seconds by stage that the policy adds to the plan's (same ranks and threads)."""
+    provenance: str
+    not_tried: list[str] = field(default_factory=list[str])
+    """Kinds of choices that this request or machine has not, each with why."""
+
+
+def why_not(plan: Plan, policy: str) -> WhyNot:
+    """Price a plan under another policy, from the cached profile.
+
+    Raises:
+        SettingsError: no such policy, or no record or profile of the plan is left.
+        PlanError: the dataset has moved or is another one.
+    """
+    search = reopen(plan)
+    named = replace(search, settings=replace(search.settings, policy=policy))
+    noise = search.request.machine.noise
+    explored = search.explore()
+    chosen = choose(explored.priced, noise)
+    here = search.price(chosen.candidate.with_policy(policy))
+    try:
+        best: Evaluated | None = choose(named.run(), noise)
+    except PlanDoesNotFit:
+        best = None
+    stages, theirs = chosen.prediction.stages, here.prediction.stages
+    same = here.candidate == chosen.candidate
+    return WhyNot(
+        plan_id=plan.plan_id,
+        policy=policy,
+        chosen=outcome(chosen),
+        same_shape=None if here.overflow else outcome(here),
+        best=None if best is None else outcome(best),
+        why="it is the plan's own policy" if same else why_it_lost(here, chosen),
+        stage_seconds={
+            name: theirs.get(name, 0.0) - stages.get(name, 0.0)
+            for name in sorted({*stages, *theirs})
+        },
+        provenance="derived: both priced by the same model from the cached profile",
+        not_tried=[f"{each.name}: {each.why}" for each in (*explored.refused, *explored.left_out)],
+    )
+
+
+def render_why_not(found: WhyNot) -> str:
+    """The answer as a few lines."""
+    chosen = found.chosen
+    lines = [
+        f"plan: {chosen.name}, predicted step {seconds_text(chosen.step_seconds.value)}",
+        f"with {found.policy}: {found.why}",
+    ]
+    if found.same_shape is not None:
+        other = found.same_shape
+        lines.append(f"  predicted step {seconds_text(other.step_seconds.value)}; by stage:")
+        for stage, more in found.stage_seconds.items():
+            sign = "+" if more >= 0 else "-"
+            lines.append(f"    {stage:<17}{sign}{seconds_text(abs(more))}")
+        for device, rates in in_order(other.hit_rates):
+            shares = ", ".join(f"{s:.1%} {PLACES.get(k, k)}" for k, s in sorted(rates.items()))
+            lines.append(f"    {device}: {shares}")
+    if found.best is not None:
+        step = seconds_text(found.best.step_seconds.value)
+        lines.append(f"best plan with {found.policy}: {found.best.name}, predicted step {step}")
+    else:
+        lines.append(f"no plan with {found.policy} fits")
+    lines += [f"not tried: {words}" for words in found.not_tried]
+    lines.append(f"predicted; {found.provenance}")
+    return "\n".join(lines)
+
+
+TRIED = 6
+"""Candidates whose least memory is searched for: those that need least as they are."""
+PRECISION = 0.01
+"""Relative width at which the search for the least memory ends."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cheapest:
+    """What an epoch within the target needs."""
+
+    plan_id: str
+    target_epoch_seconds: float
+    fewest_devices: Outcome
+    """Of the plans within the target with the fewest ranks, the fastest."""
+    least_memory: Outcome
+    """The plan within the target under the smallest host budget found."""
+    least_memory_bytes: int
+    """That budget."""
+    fastest_epoch_seconds: float
+    provenance: str
+
+
+def cheapest_for(plan: Plan, target_epoch_seconds: float, changes: Sequence[str] = ()) -> Cheapest:
+    """Fewest devices and least memory for an epoch within the target.
+
+    Args:
+        plan: whose request is priced again, from the cached profile.
+        target_epoch_seconds: longest epoch allowed.
+        changes: KEY=VALUE each, as in `whatif --set`.
+
+    Raises:
+        PlanDoesNotFit: no candidate is fast enough; the text says by how much.
+        SettingsError: as `whatif.reopen`.
+    """
+    search = reopen(plan, changes)
+    fits = [p for p in search.run() if not p.overflow]
+    if not fits:
+        raise PlanDoesNotFit("no candidate fits into the memory there is; see gnnplan plan")
+    fastest = min(fits, key=lambda p: p.prediction.epoch_seconds.value)
+    epoch = fastest.prediction.epoch_seconds.value
+    within = [p for p in fits if p.prediction.epoch_seconds.value <= target_epoch_seconds]
+    if not within:
+        raise PlanDoesNotFit(
+            f"epoch: fastest predicted {seconds_text(epoch)} ({fastest.name}) > "
+            f"{seconds_text(target_epoch_seconds)} asked; more devices, a larger batch or smaller "
+            "fan-outs would be needed"
+        )
+    fewest = min(within, key=lambda p: (p.candidate.num_ranks, p.seconds))
+    lean, least = _least_memory(search, within, target_epoch_seconds)
+    return Cheapest(
+        plan_id=plan.plan_id,
+        target_epoch_seconds=target_epoch_seconds,
+        fewest_devices=outcome(fewest),
+        least_memory=outcome(lean),
+        least_memory_bytes=least,
+        fastest_epoch_seconds=epoch,
+        provenance="derived: priced again from the cached profile; nothing was measured",
+    )
+
+
+def _least_memory(
+    search: Search, within: Sequence[Evaluated], target_epoch_seconds: float
+) -> tuple[Evaluated, int]:
+    """Bisect the host's budget for those candidates that need least as they are."""
+    host, _ = host_memory(search.request.machine)
+
+    def total(priced: Evaluated) -> int:
+        return priced.prediction.memory_bytes[host].total
+
+    found: list[tuple[int, int, Evaluated]] = []
+    for order, start in enumerate(sorted(within, key=total)[:TRIED]):
+        low, high, best = 0, total(start), start
+        while high - low > PRECISION * high:
+            middle = (low + high) // 2
+            tried = _under(search, start, middle)
+            if not tried.overflow and (
+                tried.prediction.epoch_seconds.value <= target_epoch_seconds
+            ):
+                high, best = middle, tried
+            else:
+                low = middle
+        found.append((high, order, best))
+    least, _, best = min(found, key=lambda f: f[:2])
+    return best, least
+
+
+def _under(search: Search, priced: Evaluated, host_bytes: int) -> Evaluated:
+    budgets = replace(search.request.budgets, host_bytes=host_bytes)
+    return replace(search, request=replace(search.request, budgets=budgets)).price(priced.candidate)
+
+
+def render_cheapest(found: Cheapest) -> str:
+    """The answer as a few lines."""
+    few, lean = found.fewest_devices, found.least_memory
+    return "\n".join(
+        [
+            f"for an epoch within {seconds_text(found.target_epoch_seconds)} "
+            f"(fastest predicted: {seconds_text(found.fastest_epoch_seconds)})",
+            f"  fewest devices: {few.num_ranks} ({few.name}), "
+            f"epoch {seconds_text(few.epoch_seconds.value)}",
+            f"  least memory: {size_text(found.least_memory_bytes)} of the host ({lean.name}), "
+            f"epoch {seconds_text(lean.epoch_seconds.value)}",
+            f"predicted; {found.provenance}",
+        ]
+    )

@@ -1,10 +1,13 @@
-"""A run beside its plan: seconds by stage, bytes by source, predicted and measured."""
+"""What is shown beside a plan: its run, or another plan with what is alike left out."""
 
+import re
 from dataclasses import dataclass
+from typing import Any, cast
 
 from markupsafe import Markup
 
 from planner.queries.compare import Comparison, StageComparison, compare
+from planner.queries.diff import NumberPair, diff
 from planner.report.svg import element, figure, percent
 from planner.report.words import SOURCE_ORDER, share_text, time_text
 from runtime.errors import InputError
@@ -116,3 +119,145 @@ def _row(stage: str, row: StageComparison, whole: float, top: int) -> Markup:
         element("text", value, class_="value", x="100%", y=top + 14, text_anchor="end"),
         *bars,
     )
+
+
+CLOSE = 0.005
+"""Numbers nearer than this share are counted, not listed."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NumberRow:
+    """Predicted numbers of both plans; several names where the numbers are equal."""
+
+    name: str
+    unit: str
+    a: float
+    """0 where plan A has none."""
+    b: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DecisionRow:
+    """One field of both plans, in words."""
+
+    field: str
+    a: str
+    b: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Differences:
+    """What a page shows of two plans."""
+
+    numbers: list[NumberRow]
+    close: int
+    """Numbers that differ by less than `CLOSE`."""
+    decisions: list[DecisionRow]
+    arrays: list[str]
+
+
+def differences(a: Plan, b: Plan) -> Differences:
+    """What two plans decide and predict differently."""
+    found = diff(a, b)
+    far = [pair for pair in found.numbers if abs(pair.a - pair.b) > CLOSE * max(pair.a, pair.b)]
+    ranks = DecisionRow(field="ranks", a=ranks_text(a), b=ranks_text(b))
+    told = ranks.a != ranks.b
+    decisions = [ranks] if told else []
+    decisions += [
+        DecisionRow(field=each.field, a=value_text(each.a), b=value_text(each.b))
+        for each in found.decisions
+        if not (told and each.field.startswith("strategy.devices."))
+    ]
+    return Differences(
+        numbers=_together(far),
+        close=len(found.numbers) - len(far),
+        decisions=decisions,
+        arrays=numbered(found.arrays),
+    )
+
+
+def verdict(a: Plan, b: Plan) -> str:
+    """Which of two plans is predicted to be faster by epoch, and whether that is certain."""
+    if a.graph.fingerprint != b.graph.fingerprint:
+        return "They are plans of different graphs: their seconds say nothing of each other."
+    first, second = a.prediction.epoch_seconds, b.prediction.epoch_seconds
+    times = f"{time_text(first.value)} for A, {time_text(second.value)} for B"
+    slow, fast = max(first.value, second.value), min(first.value, second.value)
+    if slow - fast <= CLOSE * slow:
+        return f"Both are predicted to take as long for an epoch: {times}."
+    name, other = ("A", "B") if first.value < second.value else ("B", "A")
+    sentence = f"{name} is predicted to be {slow / fast:.2f} times as fast as {other}: an epoch "
+    sentence += f"takes {times}"
+    if max(first.low, second.low) <= min(first.high, second.high):
+        return f"{sentence}; the intervals overlap, so that runs may show it the other way round."
+    return f"{sentence}."
+
+
+def ranks_text(plan: Plan) -> str:
+    """The ranks and the memories that they are at.
+
+    Equal memories are named once: four ranks of one host are "4 ranks at host0", eight of GPUs
+    "8 ranks at gpu0.memory to gpu7.memory".
+    """
+    devices = plan.strategy.devices
+    places = list(dict.fromkeys(device.memory for device in devices))
+    return f"{len(devices)} rank{'s' if len(devices) > 1 else ''} at {', '.join(numbered(places))}"
+
+
+def value_text(value: Any) -> str:
+    """A plan's value in words.
+
+    >>> value_text(None), value_text([0, 0, 0, 0]), value_text([15, 10]), value_text(True)
+    ('not there', '4 times 0', '15, 10', 'yes')
+    """
+    if value is None:
+        return "not there"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, list):
+        items = [value_text(each) for each in cast("list[Any]", value)]
+        if len(items) > 2 and len(set(items)) == 1:
+            return f"{len(items)} times {items[0]}"
+        return ", ".join(items) if items else "none"
+    return str(value)
+
+
+def numbered(names: list[str]) -> list[str]:
+    """Names that differ in one number alone, which counts up, told as one.
+
+    >>> numbered(["own_4", "own_5", "own_6", "gpu0.hbm", "gpu1.hbm", "gpu2.hbm", "partition"])
+    ['own_4 to own_6', 'gpu0.hbm to gpu2.hbm', 'partition']
+    """
+    runs: list[list[str]] = []
+    place: int | None = None
+    for name in names:
+        now = _counted_at(runs[-1][-1], name) if runs else None
+        if now is not None and (len(runs[-1]) == 1 or now == place):
+            runs[-1].append(name)
+            place = now
+        else:
+            runs.append([name])
+    return [f"{run[0]} to {run[-1]}" if len(run) > 2 else ", ".join(run) for run in runs]
+
+
+def _counted_at(before: str, now: str) -> int | None:
+    """Which number of the first name is one more in the second, all else being equal."""
+    parts, others = re.split(r"(\d+)", before), re.split(r"(\d+)", now)
+    if len(parts) != len(others):
+        return None
+    differ = [i for i, (a, b) in enumerate(zip(parts, others, strict=True)) if a != b]
+    if len(differ) != 1 or differ[0] % 2 == 0:  # every second part is a number
+        return None
+    return differ[0] if int(others[differ[0]]) == int(parts[differ[0]]) + 1 else None
+
+
+def _together(pairs: list[NumberPair]) -> list[NumberRow]:
+    """Equal numbers of one kind in one row, in the order in which they come first."""
+    rows: dict[tuple[str, str, float, float], list[str]] = {}
+    for pair in pairs:
+        kind, _, name = pair.name.partition(" ")
+        rows.setdefault((kind, pair.unit, pair.a, pair.b), []).append(name)
+    return [
+        NumberRow(name=f"{kind} {', '.join(numbered(names))}".strip(), unit=unit, a=a, b=b)
+        for (kind, unit, a, b), names in rows.items()
+    ]

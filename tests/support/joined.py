@@ -8,9 +8,8 @@ from planner.machine.model import MachineModel
 from planner.probe.hosts import HostRates
 from planner.probe.hosts_machine import join_hosts
 from planner.probe.timing import summarize
-from planner.profile.batches import draw_sharing
 from planner.profile.cache import Profile
-from planner.profile.presample import presample
+from planner.profile.presample import draw_sharing, presample
 from planner.settings import PlanSettings
 from planner.workload import Combination, ProcessCost, WorkloadProfile
 from runtime.device import machine_fingerprint

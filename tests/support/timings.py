@@ -1,7 +1,6 @@
 """Timings as a team's processes answer them, made by hand."""
 
-from planner.profile.protocol import TimingAnswer, TimingRequest
-from planner.profile.synthetic import BatchShape
+from planner.profile.protocol import BatchShape, TimingAnswer, TimingRequest
 from runtime.plan.schema import Workload
 
 

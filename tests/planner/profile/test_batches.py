@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from planner.profile.batches import draw_all
+from planner.profile.presample import draw_all
 from planner.settings import PlanSettings
 from planner.workload import Combination
 from runtime.graph.dataset import Graph

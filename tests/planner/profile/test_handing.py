@@ -9,8 +9,7 @@ import pytest
 
 from planner.profile import loop as module
 from planner.profile.loop import MOST_STEPS as STEPS, WARM, Bench, handing
-from planner.profile.protocol import TimingRequest
-from planner.profile.synthetic import BatchShape
+from planner.profile.protocol import BatchShape, TimingRequest
 from runtime import meter
 from runtime.graph.dataset import Graph
 from runtime.graph.generate_tasks import generate_links

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from planner.cost.backends.cooperative import part_of, part_profile
-from planner.profile.batches import interpolated
 from planner.profile.draw import drawer, last_batch
 from planner.profile.loop import Bench
 from planner.profile.model_seconds import timing_request
-from planner.profile.presample import presample, shared_batch
-from planner.profile.synthetic import BatchShape, synthetic_batch
+from planner.profile.presample import interpolated, presample, shared_batch
+from planner.profile.protocol import BatchShape
+from planner.profile.synthetic import synthetic_batch
 from planner.profile.timing_process import TimedModel
 from planner.settings import PlanSettings
 from planner.workload import Combination

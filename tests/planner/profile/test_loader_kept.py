@@ -10,7 +10,7 @@ from planner.profile.draw import Chosen, drawer
 from planner.profile.loading import KeptLoaders, Loader
 from planner.profile.loop import Bench
 from planner.profile.protocol import LoadingRequest
-from planner.profile.timed_batches import drawn_batch
+from planner.profile.synthetic import drawn_batch
 from planner.profile.timing_process import DRAWN_WARMUP, WARMUP_STEPS, TimedModel
 from runtime.graph.dataset import Graph
 from runtime.plan.schema import Sampler, Workload

@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 
 from planner.profile import model_seconds
-from planner.profile.batches import sampler_of
-from planner.profile.draw import drawer
+from planner.profile.draw import drawer, sampler_of
 from planner.profile.model_seconds import loading_request, model_timing, timing_request
 from planner.profile.presample import presample
 from planner.profile.synthetic import synthetic_batch

@@ -9,11 +9,11 @@ import pytest
 
 from planner.cost.stages.gather import counted_runs
 from planner.profile import presample as presample_module
-from planner.profile.batches import interpolated
 from planner.profile.draw import last_batch
 from planner.profile.model_seconds import batch_shape
-from planner.profile.presample import MOST_BATCHES, presample
-from planner.profile.synthetic import BatchShape, synthetic_batch, synthetic_links
+from planner.profile.presample import MOST_BATCHES, interpolated, presample
+from planner.profile.protocol import BatchShape
+from planner.profile.synthetic import synthetic_batch, synthetic_links
 from runtime.graph.dataset import Graph
 from runtime.graph.generate_tasks import generate_links, generate_typed
 from runtime.loader.tasks import typed_sampler

@@ -5,7 +5,7 @@ import sys
 
 REHEARSED = """
 import importlib
-from planner.profile.timed_batches import rehearse
+from planner.profile.synthetic import rehearse
 from planner.profile.protocol import private_bytes
 for library in ("torch", "torch_geometric.nn", "runtime.models.build"):
     importlib.import_module(library)

@@ -8,7 +8,7 @@ import pytest
 
 from planner.errors import SettingsError
 from planner.queries.compare import absolute_percentage_error, compare
-from planner.queries.tune_measure import measured
+from planner.queries.tune import measured
 from runtime import codec
 from runtime.plan.io import load_plan
 from runtime.plan.schema import Interval, Plan

@@ -18,14 +18,18 @@ from planner.machine.model import MachineModel
 from planner.probe.timing import Patience
 from planner.profile.cache import load_record, record_path
 from planner.queries.calibrate import calibration_path
-from planner.queries.tune import TUNE_FILE, distinct, shortlist, tune, turns
-from planner.queries.tune_measure import (
+from planner.queries.tune import (
+    TUNE_FILE,
     Approach,
-    Asked,
     Measured,
     TunedCandidate,
+    TuneRequest,
     deciding_seconds,
+    distinct,
     run_to,
+    shortlist,
+    tune,
+    turns,
 )
 from planner.queries.whatif import reopen
 from planner.search.choose import choose
@@ -119,7 +123,7 @@ def test_every_round_has_each_once_in_an_order_of_its_own() -> None:
 def test_candidates_run_in_turn_and_the_fastest_is_kept(folder: Path) -> None:
     before = load_plan(folder)
     launch = Pretended(0.030, 0.020)
-    asked = Asked(top=2, rounds=3, seed=5)
+    asked = TuneRequest(top=2, rounds=3, seed=5)
     found = tune(folder, asked, launch=launch, patience=Patience(lambda: 0.0))
     assert launch.order == [i for turn in turns(range(2), 3, seed=5) for i in turn]
     # 10 steps of warm-up and 40 that count, at 3 steps an epoch.
@@ -162,7 +166,7 @@ def test_runs_that_the_machine_slowed_down_are_run_again(folder: Path) -> None:
             return found / 2  # disturbed from twice on
 
     launch = Slowed(0.020, 0.030)
-    asked = Asked(top=2, rounds=2, seed=5)
+    asked = TuneRequest(top=2, rounds=2, seed=5)
     patience = Patience(launch.level, seconds=600.0)
     found = tune(folder, asked, launch=launch, patience=patience)
     first, second, *rest = [i for turn in turns(range(2), 2, seed=5) for i in turn]
@@ -174,7 +178,7 @@ def test_runs_that_the_machine_slowed_down_are_run_again(folder: Path) -> None:
 
 def test_runs_that_stay_slowed_down_are_told_of(folder: Path) -> None:
     launch = Pretended(0.020, 0.030)
-    found = tune(folder, Asked(top=2), launch=launch, patience=Patience(lambda: 3.0))
+    found = tune(folder, TuneRequest(top=2), launch=launch, patience=Patience(lambda: 3.0))
     assert len(launch.order) == 4
     told = [note for note in found.notes if "apart" in note]
     assert len(told) == 1
@@ -183,7 +187,7 @@ def test_runs_that_stay_slowed_down_are_told_of(folder: Path) -> None:
 
 def test_where_the_model_is_right_the_plan_stays_as_it_was(folder: Path) -> None:
     before = (folder / "plan.json").read_bytes()
-    found = tune(folder, Asked(top=2, rounds=1), launch=Pretended(0.020, 0.030))
+    found = tune(folder, TuneRequest(top=2, rounds=1), launch=Pretended(0.020, 0.030))
     assert found.kept == found.model_choice
     assert found.model_regret == 0.0
     assert (folder / "plan.json").read_bytes() == before
@@ -195,7 +199,10 @@ def test_with_an_output_the_tuned_plan_goes_there_and_the_old_one_stays(
 ) -> None:
     before = contents(folder)
     found = tune(
-        folder, Asked(top=2, rounds=1), output=tmp_path / "better", launch=Pretended(0.03, 0.02)
+        folder,
+        TuneRequest(top=2, rounds=1),
+        output=tmp_path / "better",
+        launch=Pretended(0.03, 0.02),
     )
     assert contents(folder) == before
     assert load_plan(tmp_path / "better").plan_id == found.plan_id
@@ -211,7 +218,7 @@ def test_a_run_that_fails_leaves_everything_as_it_was(folder: Path) -> None:
             return super().__call__(plan_folder, **options)
 
     with pytest.raises(WorkerFailed, match="out of luck"):
-        tune(folder, Asked(top=2), launch=Fails(0.02, 0.01))
+        tune(folder, TuneRequest(top=2), launch=Fails(0.02, 0.01))
     assert contents(folder) == before
     assert set(record_path("x").parent.iterdir()) == known
     assert not calibration_path(machine_fingerprint()).exists()
@@ -261,11 +268,11 @@ def test_seconds_to_a_score_are_shared_by_equal_statistics() -> None:
         )  # fmt: skip
 
     rows = [row("a", 0.2, None), row("a", 0.1, way(40.0)), row("b", 0.05, way(None))]
-    asked = Asked(target=0.8)
+    asked = TuneRequest(target=0.8)
     # Twice the seconds per step, as many steps: 2 x 40 s.
     found = [deciding_seconds(rows, i, asked) for i in range(3)]
     assert found == [80.0, 40.0, float("inf")]
-    assert deciding_seconds(rows, 2, Asked()) == 0.05
+    assert deciding_seconds(rows, 2, TuneRequest()) == 0.05
 
 
 def test_a_run_to_a_score_ends_with_the_epoch_that_reaches_it(tmp_path: Path) -> None:
@@ -291,7 +298,7 @@ def test_a_score_that_none_reaches_keeps_the_plan(folder: Path) -> None:
             return super().__call__(plan_folder, **options)
 
     with pytest.raises(GnnplanError, match=r"reached 0\.8 within 7 epochs \(best 0\.3000\)"):
-        tune(folder, Asked(top=2, target=0.8, epochs=7), launch=NeverThere(0.02, 0.03))
+        tune(folder, TuneRequest(top=2, target=0.8, epochs=7), launch=NeverThere(0.02, 0.03))
     assert contents(folder) == before
 
 
@@ -329,7 +336,7 @@ def test_a_plan_whose_request_is_gone_or_that_has_checkpoints_is_refused(
     kept.parent.mkdir(parents=True)
     kept.write_bytes(b"")
     with pytest.raises(SettingsError, match="give --output"):
-        tune(folder, Asked(), launch=Pretended())
+        tune(folder, TuneRequest(), launch=Pretended())
     kept.unlink()
     record_path(load_plan(folder).plan_id).unlink()
     assert main(["tune", str(folder)]) == 2
@@ -360,7 +367,7 @@ def test_two_candidates_really_run_and_one_is_kept(
 @pytest.mark.distributed
 def test_a_score_that_is_soon_reached_ends_the_ranks(folder: Path) -> None:
     # The five classes of the graph are learnt within a few epochs; 0.3 is above chance (0.2).
-    found = tune(folder, Asked(top=1, rounds=1, steps=10, target=0.3, epochs=60))
+    found = tune(folder, TuneRequest(top=1, rounds=1, steps=10, target=0.3, epochs=60))
     reached = found.candidates[0].to_accuracy
     assert reached is not None
     assert reached.best >= 0.3

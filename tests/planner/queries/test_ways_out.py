@@ -11,7 +11,7 @@ from planner import pipeline
 from planner.errors import PlanDoesNotFit
 from planner.machine.model import MachineModel
 from planner.profile.cache import Profile
-from planner.queries.remedies import ways_out
+from planner.queries.remedies import find_remedies
 from planner.search.search import Search
 from planner.settings import PlanSettings
 from runtime.graph.dataset import Graph
@@ -58,7 +58,7 @@ def test_half_the_batch_saves_what_its_frontier_shrinks_by(
     settings = PlanSettings(workload=WORK, devices=1, device_memory_bytes=100 * MB)
     search = refused(small_graph, settings, machine())
     priced = search.run()
-    ways = {w.what: w for w in ways_out(search, priced)}
+    ways = {w.what: w for w in find_remedies(search, priced)}
     parts = priced[0].prediction.memory_bytes["rank0"].parts
     # [A5]: 1 - (1 - .5)^.5 = .2929 of the vertices, by hand, instead of .5.
     size = parts["activations"] + parts["batches"]
@@ -75,7 +75,7 @@ def test_enough_means_that_the_lack_is_covered_and_such_ways_come_first(
     total = made.prediction.memory_bytes["rank0"].total
     tight = replace(free, device_memory_bytes=total - 1000)
     search = refused(small_graph, tight, machine())
-    ways = ways_out(search, search.run())
+    ways = find_remedies(search, search.run())
     flags = [w.enough for w in ways[:-1]]
     assert flags == sorted(flags, reverse=True)
     assert any(flags)
@@ -96,7 +96,7 @@ def test_float16_features_are_offered_where_rows_are_what_does_not_fit(
     settings = PlanSettings(workload=WORK, devices=1, host_memory_bytes=150 * MB)
     search = refused(small_graph, settings, machine())
     priced = search.run()
-    ways = ways_out(search, priced)
+    ways = find_remedies(search, priced)
     rows = [w for w in ways if "float16" in w.what]
     held = min(p.prediction.memory_bytes["host0"].parts["features"] for p in priced)
     assert bool(rows) == (held > 0)  # rows that already went to disk save nothing

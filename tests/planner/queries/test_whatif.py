@@ -15,9 +15,7 @@ from planner.machine.model import MachineModel
 from planner.profile import cache as record
 from planner.profile.cache import Profile
 from planner.queries.diff import diff, render as render_diff
-from planner.queries.inverse import cheapest_for
-from planner.queries.whatif import apply, whatif
-from planner.queries.why_not import render, why_not
+from planner.queries.whatif import apply, cheapest_for, render_why_not, whatif, why_not
 from planner.settings import PlanSettings
 from runtime.errors import PlanError
 from runtime.graph.dataset import Graph
@@ -116,7 +114,7 @@ def test_why_not_names_the_slower_stage(
     more = found.same_shape.step_seconds.value - found.chosen.step_seconds.value
     assert more == pytest.approx(found.stage_seconds["gather"], rel=0.05)
     assert found.chosen.step_seconds == made.prediction.step_seconds
-    assert "100.0% in the host's shared memory" in render(found)
+    assert "100.0% in the host's shared memory" in render_why_not(found)
     assert "own policy" in why_not(made, "song-jiang").why
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from planner.report.differences import differences, verdict
+from planner.report.measured import differences, verdict
 from runtime.graph.dataset import Graph
 from runtime.plan.schema import Device, Plan
 from tests.support.plans import make_plan
