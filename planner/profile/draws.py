@@ -233,7 +233,7 @@ class GraphDraws:
             return "stacks were not timed when the plan was made; plan again"
         from planner.probe.burst import Interlude  # torch, which other draws do without
         from runtime.loader.bulk import with_own_arrays
-        from runtime.sampling.bulk.stack import Request
+        from runtime.sampling.minibatch import Request
 
         schedule = self._schedule(num_ranks)
         bulk = self._stacks(schedule)

@@ -20,10 +20,9 @@ from runtime.loader.stages import AbstractStage
 from runtime.plan.schema import Plan
 from runtime.sampling.build import BatchSampler, build_sampler
 from runtime.sampling.bulk.bulk import BulkSampler
-from runtime.sampling.bulk.stack import Request
 from runtime.sampling.distributed.grid import GridSampler, empty_graph
 from runtime.sampling.distributed.grid_rows import cut_shard
-from runtime.sampling.minibatch import Dialect, MiniBatch
+from runtime.sampling.minibatch import Dialect, MiniBatch, Request
 from runtime.sampling.seeds import SeedSchedule
 from runtime.stages import Stage
 

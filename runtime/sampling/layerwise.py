@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 
 from runtime.errors import SamplerError
 from runtime.sampling.bulk.memory import Ledger
-from runtime.sampling.bulk.product import StackedBlocks, extract
-from runtime.sampling.bulk.stack import Request, forget_nodes, stack_seeds, unstack
+from runtime.sampling.bulk.product import StackedBlocks, extract, forget_nodes, stack_seeds, unstack
 from runtime.sampling.checks import (
     RELABEL_BUDGET_BYTES,
     check_graph,
@@ -29,7 +28,7 @@ from runtime.sampling.checks import (
 )
 from runtime.sampling.choose.layerwise import Law, LayerGraph, Method, Norm, Numbers
 from runtime.sampling.dependent import StreamPolicy
-from runtime.sampling.minibatch import Dialect, MiniBatch
+from runtime.sampling.minibatch import Dialect, MiniBatch, Request
 from runtime.sampling.relabel import Table
 from runtime.sampling.rng import Purpose
 from runtime.sampling.statistics import Estimator

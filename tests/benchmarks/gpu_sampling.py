@@ -48,11 +48,10 @@ def _neighbours(
     chosen: tuple[np.ndarray, np.ndarray],
     reads: Spread,
 ) -> None:
-    from runtime.sampling.bulk.stack import Request
     from runtime.sampling.gpu.captured import CapturedNeighborSampler
     from runtime.sampling.gpu.neighbor import DeviceNeighborSampler
     from runtime.sampling.gpu.stack import stack_of
-    from runtime.sampling.minibatch import Dialect
+    from runtime.sampling.minibatch import Dialect, Request
     from runtime.sampling.neighbor import NeighborSampler
 
     device, fanouts, dialect = bench.device, bench.sizes.fanouts, Dialect.EVERY_HOP
@@ -132,8 +131,8 @@ def _labor(
 
 def _layers(bench: Bench, graph: Graph, seeds: np.ndarray) -> None:
     """LADIES, a batch at a time and stacked, one launch of each step per layer."""
-    from runtime.sampling.bulk.stack import Request
     from runtime.sampling.gpu.layerwise import DeviceLayerwiseSampler
+    from runtime.sampling.minibatch import Request
 
     sizes = bench.sizes
     topology = _topology(graph, bench, pinned=False)

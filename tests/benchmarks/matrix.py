@@ -28,10 +28,9 @@ from planner.cost.backends.grid import link_words, sender_words, stage_ids
 from runtime.comm.collectives import Communicator
 from runtime.comm.grid import open_grid
 from runtime.sampling.bulk.bulk import BulkSampler
-from runtime.sampling.bulk.stack import Request
 from runtime.sampling.distributed.grid import GridSampler, empty_graph
 from runtime.sampling.distributed.grid_rows import Exchange, Words, cut_shard
-from runtime.sampling.minibatch import Dialect
+from runtime.sampling.minibatch import Dialect, Request
 from runtime.sampling.neighbor import NeighborSampler
 from runtime.stages import Stage
 from tests.benchmarks.common import Spread, bench_graph, record

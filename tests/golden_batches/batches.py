@@ -16,13 +16,12 @@ from runtime.errors import SamplerError
 from runtime.plan.schema import Sampler
 from runtime.sampling.build import build_sampler
 from runtime.sampling.bulk.bulk import BulkSampler
-from runtime.sampling.bulk.stack import Request
 from runtime.sampling.distributed.cooperative import CooperativeSampler
 from runtime.sampling.distributed.grid import GridSampler, empty_graph
 from runtime.sampling.distributed.grid_rows import cut_shard
 from runtime.sampling.distributed.owner import Owners
 from runtime.sampling.exclusion import Exclude, ExcludingSampler
-from runtime.sampling.minibatch import Dialect, MiniBatch
+from runtime.sampling.minibatch import Dialect, MiniBatch, Request
 from runtime.sampling.typed import TypedSampler
 from tests.support.inprocess import run_in_process
 

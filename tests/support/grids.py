@@ -9,11 +9,10 @@ from numpy.typing import NDArray
 
 from runtime.comm.grid import ProcessGrid
 from runtime.sampling.bulk.bulk import BulkSampler
-from runtime.sampling.bulk.stack import Request
 from runtime.sampling.distributed.grid import GridSampler, empty_graph
 from runtime.sampling.distributed.grid_rows import Exchange, Words, cut_shard
 from runtime.sampling.layerwise import LayerwiseSampler
-from runtime.sampling.minibatch import Dialect
+from runtime.sampling.minibatch import Dialect, Request
 from runtime.sampling.neighbor import NeighborSampler
 from tests.support.batches import contents
 

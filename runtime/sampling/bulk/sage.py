@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runtime.sampling.bulk.memory import Ledger
-from runtime.sampling.bulk.stack import join_seeds
+from runtime.sampling.bulk.product import join_seeds
 from runtime.sampling.checks import bad_seed
 from runtime.sampling.choose.uniform import UniformRows
 from runtime.sampling.compiled import kernel

@@ -20,15 +20,14 @@ from runtime.comm.grid import ProcessGrid
 from runtime.errors import BudgetExceeded, SamplerError
 from runtime.sampling.build import BatchSampler
 from runtime.sampling.bulk.memory import BulkBytes, Ledger, object_bytes
-from runtime.sampling.bulk.product import StackedBlocks, extract
+from runtime.sampling.bulk.product import StackedBlocks, extract, forget_nodes, stack_seeds, unstack
 from runtime.sampling.bulk.sage import stream_words
-from runtime.sampling.bulk.stack import Request, forget_nodes, stack_seeds, unstack
 from runtime.sampling.checks import RELABEL_BUDGET_BYTES
 from runtime.sampling.choose.layerwise import LayerGraph, Method, Numbers, one_row
 from runtime.sampling.distributed.grid_rows import Exchange, GridRows, Shard
 from runtime.sampling.distributed.grid_sage import Frontier, expand_layer, nest
 from runtime.sampling.layerwise import LayerStack, LayerwiseSampler, hop_numbers
-from runtime.sampling.minibatch import Dialect, MiniBatch
+from runtime.sampling.minibatch import Dialect, MiniBatch, Request
 from runtime.sampling.neighbor import NeighborSampler
 from runtime.sampling.relabel import Table
 

@@ -20,13 +20,12 @@ from torch import Tensor
 from runtime.errors import SamplerError
 from runtime.sampling.dependent import HopStreams
 from runtime.sampling.gpu.capture_room import known_bounds, may_capture
-from runtime.sampling.gpu.choose import choose_some, row_bounds
+from runtime.sampling.gpu.choose import choose_some, row_bounds, row_ends
 from runtime.sampling.gpu.hops import Hop, refuse_bad_seeds
 from runtime.sampling.gpu.neighbor import DeviceNeighborSampler, Method, room
 from runtime.sampling.gpu.relabel import RelabelTable, slots_for
 from runtime.sampling.gpu.rng import signed
 from runtime.sampling.gpu.topology import DeviceTopology
-from runtime.sampling.gpu.whole_rows import row_ends
 from runtime.sampling.minibatch import Dialect
 
 

@@ -23,6 +23,7 @@ from torch import Tensor
 from runtime.sampling.checks import check_edge_weight
 from runtime.sampling.choose.labor import MAX_PASSES
 from runtime.sampling.dependent import Dependence, StreamPolicy
+from runtime.sampling.gpu.choose import WholeRows, row_ends, whole_rows
 from runtime.sampling.gpu.hops import AbstractDeviceHops, Drawn, HopDraws
 from runtime.sampling.gpu.neighbor import scan_rows
 from runtime.sampling.gpu.relabel import DeviceRelabel
@@ -36,7 +37,6 @@ from runtime.sampling.gpu.segments import (
     smallest,
 )
 from runtime.sampling.gpu.topology import DeviceTopology
-from runtime.sampling.gpu.whole_rows import WholeRows, row_ends, whole_rows
 from runtime.sampling.labor import Form, check_form, check_tolerance, check_variant
 from runtime.sampling.minibatch import Dialect
 from runtime.sampling.rng import Purpose

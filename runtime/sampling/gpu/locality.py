@@ -14,6 +14,7 @@ from torch import Tensor
 
 from runtime.sampling.checks import float32_weight
 from runtime.sampling.dependent import StreamPolicy
+from runtime.sampling.gpu.choose import WholeRows, row_ends, whole_rows
 from runtime.sampling.gpu.hops import AbstractDeviceHops, Drawn, HopDraws
 from runtime.sampling.gpu.rng import draw, plain_words, unit
 from runtime.sampling.gpu.segments import (
@@ -26,7 +27,6 @@ from runtime.sampling.gpu.segments import (
     water_levels,
 )
 from runtime.sampling.gpu.topology import DeviceTopology
-from runtime.sampling.gpu.whole_rows import WholeRows, row_ends, whole_rows
 from runtime.sampling.locality import Correction, check_factor
 from runtime.sampling.minibatch import Dialect
 from runtime.sampling.rng import Purpose

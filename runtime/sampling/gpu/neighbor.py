@@ -13,11 +13,17 @@ from torch import Tensor
 
 from runtime.errors import SamplerError
 from runtime.sampling.dependent import Dependence, StreamPolicy
-from runtime.sampling.gpu.choose import SAMPLED, choose_some, count_below, row_bounds, write_below
+from runtime.sampling.gpu.choose import (
+    SAMPLED,
+    choose_some,
+    count_below,
+    row_bounds,
+    row_ends,
+    write_below,
+)
 from runtime.sampling.gpu.hops import AbstractDeviceHops, Drawn, HopDraws
 from runtime.sampling.gpu.rng import hop_words
 from runtime.sampling.gpu.topology import DeviceTopology
-from runtime.sampling.gpu.whole_rows import row_ends
 from runtime.sampling.minibatch import Dialect
 from runtime.sampling.rng import Purpose
 

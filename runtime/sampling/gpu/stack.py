@@ -17,16 +17,14 @@ import torch
 from torch import Tensor
 
 from runtime.errors import SamplerError
-from runtime.sampling.bulk.stack import Request
 from runtime.sampling.checks import check_seeds
 from runtime.sampling.dependent import HopStreams
-from runtime.sampling.gpu.choose import SAMPLED, choose_some, row_bounds, write_below
+from runtime.sampling.gpu.choose import SAMPLED, choose_some, row_bounds, row_ends, write_below
 from runtime.sampling.gpu.hops import DeviceBatch, Hop, as_device_batch, seeds_on_device
 from runtime.sampling.gpu.neighbor import DeviceNeighborSampler, room
 from runtime.sampling.gpu.relabel import DeviceRelabel
 from runtime.sampling.gpu.rng import StackStreams
-from runtime.sampling.gpu.whole_rows import row_ends
-from runtime.sampling.minibatch import Dialect
+from runtime.sampling.minibatch import Dialect, Request
 
 _PASSING = 3
 """Bytes under way while a stack is drawn, in bytes of its results: positions, values and ranks."""

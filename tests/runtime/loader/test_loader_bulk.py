@@ -25,8 +25,7 @@ from runtime.loader.stages import seed_batch
 from runtime.plan.io import save_plan
 from runtime.plan.schema import Plan, Sampler, TopologyPlacement
 from runtime.sampling.bulk.bulk import BulkSampler
-from runtime.sampling.bulk.stack import Request
-from runtime.sampling.minibatch import Dialect, MiniBatch
+from runtime.sampling.minibatch import Dialect, MiniBatch, Request
 from runtime.sampling.neighbor import NeighborSampler
 from tests.support.batches import contents, skewed_graph
 from tests.support.blocks import block_placement

@@ -23,9 +23,9 @@ from planner.workload import BatchProfile, StackProfile
 from runtime.comm.grid import open_grid
 from runtime.graph.dataset import Graph
 from runtime.plan.schema import GraphRef, Sampler, Threads, Workload
-from runtime.sampling.bulk.stack import Request
 from runtime.sampling.distributed.grid import GridSampler, empty_graph
 from runtime.sampling.distributed.grid_rows import cut_shard
+from runtime.sampling.minibatch import Request
 from runtime.sampling.neighbor import NeighborSampler
 from runtime.sampling.seeds import SeedSchedule
 from runtime.stages import Stage

@@ -13,8 +13,7 @@ from planner.cost.memory import HELD, gpu_batch_bytes, gpu_stack_bytes
 from planner.cost.stages.sample import OWN_TENSORS, batch_launches, launch_words
 from planner.workload import BatchProfile, Spread
 from runtime.plan.schema import Threads
-from runtime.sampling.bulk.stack import Request
-from runtime.sampling.minibatch import Dialect
+from runtime.sampling.minibatch import Dialect, Request
 from tests.runtime.sampling.device_cases import random_graph, seeds_of, topology_of
 
 pytest.importorskip("triton")

@@ -11,9 +11,8 @@ from scipy import stats
 from runtime.errors import BudgetExceeded, SamplerError
 from runtime.sampling.bulk.bulk import BulkSampler
 from runtime.sampling.bulk.memory import bytes_per_batch, frontier_rows
-from runtime.sampling.bulk.stack import Request
 from runtime.sampling.layerwise import LayerwiseSampler
-from runtime.sampling.minibatch import Dialect, MiniBatch
+from runtime.sampling.minibatch import Dialect, MiniBatch, Request
 from runtime.sampling.neighbor import NeighborSampler
 from tests.reference.matrix import adjacency, sample_layers_reference
 

@@ -9,10 +9,10 @@ import torch
 
 from runtime.errors import SamplerError
 from runtime.sampling.bulk.bulk import BulkSampler
-from runtime.sampling.bulk.stack import Request
 from runtime.sampling.dependent import StreamPolicy
 from runtime.sampling.layerwise import LayerwiseSampler
 from runtime.sampling.locality import rings
+from runtime.sampling.minibatch import Request
 from runtime.sampling.statistics import Estimator
 from runtime.sampling.weighted import Boost
 from tests.runtime.sampling.device_cases import (

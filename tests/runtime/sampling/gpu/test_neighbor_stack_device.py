@@ -8,10 +8,9 @@ import torch
 
 from runtime.errors import SamplerError
 from runtime.sampling.bulk.bulk import BulkSampler
-from runtime.sampling.bulk.stack import Request
 from runtime.sampling.dependent_neighbor import DependentNeighborSampler
 from runtime.sampling.layerwise import LayerwiseSampler
-from runtime.sampling.minibatch import Dialect
+from runtime.sampling.minibatch import Dialect, Request
 from runtime.sampling.neighbor import NeighborSampler
 from tests.runtime.sampling.device_cases import (
     assert_equal_batches,
