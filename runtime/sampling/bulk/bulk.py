@@ -204,13 +204,6 @@ class BulkSampler:
         self._sample_stack(requests)  # so that buffers need not grow in the one that counts
         return self._sample_stack(requests)[1]
 
-    def predict_peak_bytes(self, seeds: Sequence[NDArray[np.int64]], *, pilot: int = 8) -> int:
-        """Predicted peak bytes of `sample_many` on these batches as one stack.
-
-        The graph and, for `fastgcn`, the probabilities of all vertices are not counted.
-        """
-        return self.predict_bytes(seeds, pilot=pilot).peak_bytes(len(seeds))
-
     def _sample_stack(self, requests: Sequence[Request]) -> tuple[list[MiniBatch], BulkBytes]:
         ledger = Ledger()
         if isinstance(self._stack, SageStack):

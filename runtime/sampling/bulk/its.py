@@ -21,28 +21,19 @@ from typing import no_type_check
 
 import numpy as np
 
+from runtime.sampling.choose.poisson import unit
 from runtime.sampling.compiled import kernel
 from runtime.sampling.rng import key_kernel, mix_kernel, value_kernel
 
 PATIENCE = 8
 """Darts per wanted column before rejection gives way to the race."""
 
-_S11 = np.uint64(11)
-_UNIT = 2.0**-53
-
-
-@kernel
-@no_type_check
-def uniform(bits):
-    """A float64 in [0, 1) from 64 random bits."""
-    return np.float64(bits >> _S11) * _UNIT
-
 
 @kernel
 @no_type_check
 def exponential(bits):
     """A float64 of the law Exp(1), in [0, 37], from 64 random bits."""
-    return -np.log1p(-uniform(bits))
+    return -np.log1p(-unit(bits))
 
 
 @kernel
@@ -133,7 +124,7 @@ def its_distinct(values, cols, prefix, positive, stream, row_id, size, times, ch
     now, dart, tau = 0.0, 0, -1.0
     while dart < PATIENCE * size + 64:
         now += exponential(value_kernel(key, 2 * dart + 1))
-        v = its_column(prefix, uniform(value_kernel(key, 2 * dart)))
+        v = its_column(prefix, unit(value_kernel(key, 2 * dart)))
         dart += 1
         if times[v] < np.inf:
             continue
@@ -164,7 +155,7 @@ def its_replace(values, prefix, stream, row_id, size, times, chosen, factor):
     key = key_kernel(stream, row_id)
     count = 0
     for dart in range(size):
-        v = its_column(prefix, uniform(value_kernel(key, 2 * dart)))
+        v = its_column(prefix, unit(value_kernel(key, 2 * dart)))
         if times[v] == np.inf:
             times[v] = 0.0
             chosen[count] = v
@@ -191,17 +182,17 @@ def by_column(chosen, factor, cols, out_cols, out_factor):
 
 @kernel
 @no_type_check
-def its_rows(
-    ptr, cols, values, streams, size, replace, prefix, shared, times, chosen, factor,
-    out_ptr, out_cols, out_factor,
-):  # fmt: skip
+def its_rows(rows, streams, size, replace, prefix, shared, scratch, out):
     """ITS SAMPLE of all k stacked rows, whose values sum to 1, in one launch.
 
-    With `shared` there is one probability row, all positive, for all k, and `prefix` holds its
-    prefix sums; otherwise `prefix` is scratch. `prefix` and `times` are float64 of the longest row,
-    `times` infinite; `chosen` (int64) and `factor` have `size` + 1 entries. Fills one CSR of the
-    columns drawn, ascending, and their inverse inclusion probabilities.
+    `rows` and `out` are CSRs: row pointer, columns (ascending in `out`), and probabilities or their
+    inverses for inclusion. With `shared` there is one row, all positive, for all k, and `prefix`
+    holds its prefix sums; otherwise `prefix` is scratch. Scratch: times (float64 of the longest
+    row, infinite), positions (int64) and factors of `size` + 1 entries.
     """
+    ptr, cols, values = rows
+    times, chosen, factor = scratch
+    out_ptr, out_cols, out_factor = out
     out_ptr[0] = 0
     for b in range(streams.shape[0]):
         row = 0 if shared else b

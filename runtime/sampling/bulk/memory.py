@@ -5,7 +5,6 @@ the relabelling table and scratch, which is as long as the longest row and does 
 the moments of a pilot of a few batches tell the peak of any stack.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -90,30 +89,3 @@ class BulkBytes:
 def object_bytes(num_batches: int, num_blocks: int) -> int:
     """Bytes of the Python objects around the arrays, as tracemalloc counts them."""
     return 800 * num_batches + 450 * num_blocks
-
-
-def frontier_rows(batch_size: int, fanouts: Sequence[int], *, with_self: bool = False) -> list[int]:
-    """Rows of Q at each depth when nothing is deduplicated (formulas 4.4): b, b s_1, b s_1 s_2, ...
-
-    Args:
-        batch_size: Seeds.
-        fanouts: Neighbours per hop, the hop next to the seeds first.
-        with_self: Each vertex is carried along to the next depth.
-    """
-    rows = [batch_size]
-    for fanout in fanouts:
-        rows.append(rows[-1] * (fanout + 1 if with_self else fanout))
-    return rows
-
-
-def bytes_per_batch(
-    batch_size: int, fanouts: Sequence[int], degree: float, *, word_bytes: int = 8
-) -> float:
-    """Formula 4.9's estimate for GraphSAGE with P stored: w * sum_l rows_l (d + s_l).
-
-    `word_bytes` is 8 for int32 columns with float32 values. The engine here stores no P for uniform
-    rows and deduplicates; calibrate with a pilot.
-    """
-    rows = frontier_rows(batch_size, fanouts)
-    pairs = zip(rows, fanouts, strict=False)
-    return word_bytes * sum(count * (degree + fanout) for count, fanout in pairs)

@@ -55,19 +55,6 @@ def degree_sums(indptr, nodes, ends, out):
 
 @kernel
 @no_type_check
-def _gather_rows(indptr, indices, edge_weight, nodes, ptr, cols, values):
-    ptr[0] = 0
-    for i in range(nodes.shape[0]):
-        start, position = indptr[nodes[i]], ptr[i]
-        degree = indptr[nodes[i] + 1] - start
-        for e in range(degree):
-            cols[position + e] = indices[start + e]
-            values[position + e] = edge_weight[start + e] if edge_weight.shape[0] > 0 else 1.0
-        ptr[i + 1] = position + degree
-
-
-@kernel
-@no_type_check
 def _add_rows(indptr, indices, edge_weight, power, nodes, ends, table, ptr, cols, values):
     """Values = sum over the rows of A of entry^power; returns the number of non-zeros."""
     entries, shift, stamp = table
@@ -106,32 +93,6 @@ def _normalise(ptr, values, squared):
         if total > 0:
             for i in range(ptr[b], ptr[b + 1]):
                 values[i] /= total
-
-
-def gather_product(
-    indptr: NDArray[np.integer],
-    indices: NDArray[np.integer],
-    edge_weight: NDArray[np.float32],
-    nodes: NDArray[np.int64],
-    ledger: Ledger,
-) -> SparseRows:
-    """QA for a Q with a single 1 per row, at column nodes[row]: rows of A side by side.
-
-    Args:
-        indptr: int64 [N + 1].
-        indices: int32 or int64 [E].
-        edge_weight: float32 [E], the entries of A; empty where all are 1.
-        nodes: int64 [rows].
-        ledger: Counts the bytes of the result.
-    """
-    size = int((indptr[nodes + 1] - indptr[nodes]).sum())
-    rows = SparseRows(
-        ptr=ledger.empty(nodes.shape[0] + 1, np.int64),
-        cols=ledger.empty(size, indices.dtype),
-        values=ledger.empty(size, np.float64),
-    )
-    _gather_rows(indptr, indices, edge_weight, nodes, rows.ptr, rows.cols, rows.values)
-    return rows
 
 
 def sum_product(

@@ -25,11 +25,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runtime.errors import SamplerError
-from runtime.sampling.bulk.its import by_column, exponential, its_rows, smallest, uniform
+from runtime.sampling.bulk.its import by_column, exponential, its_rows, smallest
 from runtime.sampling.bulk.memory import Ledger
 from runtime.sampling.bulk.product import SparseRows, normalise, sum_product
 from runtime.sampling.checks import float32_weight
-from runtime.sampling.choose.poisson import water_level
+from runtime.sampling.choose.poisson import unit, water_level
 from runtime.sampling.compiled import kernel
 from runtime.sampling.dependent import word_kernel
 from runtime.sampling.relabel import Table
@@ -59,7 +59,7 @@ def _poisson(values, cols, first, second, cosine, sine, size, chosen, factor):
     for v in range(values.shape[0]):
         if values[v] > 0:
             pi = 1.0 if level == np.inf else min(1.0, level * values[v])
-            if uniform(word_kernel(first, second, cosine, sine, cols[v], 0)) < pi:
+            if unit(word_kernel(first, second, cosine, sine, cols[v], 0)) < pi:
                 chosen[count] = v
                 factor[count] = 1.0 / pi
                 count += 1
@@ -90,15 +90,16 @@ RACE, POISSON, POISSON_HITS = 0, 1, 2
 
 @kernel
 @no_type_check
-def choose_by_vertex(
-    ptr, cols, values, first, second, cosine, sine, size, way, keys, chosen, factor,
-    out_ptr, out_cols, out_factor,
-):  # fmt: skip
-    """Choose columns of every stacked row whose values sum to 1; outputs as in `its_rows`.
+def choose_by_vertex(rows, numbers, size, way, scratch, out):
+    """Choose columns of every stacked row whose values sum to 1; `rows` and `out` as in `its_rows`.
 
-    `first`, `second` (uint64), `cosine` and `sine` (float64) are the words of each row's batch.
-    `keys`, `chosen` and `factor` are scratch of the longest row, `chosen` int64.
+    `numbers` are the fields of `Numbers`. Scratch of the longest row: keys, positions (int64) and
+    factors.
     """
+    ptr, cols, values = rows
+    first, second, cosine, sine = numbers
+    keys, chosen, factor = scratch
+    out_ptr, out_cols, out_factor = out
     out_ptr[0] = 0
     for b in range(ptr.shape[0] - 1):
         row, ids = values[ptr[b] : ptr[b + 1]], cols[ptr[b] : ptr[b + 1]]
@@ -248,19 +249,16 @@ class LayerGraph:
         chosen, factor = ledger.scratch(kept, np.int64), ledger.scratch(kept, np.float64)
         keys = ledger.scratch(longest, np.float64)
         scratch, out = (keys, chosen, factor), (out_ptr, out_cols, out_factor)
+        held = (rows.ptr, rows.cols, rows.values)
         if law.uses_darts:
             keys.fill(np.inf)
             prefix = ledger.scratch(longest, np.float64) if self.fixed is None else self.fixed[1]
-            its_rows(
-                rows.ptr, rows.cols, rows.values, numbers.first, size, law.replace, prefix,
-                self.fixed is not None, *scratch, *out,
-            )  # fmt: skip
+            shared = self.fixed is not None
+            its_rows(held, numbers.first, size, law.replace, prefix, shared, scratch, out)
         else:
             way = RACE if not poisson else POISSON_HITS if law.replace else POISSON
-            choose_by_vertex(
-                rows.ptr, rows.cols, rows.values, numbers.first, numbers.second, numbers.cosine,
-                numbers.sine, size, way, *scratch, *out,
-            )  # fmt: skip
+            words = (numbers.first, numbers.second, numbers.cosine, numbers.sine)
+            choose_by_vertex(held, words, size, way, scratch, out)
         ledger.free_scratch()
         used = int(out_ptr[-1])
         return out_ptr, ledger.trim(out_cols, used), ledger.trim(out_factor, used)

@@ -132,11 +132,6 @@ class DeviceTopology:
         return sum(t.numel() * t.element_size() for t in held)
 
 
-def cached_bytes(indptr: NDArray[np.integer], hot: NDArray[np.integer], entry_bytes: int) -> int:
-    """Bytes of the hot rows' lists on the device; the tables of all rows come on top."""
-    return int((indptr[hot + 1] - indptr[hot]).sum()) * entry_bytes
-
-
 def _check_hot(hot: NDArray[np.integer], num_nodes: int) -> NDArray[np.int64]:
     ids = np.ascontiguousarray(hot, dtype=np.int64)
     inside = ids.size == 0 or (int(ids.min()) >= 0 and int(ids.max()) < num_nodes)

@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 from runtime.errors import SamplerError
-from runtime.sampling.locality import (
-    Correction,
-    FactorSchedule,
+from runtime.sampling.locality import Correction, FactorSchedule
+from tests.reference.locality_factor import (
     largest_factor,
     poisson_variance_factor,
     remote_edge_factor,

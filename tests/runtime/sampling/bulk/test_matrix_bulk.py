@@ -10,7 +10,6 @@ from scipy import stats
 
 from runtime.errors import BudgetExceeded, SamplerError
 from runtime.sampling.bulk.bulk import BulkSampler
-from runtime.sampling.bulk.memory import bytes_per_batch, frontier_rows
 from runtime.sampling.layerwise import LayerwiseSampler
 from runtime.sampling.minibatch import Dialect, MiniBatch, Request
 from runtime.sampling.neighbor import NeighborSampler
@@ -134,7 +133,7 @@ def test_peak_bytes_are_predicted_within_a_tenth(method: str, num_batches: int) 
     sizes = [10, 5] if method == "sage" else [300, 300]
     bulk = BulkSampler(*graph, sizes, method=method)
     # What the thread keeps is there before the measurement starts.
-    predicted = bulk.predict_peak_bytes(seeds) - bulk.scratch_bytes()
+    predicted = bulk.predict_bytes(seeds).peak_bytes(num_batches) - bulk.scratch_bytes()
     tracemalloc.start()
     try:
         before = tracemalloc.get_traced_memory()[0]
@@ -178,14 +177,6 @@ def test_a_budget_too_small_for_one_batch_is_refused_with_the_sum() -> None:
     bulk = BulkSampler(*skewed_graph(), [8, 6], budget_bytes=10_000)
     with pytest.raises(BudgetExceeded, match=r"fit 10000 bytes, found \d+ .* \+ \d+ .* = \d+"):
         bulk.sample_many(seed_batches(2000, [30]), epoch=0)
-
-
-def test_m11_frontier_without_deduplication() -> None:
-    # [M11], formulas 4.4: batch 1024, fan-outs 15, 10, 5.
-    assert frontier_rows(1024, [15, 10, 5]) == [1024, 15360, 153600, 768000]
-    assert frontier_rows(1024, [15, 10, 5], with_self=True) == [1024, 16384, 180224, 1081344]
-    # Formula 4.9 by hand: 8 * (1024 (30 + 15) + 15360 (30 + 10)).
-    assert bytes_per_batch(1024, [15, 10], 30.0) == 8 * (1024 * 45 + 15360 * 40)
 
 
 def first_layer(batch: MiniBatch, indices: NDArray[np.int32]) -> tuple[int, ...]:

@@ -48,14 +48,12 @@ def draw_rows(
     out = (out_ptr, out_cols, out_factor)
     if race:
         zeros = np.zeros(k)
-        choose_by_vertex(
-            ptr, cols, values, streams, streams, zeros + 1, zeros, size, RACE, times, chosen,
-            factor, *out,
-        )  # fmt: skip
+        numbers = (streams, streams, zeros + 1, zeros)
+        choose_by_vertex((ptr, cols, values), numbers, size, RACE, (times, chosen, factor), out)
     else:
         its_rows(
-            ptr, cols, values, streams, size, replace, np.zeros(n), False, times, chosen, factor,
-            *out,
+            (ptr, cols, values), streams, size, replace, np.zeros(n), False,
+            (times, chosen, factor), out,
         )  # fmt: skip
         assert np.isinf(times).all()
     sets = [tuple(out_cols[out_ptr[b] : out_ptr[b + 1]].tolist()) for b in range(k)]

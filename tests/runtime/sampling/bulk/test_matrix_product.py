@@ -11,8 +11,6 @@ from runtime.sampling.bulk.memory import Ledger
 from runtime.sampling.bulk.product import (
     SparseRows,
     extract,
-    gather_product,
-    normalise,
     sum_product,
 )
 from runtime.sampling.choose.layerwise import LayerGraph
@@ -57,15 +55,6 @@ def dense(rows: SparseRows, n: int) -> NDArray[np.float64]:
 def stacked(batches: list[list[int]]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     ends = np.concatenate([[0], np.cumsum([len(ids) for ids in batches])]).astype(np.int64)
     return np.concatenate([np.array(ids, dtype=np.int64) for ids in batches]), ends
-
-
-def test_m1_rows_of_sage_are_neighbour_lists_with_equal_shares() -> None:
-    indptr, indices = example()
-    rows = gather_product(indptr, indices, ONES, np.array([1, 5]), Ledger())
-    assert dense(rows, 6).tolist() == [[1, 0, 1, 0, 1, 0], [0, 0, 0, 1, 1, 0]]
-    normalise(rows)
-    expected = [[1 / 3, 0, 1 / 3, 0, 1 / 3, 0], [0, 0, 0, 1 / 2, 1 / 2, 0]]
-    np.testing.assert_allclose(dense(rows, 6), expected)
 
 
 @pytest.mark.parametrize(
