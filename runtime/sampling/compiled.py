@@ -32,7 +32,7 @@ def form_for(generic: Callable[..., Any], *kinds: type) -> Callable[..., Any]:
 
     The kinds are named tuples of arrays. Numba chooses by type while it compiles, so a loop that
     calls `generic` is compiled anew for each kind, costs nothing more, and is cached on disk;
-    a compiled function as an argument would not be.
+    a compiled function as an argument would not be (DEC-103).
     """
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
