@@ -21,21 +21,22 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
         yield client
 
 
+@pytest.fixture(scope="session")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Cache folder of every service that plans: a profile that one has timed is there for all."""
+    return tmp_path_factory.mktemp("cache")
+
+
 @pytest.fixture(scope="module")
-def planner(small_graph: Graph, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
+def planner(
+    small_graph: Graph, cache: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[TestClient]:
     """A running service whose root holds the small graph."""
-    root = small_graph.path.parent
-    folder = tmp_path_factory.mktemp("planner")
-    before = os.environ.get("GNNPLAN_CACHE")
-    os.environ["GNNPLAN_CACHE"] = str(folder / "cache")
-    try:
-        with make_client(folder, graph_roots=(root,)) as client:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GNNPLAN_CACHE", str(cache))
+        roots = (small_graph.path.parent,)
+        with make_client(tmp_path_factory.mktemp("planner"), graph_roots=roots) as client:
             yield client
-    finally:
-        if before is None:
-            del os.environ["GNNPLAN_CACHE"]
-        else:
-            os.environ["GNNPLAN_CACHE"] = before
 
 
 def _postgres_tool(name: str) -> str | None:

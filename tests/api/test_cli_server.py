@@ -1,7 +1,6 @@
 """`gnnplan ... --server URL` prints, writes and returns what the same command does here."""
 
 import json
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -31,7 +30,6 @@ class Served:
     server: ServiceProcess
     graph: Graph
     plan: Path
-    printed: str
 
     @property
     def there(self) -> list[str]:
@@ -39,22 +37,20 @@ class Served:
 
 
 @pytest.fixture(scope="module")
-def served(small_graph: Graph, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+def served(
+    small_graph: Graph, cache: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Served]:
     folder = tmp_path_factory.mktemp("served")
-    before = os.environ.get("GNNPLAN_CACHE")
-    # One cache for both: with the same profile a plan is the same to the byte.
-    os.environ["GNNPLAN_CACHE"] = str(folder / "cache")
     root = str(small_graph.path.parent)
     server = ServiceProcess(folder / "data", "--graph-root", root, "--writes-per-second", "1000")
-    server.start()
-    try:
-        yield Served(server=server, graph=small_graph, plan=folder / "plan", printed="")
-    finally:
-        server.stop()
-        if before is None:
-            del os.environ["GNNPLAN_CACHE"]
-        else:
-            os.environ["GNNPLAN_CACHE"] = before
+    with pytest.MonkeyPatch.context() as patch:
+        # One cache for both: with the same profile a plan is the same to the byte.
+        patch.setenv("GNNPLAN_CACHE", str(cache))
+        server.start()
+        try:
+            yield Served(server=server, graph=small_graph, plan=folder / "plan")
+        finally:
+            server.stop()
 
 
 @pytest.fixture
