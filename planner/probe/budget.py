@@ -55,7 +55,12 @@ class Budget:
             self.end = outer
 
     def walk(
-        self, points: Sequence[Point], measure: Callable[[Point], Found], *, least: int = 1
+        self,
+        points: Sequence[Point],
+        measure: Callable[[Point], Found],
+        *,
+        least: int = 1,
+        is_affordable: Callable[[Point], bool] = lambda _: True,
     ) -> dict[Point, Found]:
         """Measure points in turn, each within its share, until time is over.
 
@@ -63,14 +68,15 @@ class Budget:
             points: those that matter most first.
             measure: what is to be found at a point.
             least: points to measure however late it is.
+            is_affordable: whether there is time for what a point needs; others are left out.
 
         Returns:
             What was found, by point.
         """
         found: dict[Point, Found] = {}
         for number, point in enumerate(points):
-            if number >= least and self.left <= 0:
-                break
+            if len(found) >= least and (self.left <= 0 or not is_affordable(point)):
+                continue
             with self.within(1 / (len(points) - number)):
                 found[point] = measure(point)
         return found

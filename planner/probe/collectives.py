@@ -478,7 +478,7 @@ def _point(
     wanted = int(
         np.clip(context.sizes.point_seconds / took, context.sizes.least_repeats, MOST_CALLS)
     )
-    calls = max(2, min(wanted, int(context.budget.left / took)))
+    calls = max(2, int(min(wanted, context.budget.left / took)))
     used.clear()
     point = context.settle(lambda: run(calls), limit=COLLECTIVE_LIMIT)
     return point, summarize(used) if robust_spread(used) < 1 else summarize(used[-1:])

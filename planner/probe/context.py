@@ -4,7 +4,9 @@ Sizes are data, the code is the same for quick and full. Lists are grids of the 
 `fit_to` cuts them to the machine at hand.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
@@ -18,6 +20,7 @@ from planner.probe.team import Team
 from planner.probe.timing import Measurement, Patience, summarize
 
 MIB = 2**20
+SMALL_COPY_BYTES = 16 * MIB
 NAMED = 4
 """Most points that a note names one by one."""
 Found = TypeVar("Found")
@@ -73,6 +76,8 @@ class ProbeSizes:
     burst_rows: int
     """Rows of the compute burst (a two-layer perceptron of width 256) beside other work."""
     overlap_repeats: int
+    corners_only: bool = False
+    """Of numbers of processes the least and the most alone, and every point is uncertain."""
 
 
 FULL = ProbeSizes(
@@ -157,6 +162,32 @@ def fit_to(sizes: ProbeSizes, *, cores: int, available_ram_bytes: int) -> ProbeS
     )
 
 
+def smallest(sizes: ProbeSizes) -> ProbeSizes:
+    """Keep what plans cannot do without: each grid's ends, read once, and small preparations."""
+
+    def ends(values: tuple[Found, ...]) -> tuple[Found, ...]:
+        return values if len(values) < 2 else (values[0], values[-1])
+
+    return replace(
+        sizes,
+        noise_kernel_seconds=0.02,
+        noise_repeats=3,
+        point_seconds=0.0,
+        least_repeats=1,
+        copy_bytes=min(sizes.copy_bytes, SMALL_COPY_BYTES),
+        row_bytes=ends(sizes.row_bytes),
+        working_set_bytes=sizes.working_set_bytes[:1],
+        gather_rows=ends(sizes.gather_rows),
+        message_bytes=ends(sizes.message_bytes),
+        exchange_bytes=ends(sizes.exchange_bytes),
+        exchange_steps=2,
+        graph_nodes=sizes.graph_nodes[:1],
+        sample_cases=ends(sizes.sample_cases),
+        sample_seconds=0.0,
+        corners_only=True,
+    )
+
+
 def powers_up_to(least: int, most: int) -> list[int]:
     """List least, 2 least, 4 least ... up to most, and most itself."""
     out: list[int] = []
@@ -194,18 +225,42 @@ class ProbeContext:
             budget: time for the probe; None: as long as it takes.
             level: how disturbed the machine is now, as `Disturbance.level`.
         """
-        self.team, self.sizes, self.cores, self.scratch = team, sizes, cores, scratch
-        self.budget = budget or Budget()
+        self.team, self.cores, self.scratch = team, cores, scratch
+        self._points = dict[str, dict[Point, Measurement]]()
+        """Those measured so far, by table."""
+        self._pace = dict[str, float]()
+        """Seconds for each unit of its size that the last preparation took, by what it was."""
+        self.begin(sizes, budget or Budget(), level)
+
+    def begin(self, sizes: ProbeSizes, budget: Budget, level: Callable[[], float]) -> None:
+        """Measure as much as this says from now on; points found before stand in for others."""
+        self.sizes, self.budget = sizes, budget
         self.patience = Patience(level, left=lambda: self.budget.left)
         self.notes = list[str]()
 
     def readers(self) -> list[int]:
         """List the concurrent readers to measure: 1, 2, 4 ... up to the cores (and the team)."""
-        return powers_up_to(1, min(self.cores, self.team.size))
+        return self._counts(1, min(self.cores, self.team.size))
 
     def ranks(self, *, least: int = 1) -> list[int]:
         """List the process counts to measure, up to the team."""
-        return powers_up_to(least, self.team.size)
+        return self._counts(least, self.team.size)
+
+    def _counts(self, least: int, most: int) -> list[int]:
+        if self.sizes.corners_only:
+            return sorted({least, max(least, most)})
+        return powers_up_to(least, most)
+
+    @contextmanager
+    def preparing(self, what: str, size: int) -> Generator[None]:
+        """Time a preparation of that size, for `has_time_for` larger ones."""
+        begun = self.budget.clock()
+        yield
+        self._pace[what] = (self.budget.clock() - begun) / size
+
+    def has_time_for(self, what: str, size: int) -> bool:
+        """Tell whether a preparation of that size, at the pace of the last one, ends in time."""
+        return self._pace.get(what, 0.0) * size <= self.budget.left
 
     def settle(self, sample: Callable[[], Sequence[float]], *, limit: float = 0.15) -> Measurement:
         """Measure one point, once more where its spread is above `limit` or it was disturbed."""
@@ -221,10 +276,12 @@ class ProbeContext:
         measure: Callable[[Point], Found],
         *,
         share: float = 1.0,
+        is_affordable: Callable[[Point], bool] = lambda _: True,
     ) -> dict[Point, Found]:
         """Measure a grid's points, as many as a share of the time left allows."""
         with self.budget.within(share):
-            return self.budget.walk(ordered(axes, self.cores), measure)
+            points = ordered(axes, self.cores)
+            return self.budget.walk(points, measure, is_affordable=is_affordable)
 
     def rounds(self, most: int, measure: Callable[[int], object]) -> int:
         """Measure the same in up to so many rounds, while another one will fit; how many were."""
@@ -257,14 +314,19 @@ class ProbeContext:
                 and what that moved enters the spread.
         """
         grid = list(axes.values())
+        before = self._points.get(name, {})
+        points = {p: before[p] for p in itertools.product(*grid) if p in before} | dict(points)
+        if self.sizes.corners_only:
+            points = {p: replace(found, uncertain=True) for p, found in points.items()}
+        self._points[name] = points
         values = filled(grid, {point: found.value for point, found in points.items()})
         values, moved = monotone(values, [list(axes).index(axis) for axis in rising])
         noisy = sum(found.uncertain for found in points.values())
         if noisy:
             worst = max(found.spread for found in points.values())
             self.notes.append(
-                f"{name}: {noisy} of {values.size} points uncertain: noisy or disturbed in both "
-                f"tries, worst spread {worst:.0%}"
+                f"{name}: {noisy} of {values.size} points uncertain: noisy, disturbed or read "
+                f"in haste, worst spread {worst:.0%}"
             )
         left = [point for point in ordered(axes, self.cores) if point not in points]
         if left:

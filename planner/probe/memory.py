@@ -8,6 +8,7 @@ own (`gather`) or all on one shared mapping of a file that lies in the page cach
 
 import itertools
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,16 +45,19 @@ def measure(context: ProbeContext) -> dict[str, Table]:
     """Tables `copy`, `gather` and `mapped_gather`."""
     with context.budget.within(0.1):
         tables = _copies(context)
-    most, largest = max(context.readers()), max(context.sizes.working_set_bytes)
-    context.team.run(f"{MODULE}:prepare_own", ranks=most, num_bytes=largest)
-    tables |= _gathers(context, "gather", "own", share=0.6)
+    most, (smallest, *larger) = max(context.readers()), context.sizes.working_set_bytes
+    sets = [smallest, *(size for size in larger if context.has_time_for("a table", size))]
+    largest = sets[-1]
+    with context.preparing("a table", largest):
+        context.team.run(f"{MODULE}:prepare_own", ranks=most, num_bytes=largest)
+    tables |= _gathers(context, "gather", "own", sets, share=0.6)
     context.team.run(f"{MODULE}:forget", names=["own"])
     path = context.scratch / "mapped.bin"
     with path.open("wb") as file:
         file.truncate(largest)  # page cache holds the pages of a hole like any others
     context.team.run(f"{MODULE}:prepare_mapped", ranks=most, path=path)
-    tables |= _gathers(context, "mapped_gather", "mapped")
-    context.team.run(f"{MODULE}:forget", names=["mapped", "out", "interlude"])
+    tables |= _gathers(context, "mapped_gather", "mapped", sets)
+    context.team.run(f"{MODULE}:forget", names=["mapped", "out"])
     path.unlink()
     return tables
 
@@ -79,7 +83,10 @@ def _copies(context: ProbeContext) -> dict[str, Table]:
     return context.table("copy", "bytes_per_second", {"readers": readers}, points)
 
 
-def _gathers(context: ProbeContext, name: str, source: str, share: float = 1.0) -> dict[str, Table]:
+def _gathers(
+    context: ProbeContext, name: str, source: str, sets: Sequence[int], share: float = 1.0
+) -> dict[str, Table]:
+    """Measure a table of gathers from working sets of some of its sizes."""
     sizes, readers = context.sizes, context.readers()
 
     def samples(
@@ -105,14 +112,18 @@ def _gathers(context: ProbeContext, name: str, source: str, share: float = 1.0) 
         "readers": readers,
     }
     points = context.walk(
-        axes, lambda at: context.settle(lambda: samples(*at), limit=LOADED_LIMIT), share=share
+        axes | {"working_set_bytes": sets},
+        lambda at: context.settle(lambda: samples(*at), limit=LOADED_LIMIT),
+        share=share,
     )
     return context.table(name, "seconds_per_row", axes, points, rising=list(axes)[1:])
 
 
 def warm_up(state: State) -> None:
-    """Task: compile or load the gather kernel."""
-    del state
+    """Task: compile or load the gather kernel, and make what runs between two timed calls."""
+    from planner.probe.burst import Interlude
+
+    state.kept["interlude"] = Interlude()
     out = np.empty((2, 16), dtype=np.float32)
     gather(np.zeros((4, 16), dtype=np.float32), np.array([1, 2]), out)
 
@@ -134,10 +145,7 @@ def copy(
 
 def prepare_own(state: State, *, num_bytes: int) -> None:
     """Task: this reader's own table and output buffer, touched."""
-    from planner.probe.burst import Interlude
-
     state.kept["own"] = np.ones(num_bytes // 4, dtype=np.float32)
-    state.kept["interlude"] = Interlude()
     state.kept["out"] = np.zeros(BUFFER_BYTES // 4, dtype=np.float32)
 
 

@@ -1,9 +1,9 @@
 """The probe: hardware -> MachineModel, one call.
 
 Workers are started once (their start is itself measured), subjects run one after the other so that
-nothing disturbs what is being measured, and every table carries its spread. A total time is shared
-out over subjects and points before they are measured (DEC-101), so a probe ends in time whatever
-else runs. Read this page first; each subject is a file of this folder.
+nothing disturbs what is being measured, and every table carries its spread. What plans cannot do
+without is measured first, in haste; the rest of a total time is shared out over subjects and points
+before they are measured (DEC-101). Read this page first; each subject is a file of this folder.
 """
 
 import platform
@@ -36,6 +36,7 @@ from planner.probe.context import (
     ProbeSizes,
     ProgressCallback,
     fit_to,
+    smallest,
 )
 from planner.probe.gpu import measure as gpu
 from planner.probe.gpu.machine import with_gpus
@@ -64,12 +65,14 @@ SUBJECTS: tuple[tuple[str, float, Callable[[ProbeContext], dict[str, Table]]], .
 """What is measured, its part of the time, and by what; what plans need most comes first."""
 LOOK = "planner.probe.quiet:look_task"
 NEEDED = ("memory", "sampling", "exchange between ranks")
-"""Without these nothing can be planned; plans do without the others."""
+"""Without these nothing can be planned: their corners are measured first, whatever the time."""
 GPUS = ("GPUs", 0.3)
 """The same of the GPUs, where there are some."""
 NOISE_SHARE = 0.06
 FULL_SECONDS, QUICK_SECONDS = 180.0, 30.0
-"""A probe ends within so many seconds, however busy the machine."""
+"""Seconds after which a probe measures nothing that plans can do without."""
+GIVEN_UP = 4.0
+"""Times that limit, a quick probe's at least, after which it ends without a machine."""
 KEPT_BACK, MOST_KEPT_BACK = 0.17, 15.0
 """Share of them, and most seconds, for what is not measuring: Python's start and the files."""
 SHARED_OUT = 0.92
@@ -84,18 +87,19 @@ def probe(
 ) -> MachineModel:
     """Measure this machine.
 
-    Takes 15 s (quick) or about two minutes (full) on an idle 2-core machine. On a busy one it
-    measures less and marks it uncertain, so that it ends in time. Writes nothing but temporary
-    files in `cache_folder()`, to measure the disk that holds it, and how quiet the machine was.
+    On a busy machine it measures less and marks it uncertain, so that it ends in time; what plans
+    cannot do without is measured however long it takes, up to four times the limit. Writes nothing
+    but temporary files in `cache_folder()`, to measure the disk that holds it, and how quiet the
+    machine was.
 
     Args:
         quick: coarser grids and fewer repeats.
         progress: called with what is under way and the share that is done.
-        seconds: it may take at most; None: 180, or 30 where quick.
+        seconds: to measure for; None: 180, or 30 where quick.
 
     Raises:
-        WorkerFailed: a measuring process failed, and its error is shown; or what no plan can do
-            without was not measured in time, and the ways on are named.
+        WorkerFailed: a measuring process failed, and its error is shown; or what plans cannot do
+            without took four times as long, and the ways on are named.
     """
     default = QUICK_SECONDS if quick else FULL_SECONDS
     return probe_with(
@@ -120,7 +124,7 @@ def probe_hosts(
         meeting: this host among the others.
         quick: as for `probe`, alike on all hosts.
         progress: as for `probe`.
-        seconds: each host's own part may take at most.
+        seconds: limit of each host's own part, as for `probe`.
 
     Raises:
         WorkerFailed: a host did not come in time, or a measuring process failed.
@@ -145,33 +149,34 @@ def probe_with(
     """Measure as `probe` does, with other sizes."""
     report = progress or silent
     check_loopback()
-    until = time.monotonic() + seconds - min(KEPT_BACK * seconds, MOST_KEPT_BACK)
-    budget = Budget(SHARED_OUT * (until - time.monotonic()))
+    begun = time.monotonic()
+    until = begun + seconds - min(KEPT_BACK * seconds, MOST_KEPT_BACK)
+    given_up = begun + GIVEN_UP * max(seconds, QUICK_SECONDS)
     facts = machine_facts()
     cores = facts["cores"]
     wanted = max(2, cores * (2 if sizes.oversubscribe else 1))
     before = host.read_load()
     scratch = Path(tempfile.mkdtemp(prefix="probe-", dir=cache_folder()))
+    sizes = fit_to(sizes, cores=cores, available_ram_bytes=available_ram_bytes())
     try:
         report("starting processes", 0.0)
         with (
-            Team(min(sizes.max_team, wanted), until=until) as team,
+            Team(min(sizes.max_team, wanted), until=given_up) as team,
             disturbance(cache_folder(), lambda: float(team.run(LOOK, ranks=1)[0])) as disturbed,
         ):
-            context = ProbeContext(
-                team=team,
-                sizes=fit_to(sizes, cores=cores, available_ram_bytes=available_ram_bytes()),
-                cores=cores,
-                scratch=scratch,
-                budget=budget,
-                level=disturbed.level,
-            )
+            context = ProbeContext(team=team, sizes=smallest(sizes), cores=cores, scratch=scratch)
             under_way = _Run(context, report, seconds)
             try:
-                under_way.measure()
+                under_way.measure_needed()
+            except OutOfTime:
+                raise WorkerFailed(_gave_up(time.monotonic() - begun)) from None
+            team.until = until
+            budget = Budget(SHARED_OUT * max(0.0, until - time.monotonic()))
+            context.begin(sizes, budget, disturbed.level)
+            try:
+                under_way.measure_all()
             except OutOfTime:
                 team.kill()
-            under_way.refuse_without_the_needed()
         memories = host.host_memories(facts, scratch)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
@@ -195,22 +200,35 @@ class _Run:
         self.gpus: Inventory | None = None
         self.measured = list[GpuFindings]()
         self.done = list[str]()
-        """Subjects that were measured."""
+        """Subjects that were measured whole."""
 
-    def measure(self) -> None:
-        """Measure all subjects in turn.
+    def measure_needed(self) -> None:
+        """Start the processes, and measure what plans cannot do without.
 
         Raises:
-            OutOfTime: time is over; what was measured until then is kept.
+            OutOfTime: it took too long.
         """
         context, begun = self.context, time.perf_counter()
         collectives.join(context)
         self.tables |= _start_table(context, time.perf_counter() - begun)
-        context.team.run(memory.WARM_UP, ranks=1)
+        context.team.run(memory.WARM_UP)
+        self.noise = _noise(context)
+        for name, _, measure in SUBJECTS:
+            if name in NEEDED:
+                self.report(f"{name}, what plans need", 0.05)
+                self.tables |= measure(context)
+
+    def measure_all(self) -> None:
+        """Measure all subjects in turn, as much as there is time for.
+
+        Raises:
+            OutOfTime: time is over; what was measured until then is kept.
+        """
+        context = self.context
+        self.gpus = inventory()
         self.report("noise floor", 0.05)
         with context.budget.within(NOISE_SHARE):
             self.noise = _noise(context)
-        self.gpus = inventory()
         has_gpus = self.gpus is not None and bool(self.gpus.gpus)
         to_come = sum(weight for _, weight, _ in SUBJECTS) + (GPUS[1] if has_gpus else 0.0)
         total = to_come
@@ -225,30 +243,27 @@ class _Run:
             self.measured = gpu.measure(context, self.gpus)
         self.done.append(GPUS[0])
 
-    def refuse_without_the_needed(self) -> None:
-        """Refuse to end with less than plans need.
-
-        Raises:
-            WorkerFailed: names what is missing and the ways on.
-        """
-        missing = [name for name in NEEDED if name not in self.done]
-        if missing:
-            raise WorkerFailed(
-                f"the probe did not come to {', '.join(missing)} within {self.seconds:.0f} "
-                "s: other work is running on this machine. Probe it when it is idle, or allow more "
-                "time (gnnplan probe --seconds N), or measure less (gnnplan probe --quick -o FILE, "
-                "then --machine FILE), or plan for a preset (--machine PRESET, see gnnplan machine "
-                "list)"
-            )
-
     def time_notes(self) -> list[str]:
-        """Say what was not measured at all for want of time, and how to get it."""
+        """Say what was measured in haste or not at all for want of time, and how to get it."""
         subjects = [name for name, _, _ in SUBJECTS]
         if self.gpus is not None and self.gpus.gpus:
             subjects.append(GPUS[0])
         left = [name for name in subjects if name not in self.done]
+        kinds = {
+            "not measured": [name for name in left if name not in NEEDED],
+            "measured at few points only": [name for name in left if name in NEEDED],
+        }
         within = f"within {self.seconds:.0f} s"
-        return [f"time: not measured {within}: {', '.join(left)}; {AGAIN}"] if left else []
+        return [f"time: {how} {within}: {', '.join(n)}; {AGAIN}" for how, n in kinds.items() if n]
+
+
+def _gave_up(seconds: float) -> str:
+    return (
+        f"the probe did not come to what plans need within {seconds:.0f} s: other work is running "
+        "on this machine. Probe it when it is idle, or allow more time (gnnplan probe --seconds "
+        "N), or plan for a machine file made before (--machine FILE; without it the one that a "
+        "full probe kept) or a preset (--machine PRESET, see gnnplan machine list)"
+    )
 
 
 def with_disk_again(

@@ -13,6 +13,7 @@ made monotone. The graphs are the probe's own: no constant is ever fitted on the
 for.
 """
 
+import shutil
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -65,7 +66,11 @@ def measure(context: ProbeContext) -> dict[str, Table]:
         topology_bytes[num_nodes], drawn = _on_graphs(context, num_nodes)
         return drawn
 
-    drawn = context.walk({"nodes": context.sizes.graph_nodes}, of_graphs)
+    drawn = context.walk(
+        {"nodes": context.sizes.graph_nodes},
+        of_graphs,
+        is_affordable=lambda at: context.has_time_for("a graph", *at),
+    )
     sizes = sorted(topology_bytes)
     found = {(n, r): each for (n,), by_reader in drawn.items() for (r,), each in by_reader.items()}
     fits = {point: _fit(each) for point, each in found.items()}
@@ -101,18 +106,21 @@ def _on_graphs(context: ProbeContext, num_nodes: int) -> tuple[int, dict[Point, 
     """
     folders = [context.scratch / f"{kind}-{num_nodes}" for kind in KINDS]
     most, makers = max(context.readers()), min(len(KINDS), context.team.size)
-    made = context.team.run(
-        f"{MODULE}:generate_task",
-        ranks=makers,
-        makers=makers,
-        folders=folders,
-        num_nodes=num_nodes,
-        degree=context.sizes.graph_degree,
-    )
+    with context.preparing("a graph", num_nodes):
+        made = context.team.run(
+            f"{MODULE}:generate_task",
+            ranks=makers,
+            makers=makers,
+            folders=folders,
+            num_nodes=num_nodes,
+            degree=context.sizes.graph_degree,
+        )
     context.team.run(f"{MODULE}:open_task", ranks=1, folders=folders)  # compiles
     context.team.run(f"{MODULE}:open_task", ranks=most, folders=folders)
     drawn = context.walk({"readers": context.readers()}, lambda at: _draw(context, *at))
     context.team.run(f"{MODULE}:close_task", ranks=most)
+    for folder in folders:
+        shutil.rmtree(folder, ignore_errors=True)
     return max(made), drawn
 
 
@@ -213,7 +221,6 @@ def generate_task(
 
 def open_task(state: State, *, folders: list[Path]) -> None:
     """Task: map the graphs, touch their pages, and sample once (compiles, or loads from cache)."""
-    from planner.probe.burst import Interlude
     from runtime.graph.dataset import open_graph
     from runtime.sampling.neighbor import NeighborSampler
 
@@ -225,14 +232,12 @@ def open_task(state: State, *, folders: list[Path]) -> None:
             graph.train_idx[:2], epoch=0, step=0
         )
     state.kept["graphs"] = graphs
-    state.kept["interlude"] = Interlude()
     state.kept["step"] = 0
 
 
 def close_task(state: State) -> None:
     """Task: unmap the graphs."""
     state.kept.pop("graphs")
-    state.kept.pop("interlude")
 
 
 def sample_task(

@@ -30,7 +30,7 @@ class RecordingTeam(Team):
 def test_as_many_readers_gather_as_the_point_says() -> None:
     team = RecordingTeam()
     context = ProbeContext(team=team, sizes=QUICK, cores=4, scratch=Path("/nonexistent"))
-    table = memory._gathers(context, "gather", "own")["gather"]
+    table = memory._gathers(context, "gather", "own", QUICK.working_set_bytes)["gather"]
     assert context.readers() == [1, 2, 4]
     for rows, row_bytes, working_set_bytes, readers in set(team.asked):
         at = {"rows": rows, "row_bytes": row_bytes, "working_set_bytes": working_set_bytes}
